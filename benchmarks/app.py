@@ -1,0 +1,42 @@
+"""The benchmarks' Celery app: plain, or with redelivery installed; its broker comes from the environment."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from celery import Celery
+from celery.signals import worker_ready
+
+from redelivery import Redelivery
+
+app = Celery(os.environ["BENCH_SIDE"], set_as_current=False, broker=os.environ["BENCH_BROKER"])
+app.conf.update(task_acks_late=True, broker_connection_retry_on_startup=True, worker_hijack_root_logger=False)
+app.conf.redelivery = json.loads(os.environ.get("BENCH_SETTINGS", "{}"))
+if os.environ["BENCH_SIDE"] == "redelivery":
+    Redelivery(app)
+
+
+@worker_ready.connect
+def ready(**_: Any) -> None:
+    """Say that the worker consumes."""
+    Path(os.environ["BENCH_READY"]).touch()
+
+
+@app.task(ignore_result=True)
+def noop(*_: Any) -> None:
+    """Does nothing."""
+
+
+@app.task(ignore_result=True, autoretry_for=(RuntimeError,), retry_kwargs={"countdown": 1, "max_retries": 4})
+def plain_failing() -> None:
+    """Fails; Celery retries it four times, a second apart."""
+    raise RuntimeError
+
+
+@app.task(ignore_result=True)
+def failing() -> None:
+    """Fails; the policy gives it five attempts, a second apart."""
+    raise RuntimeError

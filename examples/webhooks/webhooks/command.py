@@ -1,0 +1,77 @@
+"""The operator's side: the `redelivery` command, run as an operator runs it, in a process of its own.
+
+Enters: an environment and a directory for the outputs. Leaves: files and exit codes. Refuses: an exit code that the command's
+contract does not have at this place, with what the command said.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from webhooks.worker import HOME
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["Command", "CommandError"]
+
+#: Seconds that one command may take; the slowest starts Spark.
+PATIENCE = 120.0
+
+
+class CommandError(Exception):
+    """A command did not do what it is for; the message holds what it said."""
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """`redelivery -A webhooks.app` for one run; `log` takes everything that the commands say."""
+
+    environment: dict[str, str]
+    outputs: Path
+    log: Path
+
+    def redrive(self, reason: str) -> None:
+        """Send the dead letters of this reason back to their queue."""
+        self._run("-A", "webhooks.app", "dlq", "redrive", "DLQ.webhooks", "--reason", reason)
+
+    def export(self) -> None:
+        """Write the outcome log and the inventory of the broker."""
+        self._run("-A", "webhooks.app", "outcomes", "export", "--to", str(self.outcomes))
+        self._run("-A", "webhooks.app", "inventory", "export", "--to", str(self.inventory))
+
+    def reconcile(self) -> int:
+        """Check the books: 0 balanced, 1 not."""
+        places = ("--outcomes", str(self.outcomes), "--inventory", str(self.inventory), "--output", str(self.books))
+        return self._run("reconcile", *places, "--grace", "0", "--all", accepted=(0, 1))
+
+    @property
+    def outcomes(self) -> Path:
+        """Where the exported outcome events lie."""
+        return self.outputs / "outcomes"
+
+    @property
+    def inventory(self) -> Path:
+        """Where the inventory lies."""
+        return self.outputs / "inventory"
+
+    @property
+    def books(self) -> Path:
+        """Where the reconciliation writes."""
+        return self.outputs / "books"
+
+    def _run(self, *arguments: str, accepted: tuple[int, ...] = (0,)) -> int:
+        command = [sys.executable, "-m", "redelivery", *arguments]
+        done = subprocess.run(
+            command, cwd=HOME, env=self.environment, capture_output=True, text=True, timeout=PATIENCE, check=False
+        )
+        with self.log.open("a", encoding="utf-8") as log:
+            log.write(f"$ redelivery {' '.join(arguments)}\n{done.stdout}{done.stderr}(exit code {done.returncode})\n\n")
+        if done.returncode not in accepted:
+            said = (done.stderr or done.stdout).strip().splitlines()
+            msg = f"redelivery {' '.join(arguments)} ended with {done.returncode}: {said[-1] if said else 'it said nothing'}"
+            raise CommandError(msg)
+        return done.returncode

@@ -1,0 +1,238 @@
+"""The demo: webhooks fail and are redelivered, workers are killed, and in the end the books are compared with the receiver's.
+
+1. A private broker and the receiver start; the webhooks are published; a worker with two children starts.
+2. A third of the way one pool child is killed, half-way the whole worker, which is then started again.
+3. When everything has ended, the broken endpoints are repaired and their dead letters redriven.
+4. The outcome log and the inventory are exported and reconciled, and every id is compared with the receiver's own journal.
+
+Exit code 0: balanced, nothing lost, the receiver agrees. 1: not so. 2: the demo could not run. 130: interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import secrets
+import signal
+import sys
+import time
+import urllib.request
+from contextlib import ExitStack
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+import pyarrow.dataset
+
+from webhooks import journal, report
+from webhooks.account import Account, balance
+from webhooks.broker import Broker
+from webhooks.command import Command, CommandError
+from webhooks.scenarios import Scenario, Webhook, plan
+from webhooks.server import Receiver
+from webhooks.watch import Watch
+from webhooks.worker import HOME, Worker
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+__all__ = ["main"]
+
+QUEUE = "webhooks"
+#: Seconds without an event, and with an empty broker, after which a missing end is not waited for.
+QUIET = 5.0
+#: Seconds after which the demo stops to wait, whatever is left.
+DEADLINE = 120.0
+LOOK_EVERY = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Everything that one run consists of."""
+
+    webhooks: list[Webhook]
+    random: Random
+    outputs: Path
+    progress: report.Progress
+    broker: Broker
+    receiver: Receiver
+    worker: Worker
+    watch: Watch
+    command: Command
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the demo; its exit code."""
+    options = _parse(arguments)
+    for number in (signal.SIGINT, signal.SIGTERM):  # SIGINT, too: a shell without job control has its children ignore it
+        signal.signal(number, _interrupt)
+    progress = report.Progress(sys.stderr if options.json else sys.stdout)
+    try:
+        account, balanced, outputs = _run(options, progress)
+    except KeyboardInterrupt:
+        progress.say("interrupted; the broker and the worker are stopped")
+        return 130
+    except (CommandError, RuntimeError, OSError) as exc:
+        progress.say(f"the demo could not run: {exc}")
+        return 2
+    show = report.as_json if options.json else report.table
+    print(show(account, balanced=balanced, seconds=progress.seconds, outputs=outputs))
+    return 0 if balanced and account.lost == 0 and not account.disagreements else 1
+
+
+def _run(options: argparse.Namespace, progress: report.Progress) -> tuple[Account, bool, Path]:
+    outputs = _outputs()
+    with ExitStack() as stack:
+        stage = _set(options, progress, outputs, stack)
+        if options.sabotage:
+            progress.say(f"sabotage: {_delete_one(stage)} was deleted from the queue behind everybody's back")
+        progress.say("starting a worker with two children")
+        stack.enter_context(stage.worker)
+        _deliver(stage)
+        _redrive(stage)
+        progress.say("stopping the worker")
+        stage.worker.stop()
+        progress.say("exporting the outcome log and the inventory")
+        stage.command.export()
+    progress.say("reconciling the books (Spark starts)")
+    code = stage.command.reconcile()
+    lines = journal.read(outputs / "receiver.jsonl")
+    account = balance(stage.webhooks, _rows(stage.command.outcomes), _rows(stage.command.books / "verdicts"), lines)
+    summary = json.loads((stage.command.books / "summary.json").read_text(encoding="utf-8"))
+    return account, bool(summary["balanced"]) and code == 0, outputs
+
+
+def _set(options: argparse.Namespace, progress: report.Progress, outputs: Path, stack: ExitStack) -> Stage:
+    """Start what the worker needs, and publish."""
+    secret = secrets.token_hex(16)
+    webhooks = plan(options.count, options.seed)
+    random = Random(options.seed)  # noqa: S311 - which child dies must be repeatable
+    broker = stack.enter_context(Broker())
+    receiver = stack.enter_context(Receiver(outputs / "receiver.jsonl", seed=options.seed, secret=secret.encode()))
+    environment = os.environ | {"WEBHOOKS_BROKER": broker.url, "WEBHOOKS_SECRET": secret, "PYTHONUNBUFFERED": "1"}
+    stage = Stage(
+        webhooks=webhooks,
+        random=random,
+        outputs=outputs,
+        progress=progress,
+        broker=broker,
+        receiver=receiver,
+        worker=Worker(environment, outputs / "worker.log", random=random),
+        watch=Watch(broker.client, QUEUE),
+        command=Command(environment, outputs, outputs / "commands.log"),
+    )
+    _publish(stage)
+    progress.say(f"published {len(webhooks)} webhooks to a private broker; the receiver listens on {receiver.url}")
+    return stage
+
+
+def _publish(stage: Stage) -> None:
+    os.environ["WEBHOOKS_BROKER"] = stage.broker.url
+    from webhooks.app import deliver  # noqa: PLC0415 - the app reads the broker's address when it is imported
+
+    url = f"{stage.receiver.url}/webhooks"
+    for webhook in stage.webhooks:
+        payload = {"id": webhook.id, "event": "order.paid", "amount_cents": 100 + stage.random.randrange(100_000)}
+        if webhook.scenario is Scenario.POISON:
+            payload["crash"] = True
+        deliver.apply_async((url, payload), task_id=webhook.id)
+    deliver.app.close()
+
+
+def _deliver(stage: Stage) -> None:
+    """Wait until every webhook has ended, and kill what is due to be killed on the way."""
+    count = len(stage.webhooks)
+    kills: list[tuple[int, Callable[[Stage], bool]]] = [(count // 3, _kill_child), (count // 2, _kill_worker)]
+
+    def step() -> bool:
+        if kills and stage.watch.ended >= kills[0][0] and kills[0][1](stage):
+            kills.pop(0)
+        return stage.watch.ended >= count
+
+    _await(stage, "delivering", step)
+
+
+def _kill_child(stage: Stage) -> bool:
+    child = stage.worker.kill_child()
+    if child is not None:
+        stage.progress.say(f"SIGKILL to one pool child (process {child})")
+    return child is not None
+
+
+def _kill_worker(stage: Stage) -> bool:
+    stage.worker.kill()
+    stage.progress.say("SIGKILL to the whole worker, with its children; starting another")
+    stage.worker.start()
+    return True
+
+
+def _redrive(stage: Stage) -> None:
+    broken = sum(webhook.scenario is Scenario.BROKEN for webhook in stage.webhooks)
+    request = urllib.request.Request(f"{stage.receiver.url}/repair", method="POST")  # noqa: S310 - our own loopback server
+    with urllib.request.urlopen(request):  # noqa: S310 - as above
+        stage.progress.say(f"the broken endpoints are repaired; redriving their dead letters ({broken})")
+    before = stage.watch.ended
+    stage.command.redrive("exhausted")
+    _await(stage, "redriving", lambda: stage.watch.outcomes["redriven"] > 0 and stage.watch.ended >= before)
+
+
+def _await(stage: Stage, what: str, is_done: Callable[[], bool]) -> None:
+    """Look at the outcome log until it is done, nothing is left to wait for, or the deadline is there."""
+    watch, deadline = stage.watch, time.monotonic() + DEADLINE
+    while time.monotonic() < deadline:
+        watch.look()
+        ended = f"{watch.ended} of {len(stage.webhooks)} ended"
+        stage.progress.update(f"{what}: {ended} · {watch.waiting} wait for redelivery · {watch.dead} dead letters")
+        if is_done() or watch.is_idle(QUIET):
+            break
+        if not stage.worker.is_alive():
+            msg = f"the worker ended by itself: see {stage.outputs / 'worker.log'}"
+            raise RuntimeError(msg)
+        time.sleep(LOOK_EVERY)
+    stage.progress.say(f"{what}: {watch.ended} of {len(stage.webhooks)} have ended, {watch.dead} of them as dead letters")
+
+
+def _delete_one(stage: Stage) -> str:
+    """Delete the message that was published last; its task id."""
+    raw = stage.broker.client.lindex(QUEUE, 0)
+    if not isinstance(raw, bytes) or stage.broker.client.lrem(QUEUE, 1, raw.decode()) != 1:
+        msg = f"there was no message in {QUEUE} to delete"
+        raise RuntimeError(msg)
+    return str(json.loads(raw)["headers"]["id"])
+
+
+def _rows(directory: Path) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = (
+        pyarrow.dataset.dataset(directory, format="parquet", exclude_invalid_files=False).to_table().to_pylist()
+    )
+    return rows
+
+
+def _outputs() -> Path:
+    directory = HOME.parent.parent / ".demo" / datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%fZ")
+    directory.mkdir(parents=True)
+    return directory
+
+
+def _parse(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="demo", description="Webhooks that fail, workers that are killed, and the books of it.")
+    parser.add_argument("--count", type=_count, default=500, help="how many webhooks (500)")
+    parser.add_argument("--seed", type=int, default=7, help="decides who fails, and how (7)")
+    parser.add_argument("--json", action="store_true", help="one JSON object on standard output; the rest goes to standard error")
+    parser.add_argument("--sabotage", action="store_true", help="delete one message behind everybody's back: must end with 1")
+    return parser.parse_args(arguments)
+
+
+def _count(text: str) -> int:
+    count = int(text)
+    if count < 1:
+        msg = "at least one webhook is needed"
+        raise argparse.ArgumentTypeError(msg)
+    return count
+
+
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt

@@ -1,0 +1,103 @@
+"""The worker: Celery's own command with two pool children, in a process group of its own, to be killed in part or whole.
+
+Enters: where the broker is and where to log. Leaves: nothing; every child that it made is gone when it is stopped.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+if TYPE_CHECKING:
+    from random import Random
+
+__all__ = ["CHILDREN", "Worker"]
+
+CHILDREN = 2
+#: Seconds that a worker has to finish what it runs when it is asked to stop.
+PATIENCE = 20.0
+HOME = Path(__file__).resolve().parent.parent
+
+
+class Worker:
+    """A prefork worker; use it in a `with` block."""
+
+    def __init__(self, environment: dict[str, str], log: Path, *, random: Random) -> None:
+        self._environment = environment
+        self._log = log
+        self._random = random
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start it, or start it again."""
+        command = [sys.executable, "-m", "celery", "-A", "webhooks.app", "worker", "--pool", "prefork"]
+        command += ["--concurrency", str(CHILDREN), "--loglevel", "INFO", "--without-gossip", "--without-mingle"]
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                command,
+                cwd=HOME,
+                env=self._environment,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def is_alive(self) -> bool:
+        """Whether its main process runs."""
+        return self._process is not None and self._process.poll() is None
+
+    def kill_child(self) -> int | None:
+        """SIGKILL one pool child: its process id, or None where there is none at this moment."""
+        children = self._children()
+        if not children:
+            return None
+        child = self._random.choice(children)
+        os.kill(child, signal.SIGKILL)
+        return child
+
+    def kill(self) -> None:
+        """SIGKILL the whole process group, as a machine does that runs out of memory."""
+        if self._process is None:
+            return
+        self._kill_group(self._process.pid)
+        self._process.wait()
+        self._process = None
+
+    def stop(self) -> None:
+        """Ask it to stop, and kill what is left of it."""
+        if self._process is None:
+            return
+        self._process.terminate()
+        try:
+            self._process.wait(PATIENCE)
+        except subprocess.TimeoutExpired:
+            pass
+        finally:
+            self.kill()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is None:
+            self.stop()
+        else:
+            self.kill()
+
+    def _children(self) -> list[int]:
+        if self._process is None:
+            return []
+        pid = self._process.pid
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split()]
+
+    @staticmethod
+    def _kill_group(group: int) -> None:
+        try:
+            os.killpg(group, signal.SIGKILL)
+        except ProcessLookupError:
+            return

@@ -1,0 +1,64 @@
+"""The connections of an app on which `Redelivery` is installed: kombu's, with our transport where kombu would use its own for Redis.
+
+A subclass rather than a setting, because kombu forgets a transport when it copies a connection for a pool, or fails over to another
+address. Connections of other apps in the process are not touched, and never share a pool with ours.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+from kombu.connection import ConnectionPool, PooledConnection
+from kombu.transport import redis as kombu_redis
+from kombu.utils.collections import HashedSeq
+
+from redelivery.middleware.transports.receiving import ReceivingTransport, SentinelReceivingTransport
+
+if TYPE_CHECKING:
+    from celery import Celery
+    from kombu import Connection
+
+__all__ = ["install_connections"]
+
+OURS = {kombu_redis.Transport: ReceivingTransport, kombu_redis.SentinelTransport: SentinelReceivingTransport}
+
+
+def install_connections(app: Celery) -> None:
+    """Give the connections that this app will make our transport."""
+    connect = app._connection  # noqa: SLF001 - the one place where all its connections are made
+
+    @functools.wraps(connect)
+    def _connection(*args: Any, **kwargs: Any) -> Connection:
+        app.amqp.Connection = _ours(app.amqp.Connection)
+        return connect(*args, **kwargs)
+
+    app._connection = _connection  # noqa: SLF001 - see above
+
+
+class _Knowing:
+    """Mixed into a class of connections: our transport, in this one and in the pool that it makes."""
+
+    def get_transport_cls(self: Any) -> Any:
+        found = super().get_transport_cls()  # type: ignore[misc]
+        return OURS.get(found, found)
+
+    def Pool(self: Any, limit: int | None = None, **kwargs: Any) -> ConnectionPool:  # noqa: N802 - kombu's name
+        return _Pool(self, limit, **kwargs)
+
+    def __eqhash__(self: Any) -> HashedSeq:
+        return HashedSeq("redelivery", *super().__eqhash__())  # type: ignore[misc]
+
+
+class _Pooled(_Knowing, PooledConnection):  # type: ignore[misc]
+    """A pooled connection with our transport."""
+
+
+class _Pool(ConnectionPool):
+    def new(self) -> PooledConnection:
+        return _Pooled(self, **dict(self.connection._info(resolve=False)))  # noqa: SLF001 - as kombu's
+
+
+@functools.cache
+def _ours(base: type[Connection]) -> type[Connection]:
+    return base if issubclass(base, _Knowing) else type("RedeliveryConnection", (_Knowing, base), {})

@@ -1,0 +1,326 @@
+"""Ingress: what arrives, looked at before Celery does.
+
+A consumer bootstep. It arms the receiving of the worker's task channel, wraps every task and its request class, and puts itself in
+front of Celery's message handler:
+
+- a message that is not due for a while moves to the delay store, so that no worker keeps it in memory;
+- one that has been delivered too often is a death before it runs;
+- one that is no task, or cannot be read, or names a task that nobody has, is a death with its bytes kept: Celery would drop it.
+
+Whatever else goes wrong with one message is its own death, not its neighbours' and not the worker's.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from celery import bootsteps
+from celery.utils.imports import symbol_by_name
+from celery.worker import state
+from celery.worker.request import Request
+from redis.exceptions import RedisError
+
+from redelivery.errors import EnvelopeError, RedeliveryError
+from redelivery.middleware.egress import Egress, request_class
+from redelivery.middleware.envelope import ANNOUNCED, HEADER, Envelope, Failed, dead, deferred, opened, sealed
+from redelivery.middleware.logs import log
+from redelivery.middleware.outcomes import Event, Outcome, Reason
+from redelivery.middleware.startup import announce, check_dead_letter_queues, check_policies
+from redelivery.middleware.task import failed_of, guard
+from redelivery.middleware.transports.receiving import Receiver, Receiving
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from celery.worker.consumer import Consumer
+
+    from redelivery.middleware.install import Redelivery
+    from redelivery.middleware.transports.base import Held
+
+__all__ = ["Ingress"]
+
+
+class Ingress(bootsteps.StartStopStep):
+    """The bootstep."""
+
+    requires = ("celery.worker.consumer.tasks:Tasks",)
+    label = "redelivery"
+
+    def __init__(self, consumer: Consumer, **kwargs: Any) -> None:
+        super().__init__(consumer, **kwargs)
+        self.install: Redelivery = consumer.app.redelivery
+        with _refusing():
+            check_policies(self.install)
+        self.install.shares_process = "prefork" not in type(consumer.pool).__module__
+        for task in consumer.app.tasks.values():
+            if self.install.is_enabled(task.name):
+                guard(task, self.install)
+                task.Request = request_class(symbol_by_name(task.Request) if task.Request is not None else Request)
+        consumer.create_task_handler = self._in_front_of(consumer.create_task_handler)
+        consumer.on_task_request = self._starting(consumer.on_task_request)
+        consumer.on_decode_error = self._dying(consumer.on_decode_error, Reason.UNDECODABLE, at=0)
+        consumer.on_unknown_message = self._dying(consumer.on_unknown_message, Reason.INVALID, at=1)
+        consumer.on_unknown_task = self._dying(consumer.on_unknown_task, Reason.UNKNOWN_TASK, at=1)
+        consumer.on_invalid_task = self._dying(consumer.on_invalid_task, Reason.INVALID, at=1)
+
+    def start(self, consumer: Consumer) -> None:
+        """The consumer has connected, for the first time or again."""
+        is_first = not self.install.worker
+        self.install.begin(consumer.hostname)
+        if is_first:
+            with _refusing():
+                check_dead_letter_queues(self.install)
+            announce(self.install, consumer)
+        channel = consumer.task_consumer.channel
+        if isinstance(channel, Receiving) and self.install.settings.fast_receive:
+            channel.arm(Receiver(self.install.owner, self._limit(consumer), self._on_garbage))
+
+    def stop(self, consumer: Consumer) -> None:
+        """The consumer has stopped, or lost its connection: nothing is given back yet, tasks are running."""
+
+    def shutdown(self, consumer: Consumer) -> None:  # noqa: ARG002 - Celery's signature
+        """The pool has stopped: give back what has not run."""
+        self.install.end()
+
+    # in front of Celery's handler
+
+    def _in_front_of(self, create: Callable[[], Any]) -> Callable[[], Any]:
+        def create_task_handler(*args: Any, **kwargs: Any) -> Any:
+            handle = create(*args, **kwargs)
+
+            def on_task_received(message: Any) -> Any:
+                held: Held | None = getattr(message, "held", None)
+                if held is None:
+                    return handle(message)
+                try:
+                    if self._must_stop(message, held):
+                        return None
+                    return handle(message)
+                except (RedisError, ConnectionError):  # not kombu's connection errors: they include KeyError
+                    raise
+                except Exception as exc:
+                    log.exception("message.invalid", tag=held.tag, queue=held.queue)
+                    if held.request is None or not (held.request.is_running() or held.request.was_handed_over()):
+                        self._die(held, Reason.INVALID, failed_of(exc))
+                    return None
+
+            return on_task_received
+
+        return create_task_handler
+
+    def _must_stop(self, message: Any, held: Held) -> bool:
+        """Whether the message has left already: to the delay store, or to its dead-letter queue."""
+        headers = message.headers
+        if not isinstance(headers, dict):
+            return False
+        eta, envelope = headers.get("eta"), headers.get(HEADER)
+        if envelope is None:
+            self._note_arrival(headers, message.properties, held)
+        if eta is None and envelope is None:
+            return False
+        known = Envelope.of(headers)
+        if eta is not None and eta != known.served_eta and self._defer(held, eta):
+            return True
+        policy = self.install.policy_for(held.queue, str(headers.get("task")))
+        if 0 <= policy.max_delivery_attempts <= known.attempt and known.attempt:
+            failed = Failed(type="redelivery.Exhausted", message=f"{known.attempt} deliveries", fingerprint="exhausted")
+            self._die(held, Reason.EXHAUSTED, failed)
+            return True
+        return False
+
+    def _note_arrival(self, headers: dict[str, Any], properties: Any, held: Held) -> None:
+        """Record what the books could not know otherwise: nobody recorded the publication, or some other client put it back."""
+        delivery_info = properties.get("delivery_info") if isinstance(properties, dict) else None
+        was_restored = isinstance(delivery_info, dict) and delivery_info.get("redelivered") is True
+        is_announced = ANNOUNCED in headers
+        reasons = [name for name, holds in (("unannounced", not is_announced), ("redelivered", was_restored)) if holds]
+        for reason in reasons:
+            event = _event({"headers": headers}, held, Outcome.RECEIVED, reason=reason, worker=self.install.worker)
+            self.install.outbox.carry_out("", partial(self.install.transport.acknowledge, "", event), _nothing)
+
+    def _defer(self, held: Held, eta: object) -> bool:
+        due_ms = _milliseconds(eta, self.install.app)
+        threshold_ms = self.install.settings.eta_threshold * 1000
+        if due_ms is None or due_ms - held.seen_ms <= threshold_ms:
+            return False
+        raw = opened(held.raw)
+        message = sealed(deferred(raw, held.queue, seen_ms=held.seen_ms))
+        task_id = str(raw["headers"].get("id"))
+        event = _event(raw, held, Outcome.DEFERRED, worker=self.install.worker)
+        self._carry_out(
+            held,
+            lambda: self.install.transport.defer(
+                held.tag,
+                held.list_name,
+                message,
+                task_id=task_id,
+                event=event,
+                due_ms=due_ms,
+            ),
+        )
+        return True
+
+    def _starting(self, handle: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """Where the pool has processes of its own, record the start of a touched message just before it is handed over."""
+
+        def on_task_request(request: Any) -> Any:
+            if not isinstance(request, Egress):
+                return handle(request)
+            if self.install.shares_process:
+                request.keep_future()
+            elif request.must_start:
+                request.execute_using_pool = _started(request, request.execute_using_pool, self.install)
+            return handle(request)
+
+        return on_task_request
+
+    def _limit(self, consumer: Consumer) -> Callable[[], int]:
+        """How many messages `worker_disable_prefetch` allows."""
+        if not consumer.app.conf.worker_disable_prefetch:
+            return lambda: 64
+
+        def limit() -> int:
+            processes = getattr(consumer.controller, "max_concurrency", None) or consumer.pool.num_processes
+            return max(int(processes) - len(state.reserved_requests), 0)
+
+        return limit
+
+    # deaths
+
+    def _dying(self, original: Callable[..., Any], reason: Reason, *, at: int) -> Callable[..., Any]:
+        """Celery's own handler still logs, stores and signals; the message then goes to its dead-letter queue, not away."""
+
+        def dying(*args: Any) -> Any:
+            message = args[at]
+            held: Held | None = getattr(message, "held", None)
+            if held is None:
+                return original(*args)
+            cause = next((arg for arg in args if isinstance(arg, BaseException)), None)
+            failed = failed_of(cause) if cause is not None else Failed(type="redelivery.UnknownMessage", fingerprint=reason)
+            message.ack = message.reject = message.ack_log_error = message.reject_log_error = _nothing
+            try:
+                return original(*args)
+            except Exception:
+                log.exception("message.invalid", tag=held.tag, queue=held.queue)
+                return None
+            finally:
+                self._die(held, reason, failed)
+
+        return dying
+
+    def _on_garbage(self, held: Held, exc: Exception) -> None:
+        log.error("message.undecodable", tag=held.tag, queue=held.queue, error=str(exc))
+        self._note_arrival({}, {}, held)
+        self._die(held, Reason.UNDECODABLE, failed_of(exc))
+
+    def _die(self, held: Held, reason: Reason, failed: Failed) -> None:
+        """Move the message to its dead-letter queue: with a death record where it has an envelope, else in one of ours."""
+        policy = self.install.policy_for(held.queue, None)
+        target = policy.dead_letter_queue_for(held.queue)
+        try:
+            message = opened(held.raw)
+        except EnvelopeError:
+            message = wrapped(held.raw)
+        event = _event(
+            message,
+            held,
+            Outcome.DISCARDED if target is None else Outcome.DEAD_LETTERED,
+            reason=reason,
+            worker=self.install.worker,
+            exception=failed.type,
+            fingerprint=failed.fingerprint,
+        )
+        transport = self.install.transport
+        if target is None:
+            self._carry_out(held, lambda: transport.acknowledge(held.tag, event))
+            return
+        now = self.install.owner.now_ms()
+        letter = sealed(
+            dead(
+                message,
+                held.queue,
+                dead_letter_queue=target,
+                reason=reason,
+                at_ms=now,
+                seen_ms=held.seen_ms,
+                attempt=None,
+                failed=failed,
+            ),
+        )
+        self._carry_out(
+            held,
+            lambda: transport.dead_letter(held.tag, letter, dead_letter_queue=target, queue=held.queue, event=event),
+        )
+        log.info("message.dead_lettered", task_id=event.task_id, queue=held.queue, dead_letter_queue=target, reason=reason)
+
+    def _carry_out(self, held: Held, transition: Any) -> None:
+        self.install.outbox.carry_out(held.tag, transition, lambda _: self.install.owner.drop(held.tag))
+
+
+def wrapped(raw: bytes) -> dict[str, Any]:
+    """An envelope for bytes that have none: they are its body, in base64, whatever they are."""
+    return {
+        "body": base64.b64encode(raw).decode(),
+        "content-type": "application/octet-stream",
+        "content-encoding": "binary",
+        "headers": {"id": f"raw-{hashlib.sha1(raw, usedforsecurity=False).hexdigest()}"},
+        "properties": {"body_encoding": "base64", "delivery_tag": "raw", "delivery_info": {}},
+    }
+
+
+def _event(message: dict[str, Any], held: Held, outcome: Outcome, **more: Any) -> Event:
+    headers = message["headers"]
+    envelope = Envelope.of(headers)
+    task_id = headers.get("id")
+    if not isinstance(task_id, str) or not task_id:
+        task_id = f"raw-{hashlib.sha1(held.raw, usedforsecurity=False).hexdigest()}"
+    nesting = headers.get("replaced_task_nesting")
+    return Event(
+        task_id=task_id[:256],
+        outcome=outcome,
+        generation=envelope.generation,
+        task=str(headers.get("task") or "")[:256],
+        queue=held.queue,
+        attempt=envelope.attempt + 1,
+        delivery=envelope.delivery + 1,
+        root_id=str(headers.get("root_id") or "")[:256],
+        parent_id=str(headers.get("parent_id") or "")[:256],
+        nesting=nesting if isinstance(nesting, int) else 0,
+        **more,
+    )
+
+
+def _milliseconds(eta: object, app: Any) -> int | None:
+    """When an ETA header is due; None where it cannot be read: Celery then says what is wrong with it."""
+    from celery.utils.time import maybe_iso8601, maybe_make_aware  # noqa: PLC0415 - only for messages with an ETA
+
+    try:
+        return round(maybe_make_aware(maybe_iso8601(eta), app.conf.timezone).timestamp() * 1000)
+    except (AttributeError, ValueError, TypeError, OverflowError):
+        return None
+
+
+def _started(request: Any, execute: Callable[..., Any], install: Redelivery) -> Callable[..., Any]:
+    def execute_using_pool(pool: Any, **kwargs: Any) -> Any:
+        install.start(request.message.held.tag)
+        return execute(pool, **kwargs)
+
+    return execute_using_pool
+
+
+@contextmanager
+def _refusing() -> Iterator[None]:
+    """What is refused ends the worker with one line, not with a traceback."""
+    try:
+        yield
+    except RedeliveryError as exc:
+        msg = f"redelivery: error: {exc}"
+        raise SystemExit(msg) from None
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    pass

@@ -1,0 +1,167 @@
+"""Every name that this project, or kombu for it, uses in Redis: built here and nowhere else.
+
+The lists, `unacked` and `unacked_index` are kombu's own, so that plain Celery workers and producers can share them. Everything else
+begins with `redelivery:`. All names carry kombu's `global_keyprefix`.
+"""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
+
+if TYPE_CHECKING:
+    from kombu.transport.redis import Channel
+
+__all__ = ["SEPARATOR", "Keys"]
+
+#: Divides the parts of a name that we mint (kombu's own separator, which no task id and no queue name contains).
+SEPARATOR = "\x06\x16"
+
+
+@dataclass(frozen=True)
+class Keys:
+    """The names below one key prefix. `separator` and `priority_steps` are kombu's transport options of the same purpose."""
+
+    prefix: str = ""
+    separator: str = SEPARATOR
+    priority_steps: tuple[int, ...] = (0, 3, 6, 9)
+    unacked_name: str = "unacked"
+    unacked_index_name: str = "unacked_index"
+
+    @classmethod
+    def of(cls, channel: Channel) -> Self:
+        """The names that this kombu channel uses."""
+        return cls(
+            prefix=channel.global_keyprefix,
+            separator=channel.sep,
+            priority_steps=tuple(channel.priority_steps),
+            unacked_name=channel.unacked_key,
+            unacked_index_name=channel.unacked_index_key,
+        )
+
+    # kombu's
+
+    @property
+    def unacked(self) -> str:
+        """Hash: tag → `[raw, "", queue]`, the messages that a worker holds."""
+        return self.prefix + self.unacked_name
+
+    @property
+    def unacked_index(self) -> str:
+        """Zset: tag → when plain workers may take the message back (seconds)."""
+        return self.prefix + self.unacked_index_name
+
+    def list_name(self, queue: str, priority: int = 0) -> str:
+        """The list of a queue for a message of this priority, without the prefix."""
+        step = self.priority_steps[max(bisect(self.priority_steps, priority) - 1, 0)]
+        return f"{queue}{self.separator}{step}" if step else queue
+
+    def list_names(self, queue: str) -> list[str]:
+        """All lists of a queue, the most urgent first, without the prefix."""
+        return [self.list_name(queue, step) for step in self.priority_steps]
+
+    def queue_of(self, list_name: str) -> str:
+        """The queue that a list belongs to."""
+        return list_name.rsplit(self.separator, 1)[0]
+
+    def list(self, list_name: str) -> str:
+        """The key of a list."""
+        return self.prefix + list_name
+
+    def bindings(self, exchange: str) -> str:
+        """Set: kombu's binding table of an exchange."""
+        return f"{self.prefix}_kombu.binding.{exchange}"
+
+    # ours
+
+    def _own(self, name: str) -> str:
+        return f"{self.prefix}redelivery:{name}"
+
+    @property
+    def leases(self) -> str:
+        """Hash: owner token → counter, renewed once a second. A token that is not here is fenced."""
+        return self._own("leases")
+
+    @property
+    def owners(self) -> str:
+        """Hash: owner token → JSON (worker's name, process id, since)."""
+        return self._own("owners")
+
+    @property
+    def recovering(self) -> str:
+        """Hash: fenced token → when, while its messages are being given back."""
+        return self._own("recovering")
+
+    @property
+    def starts(self) -> str:
+        """Hash: tag → when it was started (milliseconds), of messages that a crash has touched."""
+        return self._own("starts")
+
+    def received(self, token: str) -> str:
+        """Hash: the last batch that an owner was given (its number, first and last tag)."""
+        return self._own(f"received:{token}")
+
+    def armed(self, queue: str) -> str:
+        """Zset: owner token → until when (milliseconds) it is woken by a push for this queue."""
+        return self._own(f"armed:{queue}")
+
+    @property
+    def destinations(self) -> str:
+        """Zset: list name → when its next delayed message is due (milliseconds)."""
+        return self._own("delayed")
+
+    def due(self, list_name: str) -> str:
+        """Zset: id of a delayed message → when it is due (milliseconds)."""
+        return self._own(f"delayed:due:{list_name}")
+
+    def waiting(self, list_name: str) -> str:
+        """Hash: id of a delayed message → the message."""
+        return self._own(f"delayed:messages:{list_name}")
+
+    @property
+    def delayed_tasks(self) -> str:
+        """Zset, all scores 0: `task id, unique part, list name`, to find a task's delayed messages by prefix."""
+        return self._own("delayed:tasks")
+
+    @property
+    def dispatcher(self) -> str:
+        """String with a time to live: the token of the leading dispatcher."""
+        return self._own("dispatcher")
+
+    @property
+    def wake(self) -> str:
+        """Channel: says that something became due earlier than what the dispatcher waits for."""
+        return self._own("wake")
+
+    @property
+    def dead_letter_queues(self) -> str:
+        """Hash: name of a dead-letter queue → the origin queue that used it last."""
+        return self._own("dead_letter_queues")
+
+    @property
+    def outcomes(self) -> str:
+        """Stream: the outcome log."""
+        return self._own("outcomes")
+
+    @property
+    def exported(self) -> str:
+        """Hash: how far the outcome log has been exported."""
+        return self._own("outcomes:exported")
+
+    @property
+    def trimmed(self) -> str:
+        """Hash: what left the outcome log before it was exported."""
+        return self._own("outcomes:trimmed")
+
+
+def unacked_suffix(queue: str) -> str:
+    """What follows the raw message in a value of `unacked`: restored by kombu, it goes to this queue and no other."""
+    return f',"",{json.dumps(queue)}]'
+
+
+def split_unacked(value: bytes) -> tuple[bytes, str]:
+    """The raw message and its queue, from a value of `unacked` that we wrote."""
+    raw, _, queue = value[1:-1].rpartition(b',"",')
+    return raw, json.loads(queue)

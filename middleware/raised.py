@@ -1,0 +1,47 @@
+"""What a task may raise to say itself what follows: the last word, above every setting.
+
+They are no exceptions of Celery's, so that `autoretry_for`, `throws` and error handling around a task treat them as any other.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from redelivery.settings.values import duration
+
+if TYPE_CHECKING:
+    from datetime import timedelta
+
+__all__ = ["DeadLetter", "RedeliverAfter"]
+
+
+class RedeliverAfter(Exception):
+    """Deliver this message again after `delay` (seconds, or a `timedelta`), whatever the policy's own delay is.
+
+    The policy's limits still hold: when they are reached, the message dies. `detail` says why, for the record. Raises
+    `ConfigurationError` for a delay that is no duration.
+    """
+
+    def __init__(self, delay: float | timedelta, *, detail: str = "") -> None:
+        self.delay: float = duration("RedeliverAfter's delay", delay)
+        self.detail = detail
+        super().__init__(self.delay, detail)
+
+    def __str__(self) -> str:
+        asked = f"to be delivered again after {self.delay:g} s"
+        return f"{asked}: {self.detail}" if self.detail else asked
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _redeliver_after, (type(self), self.delay, self.detail)
+
+
+class DeadLetter(Exception):
+    """Give this message up at once: its reason is `non_retryable`, and `detail` says why, for the record."""
+
+    def __init__(self, detail: str = "") -> None:
+        self.detail = detail
+        super().__init__(detail)
+
+
+def _redeliver_after(cls: type[RedeliverAfter], delay: float, detail: str) -> RedeliverAfter:
+    return cls(delay, detail=detail)

@@ -1,0 +1,124 @@
+"""Recovery: what becomes of a message that a dead worker held.
+
+Its start was recorded: the crash counts against it, and its policy decides, as after any failure, with reason `worker_lost`. It was
+not: nobody can tell whether it ran, so nothing is counted; it goes back to where it was taken from, as a suspect, and from now on its
+starts are recorded. Either way the books learn that it may have run twice.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING, Any
+
+from redelivery.errors import EnvelopeError
+from redelivery.middleware import decision
+from redelivery.middleware.envelope import Attempt, Envelope, Failed, dead, eligible_of, opened, redelivered, sealed
+from redelivery.middleware.outcomes import Event, Outcome, Reason
+from redelivery.middleware.transports.base import Answer
+
+if TYPE_CHECKING:
+    from redelivery.middleware.install import Redelivery
+    from redelivery.middleware.transports.base import Held
+
+__all__ = ["recover"]
+
+LOST = Failed(type="celery.exceptions.WorkerLostError", message="the worker that held the message died", fingerprint="worker-lost")
+
+
+def recover(install: Redelivery, held: Held, *, was_started: bool, worker: str, now_ms: int) -> Answer:
+    """Give one message of a dead worker a future. A repeat is harmless: what has left already answers `ALREADY` or `REFUSED`."""
+    transport = install.transport
+    try:
+        message = opened(held.raw)
+    except EnvelopeError:
+        return Answer.DONE if transport.release([held]) else Answer.ALREADY
+    if was_started:
+        return _counted(install, held, message, worker, now_ms)
+    again = redelivered(message, held.queue, seen_ms=now_ms, attempt=None, suspect=True)
+    return transport.defer(
+        held.tag,
+        held.list_name,
+        sealed(again),
+        task_id=_task_id(message),
+        event=_event(message, held, Outcome.REDELIVERY_SCHEDULED, worker, 0),
+        delay_ms=0,
+        first=True,
+    )
+
+
+def _counted(install: Redelivery, held: Held, message: dict[str, Any], worker: str, now_ms: int) -> Answer:
+    transport, headers = install.transport, message["headers"]
+    envelope = Envelope.of(headers)
+    policy = install.policy_for(held.queue, str(headers.get("task")))
+    first_seen = now_ms if envelope.first_seen_ms is None else envelope.first_seen_ms
+    failure = decision.Failure(
+        attempt=envelope.attempt + 1,
+        age=max(now_ms - first_seen, 0) / 1000,
+        cause=Reason.WORKER_LOST,
+        eligible=eligible_of(headers),
+    )
+    decided = decision.decide(policy, failure, random)
+    if isinstance(decided, decision.Redeliver):
+        delay_ms = round(decided.delay * 1000)
+        attempt = Attempt(at_ms=now_ms, worker=worker, exception=f"{LOST.type}: {LOST.message}", delay_ms=delay_ms)
+        due_ms = now_ms + delay_ms if delay_ms else None
+        again = redelivered(message, held.queue, seen_ms=now_ms, attempt=attempt, crash=True, due_ms=due_ms)
+        event = _event(message, held, Outcome.REDELIVERY_SCHEDULED, worker, delay_ms)
+        return transport.defer(
+            held.tag,
+            held.list_name,
+            sealed(again),
+            task_id=_task_id(message),
+            event=event,
+            delay_ms=delay_ms,
+        )
+    target = policy.dead_letter_queue_for(held.queue) if isinstance(decided, decision.DeadLetter) else None
+    if target is None:
+        return transport.acknowledge(held.tag, _event(message, held, Outcome.DISCARDED, worker, None, decided.reason))
+    letter = dead(
+        message,
+        held.queue,
+        dead_letter_queue=target,
+        reason=decided.reason,
+        at_ms=now_ms,
+        seen_ms=now_ms,
+        attempt=Attempt(at_ms=now_ms, worker=worker, exception=f"{LOST.type}: {LOST.message}"),
+        failed=LOST,
+        detail=decided.detail,
+    )
+    event = _event(message, held, Outcome.DEAD_LETTERED, worker, None, decided.reason)
+    return transport.dead_letter(held.tag, sealed(letter), dead_letter_queue=target, queue=held.queue, event=event)
+
+
+def _task_id(message: dict[str, Any]) -> str:
+    return str(message["headers"].get("id"))
+
+
+def _event(  # noqa: PLR0913, PLR0917 - the parts of one event
+    message: dict[str, Any],
+    held: Held,
+    outcome: Outcome,
+    worker: str,
+    delay_ms: int | None,
+    reason: Reason = Reason.WORKER_LOST,
+) -> Event:
+    headers = message["headers"]
+    envelope = Envelope.of(headers)
+    nesting = headers.get("replaced_task_nesting")
+    return Event(
+        task_id=_task_id(message),
+        outcome=outcome,
+        generation=envelope.generation,
+        task=str(headers.get("task") or ""),
+        queue=held.queue,
+        reason=reason,
+        attempt=envelope.attempt + 1,
+        delivery=envelope.delivery + 1,
+        delay_ms=delay_ms,
+        worker=worker,
+        exception=LOST.type,
+        fingerprint=LOST.fingerprint,
+        root_id=str(headers.get("root_id") or ""),
+        parent_id=str(headers.get("parent_id") or ""),
+        nesting=nesting if isinstance(nesting, int) else 0,
+    )

@@ -1,0 +1,441 @@
+"""Receiving on Redis: kombu's transport, with a channel that takes its task messages in batches, by one script.
+
+kombu pops a message (BRPOP) and then records that it holds it (HSET): a worker that dies between the two loses it. Here both are one
+step. Waiting does not pop: a receive that finds nothing looks at the lists, and the server pushes a line (client-side caching) when
+one of them changes.
+
+Only the channel of the worker's task consumer, once `arm`ed, receives like this. Remote control, events, mingle, `basic_get`, other
+connections of the app and other apps in the process stay kombu's own, but for `_put`, which publishes a task and records it in one
+step. Nothing global is patched.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections import deque
+from queue import Empty
+from typing import TYPE_CHECKING, Any
+
+from kombu.transport import redis as kombu_redis
+from kombu.transport import virtual
+from kombu.utils.json import dumps, loads
+from redis import ConnectionPool, Redis
+from redis.exceptions import NoScriptError, ResponseError
+
+from redelivery.middleware.envelope import ANNOUNCED
+from redelivery.middleware.keys import Keys, split_unacked
+from redelivery.middleware.logs import log
+from redelivery.middleware.outcomes import Event, Outcome
+from redelivery.middleware.scripts import Script
+from redelivery.middleware.transports.base import Held
+from redelivery.middleware.transports.redis import encoded
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from redelivery.middleware.owner import Owner
+
+__all__ = ["ReceivingTransport", "SentinelReceivingTransport"]
+
+MOST_MESSAGES = 64
+MOST_BYTES = 8 * 1024 * 1024
+MOST_ARMED = 16
+#: Seconds between two askings of a waiting receiver: woken by pushes, it asks only to be safe; else it polls.
+SAFETY_NET = 5.0
+UNARMED = 1.0
+FIRST_POLL, LONGEST_POLL = 0.01, 1.0
+
+
+class Receiver:
+    """What an armed channel knows of its receiving: whose it is, and when to ask next."""
+
+    def __init__(self, owner: Owner, limit: Callable[[], int], on_garbage: Callable[[Held, Exception], None]) -> None:
+        self.owner = owner
+        self.limit = limit
+        self.on_garbage = on_garbage
+        self.script = Script("receive")
+        self.pending: deque[tuple[Held, dict[str, Any]]] = deque()
+        self.queues: list[str] = []
+        self.is_tracking = True
+        self._ask_at = 0.0
+        self._poll = FIRST_POLL
+
+    def seconds_to_wait(self) -> float:
+        """Until the next asking is due; 0 where it is due now."""
+        return max(self._ask_at - time.monotonic(), 0.0)
+
+    def wake(self, _push: object = None) -> None:
+        """Something changed: ask now."""
+        self._ask_at = 0.0
+
+    def found_nothing(self, *, is_armed: bool) -> None:
+        """Choose when to ask next."""
+        if is_armed and self.is_tracking:
+            wait = SAFETY_NET
+        elif self.is_tracking:
+            wait = UNARMED
+        else:
+            wait = self._poll
+            self._poll = min(self._poll * 2, LONGEST_POLL)
+        self._ask_at = time.monotonic() + wait * random.uniform(0.8, 1.0)  # noqa: S311 - spreads askings, keeps no secret
+
+    def found(self) -> None:
+        """There may be more: ask as soon as there is room."""
+        self._ask_at, self._poll = 0.0, FIRST_POLL
+
+    def hold_off(self, seconds: float) -> None:
+        """The server refused: leave it alone for a while."""
+        self._ask_at = time.monotonic() + seconds
+
+
+class Message(virtual.Message):
+    """A kombu message that knows how it is held; None where kombu itself holds it."""
+
+    held: Held | None = None
+
+
+class QoS(kombu_redis.QoS):
+    """The prefetch window. Messages of an armed channel are held, ended and moved by scripts, not here."""
+
+    def append(self, message: Message, delivery_tag: str) -> None:
+        """Count the message in the window; it is recorded as held already."""
+        if getattr(message, "held", None) is None:
+            super().append(message, delivery_tag)
+        else:
+            virtual.QoS.append(self, message, delivery_tag)
+
+    def ack(self, delivery_tag: str) -> None:
+        """End a message that nothing is recorded about: Celery's own acknowledging, where our egress is off."""
+        owner = self._owner_of(delivery_tag)
+        if owner is None:
+            super().ack(delivery_tag)
+        else:
+            owner.transport.acknowledge(delivery_tag, None)
+            owner.drop(delivery_tag)
+
+    def reject(self, delivery_tag: str, requeue: bool = False) -> None:  # noqa: FBT001, FBT002 - kombu's signature
+        """Give the message back where it is to be requeued; else end it."""
+        owner = self._owner_of(delivery_tag)
+        if owner is None:
+            super().reject(delivery_tag, requeue=requeue)
+        elif requeue:
+            owner.transport.release([owner.held[delivery_tag]])
+            owner.drop(delivery_tag)
+        else:
+            self.ack(delivery_tag)
+
+    def restore_unacked_once(self, stderr: object = None) -> None:
+        """Nothing is restored on a lost connection: the owner says what it still holds, and gives back the rest."""
+        if self.channel.receiver is None:
+            super().restore_unacked_once(stderr)
+
+    def _owner_of(self, delivery_tag: str) -> Owner | None:
+        receiver = self.channel.receiver
+        return receiver.owner if receiver is not None and delivery_tag in receiver.owner.held else None
+
+
+class Receiving:
+    """The channel: a mixin, because kombu has one channel for Redis and one for Sentinel."""
+
+    QoS = QoS
+    Message = Message
+    receiver: Receiver | None = None
+    _receive_pool: ConnectionPool | None = None
+
+    def arm(self: Any, receiver: Receiver) -> None:
+        """From here on, this channel receives for this owner."""
+        self.receiver = receiver
+        pool = self._get_pool(asynchronous=True)
+        kwargs = pool.connection_kwargs
+        kwargs["protocol"] = 3
+        kwargs["redis_connect_func"] = self._on_receive_connect
+        kwargs.pop("maint_notifications_config", None)
+        kwargs.pop("maint_notifications_pool_handler", None)
+        previous = self.__dict__.pop("client", None)
+        self._receive_pool = pool
+        self.client = Redis(connection_pool=pool)
+        if previous is not None and previous.connection is not None:
+            previous.connection.disconnect()
+
+    def _on_receive_connect(self: Any, connection: Any) -> None:
+        connection.on_connect()
+        connection._parser.set_invalidation_push_handler(self.receiver.wake)  # noqa: SLF001 - redis-py's own way in
+        connection.send_command("SCRIPT", "LOAD", self.receiver.script.text)
+        connection.read_response()
+        connection.send_command("CLIENT", "TRACKING", "ON", "NOLOOP")
+        try:
+            connection.read_response()
+            self.receiver.is_tracking = True
+        except ResponseError as exc:
+            if self.receiver.is_tracking:
+                log.warning("receiver.tracking_refused", error=str(exc), polling=f"{FIRST_POLL}-{LONGEST_POLL}s")
+            self.receiver.is_tracking = False
+        self.receiver.wake()
+
+    # the names are kombu's: its poller calls them for the connection that fetches messages
+
+    def _brpop_start(self: Any, timeout: float | None = None) -> None:
+        receiver: Receiver | None = self.receiver
+        if receiver is None:
+            super()._brpop_start(timeout)  # type: ignore[misc]
+            return
+        if receiver.pending:
+            self._hand_over()
+            return
+        budget = self._budget()
+        if budget <= 0 or receiver.seconds_to_wait() > 0:
+            return
+        queues = self._queue_cycle.consume(len(self.active_queues))
+        if not queues:
+            return
+        keys = Keys.of(self)
+        receiver.queues = queues
+        owner = receiver.owner
+        lists = [keys.list(keys.list_name(queue, step)) for step in keys.priority_steps for queue in queues]
+        armed = [keys.armed(queue) for queue in queues]
+        fixed = [keys.unacked, keys.unacked_index, keys.received(owner.token), keys.leases]
+        suffixes = [f',"",{dumps(queue)}]' for queue in queues]
+        args = [owner.token, owner.calls + 1, budget, MOST_BYTES, len(queues), MOST_ARMED, int(SAFETY_NET * 2000), *suffixes]
+        names = [*fixed, *armed, *lists]
+        self._in_poll = self.client.connection
+        self._brpop_sent_at = time.monotonic()
+        self._lists = [keys.list_name(queue, step) for step in keys.priority_steps for queue in queues]
+        self._in_poll.send_command("EVALSHA", receiver.script.sha, len(names), *names, *args)
+
+    def _budget(self: Any) -> int:
+        """How many messages there is room for."""
+        prefetch = self.qos.prefetch_count
+        outstanding = len(self.qos._delivered) - len(self.qos._dirty)  # noqa: SLF001 - the window is only there
+        room = MOST_MESSAGES if not prefetch else min(prefetch - outstanding, MOST_MESSAGES)
+        if not self.qos.can_consume():
+            return 0
+        return int(min(room, self.receiver.limit()))
+
+    def _brpop_read(self: Any, **options: Any) -> bool:
+        receiver: Receiver | None = self.receiver
+        if receiver is None:
+            return bool(super()._brpop_read(**options))  # type: ignore[misc]
+        connection = self.client.connection
+        try:
+            reply = None
+            if self._in_poll:
+                reply = connection.read_response()
+                self._in_poll = None
+            else:
+                connection.read_response(push_request=True)
+            while connection.can_read(0):
+                connection.read_response(push_request=True)
+        except NoScriptError:
+            self._in_poll = None
+            connection.disconnect()
+            raise Empty from None
+        except ResponseError as exc:
+            self._in_poll = None
+            log.error("receive.refused", error=str(exc))
+            receiver.hold_off(1.0)
+            raise Empty from None
+        except self.connection_errors:
+            self._in_poll = None
+            connection.disconnect()
+            raise
+        if reply is None:
+            raise Empty
+        self._take_in(reply)
+        self.connection.wake_in(receiver.seconds_to_wait())
+        return self._hand_over() > 0
+
+    def _take_in(self: Any, reply: list[Any]) -> None:
+        """Put the whole batch in line before any of it is handed over."""
+        receiver: Receiver = self.receiver
+        owner = receiver.owner
+        state, now_ms, armed = reply[0], int(reply[1]), int(reply[2])
+        owner.saw_server_time(now_ms)
+        if state != b"ok":
+            self._lost_claim(state)
+            return
+        owner.calls += 1
+        if len(reply) == 3:  # noqa: PLR2004 - state, time, armed: no message
+            receiver.found_nothing(is_armed=armed == len(receiver.queues))
+            return
+        receiver.found()
+        base = 5 + len(receiver.queues)
+        for at in range(3, len(reply), 3):
+            tag, index, raw = reply[at].decode(), int(reply[at + 1]), reply[at + 2]
+            if index:
+                list_name = self._lists[index - base]
+                queue = list_name.rsplit(self.sep, 1)[0]
+            else:
+                raw, queue = split_unacked(raw)
+                list_name = queue
+            held = Held(tag, queue, list_name, raw, now_ms)
+            owner.held[tag] = held
+            receiver.pending.append(held)
+
+    def _lost_claim(self: Any, state: bytes) -> None:
+        receiver: Receiver = self.receiver
+        log.warning("owner.fenced", worker=receiver.owner.worker, state=state.decode())
+        receiver.owner.begin()
+        receiver.wake()
+
+    def _hand_over(self: Any) -> int:
+        """Give what is in line to its consumers; what is garbage, or whose queue is no longer consumed, does not stop the rest."""
+        receiver: Receiver = self.receiver
+        count = 0
+        while receiver.pending:
+            held = receiver.pending.popleft()
+            callback = self.connection._callbacks.get(held.queue)  # noqa: SLF001 - as kombu's `_deliver`
+            if callback is None:
+                receiver.owner.transport.release([held])
+                receiver.owner.held.pop(held.tag, None)
+                continue
+            try:
+                message = self._message(held)
+            except Exception as exc:  # noqa: BLE001 - the bytes are anybody's
+                receiver.on_garbage(held, exc)
+                continue
+            count += 1
+            self.qos.append(message, held.tag)
+            callback(message)
+        return count
+
+    def _message(self: Any, held: Held) -> Message:
+        payload = loads(held.raw)
+        properties = {**payload["properties"], "delivery_tag": held.tag}
+        message = self.Message({**payload, "properties": properties}, channel=self)
+        message.held = held
+        held.release_credit = self._credit(held.tag)
+        return message  # type: ignore[no-any-return]
+
+    def _credit(self: Any, tag: str) -> Callable[[], None]:
+        qos, hub_wake = self.qos, self.connection.wake
+
+        def release_credit() -> None:
+            virtual.QoS.ack(qos, tag)
+            hub_wake()
+
+        return release_credit
+
+    def basic_consume(self: Any, queue: str, no_ack: bool, callback: Callable[..., Any], consumer_tag: str, **kwargs: Any) -> Any:  # noqa: FBT001 - kombu's signature
+        """As kombu's; an armed channel hands messages over ready made."""
+        answer = super().basic_consume(queue, no_ack, callback, consumer_tag, **kwargs)  # type: ignore[misc]
+        if self.receiver is not None and queue not in self._fanout_queues and not no_ack:
+            self.connection._callbacks[queue] = callback  # noqa: SLF001 - as kombu's `basic_consume`
+            self.receiver.wake()
+        return answer
+
+    def close(self: Any) -> None:
+        """As kombu's; a reply that is still under way is not waited for: the owner gives its messages back."""
+        if self.receiver is not None:
+            self._in_poll = None
+        super().close()  # type: ignore[misc]
+        if self._receive_pool is not None:
+            self._receive_pool.disconnect()
+
+    # publishing
+
+    def _put(self: Any, queue: str, message: dict[str, Any], **kwargs: Any) -> Any:
+        """Publish and record, in one step, where the message is a task of Celery's."""
+        event = published(message, queue)
+        if event is None or kwargs.get("_publish_batch") is not None:
+            return super()._put(queue, message, **kwargs)  # type: ignore[misc]
+        message["headers"][ANNOUNCED] = 1
+        keys = Keys.of(self)
+        name = keys.list(keys.list_name(queue, self._get_message_priority(message, reverse=False)))
+        expires = self._expires.get(queue, "") if self._expires else ""
+        lists = [keys.list(each) for each in keys.list_names(queue)] if expires != "" else []
+        client = Redis(connection_pool=self.pool)
+        return _PUBLISH(client, [keys.outcomes, name, *lists], [dumps(message), expires, *encoded(event)])
+
+
+_PUBLISH = Script("publish")
+
+
+def published(message: dict[str, Any], queue: str) -> Event | None:
+    """The event of a publication; None for what is no task. What Celery's own `retry` publishes is a redelivery."""
+    headers = message.get("headers") or {}
+    task_id, task = headers.get("id"), headers.get("task")
+    if not isinstance(task_id, str) or not isinstance(task, str):
+        return None
+    retries = headers.get("retries") or 0
+    return Event(
+        task_id=task_id,
+        outcome=Outcome.REDELIVERY_SCHEDULED if retries else Outcome.PUBLISHED,
+        task=task,
+        queue=queue,
+        attempt=retries,
+        root_id=headers.get("root_id") or "",
+        parent_id=headers.get("parent_id") or "",
+        nesting=headers.get("replaced_task_nesting") or 0,
+    )
+
+
+class Channel(Receiving, kombu_redis.Channel):  # type: ignore[misc]
+    """The channel for Redis."""
+
+
+class SentinelChannel(Receiving, kombu_redis.SentinelChannel):  # type: ignore[misc]
+    """The channel for Redis behind Sentinel."""
+
+
+class Poller(kombu_redis.MultiChannelPoller):
+    """kombu's poller; for an armed channel it also minds the time of the next asking, and what is pushed without being asked for."""
+
+    def on_readable(self, fileno: int) -> Any:
+        """Read for an armed channel whether or not there is room: a push is remembered, never a reason to disconnect."""
+        channel, kind = self._fd_to_chan.get(fileno, (None, None))
+        if kind == "BRPOP" and channel.receiver is not None and fileno not in self._paused_brpop:
+            try:
+                return channel._brpop_read()  # noqa: SLF001 - kombu's handler
+            except Empty:
+                return None
+        return super().on_readable(fileno)
+
+    def get(self, callback: Any, timeout: float | None = None) -> Any:
+        """As kombu's, but no longer than until the next asking is due."""
+        waits = [channel.receiver.seconds_to_wait() for channel in self._channels if channel.receiver is not None]
+        if waits and (timeout is None or min(waits) < timeout):
+            timeout = max(min(waits), 0.001)
+        return super().get(callback, timeout)
+
+
+class _Wakeful:
+    """The transport: wakes its event loop when room is made from another thread."""
+
+    _hub: Any = None
+
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.cycle = Poller()
+
+    def register_with_event_loop(self: Any, connection: Any, loop: Any) -> None:
+        """As kombu's; remembers the loop."""
+        super().register_with_event_loop(connection, loop)  # type: ignore[misc]
+        self._hub = loop
+
+    def wake_in(self: Any, seconds: float) -> None:
+        """Make the event loop look again after less than its own second: only where the server does not push."""
+        if self._hub is not None and 0 < seconds < 1:
+            self._hub.call_later(seconds, _nothing)
+
+    def wake(self: Any) -> None:
+        """Make the event loop look again; called from any thread."""
+        if self._hub is not None and threading.get_ident() != self._hub._loop_thread:  # noqa: SLF001 - kombu's own test
+            self._hub.call_soon(_nothing)
+
+
+def _nothing() -> None:
+    pass
+
+
+class ReceivingTransport(_Wakeful, kombu_redis.Transport):  # type: ignore[misc]
+    """kombu's Redis transport, with our channel."""
+
+    Channel = Channel
+
+
+class SentinelReceivingTransport(_Wakeful, kombu_redis.SentinelTransport):  # type: ignore[misc]
+    """kombu's Sentinel transport, with our channel."""
+
+    Channel = SentinelChannel

@@ -1,0 +1,255 @@
+"""The transitions on Redis and Valkey: each is one script (`middleware/lua/`), called on a client of its own.
+
+Enters: a tag and what is to become of its message. Leaves: an `Answer`. Nothing is ever half done: a script runs whole or, where the
+server refuses it, not at all. Limits: an asynchronous replica that becomes the master may have lost what was answered last.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from typing import TYPE_CHECKING, Any
+
+from redis import ConnectionPool, Redis
+from redis.backoff import NoBackoff
+from redis.exceptions import AuthenticationError, RedisError, ResponseError
+from redis.retry import Retry
+
+from redelivery.errors import BrokerError, BrokerUnavailable
+from redelivery.middleware.keys import SEPARATOR, Keys, split_unacked
+from redelivery.middleware.scripts import Script
+from redelivery.middleware.transports.base import Answer, Held
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from celery import Celery
+
+    from redelivery.middleware.outcomes import Event
+
+__all__ = ["RedisTransport"]
+
+#: How long one call may take before it counts as not answered, in seconds; the outbox then asks again.
+SOCKET_TIMEOUT = 5.0
+
+
+class RedisTransport:
+    """The transitions, on one client; safe to call from any thread."""
+
+    def __init__(self, client: Redis, keys: Keys) -> None:
+        self.client = client
+        self.keys = keys
+        self._acknowledge = Script("acknowledge")
+        self._defer = Script("defer")
+        self._dead_letter = Script("dead_letter")
+        self._start = Script("start")
+        self._release = Script("release")
+        self._promote = Script("promote")
+        self._redrive = Script("redrive")
+        self._renew = Script("renew")
+        self._fence = Script("fence")
+        self._lead = Script("lead")
+        self._held_keys = [keys.unacked, keys.unacked_index, keys.starts, keys.leases]
+
+    @classmethod
+    def of(cls, app: Celery) -> RedisTransport:
+        """The transitions on the broker of this app, connected as its settings say (TLS, Sentinel, credentials, database, prefix).
+
+        Raises `BrokerUnavailable` where nothing answers, `BrokerError` where the broker refuses or is no Redis.
+        """
+        connection = app.connection_for_write()
+        try:
+            transport = connection.transport
+            if getattr(transport, "driver_type", None) != "redis":
+                msg = f"broker {connection.as_uri()} is no Redis: this version of redelivery works with redis:// and rediss:// brokers"
+                raise BrokerError(msg)
+            channel = connection.default_channel
+        except (AuthenticationError, ResponseError) as exc:
+            msg = f"broker {connection.as_uri()} refused the connection: {exc}"
+            raise BrokerError(msg) from exc
+        except (*connection.connection_errors, RedisError) as exc:
+            msg = f"broker {connection.as_uri()} does not answer: {exc}; is it running, and is broker_url right?"
+            raise BrokerUnavailable(msg) from exc
+        return cls(Redis(connection_pool=_patient(channel._get_pool())), Keys.of(channel))  # noqa: SLF001 - the app's own settings
+
+    # transitions of a message that a worker holds
+
+    def acknowledge(self, tag: str, event: Event | None) -> Answer:
+        """End the message, and record `event`."""
+        return self._take(self._acknowledge, [self.keys.outcomes], [tag, _token(tag)], event)
+
+    def defer(  # noqa: PLR0913 - the parts of one move
+        self,
+        tag: str,
+        list_name: str,
+        message: bytes,
+        *,
+        task_id: str,
+        event: Event | None,
+        delay_ms: int | None = None,
+        due_ms: int | None = None,
+        first: bool = False,
+    ) -> Answer:
+        """Move the message to the delay store for `delay_ms`, or until `due_ms`, by the server's clock.
+
+        Where nothing is left to wait it goes straight back to its list: `first`, it is taken next; else behind all others.
+        """
+        keys = self.keys
+        names = [
+            keys.outcomes,
+            keys.list(list_name),
+            keys.destinations,
+            keys.due(list_name),
+            keys.waiting(list_name),
+            keys.delayed_tasks,
+        ]
+        args = [
+            tag,
+            _token(tag),
+            message,
+            "" if delay_ms is None else delay_ms,
+            "" if due_ms is None else due_ms,
+            SEPARATOR.join((_encodable(task_id), uuid.uuid4().hex[:12])),
+            list_name,
+            SEPARATOR,
+            keys.wake,
+            "next" if first else "last",
+        ]
+        return self._take(self._defer, names, args, event)
+
+    def dead_letter(self, tag: str, message: bytes, *, dead_letter_queue: str, queue: str, event: Event) -> Answer:
+        """Move the message to `dead_letter_queue`, and record `event`."""
+        names = [self.keys.outcomes, self.keys.list(dead_letter_queue), self.keys.dead_letter_queues]
+        return self._take(self._dead_letter, names, [tag, _token(tag), message, dead_letter_queue, queue], event)
+
+    def start(self, tag: str) -> Answer:
+        """Record that the message is about to run; `REFUSED` where it is no longer held: it must not run."""
+        return Answer(_string(self._start(self.client, [self.keys.unacked, self.keys.starts], [tag])))
+
+    def release(self, held: Sequence[Held]) -> int:
+        """Put messages that were not run back to where they were taken from, as they were. Returns how many went back."""
+        if not held:
+            return 0
+        newest_first = sorted(held, key=lambda each: int(each.tag.rpartition(":")[2]), reverse=True)
+        names = [self.keys.unacked, self.keys.unacked_index, *(self.keys.list(each.list_name) for each in newest_first)]
+        return int(self._release(self.client, names, [part for each in newest_first for part in (each.tag, each.raw)]))
+
+    def _take(self, script: Script, names: list[str], args: list[Any], event: Event | None) -> Answer:
+        entry = [] if event is None else encoded(event)
+        return Answer(_string(script(self.client, [*self._held_keys, *names], [*args, *entry])))
+
+    # the delay store and the dead letters
+
+    def promote(self, limit: int) -> tuple[int, int, float | None]:
+        """Move what is due, at most `limit` messages for each list. Returns how many moved, how many ids had no message, and the
+        seconds until the next one is due (None: nothing waits).
+        """
+        lists = [_string(name) for name in self.client.zrange(self.keys.destinations, 0, -1)]
+        names = [name for each in lists for name in (self.keys.due(each), self.keys.waiting(each), self.keys.list(each))]
+        keys = [self.keys.destinations, self.keys.delayed_tasks, *names]
+        moved, missing, next_ms = self._promote(self.client, keys, [limit, SEPARATOR, *lists])
+        return int(moved), int(missing), None if int(next_ms) < 0 else int(next_ms) / 1000
+
+    def redrive(self, dead_letter_queue: str, letter: bytes, list_name: str, message: bytes, event: Event) -> Answer:
+        """Move one dead letter back to its origin, and record it; `ALREADY` where it no longer lies there."""
+        names = [self.keys.list(dead_letter_queue), self.keys.list(list_name), self.keys.outcomes]
+        return Answer(_string(self._redrive(self.client, names, [letter, message, *encoded(event)])))
+
+    def lead(self, token: str, seconds: float) -> bool:
+        """Keep or take the lead among the dispatchers for this long."""
+        return int(self._lead(self.client, [self.keys.dispatcher], [token, int(seconds * 1000)])) > 0
+
+    # owners and leases
+
+    def register(self, token: str, about: dict[str, Any]) -> None:
+        """Open a lease for a new owner."""
+        with self.client.pipeline() as pipe:
+            pipe.hset(self.keys.owners, token, json.dumps(about))
+            pipe.hset(self.keys.leases, token, 0)
+            pipe.execute()
+
+    def renew(self, token: str) -> bool:
+        """Renew a lease; False where it is gone: the owner is fenced."""
+        return int(self._renew(self.client, [self.keys.leases], [token])) > 0
+
+    def fence(self, token: str, counter: bytes) -> bool:
+        """End a lease whose counter did not move; False where it moved after all."""
+        return int(self._fence(self.client, [self.keys.leases, self.keys.recovering], [token, counter])) > 0
+
+    def unregister(self, token: str) -> None:
+        """Forget an owner that holds nothing any more."""
+        with self.client.pipeline() as pipe:
+            for name in (self.keys.leases, self.keys.recovering, self.keys.owners):
+                pipe.hdel(name, token)
+            pipe.delete(self.keys.received(token))
+            pipe.execute()
+
+    def held_by(self, token: str) -> Iterator[Held]:
+        """The messages that an owner holds, in no order, some perhaps twice; without blocking the server."""
+        for tag, value in self.client.hscan_iter(self.keys.unacked, match=f"{token}:*", count=1000):
+            raw, queue = split_unacked(value)
+            yield Held(_string(tag), queue, self.keys.list_name(queue, priority_of(raw)), raw, 0)
+
+    def started(self, tags: Sequence[str]) -> list[bool]:
+        """Which of these tags are recorded as started."""
+        return [value is not None for value in self.client.hmget(self.keys.starts, list(tags))] if tags else []
+
+    def extend(self, tags: Iterable[str], seconds: float) -> None:
+        """Keep plain workers' sweeps away from these tags for this long, by the server's clock."""
+        until = self.now_ms() / 1000 + seconds
+        members = dict.fromkeys(tags, until)
+        if members:
+            self.client.zadd(self.keys.unacked_index, members, xx=True)
+
+    def now_ms(self) -> int:
+        """The server's time, milliseconds since the epoch."""
+        seconds, micros = self.client.time()
+        return int(seconds) * 1000 + int(micros) // 1000
+
+    def close(self) -> None:
+        """Close the connections."""
+        self.client.connection_pool.disconnect()
+
+
+def encoded(event: Event) -> list[bytes]:
+    """An event's values as bytes, whatever is in them."""
+    return [value.encode("utf-8", "replace") for value in event.to_entry()]
+
+
+def priority_of(raw: bytes) -> int:
+    """The priority that a message was published with; 0 where it has none, or is none."""
+    try:
+        priority = json.loads(raw)["properties"]["priority"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return 0
+    return priority if isinstance(priority, int) and not isinstance(priority, bool) else 0
+
+
+def clock_skew_ms(transport: RedisTransport) -> int:
+    """How far this machine's clock is ahead of the server's, in milliseconds."""
+    before = time.time()
+    server = transport.now_ms()
+    return round((before + time.time()) * 500) - server
+
+
+def _patient(pool: ConnectionPool) -> ConnectionPool:
+    """One try and one more at once: whoever must not lose a transition asks again later (see `outbox`)."""
+    pool.connection_kwargs["retry"] = Retry(NoBackoff(), 1)
+    if pool.connection_kwargs.get("socket_timeout") is None:
+        pool.connection_kwargs["socket_timeout"] = SOCKET_TIMEOUT
+    if pool.connection_kwargs.get("socket_connect_timeout") is None and "path" not in pool.connection_kwargs:
+        pool.connection_kwargs["socket_connect_timeout"] = SOCKET_TIMEOUT
+    return pool
+
+
+def _token(tag: str) -> str:
+    return tag.partition(":")[0]
+
+
+def _string(value: bytes | str) -> str:
+    return value.decode() if isinstance(value, bytes) else value
+
+
+def _encodable(value: str) -> str:
+    return value.encode("utf-8", "replace").decode()

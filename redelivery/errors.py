@@ -1,0 +1,41 @@
+"""Every error that this project raises by name; each message says what to do next."""
+
+from __future__ import annotations
+
+__all__ = [
+    "BrokerError",
+    "BrokerUnavailable",
+    "ConfigurationError",
+    "EnvelopeError",
+    "InputError",
+    "RedeliveryError",
+    "RedriveError",
+]
+
+
+class RedeliveryError(Exception):
+    """The root: catch it to catch whatever this project raises."""
+
+
+class ConfigurationError(RedeliveryError):
+    """A setting is wrong, or two of them contradict each other."""
+
+
+class EnvelopeError(RedeliveryError):
+    """A message's envelope cannot be read."""
+
+
+class BrokerError(RedeliveryError):
+    """The broker answered, and refused."""
+
+
+class BrokerUnavailable(BrokerError):
+    """The broker did not answer."""
+
+
+class RedriveError(RedeliveryError):
+    """A dead letter cannot go back to its origin."""
+
+
+class InputError(RedeliveryError):
+    """A file or an argument that was handed in cannot be used."""

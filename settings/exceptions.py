@@ -1,0 +1,77 @@
+"""Exception classes by name, so that settings can speak of them without importing them.
+
+Enters: a class, or a dotted name such as `requests.exceptions.ConnectionError` or `ValueError`. Leaves: the one name by which a
+class is known here (`module.qualname`, built-ins bare), and whether a raised exception is of that class or a subclass. Nothing is
+imported: a name that leads elsewhere (`requests.ConnectionError`, `IOError`) is followed only in modules that the process has
+loaded already, and an exception that was raised comes from a loaded module. Refuses, with `ConfigurationError`, a bare name that is
+no built-in.
+"""
+
+from __future__ import annotations
+
+import builtins
+import sys
+from typing import Any
+
+from redelivery.errors import ConfigurationError
+from redelivery.settings.values import suggestion
+
+__all__ = ["distance", "name_of", "names_of"]
+
+_BUILT_IN = sorted(key for key, value in vars(builtins).items() if isinstance(value, type) and issubclass(value, BaseException))
+
+
+def name_of(setting: str, written: Any) -> str:
+    """The name of an exception class, from the class or a dotted name. Raises `ConfigurationError`."""
+    if isinstance(written, type):
+        if issubclass(written, BaseException):
+            return _known_as(written)
+        msg = f"{setting}: {written.__qualname__} is no exception class"
+        raise ConfigurationError(msg)
+    if not isinstance(written, str) or not all(part.isidentifier() for part in written.split(".")):
+        msg = f"{setting}: {written!r} must be an exception class or its dotted name, such as 'requests.exceptions.Timeout'"
+        raise ConfigurationError(msg)
+    bare = written.removeprefix("builtins.")
+    if "." in bare:
+        return bare
+    if bare not in _BUILT_IN:
+        hint = suggestion(bare, _BUILT_IN) or "; write its module too, as in 'shop.errors.Refused'"
+        msg = f"{setting}: {bare!r} is no built-in exception{hint}"
+        raise ConfigurationError(msg)
+    return _known_as(getattr(builtins, bare))
+
+
+def names_of(setting: str, written: Any) -> tuple[str, ...]:
+    """The names of one class, or of several, each once and in the order written. Raises `ConfigurationError`."""
+    if isinstance(written, (str, type)):
+        written = (written,)
+    if not isinstance(written, (list, tuple, set, frozenset)):
+        msg = f"{setting} must be a list of exception classes or dotted names, not {written!r}"
+        raise ConfigurationError(msg)
+    return tuple(dict.fromkeys(name_of(setting, each) for each in written))
+
+
+def distance(exception: type[BaseException], name: str) -> int | None:
+    """How many steps up its ancestry an exception class meets the class called `name`: 0 is the class itself, None never."""
+    for steps, ancestor in enumerate(exception.__mro__):
+        if _known_as(ancestor) == name:
+            return steps
+    alias = _loaded(name)
+    return exception.__mro__.index(alias) if isinstance(alias, type) and alias in exception.__mro__ else None
+
+
+def _known_as(cls: type) -> str:
+    return cls.__qualname__ if cls.__module__ == "builtins" else f"{cls.__module__}.{cls.__qualname__}"
+
+
+def _loaded(name: str) -> Any:
+    """What `name` leads to in a loaded module, without importing anything."""
+    path = name.split(".")
+    for end in range(len(path) - 1, 0, -1):
+        found: Any = sys.modules.get(".".join(path[:end]))
+        if found is None:
+            continue
+        for attribute in path[end:]:
+            found = vars(found).get(attribute) if hasattr(found, "__dict__") else None
+        return found
+    return None

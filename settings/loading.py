@@ -1,0 +1,142 @@
+"""All settings of an app, from all their sources, and the policy that follows from them for one queue and task.
+
+Precedence, setting by setting, the later the stronger: built-in < `queues` < `tasks` < decorator < `override` (its queues, then its
+tasks). Within a table the more specific pattern wins (`redelivery.settings.matching`). Where one row is written in several sources,
+the environment beats `app.conf.redelivery`, which beats the TOML file; otherwise they are read as if they were one file, in that
+order.
+
+Enters: the sources. Leaves: `RedeliverySettings`, and per queue and task a `ResolvedPolicy` that knows where each value came from.
+Refuses, with `ConfigurationError`, what the sources refuse, and policies whose fields contradict each other once merged.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Self
+
+from redelivery.errors import ConfigurationError
+from redelivery.settings import sources
+from redelivery.settings.fields import FIELDS, read_fields
+from redelivery.settings.general import GENERAL, GeneralSettings
+from redelivery.settings.policy import RedeliveryPolicy
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+    from os import PathLike
+
+    from redelivery.settings.sources import Row, Source
+
+__all__ = ["BUILT_IN", "DECORATOR", "RedeliverySettings", "ResolvedPolicy"]
+
+BUILT_IN, DECORATOR = "built-in", "decorator"
+#: Queues and tasks come from the app, so they are few; this only bounds what strange messages can make us remember.
+MOST_REMEMBERED = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedPolicy:
+    """The policy for one queue and task, and where each of its values came from."""
+
+    queue: str
+    task: str | None
+    policy: RedeliveryPolicy
+    sources: Mapping[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RedeliverySettings(GeneralSettings):
+    """The general settings as attributes, and the tables of policies behind `policy_for`. Build it with `load`.
+
+    `general_sources` says where each general setting came from.
+    """
+
+    rows: tuple[Row, ...] = ()
+    general_sources: Mapping[str, str] = field(default_factory=dict, compare=False, hash=False)
+    _remembered: dict[tuple[str, str | None], tuple[Mapping[str, Any] | None, ResolvedPolicy]] = field(
+        default_factory=dict,
+        init=False,
+        repr=False,
+        compare=False,
+    )
+
+    @classmethod
+    def load(
+        cls,
+        conf: Mapping[str, Any] | None = None,
+        environ: Mapping[str, str] | None = None,
+        toml: str | PathLike[str] | None = None,
+    ) -> Self:
+        """Read the TOML file, the app's mapping and the environment. Raises `ConfigurationError`.
+
+        `conf` is `app.conf.redelivery`; `environ` is the process's own where it is None; `toml` is the file that the environment's
+        `REDELIVERY_CONFIG` names where it is None.
+        """
+        environ = os.environ if environ is None else environ
+        toml = environ.get(sources.CONFIG) if toml is None else toml
+        read = [] if toml is None else [sources.toml_file(toml)]
+        if conf is not None:
+            read.append(sources.mapping(conf, "app.conf.redelivery"))
+        return cls._of([*read, sources.environment(environ)])
+
+    @classmethod
+    def _of(cls, read: Iterable[Source]) -> Self:
+        general: dict[str, Any] = {}
+        origins = dict.fromkeys(GENERAL, BUILT_IN)
+        rows: list[Row] = []
+        for source in read:
+            general.update(source.general)
+            origins.update(dict.fromkeys(source.general, source.name))
+            rows.extend(source.rows)
+        return cls(**general, rows=tuple(rows), general_sources=origins)
+
+    def policy_for(self, queue: str, task: str | None = None, decorator: Mapping[str, Any] | None = None) -> ResolvedPolicy:
+        """What holds for a task on a queue. Raises `ConfigurationError` where the merged fields contradict each other.
+
+        `decorator` holds the fields that the task's own decorator gives (`Options.fields`). The answer is remembered for as long as
+        the same mapping is handed in, so it must not be changed afterwards.
+        """
+        known = self._remembered.get((queue, task))
+        if known is not None and known[0] is decorator:
+            return known[1]
+        resolved = self._resolve(queue, task, decorator)
+        if len(self._remembered) >= MOST_REMEMBERED:
+            self._remembered.clear()
+        self._remembered[queue, task] = (decorator, resolved)
+        return resolved
+
+    def _resolve(self, queue: str, task: str | None, decorator: Mapping[str, Any] | None) -> ResolvedPolicy:
+        merged: dict[str, Any] = {}
+        origins = dict.fromkeys(FIELDS, BUILT_IN)
+        for given, origin in self._layers(queue, task, decorator):
+            merged.update(given)
+            origins.update(dict.fromkeys(given, origin))
+        try:
+            policy = RedeliveryPolicy(**merged)
+        except ConfigurationError as error:
+            raise ConfigurationError(_contradiction(queue, task, str(error), origins)) from None
+        return ResolvedPolicy(queue, task, policy, origins)
+
+    def _layers(self, queue: str, task: str | None, decorator: Mapping[str, Any] | None) -> Iterator[tuple[Mapping[str, Any], str]]:
+        yield from self._matching(sources.QUEUES, queue)
+        yield from self._matching(sources.TASKS, task)
+        if decorator is not None:
+            yield read_fields(decorator, DECORATOR), DECORATOR
+        yield from self._matching(sources.OVERRIDE_QUEUES, queue)
+        yield from self._matching(sources.OVERRIDE_TASKS, task)
+
+    def _matching(self, table: str, address: str | None) -> Iterator[tuple[Mapping[str, Any], str]]:
+        """The rows of a table that speak of this address, the strongest last; rows of one strength stay in the order written."""
+        if address is None:
+            return
+        speaking = [row for row in self.rows if row.table == table and row.pattern.matches(address)]
+        for row in sorted(speaking, key=lambda row: row.pattern.specificity):
+            yield row.fields, str(row)
+
+
+def _contradiction(queue: str, task: str | None, error: str, origins: Mapping[str, str]) -> str:
+    named = [
+        f"{key} from {origin}" for key, origin in origins.items() if key in error.replace("(", " ").split() and origin != BUILT_IN
+    ]
+    subject = f"queue {queue!r}" if task is None else f"queue {queue!r}, task {task!r}"
+    return f"{subject}: {error}{' [' + ', '.join(named) + ']' if named else ''}"

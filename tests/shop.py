@@ -1,0 +1,123 @@
+"""The Celery app of the tests: its broker and its settings come from the environment; its tasks note each run in a file."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import structlog
+from celery import Celery
+from celery.exceptions import Ignore, Reject
+from celery.signals import worker_ready
+
+from redelivery import DeadLetter, RedeliverAfter, Redelivery, redeliver
+
+app = Celery("shop", broker=os.environ["SHOP_BROKER"], backend=os.environ.get("SHOP_BACKEND"))
+app.conf.update(json.loads(os.environ.get("SHOP_CONF", "{}")))
+app.conf.broker_connection_retry_on_startup = True
+app.conf.redelivery = json.loads(os.environ.get("SHOP_SETTINGS", "{}"))
+if not os.environ.get("SHOP_PLAIN"):
+    Redelivery(app)
+
+
+def note(task_id: str, **facts: Any) -> None:
+    """Append one line; whole lines of different processes do not mix."""
+    line = json.dumps({"id": task_id, "at": time.time(), "pid": os.getpid(), **facts}) + "\n"
+    descriptor = os.open(os.environ["SHOP_RUNS"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    try:
+        os.write(descriptor, line.encode())
+    finally:
+        os.close(descriptor)
+
+
+@worker_ready.connect
+def ready(**_: Any) -> None:
+    """Say that the worker consumes."""
+    Path(os.environ["SHOP_READY"]).touch()
+
+
+@app.task(bind=True)
+def ok(self: Any, value: Any = None) -> Any:
+    """Succeeds."""
+    note(self.request.id, attempt=self.request.retries + 1, redelivered=self.request.delivery_info["redelivered"])
+    return value
+
+
+@app.task(bind=True)
+def fails(self: Any, times: int = 10**6, message: str = "no") -> str:
+    """Fails so many times, then succeeds."""
+    note(self.request.id, attempt=self.request.retries + 1)
+    if self.request.retries < times:
+        raise RuntimeError(message)
+    return "at last"
+
+
+@app.task(bind=True)
+def naps(self: Any, seconds: float) -> None:
+    """Takes a while."""
+    note(self.request.id, event="start")
+    time.sleep(seconds)
+    note(self.request.id, event="end")
+
+
+@app.task(bind=True)
+def kills(self: Any, times: int = 10**6, *, group: bool = False) -> None:
+    """Kills its process, or its whole worker, so many times."""
+    note(self.request.id)
+    runs = sum(1 for line in Path(os.environ["SHOP_RUNS"]).read_text().splitlines() if self.request.id in line)
+    if runs <= times:
+        (os.killpg(os.getpgid(0), signal.SIGKILL) if group else os.kill(os.getpid(), signal.SIGKILL))
+
+
+@app.task(bind=True)
+def raises(self: Any, what: str) -> None:
+    """Raises what its name says."""
+    note(self.request.id, attempt=self.request.retries + 1)
+    raise {
+        "dead_letter": DeadLetter("card stolen"),
+        "reject": Reject("no", requeue=False),
+        "requeue": Reject("again", requeue=True),
+        "ignore": Ignore(),
+        "after": RedeliverAfter(0.3),
+        "value": ValueError("bad value"),
+    }[what]
+
+
+@app.task(bind=True, max_retries=2)
+def retries(self: Any) -> None:
+    """Asks for its own retries."""
+    note(self.request.id, attempt=self.request.retries + 1)
+    raise self.retry(countdown=0.1)
+
+
+@app.task(autoretry_for=(KeyError,), retry_backoff=False, default_retry_delay=0.1, max_retries=3)
+def autoretries() -> None:
+    """Uses Celery's own retries."""
+    note(autoretries.request.id, attempt=autoretries.request.retries + 1)
+    raise KeyError("x")
+
+
+@app.task
+@redeliver(max_delivery_attempts=2, redelivery_delay=0.1)
+def decorated() -> None:
+    """Has a policy of its own."""
+    note(decorated.request.id, attempt=decorated.request.retries + 1)
+    raise RuntimeError("decorated")
+
+
+@app.task(bind=True, acks_late=False)
+def early(self: Any, *, fail: bool = False) -> None:
+    """Is acknowledged before it runs."""
+    note(self.request.id, attempt=self.request.retries + 1)
+    if fail:
+        raise RuntimeError("early")
+
+
+@app.task
+def logs() -> None:
+    """Writes a line by structlog, as an application does."""
+    structlog.get_logger().info("written by a task")

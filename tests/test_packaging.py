@@ -1,0 +1,87 @@
+"""What a user installs is what stands here: every room, the scripts of the broker, and nothing of the tests."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tarfile
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+ROOMS = ("middleware", "settings", "workers")
+
+
+def packages() -> set[str]:
+    """The packages that pyproject.toml declares."""
+    return set(tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]["packages"])
+
+
+def folders() -> set[str]:
+    """The packages that the folders make."""
+    found = {"redelivery"} | {f"redelivery.{room}" for room in ROOMS}
+    for room in ROOMS:
+        below = [path for path in (ROOT / room).rglob("*") if path.is_dir() and path.name != "__pycache__"]
+        found |= {"redelivery." + ".".join(path.relative_to(ROOT).parts) for path in below}
+    return found
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[set[str], set[str]]:
+    """The names in the wheel and in the source distribution."""
+    target = tmp_path_factory.mktemp("dist")
+    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(target), str(ROOT)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    with zipfile.ZipFile(next(target.glob("*.whl"))) as wheel, tarfile.open(next(target.glob("*.tar.gz"))) as source:
+        return set(wheel.namelist()), {name.partition("/")[2] for name in source.getnames()}
+
+
+def sources() -> set[str]:
+    """Every file of the package, as the wheel must name it."""
+    kinds = {".py", ".lua", ".typed"}
+    own = {f"redelivery/{path.name}" for path in (ROOT / "redelivery").iterdir() if path.is_file() and path.suffix in kinds}
+    own.add("redelivery/py.typed")
+    rooms = {f"redelivery/{path.relative_to(ROOT)}" for room in ROOMS for path in (ROOT / room).rglob("*") if path.suffix in kinds}
+    return own | rooms
+
+
+def test_every_folder_of_a_room_is_a_declared_package() -> None:
+    """The editable install sees a folder that is not declared; the wheel would not have it."""
+    assert packages() == folders()
+
+
+def test_links_lead_to_the_rooms() -> None:
+    """Type checkers follow these links; a lost one would make them check nothing."""
+    assert {room: (ROOT / "redelivery" / room).readlink() for room in ROOMS} == {room: Path("..") / room for room in ROOMS}
+
+
+@pytest.mark.parametrize("lock", sorted(path.name for path in (ROOT / "requirements").glob("*.txt")))
+def test_lock_pins_with_hashes_and_holds_no_address(lock: str) -> None:
+    """Each requirement is one version with its hashes, wherever it is downloaded from."""
+    text = (ROOT / "requirements" / lock).read_text(encoding="utf-8")
+    requirements = [each for each in text.replace("\\\n", " ").splitlines() if each.strip()]
+    assert "://" not in text
+    assert all("==" in each and "--hash=sha256:" in each for each in requirements)
+    assert len(requirements) > 1
+
+
+def test_wheel_holds_every_source_file_and_no_other(built: tuple[set[str], set[str]]) -> None:
+    """Python, Lua and the marker for type checkers; no tests, no examples, no bare rooms."""
+    wheel, _ = built
+    assert {name for name in wheel if ".dist-info/" not in name} == sources()
+
+
+def test_wheel_declares_its_commands_and_its_licence(built: tuple[set[str], set[str]]) -> None:
+    """The entry points and the licence travel with it."""
+    wheel, _ = built
+    assert {name.partition(".dist-info/")[2] for name in wheel} >= {"entry_points.txt", "licenses/LICENSE", "METADATA"}
+
+
+def test_source_distribution_can_build_the_wheel(built: tuple[set[str], set[str]]) -> None:
+    """`python -m build` makes the wheel from the source distribution; the rooms stand in it as they stand here."""
+    _, source = built
+    assert {f"{room}/__init__.py" for room in ROOMS} | {"pyproject.toml", "README.md", "LICENSE"} <= source

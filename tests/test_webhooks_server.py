@@ -1,0 +1,197 @@
+"""The demo's receiver misbehaves as it says, and the comparison with its journal finds what differs."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import time
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+import pytest
+from webhooks import journal, server, signature
+from webhooks.account import Account, balance
+from webhooks.scenarios import Scenario, Treatment, Webhook, plan, treatment_of
+from webhooks.server import Receiver
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+SECRET = b"made up"
+SEED = 7
+
+
+def named(scenario: Scenario, spoilt: int = 1) -> str:
+    """An id that meets this scenario."""
+    wanted = Treatment(scenario, 0 if scenario is Scenario.ACCEPT else spoilt)
+    return next(name for number in range(10_000) if treatment_of(SEED, name := f"webhook-{number}") == wanted)
+
+
+def post(url: str, webhook_id: str, *, secret: bytes = SECRET, at: int | None = None) -> tuple[int, http.client.HTTPMessage, bytes]:
+    """Send one webhook."""
+    body = json.dumps({"id": webhook_id}).encode()
+    at = int(time.time()) if at is None else at
+    connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=5)
+    try:
+        headers = {signature.TIMESTAMP: str(at), signature.SIGNATURE: signature.sign(secret, at, body)}
+        connection.request("POST", "/webhooks", body, headers)
+        answer = connection.getresponse()
+        return answer.status, answer.headers, answer.read()
+    finally:
+        connection.close()
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    """Where the receiver writes its journal."""
+    return tmp_path / "receiver.jsonl"
+
+
+@pytest.fixture
+def receiver(log: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver]:
+    """A running receiver that is quick to be silent."""
+    monkeypatch.setattr(server, "SILENCE", 0.1)
+    with Receiver(log, seed=SEED, secret=SECRET) as running:
+        yield running
+
+
+def test_good_webhook_is_processed_once_however_often_it_comes(receiver: Receiver, log: Path) -> None:
+    """The second time is answered well, recorded as repeated, and not done again."""
+    name = named(Scenario.ACCEPT)
+    assert [post(receiver.url, name)[0] for _ in range(2)] == [200, 200]
+    assert [(line.number, line.processed, line.repeated) for line in journal.read(log)] == [(1, True, False), (2, False, True)]
+
+
+@pytest.mark.parametrize("offence", ["secret", "age"])
+def test_wrong_signature_is_refused_and_not_recorded(receiver: Receiver, log: Path, offence: str) -> None:
+    """A body signed with another secret, or long ago, is answered 401."""
+    secret = b"another" if offence == "secret" else SECRET
+    at = int(time.time()) - signature.TOLERANCE - 5 if offence == "age" else None
+    assert post(receiver.url, "webhook-1", secret=secret, at=at)[0] == 401
+    assert journal.read(log) == []
+
+
+def test_busy_endpoint_says_when_to_come_back(receiver: Receiver) -> None:
+    """503 with Retry-After for as many tries as the treatment spoils, then 200."""
+    name = named(Scenario.BUSY, spoilt=2)
+    answers = [post(receiver.url, name) for _ in range(3)]
+    assert [status for status, _, _ in answers] == [503, 503, 200]
+    assert [headers["Retry-After"] for _, headers, _ in answers] == ["1", "1", None]
+
+
+@pytest.mark.parametrize("scenario", [Scenario.RESET, Scenario.SILENT, Scenario.REPLY_LOST])
+def test_spoilt_connection_is_reset_and_then_served(receiver: Receiver, log: Path, scenario: Scenario) -> None:
+    """The kernel's reset, no polite goodbye; what was done before a lost reply is not done again."""
+    name = named(scenario)
+    with pytest.raises(ConnectionResetError):
+        post(receiver.url, name)
+    assert post(receiver.url, name)[0] == 200
+    done_first = scenario is Scenario.REPLY_LOST
+    assert [line.processed for line in journal.read(log)] == [done_first, not done_first]
+
+
+@pytest.mark.parametrize(("scenario", "status"), [(Scenario.GONE, 410), (Scenario.REFUSED, 422)])
+def test_permanent_refusal_stays(receiver: Receiver, scenario: Scenario, status: int) -> None:
+    """No number of tries changes a permanent answer."""
+    assert {post(receiver.url, named(scenario))[0] for _ in range(4)} == {status}
+
+
+def test_broken_endpoint_works_after_its_repair(receiver: Receiver, log: Path) -> None:
+    """500 on every try until the operator repairs it."""
+    name = named(Scenario.BROKEN)
+    before = [post(receiver.url, name)[0] for _ in range(4)]
+    connection = http.client.HTTPConnection(urlsplit(receiver.url).netloc, timeout=5)
+    connection.request("POST", "/repair", b"")
+    assert connection.getresponse().status == 204
+    connection.close()
+    assert [*before, post(receiver.url, name)[0]] == [500, 500, 500, 500, 200]
+    assert [line.status for line in journal.read(log)] == [500, 500, 500, 500, 200]
+
+
+def test_slow_body_arrives_whole(receiver: Receiver) -> None:
+    """The pieces add up to what Content-Length says."""
+    status, headers, body = post(receiver.url, named(Scenario.SLOW))
+    assert (status, len(body)) == (200, int(headers["Content-Length"]))
+
+
+def test_plan_is_repeatable_and_meets_every_scenario() -> None:
+    """The same seed gives the same plan, with one poison; another seed gives another."""
+    webhooks = plan(500, SEED)
+    assert webhooks == plan(500, SEED)
+    assert webhooks != plan(500, SEED + 1)
+    assert {webhook.scenario for webhook in webhooks} == set(Scenario)
+    assert sum(webhook.scenario is Scenario.POISON for webhook in webhooks) == 1
+
+
+def event(task_id: str, outcome: str, at: int, **fields: Any) -> dict[str, Any]:
+    """One row of the exported outcome log."""
+    row = {"event_id": f"{at}-0", "task_id": task_id, "outcome": outcome, "at_ms": at, "generation": 0, "attempt": 0, "reason": ""}
+    return row | fields
+
+
+def line(task_id: str, number: int, *, processed: bool = False, repeated: bool = False) -> journal.Line:
+    """One line of the journal."""
+    return journal.Line(task_id, number, 0, "", 200, processed, repeated)
+
+
+def account_of(webhook: Webhook, events: list[dict[str, Any]], lines: list[journal.Line], verdict: str = "balanced") -> Account:
+    """The account of a single webhook."""
+    return balance([webhook], events, [{"task_id": webhook.id, "verdict": verdict}], lines)
+
+
+GOOD = Webhook("w", Scenario.ACCEPT)
+SUCCESS = [event("w", "published", 1), event("w", "succeeded", 2, attempt=1)]
+
+
+def test_account_agrees_when_both_sides_do() -> None:
+    """A first-time success that the receiver processed once."""
+    account = account_of(GOOD, SUCCESS, [line("w", 1, processed=True)])
+    assert (account.published, account.first_time, account.lost, account.disagreements) == (1, 1, 0, [])
+
+
+@pytest.mark.parametrize(
+    ("webhook", "events", "lines", "said"),
+    [
+        (GOOD, SUCCESS, [], "processed it 0 times"),
+        (GOOD, SUCCESS, [line("w", 1, processed=True), line("w", 2, repeated=True)], "sent it again"),
+        (GOOD, SUCCESS[:1], [line("w", 1, processed=True)], "no end for it"),
+        (Webhook("w", Scenario.GONE), SUCCESS, [line("w", 1, processed=True)], "its scenario ends as dead_lettered"),
+        (Webhook("w", Scenario.POISON), SUCCESS, [line("w", 1)], "kills whoever prepares it"),
+        (GOOD, [*SUCCESS, event("x", "succeeded", 3, attempt=1)], [line("w", 1, processed=True)], "x: nobody sent it"),
+    ],
+)
+def test_account_names_what_differs(webhook: Webhook, events: list[dict[str, Any]], lines: list[journal.Line], said: str) -> None:
+    """Each kind of disagreement is one sentence that begins with the id."""
+    assert any(said in each for each in account_of(webhook, events, lines).disagreements)
+
+
+def test_repeat_that_the_books_know_is_no_disagreement() -> None:
+    """A worker was killed between the receiver's answer and the acknowledgement: the books say so."""
+    events = [
+        SUCCESS[0],
+        event("w", "redelivery_scheduled", 2, reason="worker_lost", attempt=1),
+        event("w", "succeeded", 3, attempt=2),
+    ]
+    account = account_of(GOOD, events, [line("w", 1, processed=True), line("w", 2, repeated=True)])
+    assert (account.after_redelivery, account.possible_repeats, account.disagreements) == (1, 1, [])
+
+
+def test_lost_webhook_is_named() -> None:
+    """The verdict of the books is carried into the account, with the id."""
+    account = account_of(GOOD, SUCCESS[:1], [], verdict="lost")
+    assert (account.lost, account.lost_ids, account.succeeded) == (1, ["w"], 0)
+
+
+def test_redriven_webhook_counts_by_its_last_life() -> None:
+    """Dead once, redriven, then well: a success, and still one death by its reason."""
+    events = [
+        SUCCESS[0],
+        event("w", "dead_lettered", 2, reason="exhausted", attempt=5),
+        event("w", "redriven", 3, generation=1),
+        event("w", "succeeded", 4, generation=1, attempt=1),
+    ]
+    lines = [*(line("w", number) for number in range(1, 6)), line("w", 6, processed=True)]
+    account = account_of(Webhook("w", Scenario.BROKEN), events, lines)
+    assert (account.succeeded, account.redriven_succeeded, account.dead_lettered) == (1, 1, 0)
+    assert (account.deaths, account.disagreements) == ({"exhausted": 1}, [])

@@ -1,0 +1,171 @@
+"""`redelivery policy`: what holds for a queue and a task, and why.
+
+Enters: the settings that the root command has read, and the names on the command line. Leaves: a table, or with `--json` one
+object. Refuses, with exit code 2 and one line, settings that cannot hold.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from redelivery.errors import ConfigurationError
+from redelivery.middleware.backoff import delay_range
+from redelivery.middleware.decorator import options_of
+from redelivery.settings import DEFAULT_QUEUE, FIELDS, UNLIMITED
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from redelivery.middleware.options import Options
+    from redelivery.settings import RedeliveryPolicy, ResolvedPolicy
+
+__all__ = ["policy"]
+
+#: How many of the coming delays are shown.
+DELAYS = 10
+SECONDS = frozenset(
+    {"redelivery_delay", "max_redelivery_delay", "max_age", "max_time_to_live", "delivery_delay"},
+)
+UNITS = (("d", 86_400), ("h", 3600), ("min", 60))
+
+
+class Unusable(click.ClickException):
+    """Settings that cannot hold: one line, and the exit code of an error."""
+
+    exit_code = 2
+
+
+@click.group()
+def policy() -> None:
+    """What holds for a queue and a task."""
+
+
+@policy.command()
+@click.option("--queue", required=True, help="The queue that messages come from.")
+@click.option("--task", help="The task's name; without it, what holds for the queue alone.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.pass_obj
+def explain(obj: Any, queue: str, task: str | None, *, as_json: bool) -> None:
+    """Show each value, where it came from, and the next ten delays."""
+    options = _options(obj.app, task)
+    try:
+        resolved = obj.settings.policy_for(queue, task, decorator=None if options is None else options.fields)
+        target = resolved.policy.dead_letter_queue_for(queue)
+    except ConfigurationError as error:
+        raise Unusable(str(error)) from None
+    strategies = _strategies(options)
+    if as_json:
+        click.echo(json.dumps(_object(resolved, target, strategies), indent=2))
+    else:
+        click.echo("\n".join(_lines(resolved, target, strategies)))
+
+
+def _options(app: Any, task: str | None) -> Options | None:
+    if app is None or task is None or task not in app.tasks:
+        return None
+    return options_of(app.tasks[task])
+
+
+def _strategies(options: Options | None) -> dict[str, str]:
+    if options is None:
+        return {}
+    given = {"wait": options.wait, "stop": options.stop, "retry": options.retry}
+    return {key: _strategy(value) for key, value in given.items() if value is not None}
+
+
+def _strategy(strategy: Any) -> str:
+    return str(getattr(strategy, "__qualname__", type(strategy).__qualname__))
+
+
+def _object(resolved: ResolvedPolicy, target: str | None, strategies: Mapping[str, str]) -> dict[str, Any]:
+    return {
+        "queue": resolved.queue,
+        "task": resolved.task,
+        "policy": {key: {"value": _plain(resolved.policy, key), "source": resolved.sources[key]} for key in FIELDS},
+        "dead_letter_queue": target,
+        "strategies": dict(strategies),
+        "delays": []
+        if "wait" in strategies
+        else [
+            {"attempt": attempt, "least_s": least, "most_s": most, "reached": reached}
+            for attempt, least, most, reached in _delays(resolved.policy)
+        ],
+    }
+
+
+def _plain(policy: RedeliveryPolicy, key: str) -> Any:
+    """A value as JSON has it; the cap is the one in force."""
+    if key == "max_redelivery_delay":
+        return policy.cap
+    value = getattr(policy, key)
+    if key == "rules":
+        return {each: dict(rule) for each, rule in value.items()}
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _delays(policy: RedeliveryPolicy) -> list[tuple[int, float, float, bool]]:
+    limit = policy.max_delivery_attempts
+    return [(n, *delay_range(policy, n), limit == UNLIMITED or n < limit) for n in range(1, DELAYS + 1)]
+
+
+def _lines(resolved: ResolvedPolicy, target: str | None, strategies: Mapping[str, str]) -> list[str]:
+    subject = f"queue {resolved.queue}" if resolved.task is None else f"queue {resolved.queue}, task {resolved.task}"
+    ends = "discarded" if target is None else f"dead-lettered into {target}"
+    values = [(key, _shown(resolved.policy, key, target), resolved.sources[key]) for key in FIELDS]
+    lines = [f"Policy for {subject}: what fails for good is {ends}.", ""]
+    lines += _table([("setting", "value", "source"), *values])
+    lines += ["", *(f"{key}={name} of the decorator is asked at each attempt." for key, name in strategies.items())]
+    lines += [""] if strategies else []
+    if "wait" in strategies:
+        return [*lines, "It says the delays, so they are not known beforehand."]
+    delays = [
+        (f"after attempt {attempt}", f"{_seconds(least)} - {_seconds(most)}", _note(resolved.policy, reached=reached))
+        for attempt, least, most, reached in _delays(resolved.policy)
+    ]
+    return [*lines, *_table([("next delay", "least - most", ""), *delays])]
+
+
+def _note(policy: RedeliveryPolicy, *, reached: bool) -> str:
+    return "" if reached else f"not reached: max_delivery_attempts is {policy.max_delivery_attempts}"
+
+
+def _shown(policy: RedeliveryPolicy, key: str, target: str | None) -> str:
+    value = _plain(policy, key)
+    special = {
+        ("max_delivery_attempts", UNLIMITED): "-1 (no limit)",
+        ("dead_letter_queue", DEFAULT_QUEUE): f"default ({target})",
+        ("dead_letter_queue", None): "none (discard)",
+    }
+    if isinstance(value, (list, dict)):
+        return json.dumps(value) if value else "none"
+    if (key, value) in special:
+        return special[key, value]
+    return _word(value) if key not in SECONDS or value is None else _duration(value)
+
+
+def _word(value: Any) -> str:
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return f"{value:g}" if isinstance(value, float) else str(value) or "(empty)"
+
+
+def _seconds(seconds: float) -> str:
+    return f"{round(seconds, 3):.12g} s"
+
+
+def _duration(seconds: float) -> str:
+    """`0.75 s`, and from a minute on the larger unit too: `600 s (10 min)`."""
+    for unit, size in UNITS:
+        if seconds >= size:
+            return f"{_seconds(seconds)} ({seconds / size:.3g} {unit})"
+    return _seconds(seconds)
+
+
+def _table(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

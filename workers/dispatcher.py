@@ -1,0 +1,98 @@
+"""The dispatcher: moves delayed messages that are due to their queues, never early.
+
+Any number may run, one in every worker by default, or alone (`redelivery dispatcher`); one leads, by a lease on the broker, and the
+others stand by. It sleeps until the next message is due, and is woken when something earlier arrives. Whether a message is due is the
+server's clock's word. Two leaders at once would only share the work: a message is moved by one script, once.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from typing import TYPE_CHECKING, Any
+
+from redis.exceptions import RedisError
+
+from redelivery.middleware.logs import log
+
+if TYPE_CHECKING:
+    from redelivery.middleware.transports.redis import RedisTransport
+
+__all__ = ["Dispatcher"]
+
+#: How long the lead lasts without being renewed, and how long the dispatcher sleeps at most (seconds).
+LEAD = 5.0
+LONGEST_SLEEP = 1.0
+BATCH = 500
+
+
+class Dispatcher:
+    """One dispatcher: `run` in a thread or a process of its own, until `stop`."""
+
+    def __init__(self, transport: RedisTransport) -> None:
+        self._transport = transport
+        self._token = uuid.uuid4().hex
+        self._stopped = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._leads = False
+
+    def start(self) -> None:
+        """Run in a thread; a second time changes nothing."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self.run, name="redelivery-dispatcher", daemon=True)
+            self._thread.start()
+
+    def stop(self) -> None:
+        """End, after the batch that is under way, and hand the lead on."""
+        self._stopped.set()
+        if self._thread is not None:
+            self._thread.join(LONGEST_SLEEP * 5)
+
+    def run(self) -> None:
+        """Dispatch until stopped; a broker that does not answer is waited for."""
+        while not self._stopped.is_set():
+            try:
+                self._dispatch()
+            except (RedisError, OSError) as exc:
+                log.warning("dispatcher.waiting", error=str(exc))
+                self._stopped.wait(LONGEST_SLEEP)
+            except Exception:
+                log.exception("dispatcher.failed")
+                self._stopped.wait(LONGEST_SLEEP)
+
+    def _dispatch(self) -> None:
+        client, keys = self._transport.client, self._transport.keys
+        with client.pubsub() as wake:
+            wake.subscribe(keys.wake)
+            while not self._stopped.is_set():
+                if not self._lead():
+                    self._stopped.wait(LONGEST_SLEEP)
+                    continue
+                moved, missing, next_due = self._transport.promote(BATCH)
+                if missing:
+                    log.error("delayed.missing", count=missing, why="the delay store named messages that it does not hold")
+                if moved and next_due == 0:
+                    continue
+                _wait(wake, LONGEST_SLEEP if next_due is None else min(next_due, LONGEST_SLEEP))
+            self._resign()
+
+    def _lead(self) -> bool:
+        leads = self._transport.lead(self._token, LEAD)
+        if leads and not self._leads:
+            log.info("dispatcher.leads")
+        self._leads = leads
+        return leads
+
+    def _resign(self) -> None:
+        if self._leads:
+            self._transport.client.delete(self._transport.keys.dispatcher)
+
+
+def _wait(wake: Any, seconds: float) -> None:
+    """Until something earlier became due, or this long."""
+    deadline = time.monotonic() + seconds
+    while (left := deadline - time.monotonic()) > 0:
+        message = wake.get_message(timeout=left)
+        if message is not None and message["type"] == "message":
+            return

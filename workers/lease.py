@@ -1,0 +1,114 @@
+"""The lease and the recoverer: how a living worker says so, and what happens to the messages of a dead one.
+
+One native thread in each worker, because a task on a solo pool blocks every timer of the event loop. Once a second it renews this
+worker's lease and looks at all others. An owner whose counter has stood still for a whole lease (10 s by default), watched by this
+worker over one unbroken connection to one run of the server, is fenced, and its messages are given back one by one. Any error starts
+the watch anew, so an outage of the broker does not run the whole fleet's tasks twice. A recoverer that dies half-way leaves the token
+in `recovering`, where the next one goes on.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from redis.exceptions import RedisError
+
+from redelivery.middleware.logs import log
+from redelivery.middleware.recovery import recover
+from redelivery.middleware.transports.base import Answer
+
+if TYPE_CHECKING:
+    from redelivery.middleware.install import Redelivery
+
+__all__ = ["Lease"]
+
+EVERY = 1.0
+#: Plain workers' sweeps are kept away from held messages for this long, and this is refreshed so often (seconds).
+HELD_FOR, REFRESH_EVERY = 86_400.0, 3_600.0
+
+
+class Lease:
+    """Renews this worker's lease, and gives back what dead workers held."""
+
+    def __init__(self, install: Redelivery) -> None:
+        self._install = install
+        self._stopped = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._seen: dict[bytes, tuple[bytes, float]] = {}
+        self._run_id = ""
+        self._refreshed = time.monotonic()
+
+    def start(self) -> None:
+        """Begin; a second time changes nothing."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="redelivery-lease", daemon=True)
+            self._thread.start()
+
+    def stop(self) -> None:
+        """End, after the step that is under way."""
+        self._stopped.set()
+        if self._thread is not None:
+            self._thread.join(EVERY * 5)
+
+    def _run(self) -> None:
+        while not self._stopped.wait(EVERY):
+            try:
+                self.step()
+            except (RedisError, OSError) as exc:
+                if self._seen:
+                    log.warning("lease.watch_restarted", error=str(exc))
+                self._seen.clear()
+            except Exception:
+                self._seen.clear()
+                log.exception("lease.failed")
+
+    def step(self) -> None:
+        """Renew once, look once, recover what is dead. Raises whatever the broker does."""
+        owner = self._install.owner
+        if not self._install.transport.renew(owner.token):
+            log.warning("owner.fenced", worker=owner.worker, why="its lease was not renewed in time, or the broker lost it")
+            owner.begin()
+        self._watch(owner.token.encode())
+        if time.monotonic() - self._refreshed > REFRESH_EVERY:
+            self._install.transport.extend(list(owner.held), HELD_FOR)
+            self._refreshed = time.monotonic()
+
+    def _watch(self, own: bytes) -> None:
+        transport = self._install.transport
+        run_id = transport.client.info("server")["run_id"]
+        if run_id != self._run_id:
+            self._seen.clear()
+            self._run_id = run_id
+        now, lease = time.monotonic(), self._install.settings.lease
+        counters: dict[bytes, bytes] = transport.client.hgetall(transport.keys.leases)
+        self._seen = {
+            token: self._seen[token] if token in self._seen and self._seen[token][0] == counter else (counter, now)
+            for token, counter in counters.items()
+            if token != own
+        }
+        for token, (counter, since) in self._seen.items():
+            if now - since >= lease and transport.fence(token.decode(), counter):
+                log.warning("owner.presumed_dead", token=token.decode(), worker=self._name_of(token), silent_for=round(now - since, 1))
+        for token in transport.client.hkeys(transport.keys.recovering):
+            self._recover(token.decode())
+
+    def _recover(self, token: str) -> None:
+        transport, count = self._install.transport, 0
+        worker = self._name_of(token.encode())
+        now_ms = transport.now_ms()
+        newest_first = sorted(transport.held_by(token), key=lambda each: int(each.tag.rpartition(":")[2]), reverse=True)
+        for at in range(0, len(newest_first), 500):
+            page = newest_first[at : at + 500]
+            for held, was_started in zip(page, transport.started([each.tag for each in page]), strict=True):
+                answer = recover(self._install, held, was_started=was_started, worker=worker, now_ms=now_ms)
+                count += answer is Answer.DONE
+        transport.unregister(token)
+        log.warning("owner.recovered", token=token, worker=worker, given_back=count)
+
+    def _name_of(self, token: bytes) -> str:
+        import json  # noqa: PLC0415 - only when a worker has died
+
+        about = self._install.transport.client.hget(self._install.transport.keys.owners, token)
+        return str(json.loads(about)["worker"]) if about is not None else "?"

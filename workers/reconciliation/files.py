@@ -1,0 +1,119 @@
+"""Files on whatever file system Spark can reach: the few operations that the job needs beyond reading and writing tables.
+
+Enters: URIs or plain paths. Leaves: names, sizes, text. Everything goes through Hadoop's FileSystem, so a path means the same here as
+where Spark reads it. Limit: on an object store a rename is a copy, and not atomic.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from redelivery.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pyspark.sql import SparkSession
+
+__all__ = ["File", "Files"]
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """One file: its full path, its name, and its size in bytes."""
+
+    path: str
+    name: str
+    size: int
+
+
+class Files:
+    """File operations of one session."""
+
+    def __init__(self, spark: SparkSession) -> None:
+        self._jvm: Any = spark.sparkContext._jvm  # noqa: SLF001 - Spark has no public door to Hadoop's file systems
+        self._configuration: Any = spark.sparkContext._jsc.hadoopConfiguration()  # noqa: SLF001 - as above
+
+    def absolute(self, uri: str) -> str:
+        """The full URI that a path stands for."""
+        path, system = self._open(uri)
+        return str(system.makeQualified(path).toString())
+
+    def exists(self, uri: str) -> bool:
+        """Whether there is something."""
+        path, system = self._open(uri)
+        return bool(system.exists(path))
+
+    def names(self, uri: str) -> list[str]:
+        """What a folder holds; none where there is no such folder."""
+        path, system = self._open(uri)
+        if not system.exists(path):
+            return []
+        return sorted(str(each.getPath().getName()) for each in system.listStatus(path) if not _is_checksum(each))
+
+    def walk(self, uri: str) -> Iterator[File]:
+        """All files below, or the file itself; hidden ones (`_`, `.`) and those in hidden folders are left out, as Spark does."""
+        path, system = self._open(uri)
+        waiting = [system.getFileStatus(path)]
+        top = True
+        while waiting:
+            status = waiting.pop()
+            where = status.getPath()
+            name = str(where.getName())
+            if not top and name.startswith(("_", ".")):
+                continue
+            top = False
+            if status.isDirectory():
+                waiting.extend(system.listStatus(where))
+            else:
+                yield File(str(where.toString()), name, int(status.getLen()))
+
+    def read(self, uri: str) -> str | None:
+        """A small file's text; None where there is no such file."""
+        path, system = self._open(uri)
+        if not system.exists(path):
+            return None
+        stream = system.open(path)
+        try:
+            return str(self._jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8"))
+        finally:
+            stream.close()
+
+    def write(self, uri: str, text: str) -> None:
+        """Write a small file."""
+        path, system = self._open(uri)
+        stream = system.create(path, True)  # noqa: FBT003 - Hadoop's `overwrite`
+        try:
+            stream.write(bytearray(text, "utf-8"))
+        finally:
+            stream.close()
+
+    def rename(self, source: str, target: str) -> None:
+        """Move a file or folder; raises `InputError` where the file system refuses."""
+        path, system = self._open(source)
+        if not system.rename(path, self._path(target)):
+            msg = f"{source} could not be renamed to {target}: look at the permissions of its folder"
+            raise InputError(msg)
+
+    def make_folder(self, uri: str) -> None:
+        """Make a folder and those above it."""
+        path, system = self._open(uri)
+        system.mkdirs(path)
+
+    def remove(self, uri: str) -> None:
+        """Remove a file or folder with all that is in it; nothing happens where there is none."""
+        path, system = self._open(uri)
+        system.delete(path, True)  # noqa: FBT003 - Hadoop's `recursive`
+
+    def _path(self, uri: str) -> Any:
+        return self._jvm.org.apache.hadoop.fs.Path(uri)
+
+    def _open(self, uri: str) -> tuple[Any, Any]:
+        path = self._path(uri)
+        return path, path.getFileSystem(self._configuration)
+
+
+def _is_checksum(status: Any) -> bool:
+    name = str(status.getPath().getName())
+    return name.startswith(".") and name.endswith(".crc")

@@ -1,0 +1,85 @@
+"""The Spark session that the job runs in.
+
+Under `spark-submit` the cluster's own settings hold and only those that the books need for their meaning are set. Started as a
+command, it is a quiet local session: all cores, no web page, nothing that listens beyond the loopback, and what Spark has to say goes to
+a log file instead of the user's terminal.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pyspark.sql import SparkSession
+
+from redelivery.workers.java import ensure_java
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["open_session"]
+
+_SMALL_FLAGS = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
+_GIB = 2**30
+
+#: What the books mean by a day, and one shuffle for folding and joining by task.
+_ALWAYS = {
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.adaptive.enabled": "true",
+    "spark.sql.requireAllClusterKeysForCoPartition": "false",
+    "spark.sql.legacy.timeParserPolicy": "CORRECTED",
+}
+_LOCAL = {
+    "spark.master": "local[*]",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.sql.catalogImplementation": "in-memory",
+    "spark.task.maxFailures": "1",
+}
+
+
+def open_session(*, input_bytes: int | None = None, log: Path | None = None, embedded_java: bool = False) -> SparkSession:
+    """The session: the one that `spark-submit` made ready, or a local one.
+
+    `input_bytes` is what will be read, None where nobody knows: below 256 MiB the Java process is started for a short life. `log` is the
+    file that Spark's own messages go to; it is added to. Raises `InputError` where there is no Java.
+    """
+    builder = SparkSession.builder.appName("redelivery reconcile").config(map=dict(_ALWAYS))
+    if "PYSPARK_GATEWAY_PORT" in os.environ:
+        return builder.getOrCreate()
+    ensure_java(embedded=embedded_java)
+    os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
+    os.environ.setdefault("PYSPARK_SUBMIT_ARGS", f"--driver-memory {_heap()} pyspark-shell")
+    small = input_bytes is not None and input_bytes < _GIB // 4
+    options: dict[str, bool | float | int | str] = dict(_LOCAL)
+    options["spark.sql.shuffle.partitions"] = (os.cpu_count() or 1) * (1 if small else 16)
+    if small:
+        options["spark.driver.extraJavaOptions"] = _SMALL_FLAGS
+    with _stderr_into(log):
+        session = builder.config(map=options).getOrCreate()
+    session.sparkContext.setLogLevel("ERROR")
+    return session
+
+
+def _heap() -> str:
+    """Half of the machine's memory, but 1 to 8 GiB: local mode does everything in the driver's."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return f"{min(max(memory // 2, _GIB), 8 * _GIB) // 2**20}m"
+
+
+@contextmanager
+def _stderr_into(log: Path | None) -> Iterator[None]:
+    """Let a process that starts meanwhile write its standard error to this file, for as long as it lives."""
+    path = Path(os.devnull) if log is None else log
+    kept = os.dup(2)
+    try:
+        with path.open("ab") as file:
+            os.dup2(file.fileno(), 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
