@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -40,3 +41,12 @@ def plain_failing() -> None:
 def failing() -> None:
     """Fails; the policy gives it five attempts, a second apart."""
     raise RuntimeError
+
+
+@app.task(ignore_result=True)
+def stamp(due: float, path: str) -> None:
+    """Notes when it was due and when it ran."""
+    line = json.dumps([due, time.time()]) + "\n"
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    os.write(descriptor, line.encode())
+    os.close(descriptor)

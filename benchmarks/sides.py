@@ -60,10 +60,25 @@ class Side:
         """A worker that consumes."""
         ready = self.folder / "ready"
         ready.unlink(missing_ok=True)
-        command = [sys.executable, "-m", "celery", "-A", "benchmarks.app", "worker", "-P", pool, "-c", str(concurrency), "-l", "WARNING"]
+        command = [
+            sys.executable,
+            "-m",
+            "celery",
+            "-A",
+            "benchmarks.app",
+            "worker",
+            "-P",
+            pool,
+            "-c",
+            str(concurrency),
+            "-l",
+            "WARNING",
+        ]
         command += ["--without-gossip", "--without-mingle", *words]
         with (self.folder / "worker.log").open("ab") as log:
-            process = subprocess.Popen(command, env=self.environment, cwd=self.folder, stdout=log, stderr=log, start_new_session=True)
+            process = subprocess.Popen(
+                command, env=self.environment, cwd=self.folder, stdout=log, stderr=log, start_new_session=True
+            )
         try:
             while not ready.exists():
                 if process.poll() is not None:
@@ -86,7 +101,8 @@ class Side:
                 if not any(pipe.execute()):
                     return time.monotonic()
             time.sleep(0.002)
-        raise TimeoutError(f"{self.name}: not empty after {seconds} s")
+        message = f"{self.name}: not empty after {seconds} s"
+        raise TimeoutError(message)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""The ordinary path: how many tasks a second one worker runs, plain `acks_late` Celery and with redelivery, turn about."""
+"""The ordinary path and the failing path: how many tasks, or attempts, a second one worker runs."""
 
 from __future__ import annotations
 
@@ -7,11 +7,23 @@ from typing import Any
 
 from benchmarks.sides import side
 
-__all__ = ["measure"]
+__all__ = ["failing", "ordinary"]
+
+ATTEMPTS = 5
+POLICY = {
+    "queues": {
+        "#": {
+            "redelivery_delay": 1,
+            "redelivery_delay_multiplier": 1,
+            "redelivery_collision_avoidance_factor": 0,
+            "max_delivery_attempts": ATTEMPTS,
+        },
+    },
+}
 
 
-def measure(name: str, *, tasks: int, pool: str, argument: str = "") -> dict[str, Any]:
-    """Publish so many no-ops, then let one worker run them. Tasks a second, and producer's microseconds a task."""
+def ordinary(name: str, *, tasks: int, pool: str, argument: str = "") -> dict[str, Any]:
+    """Publish so many no-ops, then let one worker run them: tasks a second, and the producer's microseconds for each."""
     with side(name) as here:
         noop = here.app.tasks["benchmarks.app.noop"]
         noop.delay(argument)
@@ -20,21 +32,18 @@ def measure(name: str, *, tasks: int, pool: str, argument: str = "") -> dict[str
             noop.delay(argument)
         published = time.perf_counter() - began
         with here.worker(pool=pool):
-            began_running = time.monotonic()
-            seconds = here.wait_until_empty() - began_running
+            began = time.monotonic()
+            seconds = here.wait_until_empty() - began
         return {"tasks_per_second": tasks / seconds, "publish_us": published / tasks * 1e6}
 
 
-if __name__ == "__main__":
-    import json
-    import statistics
-    import sys
-
-    count, pool_name, rounds = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
-    ratios, costs = [], []
-    for _ in range(rounds):
-        plain, ours = (measure(each, tasks=count, pool=pool_name) for each in ("plain", "redelivery"))
-        ratios.append(ours["tasks_per_second"] / plain["tasks_per_second"])
-        costs.append(ours["publish_us"] / plain["publish_us"])
-        print(json.dumps({"plain": plain, "ours": ours}))
-    print(json.dumps({"throughput": statistics.median(ratios), "publish": statistics.median(costs)}))
+def failing(name: str, *, tasks: int) -> dict[str, Any]:
+    """So many tasks that fail five times, a second apart: attempts a second, from the first to the last."""
+    with side(name, POLICY) as here:
+        task = here.app.tasks[f"benchmarks.app.{'plain_failing' if name == 'plain' else 'failing'}"]
+        for _ in range(tasks):
+            task.delay()
+        with here.worker():
+            began = time.monotonic()
+            seconds = here.wait_until_empty() - began
+        return {"attempts_per_second": tasks * ATTEMPTS / seconds}

@@ -1,0 +1,1 @@
+"""What happens to one message inside a worker: arrival, attempt, decision, departure."""

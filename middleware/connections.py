@@ -1,4 +1,4 @@
-"""The connections of an app on which `Redelivery` is installed: kombu's, with our transport where kombu would use its own for Redis.
+"""The connections of an app with `Redelivery`: kombu's, with our transport where kombu would use its own for Redis.
 
 A subclass rather than a setting, because kombu forgets a transport when it copies a connection for a pool, or fails over to another
 address. Connections of other apps in the process are not touched, and never share a pool with ours.
@@ -31,7 +31,8 @@ def install_connections(app: Celery) -> None:
     @functools.wraps(connect)
     def _connection(*args: Any, **kwargs: Any) -> Connection:
         app.amqp.Connection = _ours(app.amqp.Connection)
-        return connect(*args, **kwargs)
+        connection: Connection = connect(*args, **kwargs)
+        return connection
 
     app._connection = _connection  # noqa: SLF001 - see above
 
@@ -44,19 +45,23 @@ class _Knowing:
         return OURS.get(found, found)
 
     def Pool(self: Any, limit: int | None = None, **kwargs: Any) -> ConnectionPool:  # noqa: N802 - kombu's name
-        return _Pool(self, limit, **kwargs)
+        make: Any = _Pool
+        pool: ConnectionPool = make(self, limit, **kwargs)
+        return pool
 
     def __eqhash__(self: Any) -> HashedSeq:
         return HashedSeq("redelivery", *super().__eqhash__())  # type: ignore[misc]
 
 
-class _Pooled(_Knowing, PooledConnection):  # type: ignore[misc]
+class _Pooled(_Knowing, PooledConnection):
     """A pooled connection with our transport."""
 
 
 class _Pool(ConnectionPool):
     def new(self) -> PooledConnection:
-        return _Pooled(self, **dict(self.connection._info(resolve=False)))  # noqa: SLF001 - as kombu's
+        make: Any = _Pooled
+        pooled: PooledConnection = make(self, **dict(self.connection._info(resolve=False)))  # noqa: SLF001 - as kombu's
+        return pooled
 
 
 @functools.cache

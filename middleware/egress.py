@@ -5,7 +5,8 @@ One request is one delivery of one message. It leaves by exactly one transition,
 1. *It succeeded.* Celery acknowledges: acknowledged, and recorded as `succeeded`.
 2. *It is to be delivered again.* The child raised `Redelivering`; or a child was lost, or ran out of time, and it is decided here:
    moved to the delay store (or back to its queue), and recorded as `redelivery_scheduled`.
-3. *It died.* The exception carries the decision, or it is taken here: moved to the dead-letter queue and recorded as `dead_lettered`;
+3. *It died.* The exception carries the decision, or it is taken here: moved to the dead-letter queue and recorded as
+`dead_lettered`;
    or ended and recorded as `discarded`, where its policy keeps no letters.
 4. *It was revoked, expired or ignored*, Celery's own words: recorded as such; an expired one is a death.
 
@@ -84,7 +85,7 @@ class Egress(Request):
         self._eta = None
         self._request_dict[CONTEXT] = self._context_of(install)
         if not self._task.acks_late:
-            self.on_success = self._recording(self.on_success)
+            self.on_success: Any = self._recording(self.on_success)
 
     def _context_of(self, install: Redelivery) -> dict[str, Any]:
         held, envelope = self._held, self._envelope
@@ -127,7 +128,7 @@ class Egress(Request):
 
     def keep_future(self) -> None:
         """Keep what a pool of threads returns: it alone can take back a task that has not begun; Celery keeps a weak reference."""
-        execute = self.execute_using_pool
+        execute = getattr(self, "execute_using_pool")  # noqa: B009 - the generated class's, which mypy cannot see
 
         def execute_using_pool(pool: Any, **kwargs: Any) -> Any:
             result = execute(pool, **kwargs)
@@ -148,7 +149,7 @@ class Egress(Request):
             else:
                 self._leave(self._ending or Ending(Outcome.SUCCEEDED))
 
-    def reject(self, requeue: bool = False) -> None:  # noqa: FBT001, FBT002 - Celery's signature
+    def reject(self, requeue: bool = False) -> None:
         """As Celery's: without requeueing it is a death; with it, one more delivery, which counts."""
         if self._held is None:
             super().reject(requeue=requeue)
@@ -168,7 +169,7 @@ class Egress(Request):
 
     def on_retry(self, exc_info: ExceptionInfo) -> None:
         """Deliver the message again, as the child decided; what Celery's own `retry` has published anew is only ended here."""
-        exc = _unwrapped(exc_info.exception)
+        exc: Any = _unwrapped(exc_info.exception)
         if self._held is None:
             super().on_retry(exc_info)
             return
@@ -181,7 +182,7 @@ class Egress(Request):
             self._carry_out(lambda: self._install.transport.acknowledge(self._tag, None))
         self.send_event("task-retried", exception=repr(exc.exc), traceback=str(exc_info.traceback))
 
-    def on_failure(self, exc_info: ExceptionInfo, send_failed_event: bool = True, return_ok: bool = False) -> None:  # noqa: FBT001, FBT002 - Celery's signature
+    def on_failure(self, exc_info: ExceptionInfo, send_failed_event: bool = True, return_ok: bool = False) -> None:
         """The attempt failed: find the decision, or take it, and let Celery do the rest."""
         exc = _unwrapped(exc_info.exception)
         if self._held is None or isinstance(exc, (Retry, Terminated)):
@@ -204,7 +205,7 @@ class Egress(Request):
         if not self._task.acks_late and self._ending is not None:
             self._leave(self._ending)
 
-    def on_timeout(self, soft: bool, timeout: float) -> None:  # noqa: FBT001 - Celery's signature
+    def on_timeout(self, soft: bool, timeout: float) -> None:
         """A hard time limit ends the attempt, once: the pool reports the lost child as well."""
         if self._held is None or soft or state.should_terminate:
             super().on_timeout(soft, timeout)
@@ -226,7 +227,7 @@ class Egress(Request):
             return bool(super().maybe_expire())
         return bool(self.expires) and datetime.fromtimestamp(self._install.owner.now_ms() / 1000, UTC) > self.expires
 
-    def _announce_revoked(self, reason: str, terminated: bool, signum: Any, expired: bool) -> None:  # noqa: FBT001 - Celery's signature
+    def _announce_revoked(self, reason: str, terminated: bool, signum: Any, expired: bool) -> None:
         if self._held is not None and self._ending is None:
             failed = Failed(type="celery.exceptions.TaskRevokedError", message=reason, fingerprint=reason)
             expiry = decision.DeadLetter(Reason.EXPIRED)
@@ -265,7 +266,7 @@ class Egress(Request):
         if isinstance(decided, decision.Redeliver):
             # FAILURE is stored and has been acted on: what failed outside the attempt ends here.
             decided = decision.DeadLetter(Reason.NON_RETRYABLE, "failed outside the task's own code")
-        return self._death(decided, failed)
+        return self._death(decided, failed or failed_of(exc))
 
     def _death(self, decided: Decision, failed: Failed) -> Ending:
         assert not isinstance(decided, decision.Redeliver)  # noqa: S101 - the callers have looked
@@ -316,7 +317,7 @@ class Egress(Request):
         try:
             self.task.on_retry(exc, self.id, self.args, self.kwargs, exc_info)
             signals.task_retry.send(sender=self.task, request=self._context, reason=reason, einfo=exc_info)
-        except Exception:
+        except Exception:  # noqa: BLE001 - the task's own code
             log.exception("hook.failed", task_id=self.id, hook="on_retry")
         finally:
             self.task.request_stack.pop()
@@ -389,7 +390,7 @@ class Egress(Request):
         log.info("message.dead_lettered", task_id=self.id, queue=held.queue, dead_letter_queue=target, reason=ending.reason)
 
     def _acknowledge_early(self) -> None:
-        """`acks_late=False`: the message is gone before the task runs, as its author asked; its outcome is recorded when it ends."""
+        """`acks_late=False`: the message is gone before the task runs, as its author asked; its outcome is recorded later."""
         tag = self._tag
         self._carry_out(lambda: self._install.transport.acknowledge(tag, None))
         self._tag = ""
@@ -412,7 +413,13 @@ class Egress(Request):
             log.warning("transition.refused", task_id=self.id, tag=tag, why="the message was given to another worker")
         self._install.owner.drop(tag)
 
-    def _event(self, outcome: Outcome, reason: Reason | None, failed: Failed | None = None, delay_ms: int | None = None) -> Event:
+    def _event(
+        self,
+        outcome: Outcome,
+        reason: Reason | None,
+        failed: Failed | None = None,
+        delay_ms: int | None = None,
+    ) -> Event:
         request, envelope, held = self._request_dict, self._envelope, self._held
         assert held is not None  # noqa: S101 - the callers have looked
         return Event(

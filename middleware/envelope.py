@@ -2,7 +2,8 @@
 
 The life of a message, and what each step writes:
 
-1. *Published.* `redelivery-announced` says that the publication was recorded. A producer may set `redelivery-dead-letter-eligible`, `redelivery-time-to-live-ms` and
+1. *Published.* `redelivery-announced` says that the publication was recorded. A producer may set `redelivery-dead-letter-eligible`,
+`redelivery-time-to-live-ms` and
    `redelivery-delivery-delay-ms`, and no others.
 2. *Received.* Nothing is written: a first delivery has attempt 1, generation 0, and is first seen when its worker receives it.
 3. *Redelivered* (`redelivered`). `headers["redelivery"]` appears: one more attempt, the delay it was given, when it was first seen
@@ -34,7 +35,21 @@ from redelivery.errors import EnvelopeError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["ANNOUNCED", "ELIGIBLE", "HEADER", "Attempt", "Envelope", "Failed", "dead", "deferred", "eligible_of", "opened", "redelivered", "redriven", "sealed"]
+__all__ = [
+    "ANNOUNCED",
+    "ELIGIBLE",
+    "HEADER",
+    "Attempt",
+    "Envelope",
+    "Failed",
+    "dead",
+    "deferred",
+    "eligible_of",
+    "opened",
+    "redelivered",
+    "redriven",
+    "sealed",
+]
 
 HEADER = "redelivery"
 #: Set by our own producers, which record what they publish.
@@ -150,7 +165,11 @@ def opened(raw: bytes) -> Raw:
     except (ValueError, RecursionError) as exc:
         msg = f"the message is no JSON: {exc}; look at its bytes with `redelivery dlq show`"
         raise EnvelopeError(msg) from exc
-    if not isinstance(message, dict) or not isinstance(message.get("headers"), dict) or not isinstance(message.get("properties"), dict):
+    if (
+        not isinstance(message, dict)
+        or not isinstance(message.get("headers"), dict)
+        or not isinstance(message.get("properties"), dict)
+    ):
         msg = "the message has no headers or no properties: it was not published by kombu; look at it with `redelivery dlq show`"
         raise EnvelopeError(msg)
     return message
@@ -161,7 +180,7 @@ def sealed(message: Raw) -> bytes:
     return json.dumps(message, separators=(",", ":")).encode()
 
 
-def redelivered(  # noqa: PLR0913 - each is one fact about the attempt that ended
+def redelivered(
     message: Raw,
     queue: str,
     *,
@@ -202,7 +221,7 @@ def deferred(message: Raw, queue: str, *, seen_ms: int) -> Raw:
     return {**message, "headers": {**message["headers"], HEADER: envelope.to_header()}}
 
 
-def dead(  # noqa: PLR0913 - each is one fact of the death record
+def dead(
     message: Raw,
     queue: str,
     *,

@@ -102,7 +102,7 @@ class Ingress(bootsteps.StartStopStep):
                     return handle(message)
                 except (RedisError, ConnectionError):  # not kombu's connection errors: they include KeyError
                     raise
-                except Exception as exc:
+                except Exception as exc:  # noqa: BLE001 - the message is anybody's
                     log.exception("message.invalid", tag=held.tag, queue=held.queue)
                     if held.request is None or not (held.request.is_running() or held.request.was_handed_over()):
                         self._die(held, Reason.INVALID, failed_of(exc))
@@ -204,7 +204,7 @@ class Ingress(bootsteps.StartStopStep):
             message.ack = message.reject = message.ack_log_error = message.reject_log_error = _nothing
             try:
                 return original(*args)
-            except Exception:
+            except Exception:  # noqa: BLE001 - the message is anybody's
                 log.exception("message.invalid", tag=held.tag, queue=held.queue)
                 return None
             finally:
@@ -299,7 +299,7 @@ def _milliseconds(eta: object, app: Any) -> int | None:
     from celery.utils.time import maybe_iso8601, maybe_make_aware  # noqa: PLC0415 - only for messages with an ETA
 
     try:
-        return round(maybe_make_aware(maybe_iso8601(eta), app.conf.timezone).timestamp() * 1000)
+        return round(float(maybe_make_aware(maybe_iso8601(eta), app.conf.timezone).timestamp()) * 1000)
     except (AttributeError, ValueError, TypeError, OverflowError):
         return None
 

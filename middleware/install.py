@@ -129,7 +129,9 @@ class Redelivery:
         running, suspects = self._standing(owner)
         given_back = owner.release(keep=running | {each.tag for each in suspects})
         if owner.held:
-            log.warning("owner.stopped", worker=self.worker, running=len(owner.held), why="tasks were still running; the lease will end")
+            log.warning(
+                "owner.stopped", worker=self.worker, running=len(owner.held), why="tasks were still running; the lease will end"
+            )
         else:
             self.transport.unregister(owner.token)
         log.info("owner.released", worker=self.worker, given_back=given_back)
@@ -137,7 +139,7 @@ class Redelivery:
 
     @staticmethod
     def _standing(owner: Owner) -> tuple[set[str], list[Held]]:
-        """The tags of what runs here, and the messages of which nobody can tell: handed to the pool, and not begun as far as we know."""
+        """The tags of what runs here, and the messages of which nobody can tell: handed to the pool, not known to have begun."""
         requests = [(held, held.request) for held in list(owner.held.values()) if held.request is not None]
         running = {held.tag for held, request in requests if request.is_running()}
         return running, [held for held, request in requests if held.tag not in running and request.was_handed_over()]

@@ -3,8 +3,8 @@
 The host application's own logging is left alone: nothing is configured here. Where the host has configured structlog, our lines go
 through its processors; where it has not, they are written as `event key=value` lines. `docs/logging.md` lists the events.
 
-What a task writes carries the task's id, attempt, queue and generation: they are bound as structlog context variables while it runs,
-and `TaskContext` is a standard `logging.Filter` that puts the same values on records of the standard library.
+What a task writes carries the task's id, attempt, queue and generation: they are bound as structlog context variables while it
+runs, and `TaskContext` is a standard `logging.Filter` that puts the same values on records of the standard library.
 """
 
 from __future__ import annotations

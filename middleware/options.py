@@ -38,6 +38,9 @@ Retry = Callable[[RetryCallState], bool]
 STRATEGIES = ("wait", "stop", "retry")
 WHERE = "@redeliver"
 
+#: Where tenacity's composed strategies keep what they are composed of.
+PARTS = ("retries", "stops", "strategies", "wait_funcs")
+
 #: What `wait` replaces.
 DELAYS = ("redelivery_delay", "redelivery_delay_multiplier", "max_redelivery_delay", "redelivery_collision_avoidance_factor")
 
@@ -101,10 +104,17 @@ def _refuse_unusable(key: str, strategy: Any) -> None:
     if isinstance(strategy, type):
         msg = f"{WHERE}: {key} is the class {strategy.__name__}, and must be an object: write {strategy.__name__}(...)"
         raise ConfigurationError(msg)
-    called = strategy.func if isinstance(strategy, functools.partial) else strategy
-    if inspect.iscoroutinefunction(called) or inspect.iscoroutinefunction(type(called).__call__):
+    if _is_asynchronous(strategy):
         msg = f"{WHERE}: {key} is asynchronous, and Celery's tasks are not: use what tenacity offers outside tenacity.asyncio"
         raise ConfigurationError(msg)
+
+
+def _is_asynchronous(strategy: Any) -> bool:
+    """Whether a strategy, or one that it is composed of, answers with a coroutine, which a composed one would take for a yes."""
+    called = strategy.func if isinstance(strategy, functools.partial) else strategy
+    if inspect.iscoroutinefunction(called) or inspect.iscoroutinefunction(type(called).__call__):
+        return True
+    return any(_is_asynchronous(part) for name in PARTS for part in getattr(strategy, name, ()))
 
 
 def _refuse_both(waits: bool, fields: Mapping[str, Any]) -> None:

@@ -1,9 +1,9 @@
 """The outbox: transitions that the broker has not answered yet, in the order in which they were asked for.
 
-A transition is tried at once. Where the broker does not answer, or is not able to (it loads, fails over, is read-only), it waits here,
-and a native thread asks again until there is an answer: a task that has succeeded while the broker was away is not run twice for it.
-Every later transition waits behind it, so that their order stays. What waits here dies with the process; its messages are then still
-held on the broker, under a lease that ends, and are delivered again.
+A transition is tried at once. Where the broker does not answer, or is not able to (it loads, fails over, is read-only), it waits
+here, and a native thread asks again until there is an answer: a task that has succeeded while the broker was away is not run twice
+for it. Every later transition waits behind it, so that their order stays. What waits here dies with the process; its messages are
+then still held on the broker, under a lease that ends, and are delivered again.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Outbox:
             return {tag for tag, _, _ in self._waiting}
 
     def carry_out(self, tag: str, transition: Transition, then: Then) -> None:
-        """Try the transition now; where it is not answered, or others wait, put it in line. `then` gets the answer, here or later."""
+        """Try the transition now; unanswered, or with others waiting, it is put in line. `then` gets the answer, here or later."""
         if not self._waiting:
             try:
                 answer = transition()

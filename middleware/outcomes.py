@@ -10,12 +10,14 @@ has no task id or an outcome that is not one of `Outcome`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from enum import StrEnum
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from redelivery.errors import EnvelopeError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
 
 __all__ = ["SCHEMA_VERSION", "TERMINAL", "Event", "Outcome", "Reason"]
 

@@ -1,8 +1,8 @@
 """Recovery: what becomes of a message that a dead worker held.
 
 Its start was recorded: the crash counts against it, and its policy decides, as after any failure, with reason `worker_lost`. It was
-not: nobody can tell whether it ran, so nothing is counted; it goes back to where it was taken from, as a suspect, and from now on its
-starts are recorded. Either way the books learn that it may have run twice.
+not: nobody can tell whether it ran, so nothing is counted; it goes back to where it was taken from, as a suspect, and from now on
+its starts are recorded. Either way the books learn that it may have run twice.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def _task_id(message: dict[str, Any]) -> str:
     return str(message["headers"].get("id"))
 
 
-def _event(  # noqa: PLR0913, PLR0917 - the parts of one event
+def _event(  # noqa: PLR0917 - the parts of one event
     message: dict[str, Any],
     held: Held,
     outcome: Outcome,

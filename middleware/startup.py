@@ -1,7 +1,7 @@
 """What is looked at before a worker takes its first message, and the one line that says what it will do.
 
-Refuses, with `ConfigurationError`: policies that contradict themselves, and a dead-letter queue that nobody has made where it may not
-be made by us. Every other broker discards in that case; we do not start.
+Refuses, with `ConfigurationError`: policies that contradict themselves, and a dead-letter queue that nobody has made where it may
+not be made by us. Every other broker discards in that case; we do not start.
 """
 
 from __future__ import annotations
@@ -51,6 +51,8 @@ def announce(install: Redelivery, consumer: Consumer) -> None:
         broker=consumer.connection.as_uri(),
         guarantees="at least once, each transition atomic",
         queues=",".join(queues),
-        dead_letter_queues=",".join(install.policy_for(queue).dead_letter_queue_for(queue) or "none: discarded" for queue in queues),
+        dead_letter_queues=",".join(
+            install.policy_for(queue).dead_letter_queue_for(queue) or "none: discarded" for queue in queues
+        ),
         max_delivery_attempts=",".join(str(install.policy_for(queue).max_delivery_attempts) for queue in queues),
     )

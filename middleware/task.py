@@ -1,9 +1,9 @@
 """What runs around a task, in the pool's child: one attempt, and the decision that follows where it fails.
 
 A success returns. A failure becomes a decision (`decision.decide`): to be delivered again, the attempt raises `Redelivering`, a
-`celery.exceptions.Retry`, so that Celery stores RETRY and tells whoever listens, and egress moves the message; to die, it raises what
-the task raised, so that FAILURE, error callbacks, chords and chains are Celery's, and egress finds the decision on the exception.
-`Reject`, `Ignore`, eager runs and direct calls pass through untouched.
+`celery.exceptions.Retry`, so that Celery stores RETRY and tells whoever listens, and egress moves the message; to die, it raises
+what the task raised, so that FAILURE, error callbacks, chords and chains are Celery's, and egress finds the decision on the
+exception. `Reject`, `Ignore`, eager runs and direct calls pass through untouched.
 
 Limits: runs in the pool's child and touches no broker there, but for the recorded start of a message that a crash has touched, on
 pools that share the worker's process.
@@ -182,11 +182,11 @@ def _retry_of(task: Task, install: Redelivery, original: Callable[..., Any]) -> 
     """`Task.retry`, carried out as a move of the message; with changed arguments or options it stays Celery's own."""
 
     @functools.wraps(original)
-    def retry(  # noqa: PLR0913 - Celery's signature
+    def retry(  # noqa: PLR0917 - Celery's signature
         args: Any = None,
         kwargs: Any = None,
         exc: BaseException | None = None,
-        throw: bool = True,  # noqa: FBT001, FBT002 - Celery's signature
+        throw: bool = True,
         eta: Any = None,
         countdown: float | None = None,
         max_retries: int | None = None,
@@ -219,7 +219,7 @@ def _retry_of(task: Task, install: Redelivery, original: Callable[..., Any]) -> 
 
 def _delay(task: Task, eta: Any, countdown: float | None) -> float:
     if eta is not None:
-        return max(maybe_make_aware(eta).timestamp() - time.time(), 0.0)
+        return float(max(maybe_make_aware(eta).timestamp() - time.time(), 0.0))
     return float(task.default_retry_delay if countdown is None else countdown)
 
 

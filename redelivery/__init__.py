@@ -1,8 +1,6 @@
 """Retry, dead-letter and delayed-consumption middleware for Celery, with books that prove where every task ended.
 
-    from redelivery import Redelivery
-
-    Redelivery(app)
+Two lines install it: `from redelivery import Redelivery`, and `Redelivery(app)` after the Celery app has been made.
 """
 
 from __future__ import annotations

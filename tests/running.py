@@ -35,7 +35,8 @@ def until(condition: Callable[[], Any], seconds: float = 20, what: str = "") -> 
         if value:
             return value
         if time.monotonic() > deadline:
-            raise AssertionError(f"waited {seconds} s in vain for {what or condition}")
+            message = f"waited {seconds} s in vain for {what or condition}"
+            raise AssertionError(message)
         time.sleep(0.02)  # another process's doing can only be looked for
 
 

@@ -8,10 +8,13 @@ import signal
 import subprocess
 import time
 from dataclasses import dataclass, field
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from redis import Redis
 from redis.exceptions import RedisError
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 __all__ = ["Server", "binaries"]
 

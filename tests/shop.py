@@ -98,7 +98,8 @@ def retries(self: Any) -> None:
 def autoretries() -> None:
     """Uses Celery's own retries."""
     note(autoretries.request.id, attempt=autoretries.request.retries + 1)
-    raise KeyError("x")
+    key = "x"
+    raise KeyError(key)
 
 
 @app.task
@@ -106,7 +107,8 @@ def autoretries() -> None:
 def decorated() -> None:
     """Has a policy of its own."""
     note(decorated.request.id, attempt=decorated.request.retries + 1)
-    raise RuntimeError("decorated")
+    message = "decorated"
+    raise RuntimeError(message)
 
 
 @app.task(bind=True, acks_late=False)
@@ -114,7 +116,8 @@ def early(self: Any, *, fail: bool = False) -> None:
     """Is acknowledged before it runs."""
     note(self.request.id, attempt=self.request.retries + 1)
     if fail:
-        raise RuntimeError("early")
+        message = "early"
+        raise RuntimeError(message)
 
 
 @app.task

@@ -66,8 +66,9 @@ def test_connections_cut_again_and_again_lose_nothing(shop: Callable[..., Shop])
 
 
 def test_a_task_longer_than_the_visibility_timeout_runs_once(shop: Callable[..., Shop]) -> None:
-    """kombu would hand it to the other worker."""
-    here = shop(conf={"broker_transport_options": {"visibility_timeout": 1, "unacked_restore_interval": 1, "unacked_restore_throttle": 1}})
+    """Without the lease, kombu would hand it to the other worker."""
+    options = {"visibility_timeout": 1, "unacked_restore_interval": 1, "unacked_restore_throttle": 1}
+    here = shop(conf={"broker_transport_options": options})
     here.start(concurrency=1)
     here.start(concurrency=1)
     task_id = here.send("naps", 5)

@@ -1,4 +1,4 @@
-"""The transitions on Redis, each against a real server: what moves, what is recorded, what is refused, and what a full server does."""
+"""The transitions on Redis, each against a real server: what moves, is recorded, is refused, and what a full server does."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ class Bench:
             raw = json.dumps({"body": body, "headers": {"id": body}, "properties": {"priority": priority}})
             self.client.lpush(self.keys.list(self.keys.list_name(queue, priority)), raw)
 
-    def receive(  # noqa: PLR0913 - the script's own
+    def receive(
         self,
         budget: int = 10,
         *,
         number: int | None = None,
-        token: str = "w",
+        token: str = "w",  # noqa: S107 - no password
         queues: tuple[str, ...] = (QUEUE,),
         room: int = 10**6,
         most_armed: int = 16,

@@ -51,7 +51,7 @@ def test_a_task_that_keeps_failing_dies_into_its_dead_letter_queue(shop: Callabl
     assert [each["exception"] for each in envelope.attempts] == ["RuntimeError: no"] * 3
     assert [(each["queue"], each["reason"], each["count"]) for each in envelope.deaths] == [("celery", "exhausted", 1)]
     assert envelope.failure is not None
-    assert 'raise RuntimeError(message)' in envelope.failure["traceback"]
+    assert "raise RuntimeError(message)" in envelope.failure["traceback"]
     assert len(here.runs(task_id)) == 3
     assert here.leftovers() == {}
 
@@ -77,9 +77,7 @@ def test_only_the_failed_message_waits(shop: Callable[..., Shop]) -> None:
         ("after", ["published", "redelivery_scheduled", "redelivery_scheduled", "dead_lettered"], "exhausted", 3),
     ],
 )
-def test_what_a_task_raises_decides(
-    shop: Callable[..., Shop], what: str, outcomes: list[str], reason: str, attempts: int
-) -> None:
+def test_what_a_task_raises_decides(shop: Callable[..., Shop], what: str, outcomes: list[str], reason: str, attempts: int) -> None:
     """Our two exceptions, and Celery's with Celery's meaning."""
     here = shop()
     here.start(pool="solo")
@@ -214,18 +212,54 @@ def test_a_message_with_a_countdown_waits_on_the_broker(shop: Callable[..., Shop
         (b"\xff\xfe garbage", "undecodable"),
         (b'{"body": "e30=", "headers": null, "properties": null}', "undecodable"),
         (b'["a", "list"]', "undecodable"),
-        (json.dumps({"body": "bm90IGpzb24=", "content-type": "application/json", "content-encoding": "utf-8",
-                     "headers": {"task": "tests.shop.ok", "id": "x1"},
-                     "properties": {"delivery_tag": "t", "body_encoding": "base64", "delivery_info": {}}}).encode(), "undecodable"),
-        (json.dumps({"body": "e30=", "content-type": "application/json", "content-encoding": "utf-8",
-                     "headers": {"task": "tests.shop.ok"},
-                     "properties": {"delivery_tag": "t", "body_encoding": "base64", "delivery_info": {}}}).encode(), "invalid"),
-        (json.dumps({"body": "W10=", "content-type": "application/json", "content-encoding": "utf-8",
-                     "headers": {"task": "tests.shop.ok", "id": "x2"},
-                     "properties": {"delivery_tag": "t", "body_encoding": "base64", "delivery_info": {}}}).encode(), "invalid"),
-        (json.dumps({"body": "W1tdLCB7fSwge31d", "content-type": "application/json", "content-encoding": "utf-8",
-                     "headers": {"task": "no.such.task", "id": "x3"},
-                     "properties": {"delivery_tag": "t", "body_encoding": "base64", "delivery_info": {}}}).encode(), "unknown_task"),
+        (
+            json.dumps(
+                {
+                    "body": "bm90IGpzb24=",
+                    "content-type": "application/json",
+                    "content-encoding": "utf-8",
+                    "headers": {"task": "tests.shop.ok", "id": "x1"},
+                    "properties": {"delivery_tag": "t", "body_encoding": "base64", "delivery_info": {}},
+                }
+            ).encode(),
+            "undecodable",
+        ),
+        (
+            json.dumps(
+                {
+                    "body": "e30=",
+                    "content-type": "application/json",
+                    "content-encoding": "utf-8",
+                    "headers": {"task": "tests.shop.ok"},
+                    "properties": {"delivery_tag": "t", "body_encoding": "base64", "delivery_info": {}},
+                }
+            ).encode(),
+            "invalid",
+        ),
+        (
+            json.dumps(
+                {
+                    "body": "W10=",
+                    "content-type": "application/json",
+                    "content-encoding": "utf-8",
+                    "headers": {"task": "tests.shop.ok", "id": "x2"},
+                    "properties": {"delivery_tag": "t", "body_encoding": "base64", "delivery_info": {}},
+                }
+            ).encode(),
+            "invalid",
+        ),
+        (
+            json.dumps(
+                {
+                    "body": "W1tdLCB7fSwge31d",
+                    "content-type": "application/json",
+                    "content-encoding": "utf-8",
+                    "headers": {"task": "no.such.task", "id": "x3"},
+                    "properties": {"delivery_tag": "t", "body_encoding": "base64", "delivery_info": {}},
+                }
+            ).encode(),
+            "unknown_task",
+        ),
     ],
     ids=["garbage", "null-headers", "list", "body-no-json", "no-id", "body-no-triple", "unknown-task"],
 )

@@ -1,0 +1,1 @@
+"""What runs beside or after: duties of a worker, operator tools, and the batch job."""

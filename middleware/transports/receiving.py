@@ -1,8 +1,8 @@
 """Receiving on Redis: kombu's transport, with a channel that takes its task messages in batches, by one script.
 
-kombu pops a message (BRPOP) and then records that it holds it (HSET): a worker that dies between the two loses it. Here both are one
-step. Waiting does not pop: a receive that finds nothing looks at the lists, and the server pushes a line (client-side caching) when
-one of them changes.
+kombu pops a message (BRPOP) and then records that it holds it (HSET): a worker that dies between the two loses it. Here both are
+one step. Waiting does not pop: a receive that finds nothing looks at the lists, and the server pushes a line (client-side caching)
+when one of them changes.
 
 Only the channel of the worker's task consumer, once `arm`ed, receives like this. Remote control, events, mingle, `basic_get`, other
 connections of the app and other apps in the process stay kombu's own, but for `_put`, which publishes a task and records it in one
@@ -25,7 +25,7 @@ from redis import ConnectionPool, Redis
 from redis.exceptions import NoScriptError, ResponseError
 
 from redelivery.middleware.envelope import ANNOUNCED
-from redelivery.middleware.keys import Keys, split_unacked
+from redelivery.middleware.keys import Keys, split_unacked, unacked_suffix
 from redelivery.middleware.logs import log
 from redelivery.middleware.outcomes import Event, Outcome
 from redelivery.middleware.scripts import Script
@@ -42,6 +42,7 @@ __all__ = ["ReceivingTransport", "SentinelReceivingTransport"]
 MOST_MESSAGES = 64
 MOST_BYTES = 8 * 1024 * 1024
 MOST_ARMED = 16
+MOST_NAMES = 1000
 #: Seconds between two askings of a waiting receiver: woken by pushes, it asks only to be safe; else it polls.
 SAFETY_NET = 5.0
 UNARMED = 1.0
@@ -56,8 +57,9 @@ class Receiver:
         self.limit = limit
         self.on_garbage = on_garbage
         self.script = Script("receive")
-        self.pending: deque[tuple[Held, dict[str, Any]]] = deque()
+        self.pending: deque[Held] = deque()
         self.queues: list[str] = []
+        self.names: dict[tuple[tuple[str, ...], str], tuple[list[str], list[str]]] = {}
         self.is_tracking = True
         self._ask_at = 0.0
         self._poll = FIRST_POLL
@@ -115,7 +117,7 @@ class QoS(kombu_redis.QoS):
             owner.transport.acknowledge(delivery_tag, None)
             owner.drop(delivery_tag)
 
-    def reject(self, delivery_tag: str, requeue: bool = False) -> None:  # noqa: FBT001, FBT002 - kombu's signature
+    def reject(self, delivery_tag: str, requeue: bool = False) -> None:
         """Give the message back where it is to be requeued; else end it."""
         owner = self._owner_of(delivery_tag)
         if owner is None:
@@ -143,6 +145,7 @@ class Receiving:
     Message = Message
     receiver: Receiver | None = None
     _receive_pool: ConnectionPool | None = None
+    _publishing: tuple[Redis, Keys] | None = None
 
     def arm(self: Any, receiver: Receiver) -> None:
         """From here on, this channel receives for this owner."""
@@ -190,19 +193,24 @@ class Receiving:
         queues = self._queue_cycle.consume(len(self.active_queues))
         if not queues:
             return
-        keys = Keys.of(self)
         receiver.queues = queues
         owner = receiver.owner
-        lists = [keys.list(keys.list_name(queue, step)) for step in keys.priority_steps for queue in queues]
-        armed = [keys.armed(queue) for queue in queues]
-        fixed = [keys.unacked, keys.unacked_index, keys.received(owner.token), keys.leases]
-        suffixes = [f',"",{dumps(queue)}]' for queue in queues]
+        names, suffixes = self._names_of(tuple(queues), owner.token)
         args = [owner.token, owner.calls + 1, budget, MOST_BYTES, len(queues), MOST_ARMED, int(SAFETY_NET * 2000), *suffixes]
-        names = [*fixed, *armed, *lists]
         self._in_poll = self.client.connection
         self._brpop_sent_at = time.monotonic()
-        self._lists = [keys.list_name(queue, step) for step in keys.priority_steps for queue in queues]
         self._in_poll.send_command("EVALSHA", receiver.script.sha, len(names), *names, *args)
+
+    def _names_of(self: Any, queues: tuple[str, ...], token: str) -> tuple[list[str], list[str]]:
+        """What the script is given for these queues, in this order; remembered, since the order only rotates."""
+        known = self.receiver.names.get((queues, token))
+        if known is None:
+            keys = Keys.of(self)
+            lists = [keys.list(keys.list_name(queue, step)) for step in keys.priority_steps for queue in queues]
+            fixed = [keys.unacked, keys.unacked_index, keys.received(token), keys.leases]
+            known = [*fixed, *map(keys.armed, queues), *lists], [unacked_suffix(queue) for queue in queues]
+            self.receiver.names = {**self.receiver.names, (queues, token): known} if len(self.receiver.names) < MOST_NAMES else {}
+        return known  # type: ignore[no-any-return]
 
     def _budget(self: Any) -> int:
         """How many messages there is room for."""
@@ -219,10 +227,11 @@ class Receiving:
             return bool(super()._brpop_read(**options))  # type: ignore[misc]
         connection = self.client.connection
         try:
-            reply = None
             if self._in_poll:
                 reply = connection.read_response()
                 self._in_poll = None
+                # Before the pushes behind it are looked at: each of them is news to a reply that found nothing.
+                self._take_in(reply)
             else:
                 connection.read_response(push_request=True)
             while connection.can_read(0):
@@ -240,11 +249,10 @@ class Receiving:
             self._in_poll = None
             connection.disconnect()
             raise
-        if reply is None:
-            raise Empty
-        self._take_in(reply)
         self.connection.wake_in(receiver.seconds_to_wait())
-        return self._hand_over() > 0
+        if not self._hand_over():
+            raise Empty
+        return True
 
     def _take_in(self: Any, reply: list[Any]) -> None:
         """Put the whole batch in line before any of it is handed over."""
@@ -264,8 +272,9 @@ class Receiving:
         for at in range(3, len(reply), 3):
             tag, index, raw = reply[at].decode(), int(reply[at + 1]), reply[at + 2]
             if index:
-                list_name = self._lists[index - base]
-                queue = list_name.rsplit(self.sep, 1)[0]
+                queue = receiver.queues[(index - base) % len(receiver.queues)]
+                step = self.priority_steps[(index - base) // len(receiver.queues)]
+                list_name = self._q_for_pri(queue, step)
             else:
                 raw, queue = split_unacked(raw)
                 list_name = queue
@@ -300,13 +309,13 @@ class Receiving:
             callback(message)
         return count
 
-    def _message(self: Any, held: Held) -> Message:
+    def _message(self: Any, held: Held) -> Any:
         payload = loads(held.raw)
         properties = {**payload["properties"], "delivery_tag": held.tag}
         message = self.Message({**payload, "properties": properties}, channel=self)
         message.held = held
         held.release_credit = self._credit(held.tag)
-        return message  # type: ignore[no-any-return]
+        return message
 
     def _credit(self: Any, tag: str) -> Callable[[], None]:
         qos, hub_wake = self.qos, self.connection.wake
@@ -317,7 +326,7 @@ class Receiving:
 
         return release_credit
 
-    def basic_consume(self: Any, queue: str, no_ack: bool, callback: Callable[..., Any], consumer_tag: str, **kwargs: Any) -> Any:  # noqa: FBT001 - kombu's signature
+    def basic_consume(self: Any, queue: str, no_ack: bool, callback: Callable[..., Any], consumer_tag: str, **kwargs: Any) -> Any:
         """As kombu's; an armed channel hands messages over ready made."""
         answer = super().basic_consume(queue, no_ack, callback, consumer_tag, **kwargs)  # type: ignore[misc]
         if self.receiver is not None and queue not in self._fanout_queues and not no_ack:
@@ -341,12 +350,18 @@ class Receiving:
         if event is None or kwargs.get("_publish_batch") is not None:
             return super()._put(queue, message, **kwargs)  # type: ignore[misc]
         message["headers"][ANNOUNCED] = 1
-        keys = Keys.of(self)
+        client, keys = self._publisher()
         name = keys.list(keys.list_name(queue, self._get_message_priority(message, reverse=False)))
         expires = self._expires.get(queue, "") if self._expires else ""
         lists = [keys.list(each) for each in keys.list_names(queue)] if expires != "" else []
-        client = Redis(connection_pool=self.pool)
         return _PUBLISH(client, [keys.outcomes, name, *lists], [dumps(message), expires, *encoded(event)])
+
+    def _publisher(self: Any) -> tuple[Redis, Keys]:
+        """The client that publishes: without kombu's prefixing, which knows no script with several keys; made anew after a fork."""
+        if self._publishing is None or self._publishing[0].connection_pool is not self.pool:
+            self._publishing = Redis(connection_pool=self.pool), Keys.of(self)
+        publishing: tuple[Redis, Keys] = self._publishing
+        return publishing
 
 
 _PUBLISH = Script("publish")
@@ -380,7 +395,7 @@ class SentinelChannel(Receiving, kombu_redis.SentinelChannel):  # type: ignore[m
 
 
 class Poller(kombu_redis.MultiChannelPoller):
-    """kombu's poller; for an armed channel it also minds the time of the next asking, and what is pushed without being asked for."""
+    """kombu's poller; for an armed channel it also minds when to ask next, and what is pushed without being asked for."""
 
     def on_readable(self, fileno: int) -> Any:
         """Read for an armed channel whether or not there is room: a push is remembered, never a reason to disconnect."""

@@ -1,7 +1,7 @@
 """The transitions on Redis and Valkey: each is one script (`middleware/lua/`), called on a client of its own.
 
-Enters: a tag and what is to become of its message. Leaves: an `Answer`. Nothing is ever half done: a script runs whole or, where the
-server refuses it, not at all. Limits: an asynchronous replica that becomes the master may have lost what was answered last.
+Enters: a tag and what is to become of its message. Leaves: an `Answer`. Nothing is ever half done: a script runs whole or, where
+the server refuses it, not at all. Limits: an asynchronous replica that becomes the master may have lost what was answered last.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class RedisTransport:
         try:
             transport = connection.transport
             if getattr(transport, "driver_type", None) != "redis":
-                msg = f"broker {connection.as_uri()} is no Redis: this version of redelivery works with redis:// and rediss:// brokers"
+                msg = f"broker {connection.as_uri()} is no Redis: this version of redelivery needs a redis:// broker"
                 raise BrokerError(msg)
             channel = connection.default_channel
         except (AuthenticationError, ResponseError) as exc:
@@ -79,7 +79,7 @@ class RedisTransport:
         """End the message, and record `event`."""
         return self._take(self._acknowledge, [self.keys.outcomes], [tag, _token(tag)], event)
 
-    def defer(  # noqa: PLR0913 - the parts of one move
+    def defer(
         self,
         tag: str,
         list_name: str,
@@ -142,8 +142,9 @@ class RedisTransport:
     # the delay store and the dead letters
 
     def promote(self, limit: int) -> tuple[int, int, float | None]:
-        """Move what is due, at most `limit` messages for each list. Returns how many moved, how many ids had no message, and the
-        seconds until the next one is due (None: nothing waits).
+        """Move what is due, at most `limit` messages for each list.
+
+        Returns how many moved, how many ids had no message, and the seconds until the next one is due (None: nothing waits).
         """
         lists = [_string(name) for name in self.client.zrange(self.keys.destinations, 0, -1)]
         names = [name for each in lists for name in (self.keys.due(each), self.keys.waiting(each), self.keys.list(each))]
@@ -155,6 +156,20 @@ class RedisTransport:
         """Move one dead letter back to its origin, and record it; `ALREADY` where it no longer lies there."""
         names = [self.keys.list(dead_letter_queue), self.keys.list(list_name), self.keys.outcomes]
         return Answer(_string(self._redrive(self.client, names, [letter, message, *encoded(event)])))
+
+    def redrive_many(self, dead_letter_queue: str, moves: Sequence[tuple[bytes, str, bytes, Event]]) -> list[Answer | Exception]:
+        """Move dead letters back, in one round trip; each is moved whole or not at all, by itself, and has its answer or its error.
+
+        A move is what `redrive` takes behind the queue's name.
+        """
+        letters, outcomes = self.keys.list(dead_letter_queue), self.keys.outcomes
+        with self.client.pipeline(transaction=False) as pipe:
+            pipe.script_load(self._redrive.text)
+            for letter, list_name, message, event in moves:
+                names = (letters, self.keys.list(list_name), outcomes)
+                pipe.execute_command("EVALSHA", self._redrive.sha, len(names), *names, letter, message, *encoded(event))
+            answers = pipe.execute(raise_on_error=False)[1:]
+        return [answer if isinstance(answer, Exception) else Answer(_string(answer)) for answer in answers]
 
     def lead(self, token: str, seconds: float) -> bool:
         """Keep or take the lead among the dispatchers for this long."""
@@ -247,8 +262,8 @@ def _token(tag: str) -> str:
     return tag.partition(":")[0]
 
 
-def _string(value: bytes | str) -> str:
-    return value.decode() if isinstance(value, bytes) else value
+def _string(value: Any) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)
 
 
 def _encodable(value: str) -> str:

@@ -1,0 +1,1 @@
+"""The reconciliation: a Spark job that folds outcome events and an inventory into a verdict for every life."""

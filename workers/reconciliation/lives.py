@@ -4,9 +4,9 @@ A life is one (task id, nesting, generation, origin queue); `nesting` is Celery'
 inventory are put one below the other and folded together, so that one shuffle by task id does for all: removing what was
 exported twice (the same event id and task id), the fold, and whatever compares the lives of one task.
 
-Enters: the tables of `reading.py`. Leaves: `lives`, with what the verdicts, metrics and summary need of each: how often each outcome
-occurred (columns by the outcomes' names), positions (`steps.py`) of the first and last end and of the last step that was none, times, and
-where the broker held it. Rows without a queue belong to the only queue that their generation has.
+Enters: the tables of `reading.py`. Leaves: `lives`, with what the verdicts, metrics and summary need of each: how often each
+outcome occurred (columns by the outcomes' names), positions (`steps.py`) of the first and last end and of the last step that was
+none, times, and where the broker held it. Rows without a queue belong to the only queue that their generation has.
 """
 
 from __future__ import annotations
@@ -93,13 +93,14 @@ def _aggregates() -> list[Column]:
     step, at, place = F.col("step"), F.col("at"), F.col("place")
     is_event, is_end = step.isNotNull(), step >= ENDS
     closing = step.isin(*(STEPS.index(each) for each in CLOSING))
+    known_place = F.coalesce(place.isin(*PLACES), F.lit(False))  # noqa: FBT003 - a literal
     dead = step == STEPS.index(Outcome.DEAD_LETTERED)
     return [
         F.count_if(is_event).alias("events"),
         *(F.count_if(step == at_step).alias(str(outcome)) for at_step, outcome in enumerate(STEPS)),
         F.count_if(step < 0).alias("unknown"),
-        F.count_if(F.col("task_id").isNull() | (is_event & (F.col("event_id").isNull() | F.col("at_ms").isNull()))).alias("broken"),
-        F.count_if((~is_event) & ~F.coalesce(place.isin(*PLACES), F.lit(False))).alias("nowhere"),  # noqa: FBT003 - a literal
+        F.count_if(is_event & (F.col("task_id").isNull() | F.col("event_id").isNull() | F.col("at_ms").isNull())).alias("broken"),
+        F.count_if(~is_event & (F.col("task_id").isNull() | F.col("seen_ms").isNull() | ~known_place)).alias("misplaced"),
         F.min(F.when(is_end, at)).alias("first_end"),
         F.max(F.when(step < ENDS, at)).alias("last_open"),
         F.max(at).alias("last"),
@@ -111,6 +112,7 @@ def _aggregates() -> list[Column]:
         F.max("attempt").alias("attempts"),
         F.max("task").alias("task"),
         F.max_by("reason", at).alias("reason"),
+        F.max_by("reason", F.when(dead, at)).alias("death_reason"),
         F.max_by("worker", at).alias("worker"),
         F.max_by("exception", at).alias("exception"),
         F.count_if(place == "dead_letter").alias("in_dead_letters"),
@@ -123,7 +125,7 @@ def _aggregates() -> list[Column]:
 
 
 _LEAST = frozenset({"first_end", "first_death", "first_ms", "due_ms"})
-_GREATEST = frozenset({"last_open", "last", "last_closing", "last_ms", "attempts", "task", "seen_ms", "place"})
+_GREATEST = frozenset({"last_open", "last", "last_closing", "last_ms", "attempts", "task", "death_reason", "seen_ms", "place"})
 _OF_THE_LAST = frozenset({"reason", "worker", "exception"})
 
 

@@ -1,7 +1,7 @@
 """Counting: from judged lives to figures for people.
 
-One row for each origin queue, task and day (UTC) on which lives were opened, so that a row adds up: what was opened has ended one way or
-another, or is open or has a discrepancy. A life without any event has no day and is left to the verdicts.
+One row for each origin queue, task and day (UTC) on which lives were opened, so that a row adds up: what was opened has ended one
+way or another, or is open or has a discrepancy. A life without any event has no day and is left to the verdicts.
 """
 
 from __future__ import annotations

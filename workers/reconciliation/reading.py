@@ -1,9 +1,9 @@
 """Reading: from the files of an export to one table of rows, as the fold takes them.
 
-Enters: a URI of outcome events and one of an inventory, each a file or a folder (with any partition folders), Parquet or JSON lines by
-the endings of the files. Leaves: lazy DataFrames of the columns that `schema.py` names, and the gaps that the export noticed.
-Refuses, with `InputError`: what is not there, a folder without a file, an ending that is neither, a Parquet file with other columns. What
-only shows when the rows are read (a truncated file, a broken line, a row without a task id) is refused then.
+Enters: a URI of outcome events and one of an inventory, each a file or a folder (with any partition folders), Parquet or JSON
+lines by the endings of the files. Leaves: lazy DataFrames of the columns that `schema.py` names, and the gaps that the export
+noticed. Refuses, with `InputError`: what is not there, a folder without a file, an ending that is neither, a Parquet file with
+other columns. What only shows when the rows are read (a truncated file, a broken line, a row without a task id) is refused then.
 """
 
 from __future__ import annotations
@@ -58,7 +58,14 @@ def read_gaps(files: Files, uri: str) -> list[dict[str, Any]]:
     return [gap if isinstance(gap, dict) else {"gap": gap} for gap in gaps]
 
 
-def _read(spark: SparkSession, files: Files, uri: str, schema: StructType, required: Sequence[str], what: str) -> DataFrame:
+def _read(  # noqa: PLR0917 - what is read, and what it must be
+    spark: SparkSession,
+    files: Files,
+    uri: str,
+    schema: StructType,
+    required: Sequence[str],
+    what: str,
+) -> DataFrame:
     formats = _formats(files, uri, what)
     if "parquet" in formats:
         _check_columns(spark, formats["parquet"], schema, required, what)

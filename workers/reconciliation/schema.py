@@ -25,7 +25,8 @@ def _struct(**columns: DataType) -> StructType:
     return StructType([StructField(name, kind) for name, kind in columns.items()])
 
 
-#: The outcome events, in the order of `redelivery.middleware.outcomes.Event`. Times and delays are milliseconds, times since the epoch.
+#: The outcome events, in the order of `redelivery.middleware.outcomes.Event`. Times and delays are milliseconds, times since the
+#: epoch.
 EVENTS: Final = _struct(
     task_id=_TEXT,
     outcome=_TEXT,

@@ -1,8 +1,8 @@
 """The Spark session that the job runs in.
 
 Under `spark-submit` the cluster's own settings hold and only those that the books need for their meaning are set. Started as a
-command, it is a quiet local session: all cores, no web page, nothing that listens beyond the loopback, and what Spark has to say goes to
-a log file instead of the user's terminal.
+command, it is a quiet local session: all cores, no web page, nothing that listens beyond the loopback, and what Spark has to say
+goes to a log file instead of the user's terminal.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 __all__ = ["open_session"]
 
-_SMALL_FLAGS = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
 _GIB = 2**30
 
 #: What the books mean by a day, and one shuffle for folding and joining by task.
@@ -41,24 +40,31 @@ _LOCAL = {
     "spark.task.maxFailures": "1",
 }
 
+#: What pays in a short life: compiling, of Java or of queries, takes longer than what it saves.
+_SMALL = {
+    "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+}
+
 
 def open_session(*, input_bytes: int | None = None, log: Path | None = None, embedded_java: bool = False) -> SparkSession:
     """The session: the one that `spark-submit` made ready, or a local one.
 
-    `input_bytes` is what will be read, None where nobody knows: below 256 MiB the Java process is started for a short life. `log` is the
-    file that Spark's own messages go to; it is added to. Raises `InputError` where there is no Java.
+    `input_bytes` is what will be read, None where nobody knows: below 256 MiB the Java process is started for a short life. `log`
+    is the file that Spark's own messages go to; it is added to. Raises `InputError` where there is no Java.
     """
     builder = SparkSession.builder.appName("redelivery reconcile").config(map=dict(_ALWAYS))
     if "PYSPARK_GATEWAY_PORT" in os.environ:
         return builder.getOrCreate()
     ensure_java(embedded=embedded_java)
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
-    os.environ.setdefault("PYSPARK_SUBMIT_ARGS", f"--driver-memory {_heap()} pyspark-shell")
     small = input_bytes is not None and input_bytes < _GIB // 4
-    options: dict[str, bool | float | int | str] = dict(_LOCAL)
+    options: dict[str, bool | float | int | str | None] = dict(_LOCAL)
+    options["spark.driver.memory"] = _heap()
     options["spark.sql.shuffle.partitions"] = (os.cpu_count() or 1) * (1 if small else 16)
     if small:
-        options["spark.driver.extraJavaOptions"] = _SMALL_FLAGS
+        options |= _SMALL
     with _stderr_into(log):
         session = builder.config(map=options).getOrCreate()
     session.sparkContext.setLogLevel("ERROR")

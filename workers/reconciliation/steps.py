@@ -1,8 +1,9 @@
 """The order in which the steps of a life follow each other.
 
-Events are folded by (generation, delivery, step), never by time alone: clocks differ, and two events may share a millisecond. Within one
-delivery the steps are, in this order: it is published or redriven, received, put off until its ETA, and then either handed over again
-or ended; and a letter that was kept may be closed afterwards. So whatever a delivery's events say of time, its end comes last.
+Events are folded by (generation, delivery, step), never by time alone: clocks differ, and two events may share a millisecond.
+Within one delivery the steps are, in this order: it is published or redriven, received, put off until its ETA, and then either
+handed over again or ended; and a letter that was kept may be closed afterwards. So whatever a delivery's events say of time, its
+end comes last.
 
 An end that names no delivery is an operator's, who saw no delivery: it comes after all of them.
 """
@@ -16,7 +17,7 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
 
 from redelivery.middleware.outcomes import TERMINAL, Outcome
 
-__all__ = ["CLOSING", "ENDS", "STEPS", "number", "position", "step_of"]
+__all__ = ["CLOSING", "ENDS", "STEPS", "number", "outcome_of", "position"]
 
 #: All outcomes in the order of their steps; an outcome's number is its place here.
 STEPS: Final = (
@@ -46,8 +47,9 @@ _AFTER_ALL = 2**31
 
 
 def number(outcome: Column) -> Column:
-    """The number of the outcome in this column; -1 where it is none of ours, null where there is none."""
-    return F.array_position(F.array(*(F.lit(str(each)) for each in STEPS)), outcome).cast("int") - 1
+    """The number of the outcome in this column; -1 where it is none of ours."""
+    place = F.array_position(F.array(*(F.lit(str(each)) for each in STEPS)), outcome)
+    return F.coalesce(place, F.lit(0)).cast("int") - 1
 
 
 def position(step: Column, delivery: Column) -> Column:
@@ -56,6 +58,8 @@ def position(step: Column, delivery: Column) -> Column:
     return F.when(of_nobody, F.lit(_AFTER_ALL)).otherwise(delivery.cast("long")) * _DELIVERY + step
 
 
-def step_of(position: Column) -> Column:
-    """The step of a position."""
-    return (position % _DELIVERY).cast("int")
+def outcome_of(position: Column) -> Column:
+    """The outcome at a position; null where there is none."""
+    words = F.array(*(F.lit(str(each)) for each in STEPS))
+    # Spark takes the lookup in an array without nulls for never null, whatever its index is: hence the question.
+    return F.when(position.isNotNull(), F.get(words, (position % _DELIVERY).cast("int")))

@@ -1,14 +1,14 @@
 """Judging: from lives to verdicts.
 
-The nine verdicts are tried in the order of `RULES`, and the first that holds is the life's. A life is *old* when its last event is at least
-the grace before `as_of`; it is *open* while it has not ended, or was opened more often than it ended: two publications under one task id
-are two messages, and one end is not enough for both.
+The nine verdicts are tried in the order of `RULES`, and the first that holds is the life's. A life is *old* when its last event
+is at least the grace before `as_of`; it is *open* while it has not ended, or was opened more often than it ended: two
+publications under one task id are two messages, and one end is not enough for both.
 
 A life that is in the inventory alone has no event, so it is not `orphaned`: in a dead-letter queue it is a `phantom_dead_letter`,
 elsewhere it is `stuck` or `in_flight`, exactly as the rules say. Its publisher did not record it, and no worker has seen it yet.
 
-Limits: an owner that is gone says nothing of when it went, so that the life's last event must be older than the grace. The books know
-a message by its id: a copy of it is seen when it ends, not before.
+Limits: an owner that is gone says nothing of when it went, so that the life's last event must be older than the grace. The books
+know a message by its id: a copy of it is seen when it ends, not before.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
 
 from redelivery.middleware.outcomes import Outcome
-from redelivery.workers.reconciliation.steps import ENDS, STEPS, step_of
+from redelivery.workers.reconciliation.steps import ENDS, STEPS, outcome_of
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -47,18 +47,22 @@ _OPENING = (Outcome.PUBLISHED, Outcome.REDRIVEN, Outcome.RECEIVED)
 
 def judge(lives: DataFrame, *, as_of_ms: int, grace_ms: int) -> DataFrame:
     """The lives with `verdict`, `rule`, `cause`, `age_ms` (of the last event) and `is_repeated` (its task may have run twice)."""
-    facts = _with_later(lives).withColumns({
-        "ends": _ends(),
-        "age_ms": F.lit(as_of_ms) - F.col("last_ms"),
-        "last_word": F.element_at(F.array(*(F.lit(str(each)) for each in STEPS)), step_of(F.col("last")) + 1),
-    })
+    facts = _with_later(lives).withColumns(
+        {
+            "ends": _ends(),
+            "age_ms": F.lit(as_of_ms) - F.col("last_ms"),
+            "last_word": outcome_of(F.col("last")),
+        }
+    )
     judged = facts.withColumn("verdict", _verdict(as_of_ms, grace_ms))
     rule = F.element_at(F.create_map(*(F.lit(word) for pair in RULES.items() for word in pair)), F.col("verdict"))
-    return judged.withColumns({
-        "rule": rule,
-        "cause": _cause(),
-        "is_repeated": (F.col("repeats") > 0) | (F.col("ends") > 1),
-    })
+    return judged.withColumns(
+        {
+            "rule": rule,
+            "cause": _cause(),
+            "is_repeated": (F.col("repeats") > 0) | (F.col("ends") > 1),
+        }
+    )
 
 
 def _with_later(lives: DataFrame) -> DataFrame:
@@ -87,9 +91,6 @@ def _ends() -> Column:
     ends = sum((F.col(str(each)) for each in STEPS[ENDS:]), F.lit(0))
     closed = F.col("last_closing") > F.col("first_death")
     return ends - F.when(closed, 1).otherwise(0)
-
-
-
 
 
 def _verdict(as_of_ms: int, grace_ms: int) -> Column:
@@ -128,10 +129,14 @@ def _cause() -> Column:
         F.date_format(F.timestamp_millis("last_ms"), "yyyy-MM-dd HH:mm:ss.SSS"),
         F.lit(" UTC"),
     )
-    place = F.coalesce(F.concat(F.lit("the broker has it in "), F.replace("place", F.lit("_"), F.lit(" "))), F.lit("the broker does not have it"))
-    return F.concat(F.coalesce(last, F.lit("no event names it")), F.lit("; "), place)
+    place = F.concat(F.lit("the broker has it in "), F.replace("place", F.lit("_"), F.lit(" ")))
+    return F.concat(
+        F.coalesce(last, F.lit("no event names it")),
+        F.lit("; "),
+        F.coalesce(place, F.lit("the broker does not have it")),
+    )
 
 
 def _if_any(before: str, value: Column | str, after: str) -> Column:
-    text = F.nullif(F.col(value) if isinstance(value, str) else value, F.lit(""))
-    return F.coalesce(F.concat(F.lit(before), text.cast("string"), F.lit(after)), F.lit(""))
+    text = (F.col(value) if isinstance(value, str) else value).cast("string")
+    return F.coalesce(F.concat(F.lit(before), F.nullif(text, F.lit("")), F.lit(after)), F.lit(""))

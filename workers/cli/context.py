@@ -1,0 +1,145 @@
+"""The context of a command: the app that was named, and what follows from it, each only when it is asked for.
+
+Refuses, with one line that says what to do: a command that needs an app and was given none, an app that cannot be imported, one
+without `Redelivery(app)`, and a broker that does not answer.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from kombu.exceptions import OperationalError
+
+from redelivery.errors import BrokerError, BrokerUnavailable, ConfigurationError
+from redelivery.settings import RedeliverySettings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from celery import Celery
+    from kombu import Connection
+
+    from redelivery.middleware.install import Redelivery
+    from redelivery.middleware.transports.redis import RedisTransport
+
+__all__ = ["Context", "json_option", "pass_context"]
+
+#: Seconds that a broker may take to accept a connection.
+PATIENCE = 5.0
+
+
+class Context:
+    """What commands find in `ctx.obj`. `name` is the app as it was given; `app` is Celery's, or None where none was given."""
+
+    def __init__(self, name: str | None = None, app: Celery | None = None, *, as_json: bool = False, with_tasks: bool = False) -> None:
+        self.name = name
+        self.as_json = as_json
+        self._given = app
+        self._with_tasks = with_tasks
+
+    @functools.cached_property
+    def app(self) -> Celery | None:
+        """The app, with its tasks imported where the command looks at them. Raises `ConfigurationError`."""
+        app = _imported(self.name) if self._given is None and self.name is not None else self._given
+        if app is not None and self._with_tasks:
+            _import_tasks(app)
+        return app
+
+    @functools.cached_property
+    def install(self) -> Redelivery:
+        """The app's installation. Raises `ConfigurationError` where there is no app, or no installation on it."""
+        if self.app is None:
+            msg = "this command works on an app's broker: name the app, as in `redelivery -A shop dlq list`, or set CELERY_APP"
+            raise ConfigurationError(msg)
+        found: Redelivery | None = getattr(self.app, "redelivery", None)
+        if found is None:
+            named = f"app {self.app.main or 'default'!r}"
+            msg = f"{named} has no redelivery: add `from redelivery import Redelivery; Redelivery(app)`, or name another app with -A"
+            raise ConfigurationError(msg)
+        return found
+
+    @property
+    def settings(self) -> RedeliverySettings:
+        """The app's settings; without an app, those of the environment and the TOML file. Raises `ConfigurationError`."""
+        return RedeliverySettings.load() if self.app is None else self.install.settings
+
+    @functools.cached_property
+    def transport(self) -> RedisTransport:
+        """The transitions on the app's broker. Raises `BrokerUnavailable`, `BrokerError`."""
+        install = self.install
+        install.settings  # noqa: B018 - what is wrong with them is said before the broker is looked for
+        with install.app.connection_for_write() as connection:
+            _reach(connection)
+        return install.transport
+
+
+pass_context = click.make_pass_decorator(Context)
+
+
+def json_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    """`--json` behind a command's name; the root takes it too."""
+
+    def store(ctx: click.Context, _: click.Parameter, value: bool) -> None:  # noqa: FBT001 - click's signature
+        found = ctx.find_object(Context)
+        if value and found is not None:
+            found.as_json = True
+
+    return click.option("--json", is_flag=True, expose_value=False, callback=store, help="Print JSON.")(command)
+
+
+def _imported(name: str) -> Celery:
+    """The app of this name, as `celery -A` finds it."""
+    from celery import Celery  # noqa: PLC0415 - the command's help needs none
+    from celery.app.utils import find_app  # noqa: PLC0415
+
+    try:
+        found = find_app(name)
+    except Exception as exc:
+        where = _place(exc)
+        msg = f"the app {name!r} cannot be imported: {type(exc).__name__}: {exc}{where}"
+        raise ConfigurationError(msg) from exc
+    if not isinstance(found, Celery):
+        msg = f"{name!r} is no Celery app but {type(found).__name__}: name it as module or module:attribute"
+        raise ConfigurationError(msg)
+    return found
+
+
+def _import_tasks(app: Celery) -> None:
+    try:
+        app.loader.import_default_modules()
+    except Exception as exc:
+        msg = f"the tasks of the app cannot be imported: {type(exc).__name__}: {exc}{_place(exc)}"
+        raise ConfigurationError(msg) from exc
+
+
+def _place(exc: BaseException) -> str:
+    """Where in the user's own code it happened."""
+    trace, here = exc.__traceback__, ""
+    while trace is not None:
+        file = trace.tb_frame.f_code.co_filename
+        if not any(part in file for part in ("importlib", "site-packages", "<")) and not file.startswith((sys.prefix, sys.base_prefix)):
+            here = f" ({Path(file).name}, line {trace.tb_lineno})" if Path(file) != Path(__file__) else here
+        trace = trace.tb_next
+    return here
+
+
+def _reach(connection: Connection) -> None:
+    """Try the broker once and once more, rather than for ever; what is no Redis is refused by the transport."""
+    try:
+        if getattr(connection.transport, "driver_type", None) != "redis":
+            return
+        connection.transport_options = {"socket_connect_timeout": PATIENCE, **(connection.transport_options or {})}
+        connection.ensure_connection(max_retries=1, interval_start=0.1, timeout=PATIENCE)
+    except KeyError as exc:
+        msg = f"broker_url {connection.as_uri()} names a transport that kombu does not know: write redis://, rediss:// or redis+socket://"
+        raise ConfigurationError(msg) from exc
+    except OperationalError as exc:
+        if any(word in str(exc) for word in ("uthentication", "NOAUTH", "WRONGPASS", "NOPERM")):
+            msg = f"broker {connection.as_uri()} refused the connection: {exc}; check the user and the password in broker_url"
+            raise BrokerError(msg) from exc
+        msg = f"broker {connection.as_uri()} does not answer: {exc}; is it running, and is broker_url right?"
+        raise BrokerUnavailable(msg) from exc

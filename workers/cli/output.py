@@ -1,0 +1,123 @@
+"""Output: how what was read is shown, to a person as tables and to a program as JSON.
+
+Enters: rows and values, many of them written by strangers. Leaves: text that moves no cursor: every control character, every invisible or
+direction-changing one, is shown as an escape. JSON is ASCII. Times are UTC.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import unicodedata
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from redelivery.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+__all__ = ["SECONDS", "age", "lines", "moment", "print_json", "safe", "seconds", "short", "span", "table"]
+
+_HIDDEN = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
+_UNITS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+_LATEST_MS = 253_402_300_799_999
+
+
+def safe(value: object) -> str:
+    """Text on one line, harmless to a terminal."""
+    text = value if isinstance(value, str) else str(value)
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(_escaped(char) if unicodedata.category(char) in _HIDDEN else char for char in text)
+
+
+def _escaped(char: str) -> str:
+    return ascii(char)[1:-1]
+
+
+def short(value: object, width: int) -> str:
+    """The same, at most `width` characters wide."""
+    text = safe(value if not isinstance(value, str) else value[: width * 4])
+    return text if len(text) <= width else text[: width - 1] + "…"
+
+
+def lines(text: str, indent: str = "  ") -> str:
+    """Text of many lines, each harmless, indented."""
+    return "\n".join(indent + safe(line) for line in text.splitlines())
+
+
+def moment(ms: float | None) -> str:
+    """A time, milliseconds since the epoch, in UTC to the second; `-` where there is none."""
+    if ms is None or not 0 <= ms <= _LATEST_MS:
+        return "-"
+    return f"{datetime.fromtimestamp(ms / 1000, UTC):%Y-%m-%d %H:%M:%S}Z"
+
+
+def span(seconds: float) -> str:
+    """A duration in its two greatest units: `3d 4h`, `2m 5s`, `0.25s`."""
+    sign, seconds = ("-" if seconds < 0 else ""), abs(seconds)
+    if seconds < 10:  # noqa: PLR2004 - below, tenths say something
+        return f"{sign}{seconds:.2f}".rstrip("0").rstrip(".") + "s"
+    left, parts = round(seconds), []
+    for unit, size in (("d", 86_400), ("h", 3600), ("m", 60), ("s", 1)):
+        if left >= size:
+            parts.append(f"{left // size}{unit}")
+            left %= size
+    return sign + " ".join(parts[:2])
+
+
+def age(ms: int | None, now_ms: int) -> str:
+    """How long ago a time was; `-` where there is none."""
+    return "-" if ms is None else f"{span((now_ms - ms) / 1000)} ago"
+
+
+def seconds(text: str) -> float:
+    """The seconds in `90`, `90s`, `15m`, `2h`, `3d` or `1w`. Raises `InputError`."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(ms|[smhdw])?", text.strip())
+    if match is None:
+        msg = f"{text!r} is no duration: write 90s, 15m, 2h, 3d or 1w"
+        raise InputError(msg)
+    return float(match[1]) * _UNITS[match[2] or "s"]
+
+
+class _Seconds(click.ParamType[float]):
+    """A duration as click takes it."""
+
+    name = "duration"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Read it. Raises click's usage error."""
+        try:
+            return value if isinstance(value, float) else seconds(str(value))
+        except InputError as exc:
+            self.fail(str(exc), param, ctx)
+
+
+SECONDS = _Seconds()
+
+
+def table(rows: Sequence[Sequence[object]], headings: Sequence[str]) -> str:
+    """Aligned columns, numbers to the right; every cell on one line."""
+    cells = [[safe(cell) for cell in row] for row in rows]
+    widths = [max(len(heading), *(len(row[at]) for row in cells), 0) for at, heading in enumerate(headings)]
+    right = [bool(rows) and all(isinstance(row[at], int) for row in rows) for at in range(len(headings))]
+    return "\n".join(
+        "  ".join(cell.rjust(width) if is_right else cell.ljust(width) for cell, width, is_right in zip(row, widths, right, strict=True)).rstrip()
+        for row in [list(headings), *cells]
+    )
+
+
+def facts(values: Iterable[tuple[str, object]] | Mapping[str, object]) -> str:
+    """Name and value, a line each, aligned; what is empty is left out."""
+    pairs = values.items() if hasattr(values, "items") else values
+    shown = [(name, safe(value)) for name, value in pairs if value not in (None, "")]
+    width = max((len(name) for name, _ in shown), default=0)
+    return "\n".join(f"{name.ljust(width)}  {value}" for name, value in shown)
+
+
+def print_json(value: object, *, is_line: bool = False) -> None:
+    """One JSON value, alone on stdout; `is_line` keeps it on one line."""
+    click.echo(json.dumps(value, indent=None if is_line else 2, default=str).replace("\x7f", "\\u007f"))

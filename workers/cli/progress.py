@@ -1,0 +1,41 @@
+"""Progress on stderr: one line that is written anew on a terminal, a line every few seconds elsewhere, nothing for what is quick."""
+
+from __future__ import annotations
+
+import time
+from typing import Self
+
+import click
+
+__all__ = ["Progress"]
+
+#: Seconds before the first word, and between two, on a terminal and elsewhere.
+FIRST, AGAIN, ELSEWHERE = 1.0, 0.2, 5.0
+
+
+class Progress:
+    """Says how far something is, no more often than one can read."""
+
+    def __init__(self) -> None:
+        self._is_terminal = click.get_text_stream("stderr").isatty()
+        self._next = time.monotonic() + FIRST
+        self._said = False
+        self._last = ""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, exc: BaseException | None, trace: object) -> None:
+        if self._said and self._is_terminal:
+            click.echo(err=True)
+        if isinstance(exc, KeyboardInterrupt) and self._last:
+            click.echo(f"interrupted: {self._last}", err=True)
+
+    def say(self, text: str) -> None:
+        """So far."""
+        self._last = text
+        if time.monotonic() < self._next:
+            return
+        self._next = time.monotonic() + (AGAIN if self._is_terminal else ELSEWHERE)
+        self._said = True
+        click.echo(f"\r\x1b[K{text}" if self._is_terminal else text, err=True, nl=not self._is_terminal)

@@ -1,0 +1,142 @@
+"""The contents of a message as an operator sees them: what it says of itself, read from bytes that anybody may have written.
+
+Enters: the bytes of a message, wherever it lies. Leaves: who it is (task id, generation, nesting), what it is (task, priority,
+envelope) and, on demand, the arguments of its task. Refuses nothing: bytes that are no message have an id made from themselves, as
+ingress gives them. A body is looked at only where it says that it is JSON; nothing is ever unpickled, and nothing is decompressed to be
+shown.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self
+
+from kombu.compression import compress, decompress
+
+from redelivery.errors import EnvelopeError
+from redelivery.middleware.envelope import Envelope, opened
+from redelivery.middleware.outcomes import Event
+
+if TYPE_CHECKING:
+    from redelivery.middleware.outcomes import Outcome
+
+__all__ = ["Contents"]
+
+#: The most of an id or a name that is recorded, as in the events of ingress.
+MOST_NAME = 256
+JSON = "application/json"
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """A message, read. `message` is None where the bytes are none; everything else then has its default."""
+
+    raw: bytes
+    message: dict[str, Any] | None
+    envelope: Envelope
+    task_id: str
+    task: str = ""
+    nesting: int = 0
+    priority: int = 0
+
+    @classmethod
+    def of(cls, raw: bytes) -> Self:
+        """Read a message."""
+        try:
+            message = opened(raw)
+        except EnvelopeError:
+            return cls(raw, None, Envelope(), _raw_id(raw))
+        headers, priority = message["headers"], message["properties"].get("priority")
+        task_id = headers.get("id")
+        return cls(
+            raw,
+            message,
+            Envelope.of(headers),
+            task_id[:MOST_NAME] if isinstance(task_id, str) and task_id else _raw_id(raw),
+            _name(headers.get("task")),
+            _whole(headers.get("replaced_task_nesting")),
+            _whole(priority),
+        )
+
+    @property
+    def headers(self) -> dict[str, Any]:
+        """The message's headers."""
+        return {} if self.message is None else self.message["headers"]
+
+    @property
+    def is_task(self) -> bool:
+        """Whether this is a message of Celery's."""
+        return bool(self.task) and isinstance(self.headers.get("id"), str)
+
+    def body(self) -> Any:
+        """The body, decoded, where it is plain JSON; None where it is anything else, or cannot be read."""
+        message = self.message
+        if message is None or message.get("content-type") != JSON:
+            return None
+        try:
+            return json.loads(self._body_bytes(message))
+        except (ValueError, TypeError, RecursionError):
+            return None
+        except Exception:  # noqa: BLE001 - kombu's codecs raise errors of their own, and the bytes are anybody's
+            return None
+
+    def without_chord(self) -> tuple[dict[str, Any], bool]:
+        """The message as it is once it belongs to no chord any more, and whether it belonged to one."""
+        assert self.message is not None  # noqa: S101 - the callers have looked
+        body = self.body() if self._may_have_chord() else None
+        if not _has_chord(body):
+            return self.message, False
+        body[2] = {**body[2], "chord": None}
+        encoded = json.dumps(body, separators=(",", ":")).encode()
+        if isinstance(kind := self.headers.get("compression"), str):
+            encoded, _ = compress(encoded, kind)
+        is_base64 = self.message["properties"].get("body_encoding") == "base64"
+        return {**self.message, "body": base64.b64encode(encoded).decode() if is_base64 else encoded.decode()}, True
+
+    def event(self, outcome: Outcome, queue: str, **more: Any) -> Event:
+        """An event about this message."""
+        headers = self.headers
+        return Event(
+            task_id=self.task_id,
+            outcome=outcome,
+            task=self.task,
+            queue=queue,
+            root_id=_name(headers.get("root_id")),
+            parent_id=_name(headers.get("parent_id")),
+            nesting=self.nesting,
+            **more,
+        )
+
+    def _may_have_chord(self) -> bool:
+        """Members of a chord are members of its group; looking into every body would be slow."""
+        return self.headers.get("group") is not None
+
+    def _body_bytes(self, message: dict[str, Any]) -> bytes:
+        body = message.get("body")
+        if not isinstance(body, str):
+            msg = "the body is no text"
+            raise TypeError(msg)
+        encoded = base64.b64decode(body) if message["properties"].get("body_encoding") == "base64" else body.encode()
+        kind = self.headers.get("compression")
+        return decompress(encoded, kind) if isinstance(kind, str) else encoded
+
+
+def _has_chord(body: Any) -> bool:
+    is_protocol_2 = isinstance(body, list) and len(body) == 3 and isinstance(body[2], dict)  # noqa: PLR2004 - args, kwargs, embed
+    return is_protocol_2 and body[2].get("chord") is not None
+
+
+def _raw_id(raw: bytes) -> str:
+    """The id of what has none, as in the events of ingress."""
+    return f"raw-{hashlib.sha1(raw, usedforsecurity=False).hexdigest()}"
+
+
+def _name(value: object) -> str:
+    return value[:MOST_NAME] if isinstance(value, str) else str(value or "")[:MOST_NAME]
+
+
+def _whole(value: object) -> int:
+    return value if isinstance(value, int) and not isinstance(value, bool) else 0

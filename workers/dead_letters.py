@@ -1,0 +1,190 @@
+"""Dead letters: what lies in the dead-letter queues, and why it died.
+
+Enters: the broker, and the app's settings, which say which dead-letter queues there may be. Leaves: queues with their counts, and
+letters, a page or one by one. Nothing is changed. Refuses, with `InputError`, the name of a queue that is no dead-letter queue: what
+waits in an ordinary queue is alive.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Self
+
+from redelivery.errors import InputError
+from redelivery.workers.contents import Contents
+from redelivery.workers.pages import list_pages
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Mapping
+
+    from redelivery.middleware.install import Redelivery
+    from redelivery.middleware.transports.redis import RedisTransport
+
+__all__ = ["DeadLetterQueue", "Letter", "found", "known", "may_be", "newest", "required", "summaries"]
+
+#: Letters whose reasons stand for all of a queue's.
+SAMPLE = 200
+#: Ids that stand in JSON as they are.
+_PLAIN = re.compile(r"[A-Za-z0-9_.:-]+")
+
+
+@dataclass(frozen=True, slots=True)
+class Letter:
+    """One letter. `died_ms` is the server's time of its last death, None where the letter does not say."""
+
+    contents: Contents
+    death: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, raw: bytes) -> Self:
+        """Read a letter; one without a death record was put here by somebody else."""
+        contents = Contents.of(raw)
+        return cls(contents, contents.envelope.deaths[0] if contents.envelope.deaths else {})
+
+    @property
+    def task_id(self) -> str:
+        """The task's id."""
+        return self.contents.task_id
+
+    @property
+    def task(self) -> str:
+        """The task's name."""
+        return self.contents.task
+
+    @property
+    def generation(self) -> int:
+        """The life that ended here."""
+        return self.contents.envelope.generation
+
+    @property
+    def reason(self) -> str:
+        """Why it died."""
+        return str(self.death.get("reason") or "")
+
+    @property
+    def died_ms(self) -> int | None:
+        """When it died."""
+        died = self.death.get("last")
+        return died if isinstance(died, int) and not isinstance(died, bool) else None
+
+    @property
+    def queue(self) -> str:
+        """The queue that it died in: the one that its outcome events name."""
+        return str(self.death.get("queue") or self.origin_queue)
+
+    @property
+    def origin_queue(self) -> str:
+        """The queue that it goes back to; empty where it names none."""
+        return str(self.contents.envelope.origin.get("queue") or "")
+
+    @property
+    def failure(self) -> Mapping[str, Any]:
+        """What it died of: `type`, `message`, `traceback`, `fingerprint`."""
+        return self.contents.envelope.failure or {}
+
+    @property
+    def is_message(self) -> bool:
+        """Whether there is a message in it: what could not be decoded on arrival is kept as bytes, and nothing can run it."""
+        headers, message = self.contents.headers, self.contents.message
+        return message is not None and not (self.task_id.startswith("raw-") and "task" not in headers)
+
+    def to_row(self) -> dict[str, Any]:
+        """What a listing shows."""
+        return {
+            "task_id": self.task_id,
+            "task": self.task,
+            "generation": self.generation,
+            "reason": self.reason,
+            "attempts": self.contents.envelope.attempt,
+            "died_ms": self.died_ms,
+            "queue": self.queue,
+            "exception": str(self.failure.get("type") or ""),
+            "message": str(self.failure.get("message") or ""),
+            "fingerprint": str(self.failure.get("fingerprint") or ""),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetterQueue:
+    """One dead-letter queue. `reasons` counts those of its `sampled` newest letters, the most frequent first."""
+
+    name: str
+    origin: str
+    letters: int
+    oldest_ms: int | None = None
+    newest_ms: int | None = None
+    reasons: Mapping[str, int] = field(default_factory=dict)
+    sampled: int = 0
+
+
+def known(install: Redelivery) -> dict[str, str]:
+    """Every dead-letter queue with its origin: those that were used, and those of the queues that this app consumes."""
+    transport = install.transport
+    names = {}
+    for queue in install.app.amqp.queues:
+        target = install.policy_for(queue).dead_letter_queue_for(queue)
+        if target is not None:
+            names[target] = queue
+    used: dict[bytes, bytes] = transport.client.hgetall(transport.keys.dead_letter_queues)  # type: ignore[assignment]
+    names.update({name.decode(errors="replace"): origin.decode(errors="replace") for name, origin in used.items()})
+    return dict(sorted(names.items()))
+
+
+def required(install: Redelivery, name: str) -> str:
+    """The name again, where there is such a dead-letter queue. Raises `InputError`, which lists those that there are."""
+    names = known(install)
+    if name in names:
+        return name
+    there = f"there are: {', '.join(names)}" if names else "nothing has died yet, and no queue of the app keeps letters"
+    msg = f"there is no dead-letter queue {name!r}; {there}"
+    raise InputError(msg)
+
+
+def summaries(install: Redelivery) -> list[DeadLetterQueue]:
+    """All dead-letter queues, counted; their times and reasons come from a bounded number of letters."""
+    return [_summary(install.transport, name, origin) for name, origin in known(install).items()]
+
+
+def _summary(transport: RedisTransport, name: str, origin: str) -> DeadLetterQueue:
+    key = transport.keys.list(name)
+    with transport.client.pipeline(transaction=False) as pipe:
+        count, sample, oldest = pipe.llen(key).lrange(key, 0, SAMPLE - 1).lindex(key, -1).execute()
+    if not sample or oldest is None:
+        return DeadLetterQueue(name, origin, int(count))
+    letters = [Letter.of(raw) for raw in sample]
+    reasons = Counter(letter.reason or "unknown" for letter in letters)
+    return DeadLetterQueue(
+        name,
+        origin,
+        letters=int(count),
+        oldest_ms=Letter.of(oldest).died_ms,
+        newest_ms=letters[0].died_ms,
+        reasons=dict(reasons.most_common()),
+        sampled=len(letters),
+    )
+
+
+def newest(transport: RedisTransport, name: str, limit: int) -> list[Letter]:
+    """The `limit` newest letters, the newest first, whatever the queue's size."""
+    raws: list[bytes] = transport.client.lrange(transport.keys.list(name), 0, limit - 1) if limit > 0 else []  # type: ignore[assignment]
+    return [Letter.of(raw) for raw in raws]
+
+
+def found(transport: RedisTransport, name: str, task_ids: Collection[str]) -> Iterator[Letter]:
+    """The letters of these tasks, the newest first; reads the whole queue, in pages."""
+    seen = set()
+    for _, page in list_pages(transport.client, transport.keys.list(name)):
+        for raw in page:
+            if not may_be(raw, task_ids) or raw in seen:
+                continue
+            letter = Letter.of(raw)
+            if letter.task_id in task_ids:
+                seen.add(raw)
+                yield letter
+
+
+def may_be(raw: bytes, task_ids: Collection[str]) -> bool:
+    """Whether these bytes may be a message of one of these tasks (of any, where none is given): far cheaper than decoding them."""
+    return not task_ids or any(_PLAIN.fullmatch(each) is None or each.startswith("raw-") or each.encode() in raw for each in task_ids)

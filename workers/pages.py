@@ -1,0 +1,51 @@
+"""Pages: reading what may be huge, a bounded piece at a time, so that the broker serves others in between.
+
+Enters: a list or a hash. Leaves: its elements in pages, the same one perhaps twice. What stays in it from the first page to the last
+is not missed, though others come and go meanwhile: an element that was taken from the middle of a list moves those behind it, so each
+page begins with the last element of the one before, and where that is not found there, the reading goes back.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from redis import Redis
+
+__all__ = ["PAGE", "hash_pages", "list_pages"]
+
+#: Elements of one page: with messages of some kilobytes it keeps the broker busy for about a millisecond.
+PAGE = 250
+#: How often the reading of one list goes back before it takes what it finds: a list that is emptied from both ends has no middle.
+MOST_RETURNS = 1000
+
+
+def list_pages(client: Redis, key: str, page: int = PAGE) -> Iterator[tuple[int, list[bytes]]]:
+    """The elements of a list from its head (the newest message) on, each page with the server's time (ms) of its reading."""
+    start, last, returns = 0, None, 0
+    while True:
+        with client.pipeline(transaction=False) as pipe:
+            got, now = pipe.lrange(key, start, start + page - 1).time().execute()
+        if last is not None and start and last not in got and returns < MOST_RETURNS:
+            start, returns = max(start - page, 0), returns + 1
+            continue
+        if got:
+            yield int(now[0]) * 1000 + int(now[1]) // 1000, got
+        if len(got) < page:
+            return
+        last = got[-1]
+        start += page - 1
+
+
+def hash_pages(client: Redis, key: str, page: int = PAGE) -> Iterator[tuple[int, dict[bytes, bytes]]]:
+    """The fields of a hash in no order, each page with the server's time (ms) of its reading."""
+    cursor = 0
+    while True:
+        with client.pipeline(transaction=False) as pipe:
+            (cursor, got), now = pipe.hscan(key, cursor, count=page).time().execute()
+        if got:
+            yield int(now[0]) * 1000 + int(now[1]) // 1000, got
+        if cursor == 0:
+            return

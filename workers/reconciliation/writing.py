@@ -1,0 +1,72 @@
+"""Writing: the outputs, all of them or none.
+
+Everything is written to a hidden sibling of the output and takes its place when it is complete. An earlier output of the books is
+replaced; anything else in that place is somebody's, and is refused before any work is done. On an object store a rename is a
+copy: a reader there may see an output that is not complete.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final
+
+from redelivery.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pyspark.sql import DataFrame
+
+    from redelivery.workers.reconciliation.files import Files
+    from redelivery.workers.reconciliation.summary import Summary
+
+__all__ = ["check_output", "replacing", "write_summary", "write_table"]
+
+SUMMARY: Final = "summary.json"
+_OURS: Final = frozenset({SUMMARY, "verdicts", "metrics", "repeats", "report.html"})
+
+
+def check_output(files: Files, uri: str, inputs: dict[str, str]) -> str:
+    """The full URI of the output. Raises `InputError` where it holds what is not ours, or lies within an input or around it."""
+    output = files.absolute(uri).rstrip("/")
+    for name, given in inputs.items():
+        source = files.absolute(given).rstrip("/")
+        if f"{output}/".startswith(f"{source}/") or f"{source}/".startswith(f"{output}/"):
+            msg = f"--output {uri} and --{name} {given} lie within each other: give the output a folder of its own"
+            raise InputError(msg)
+    held = set(files.names(output))
+    if held and (SUMMARY not in held or held - _OURS):
+        strange = ", ".join(sorted(held - _OURS)[:3]) or f"no {SUMMARY}"
+        msg = f"{uri} is not empty, and not an output of these books ({strange}): give another folder"
+        raise InputError(msg)
+    return output
+
+
+@contextmanager
+def replacing(files: Files, output: str) -> Iterator[str]:
+    """A folder to write to, which becomes the output when the block ends, and vanishes when it fails."""
+    parent, _, name = output.rpartition("/")
+    new, old = (f"{parent}/.{name}.{word}-{uuid.uuid4().hex}" for word in ("new", "old"))
+    try:
+        yield new
+        if files.exists(output):
+            files.rename(output, old)
+        files.rename(new, output)
+    except BaseException:
+        files.remove(new)
+        if files.exists(old) and not files.exists(output):
+            files.rename(old, output)
+        raise
+    files.remove(old)
+
+
+def write_table(table: DataFrame, folder: str, name: str) -> None:
+    """Write a table as Parquet."""
+    table.write.parquet(f"{folder}/{name}")
+
+
+def write_summary(files: Files, summary: Summary, folder: str) -> None:
+    """Write the summary."""
+    files.write(f"{folder}/{SUMMARY}", json.dumps(summary.to_dict(), indent=2) + "\n")

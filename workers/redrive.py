@@ -1,0 +1,259 @@
+"""The redrive: dead letters go back to their origin queue, and live once more.
+
+1. What is in the queue when the redrive begins is read from its end, the oldest letter first; what dies again meanwhile is left alone.
+2. The filter chooses among the letters.
+3. A letter that was chosen becomes its original message again, one generation on, with its history; a member of a chord no more, for
+   the chord has counted its failure already.
+4. One script takes it out of the dead-letter queue, puts it into the origin's list by its priority, and records `redriven`.
+
+Refuses a letter that names no origin, or whose bytes were never a message: it is left where it is, counted, with the reason. Limits:
+a redrive that is interrupted has moved some letters and not the others, each of them whole; the same command goes on. Two redrives
+of one queue at once share its letters.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import time
+from collections import Counter
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from redis.exceptions import RedisError
+
+from redelivery.errors import BrokerError, EnvelopeError, RedriveError
+from redelivery.middleware.envelope import redriven, sealed
+from redelivery.middleware.outcomes import Outcome
+from redelivery.middleware.transports.base import Answer
+from redelivery.workers.dead_letters import Letter, may_be
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from redelivery.middleware.keys import Keys
+    from redelivery.middleware.outcomes import Event
+    from redelivery.middleware.transports.redis import RedisTransport
+
+__all__ = ["Filter", "Redrive", "redrive"]
+
+BATCH = 250
+#: How much of the queue is read at once.
+MOST_BYTES = 8 * 1024 * 1024
+#: With a rate, letters go in batches of this part of a second.
+BEAT = 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Filter:
+    """Which letters: all conditions must hold; of the values of one condition, any. No condition: all letters.
+
+    `tasks` are names or shell patterns. `exceptions` are class names, dotted or only the last word. `fingerprints` may be shortened.
+    `died_before_ms` and `died_after_ms` are the server's time; a letter that does not say when it died passes neither.
+    """
+
+    task_ids: frozenset[str] = frozenset()
+    reasons: frozenset[str] = frozenset()
+    tasks: tuple[str, ...] = ()
+    exceptions: tuple[str, ...] = ()
+    fingerprints: tuple[str, ...] = ()
+    died_before_ms: int | None = None
+    died_after_ms: int | None = None
+
+    def passes(self, letter: Letter) -> bool:
+        """Whether the letter is meant."""
+        if self.task_ids and letter.task_id not in self.task_ids:
+            return False
+        if self.reasons and letter.reason not in self.reasons:
+            return False
+        if self.tasks and not any(fnmatch.fnmatchcase(letter.task, task) for task in self.tasks):
+            return False
+        if self.exceptions and not self._has_exception(str(letter.failure.get("type") or "")):
+            return False
+        if self.fingerprints and not str(letter.failure.get("fingerprint") or "").startswith(self.fingerprints):
+            return False
+        return self._is_in_time(letter.died_ms)
+
+    def _has_exception(self, name: str) -> bool:
+        return any(name == each or name.endswith(f".{each}") for each in self.exceptions)
+
+    def _is_in_time(self, died_ms: int | None) -> bool:
+        if self.died_before_ms is not None and (died_ms is None or died_ms >= self.died_before_ms):
+            return False
+        return self.died_after_ms is None or (died_ms is not None and died_ms > self.died_after_ms)
+
+
+@dataclass(slots=True, kw_only=True)
+class Redrive:
+    """What a redrive did, or (`dry_run`) would do.
+
+    Of the `total` letters that were there when it began, `looked_at` were read and `matched` chosen; `moved` of these went back, of
+    them `chords` members of a chord, counted `by_queue` too; `gone` had left the queue meanwhile; `left` counts those that cannot go
+    back, by reason.
+    """
+
+    dead_letter_queue: str
+    dry_run: bool
+    total: int = 0
+    looked_at: int = 0
+    matched: int = 0
+    moved: int = 0
+    gone: int = 0
+    chords: int = 0
+    left: Counter[str] = field(default_factory=Counter)
+    by_queue: Counter[str] = field(default_factory=Counter)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON has it."""
+        return asdict(self)
+
+
+def redrive(
+    transport: RedisTransport,
+    name: str,
+    chosen: Filter,
+    *,
+    dry_run: bool = False,
+    rate: float | None = None,
+    limit: int | None = None,
+    on_progress: Callable[[Redrive], None] = lambda _: None,
+) -> Redrive:
+    """Send letters of one dead-letter queue back: at most `limit` of them, at most `rate` a second.
+
+    Raises `BrokerError` where the broker refuses or does not answer; the message says how many letters had gone back.
+    """
+    walk = _Walk(transport, chosen, Redrive(dead_letter_queue=name, dry_run=dry_run), _Pace(rate), limit)
+    try:
+        walk.run(on_progress)
+    except RedisError as exc:
+        msg = f"the redrive of {name!r} stopped after {walk.result.moved} letters, each moved whole: {exc}; the same command goes on"
+        raise BrokerError(msg) from exc
+    return walk.result
+
+
+@dataclass(slots=True)
+class _Walk:
+    """One way through the queue, from the oldest letter to the newest that was there when it began."""
+
+    transport: RedisTransport
+    chosen: Filter
+    result: Redrive
+    pace: _Pace
+    limit: int | None
+    began_ms: int = 0
+
+    def run(self, on_progress: Callable[[Redrive], None]) -> None:
+        client, key, result = self.transport.client, self.transport.keys.list(self.result.dead_letter_queue), self.result
+        self.began_ms = self.transport.now_ms()
+        result.total = int(client.llen(key))
+        staying, size = 0, BATCH
+        while result.looked_at < result.total and not self._is_full():
+            count = min(size, result.total - result.looked_at)
+            page: list[bytes] = client.lrange(key, -(staying + count), -(staying + 1))  # type: ignore[assignment]
+            if not page:
+                return
+            before = result.moved + result.gone
+            self._take(page[::-1])
+            result.looked_at += len(page)
+            left_queue = 0 if result.dry_run else result.moved + result.gone - before
+            staying += len(page) - left_queue
+            size = max(size // 2, 1) if sum(map(len, page)) > MOST_BYTES else min(size * 2, BATCH)
+            on_progress(result)
+
+    def _is_full(self) -> bool:
+        return self.limit is not None and self.result.matched >= self.limit
+
+    def _take(self, raws: list[bytes]) -> None:
+        """Choose among these letters, and send back what was chosen."""
+        batch: list[_Move] = []
+        for raw in raws:
+            if self._is_full():
+                break
+            move = self._chosen(raw)
+            if move is None:
+                continue
+            batch.append(move)
+            if len(batch) >= self.pace.batch:
+                self._send(batch)
+                batch = []
+        self._send(batch)
+
+    def _chosen(self, raw: bytes) -> _Move | None:
+        if not may_be(raw, self.chosen.task_ids):
+            return None
+        letter = Letter.of(raw)
+        if not self.chosen.passes(letter):
+            return None
+        if letter.died_ms is not None and letter.died_ms > self.began_ms:
+            return None
+        self.result.matched += 1
+        try:
+            return returned(letter, self.transport.keys)
+        except RedriveError as exc:
+            self.result.left[str(exc)] += 1
+            return None
+
+    def _send(self, batch: list[_Move]) -> None:
+        """Carry the moves out. Raises the first error of the broker, after the count of what was moved."""
+        if not batch:
+            return
+        result = self.result
+        if result.dry_run:
+            answers: list[Any] = [Answer.DONE] * len(batch)
+        else:
+            self.pace.wait(len(batch))
+            answers = self.transport.redrive_many(result.dead_letter_queue, [move.parts for move in batch])
+        for move, answer in zip(batch, answers, strict=True):
+            if answer is Answer.DONE:
+                result.moved += 1
+                result.chords += move.left_chord
+                result.by_queue[move.queue] += 1
+            elif answer is Answer.ALREADY:
+                result.gone += 1
+        for answer in answers:
+            if isinstance(answer, Exception):
+                raise answer
+
+
+@dataclass(frozen=True, slots=True)
+class _Move:
+    """One letter on its way: what the transition takes, where to, and whether it left a chord."""
+
+    parts: tuple[bytes, str, bytes, Event]
+    queue: str
+    left_chord: bool
+
+
+def returned(letter: Letter, keys: Keys) -> _Move:
+    """The letter as it goes back to its origin. Raises `RedriveError`, whose message is the reason why it cannot."""
+    contents = letter.contents
+    if not letter.is_message:
+        msg = "its bytes were never a message"
+        raise RedriveError(msg)
+    if not letter.death:
+        msg = "it has no death record: somebody else put it here"
+        raise RedriveError(msg)
+    message, left_chord = contents.without_chord()
+    try:
+        again = redriven(message)
+    except EnvelopeError as exc:
+        msg = "it names no origin queue"
+        raise RedriveError(msg) from exc
+    queue = letter.origin_queue
+    event = contents.event(Outcome.REDRIVEN, queue, generation=contents.envelope.generation + 1)
+    return _Move((contents.raw, keys.list_name(queue, contents.priority), sealed(again), event), queue, left_chord)
+
+
+class _Pace:
+    """How many letters go at once, and when: with a rate, a few at a time, evenly."""
+
+    def __init__(self, rate: float | None) -> None:
+        self.batch = BATCH if rate is None else max(1, min(int(rate * BEAT), BATCH))
+        self._rate = rate
+        self._next = time.monotonic()
+
+    def wait(self, count: int) -> None:
+        """Until so many more may go."""
+        if self._rate is None:
+            return
+        time.sleep(max(self._next - time.monotonic(), 0.0))
+        self._next = max(self._next, time.monotonic()) + count / self._rate
