@@ -20,7 +20,6 @@ success is recorded in `acknowledge`.
 
 from __future__ import annotations
 
-import random
 import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -160,11 +159,11 @@ class Egress(Request):
             self._leave(self._ending)
             return
         failed = Failed(type="celery.exceptions.Reject", message=f"rejected, requeue={requeue}", fingerprint="rejected")
-        limit = self._policy.max_delivery_attempts
-        if requeue and (limit < 0 or self.attempt < limit):
-            self._redeliver(0, failed)
+        decided = self._decide(Reject("rejected"), Reason.REJECTED)[1] if requeue else None
+        if isinstance(decided, decision.Redeliver):
+            self._redeliver(0, failed)  # at once, as Celery requeues
         else:
-            self._leave(self._death(decision.DeadLetter(Reason.REJECTED), failed))
+            self._leave(self._death(decided or decision.ending(self._policy, Reason.REJECTED, "", eligible=self._eligible), failed))
         self.send_event("task-rejected", requeue=requeue)
 
     def on_retry(self, exc_info: ExceptionInfo) -> None:
@@ -230,11 +229,16 @@ class Egress(Request):
     def _announce_revoked(self, reason: str, terminated: bool, signum: Any, expired: bool) -> None:
         if self._held is not None and self._ending is None:
             failed = Failed(type="celery.exceptions.TaskRevokedError", message=reason, fingerprint=reason)
-            expiry = decision.DeadLetter(Reason.EXPIRED)
+            expiry = decision.ending(self._policy, Reason.EXPIRED, "", eligible=self._eligible)
             self._ending = self._death(expiry, failed) if expired else Ending(Outcome.REVOKED)
         super()._announce_revoked(reason, terminated, signum, expired)
 
     # decisions that are taken here
+
+    @property
+    def _eligible(self) -> bool | None:
+        eligible: bool | None = self._request_dict[CONTEXT]["eligible"]
+        return eligible
 
     @property
     def _policy(self) -> Any:
@@ -248,9 +252,9 @@ class Egress(Request):
             age=context["age"] + time.monotonic() - context["received"],
             exception=exc,
             cause=cause,
-            eligible=context["eligible"],
+            eligible=self._eligible,
         )
-        return failed_of(exc), decision.decide(self._policy, failure, random)
+        return failed_of(exc), self._install.decide(self._type, self._policy, failure, idle_for=context["waited"])
 
     def _death_of(self, exc: BaseException, exc_info: ExceptionInfo) -> Ending:
         """What the child decided; or, where its word was lost with an exception that cannot be pickled, what follows here."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import sys
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -318,8 +319,8 @@ def _refusing() -> Iterator[None]:
     try:
         yield
     except RedeliveryError as exc:
-        msg = f"redelivery: error: {exc}"
-        raise SystemExit(msg) from None
+        sys.stderr.write(f"redelivery: error: {exc}\n")
+        raise SystemExit(1) from None
 
 
 def _nothing(*_: Any, **__: Any) -> None:

@@ -7,18 +7,20 @@ that the app will open. The settings are read when they are first needed.
 from __future__ import annotations
 
 import functools
+import random
 import threading
 from typing import TYPE_CHECKING, Any
 
 from celery.exceptions import Ignore
 
-from redelivery.errors import BrokerUnavailable, ConfigurationError
+from redelivery.errors import BrokerError, ConfigurationError
 from redelivery.middleware.connections import install_connections
 from redelivery.middleware.decorator import options_of
 from redelivery.middleware.logs import log
 from redelivery.middleware.outbox import Outbox
 from redelivery.middleware.owner import Owner
 from redelivery.middleware.recovery import recover
+from redelivery.middleware.tenacious import StrategyFailed, decide_with_tenacity
 from redelivery.middleware.transports.base import Answer
 from redelivery.middleware.transports.redis import RedisTransport
 from redelivery.settings import RedeliverySettings
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 
     from celery import Celery
 
+    from redelivery.middleware.decision import Decision, Failure
     from redelivery.middleware.options import Options
     from redelivery.middleware.transports.base import Held
     from redelivery.settings import RedeliveryPolicy
@@ -95,6 +98,16 @@ class Redelivery:
             self._options[task] = options_of(self.app.tasks[task])
         return self._options[task]
 
+    def decide(self, task: str, policy: RedeliveryPolicy, failure: Failure, **asked: Any) -> Decision:
+        """What follows from a failure of this task, by its strategies and its policy. `asked` is for `decide_with_tenacity`."""
+        try:
+            decided = decide_with_tenacity(self.options_of(task), policy, failure, random=random, **asked)
+        except StrategyFailed as failed:
+            log.exception("decision.failed", task=task)
+            decided = failed.decision
+        assert decided is not None  # noqa: S101 - only a result can be accepted
+        return decided
+
     def is_enabled(self, task: str, queue: str | None = None) -> bool:
         """Whether this task obeys the settings at all; Celery's own tasks (`celery.*`) do."""
         return self.policy_for("" if queue is None else queue, task).enabled
@@ -106,7 +119,7 @@ class Redelivery:
             if self._owner is None:
                 try:
                     self._owner = Owner(self.transport, worker)
-                except BrokerUnavailable as exc:  # as Celery's consumer knows it: it connects again
+                except BrokerError as exc:  # as Celery's consumer knows it: it connects again
                     raise ConnectionError(str(exc)) from exc
             owner = self._owner
             if not owner.is_alive():

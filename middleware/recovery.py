@@ -7,7 +7,6 @@ its starts are recorded. Either way the books learn that it may have run twice.
 
 from __future__ import annotations
 
-import random
 from typing import TYPE_CHECKING, Any
 
 from redelivery.errors import EnvelopeError
@@ -57,7 +56,8 @@ def _counted(install: Redelivery, held: Held, message: dict[str, Any], worker: s
         cause=Reason.WORKER_LOST,
         eligible=eligible_of(headers),
     )
-    decided = decision.decide(policy, failure, random)
+    waited = sum(each.get("delay") or 0 for each in envelope.attempts) / 1000
+    decided = install.decide(str(headers.get("task")), policy, failure, idle_for=waited)
     if isinstance(decided, decision.Redeliver):
         delay_ms = round(decided.delay * 1000)
         attempt = Attempt(at_ms=now_ms, worker=worker, exception=f"{LOST.type}: {LOST.message}", delay_ms=delay_ms)

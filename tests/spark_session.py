@@ -13,7 +13,7 @@ import pytest
 from pyarrow import dataset
 
 from redelivery.workers.reconciliation.job import Books, reconcile
-from redelivery.workers.reconciliation.session import open_session
+from redelivery.workers.reconciliation.session import session
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -34,9 +34,8 @@ NOON = 1_769_860_800_000
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """The session; what Spark says goes to a file."""
-    session = open_session(input_bytes=0, log=tmp_path_factory.mktemp("spark") / "spark.log")
-    yield session
-    session.stop()
+    with session(input_bytes=0, log=tmp_path_factory.mktemp("spark") / "spark.log") as started:
+        yield started
 
 
 @dataclass

@@ -255,6 +255,49 @@ def at_last_step(server: Server, act: Callable[[Callable[[], Any]], Any]) -> Red
     return client
 
 
+class BetweenPages(Redis):
+    """A client to which something happens before it reads its second page."""
+
+    act: Callable[[], Any]
+    pages = 0
+
+    def pipeline(self, *args: Any, **options: Any) -> Any:
+        """Act before the second one."""
+        self.pages += 1
+        if self.pages == 2:
+            self.act()
+        return super().pipeline(*args, **options)
+
+
+def between_pages(server: Server, act: Callable[[], Any]) -> Redis:
+    """A client of that kind."""
+    client = BetweenPages(unix_socket_path=server.socket)
+    client.act = act
+    return client
+
+
+@pytest.mark.parametrize(("keep", "lost"), [(1501, 0), (1500, 0), (1499, 1), (100, 1400), (0, 1500)])
+def test_what_goes_between_two_pages_is_a_gap_unless_it_was_read(server: Server, folder: Path, keep: int, lost: int) -> None:
+    """The first page has a thousand of 2,500 events; then the log is cut."""
+    recorded = record(server.client, 2500)
+    client = between_pages(server, lambda: server.client.xtrim(KEYS.outcomes, maxlen=keep, approximate=False))
+    result = export_outcomes(client, KEYS, str(folder / "out"))
+    assert [gap.lost for gap in result.gaps] == ([lost] if lost else [])
+    assert ids(folder / "out") == recorded[:1000] + recorded[1000 + lost :]
+    record(server.client, 1)
+    assert export_outcomes(server.client, KEYS, str(folder / "out")).gaps == []
+
+
+def test_an_export_that_is_overtaken_between_two_pages_reports_no_gap(server: Server, folder: Path) -> None:
+    """What the other one took is not lost."""
+    recorded = record(server.client, 2500)
+    client = between_pages(server, lambda: export_outcomes(server.client, KEYS, str(folder / "out")))
+    with pytest.raises(BrokerError, match="run one export at a time"):
+        export_outcomes(client, KEYS, str(folder / "out"))
+    assert ids(folder / "out") == recorded
+    assert not (folder / "out" / "_gaps.jsonl").exists()
+
+
 @pytest.mark.parametrize("late", [False, True], ids=["before the cursor moved", "after it moved"])
 def test_a_broken_connection_loses_nothing(server: Server, folder: Path, late: bool) -> None:
     """Files written and cursor not moved: they are written again. Cursor moved and not told: the next export goes on."""

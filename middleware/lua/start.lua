@@ -3,5 +3,6 @@
 -- Returns 'done', or 'refused' where the message is no longer held under this tag. Bound: one message.
 -- uses: clock
 if redis.call('HEXISTS', KEYS[1], ARGV[1]) == 0 then return 'refused' end
+redis.call('HDEL', KEYS[2], ARGV[1])
 redis.call('HSET', KEYS[2], ARGV[1], now_ms())
 return 'done'

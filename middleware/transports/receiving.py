@@ -22,7 +22,7 @@ from kombu.transport import redis as kombu_redis
 from kombu.transport import virtual
 from kombu.utils.json import dumps, loads
 from redis import ConnectionPool, Redis
-from redis.exceptions import NoScriptError, ResponseError
+from redis.exceptions import NoScriptError, OutOfMemoryError, ResponseError
 
 from redelivery.middleware.envelope import ANNOUNCED
 from redelivery.middleware.keys import Keys, split_unacked, unacked_suffix
@@ -127,6 +127,13 @@ class QoS(kombu_redis.QoS):
             owner.drop(delivery_tag)
         else:
             self.ack(delivery_tag)
+
+    def restore_visible(self, *args: Any, **kwargs: Any) -> None:
+        """As kombu's, for what plain workers held; a server that refuses to be written to is no reason to die."""
+        try:
+            super().restore_visible(*args, **kwargs)
+        except ResponseError as exc:
+            log.warning("restore.refused", error=str(exc))
 
     def restore_unacked_once(self, stderr: object = None) -> None:
         """Nothing is restored on a lost connection: the owner says what it still holds, and gives back the rest."""
@@ -341,6 +348,15 @@ class Receiving:
         super().close()  # type: ignore[misc]
         if self._receive_pool is not None:
             self._receive_pool.disconnect()
+
+    def _queue_bind(self: Any, exchange: str, routing_key: str, pattern: str, queue: str) -> None:
+        """As kombu's; a full server needs only to have the binding already."""
+        try:
+            super()._queue_bind(exchange, routing_key, pattern, queue)  # type: ignore[misc]
+        except OutOfMemoryError as exc:
+            if not any(bound[-1] == queue for bound in self.get_table(exchange)):
+                msg = f"queue {queue!r} cannot be bound: {exc}"
+                raise ConnectionError(msg) from exc
 
     # publishing
 

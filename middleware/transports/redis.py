@@ -50,6 +50,7 @@ class RedisTransport:
         self._renew = Script("renew")
         self._fence = Script("fence")
         self._lead = Script("lead")
+        self._register = Script("register")
         self._held_keys = [keys.unacked, keys.unacked_index, keys.starts, keys.leases]
 
     @classmethod
@@ -179,10 +180,7 @@ class RedisTransport:
 
     def register(self, token: str, about: dict[str, Any]) -> None:
         """Open a lease for a new owner."""
-        with self.client.pipeline() as pipe:
-            pipe.hset(self.keys.owners, token, json.dumps(about))
-            pipe.hset(self.keys.leases, token, 0)
-            pipe.execute()
+        self._register(self.client, [self.keys.leases, self.keys.owners], [token, json.dumps(about)])
 
     def renew(self, token: str) -> bool:
         """Renew a lease; False where it is gone: the owner is fenced."""

@@ -11,6 +11,7 @@ import re
 import signal
 import tempfile
 import time
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -20,6 +21,8 @@ import click
 from redelivery.errors import InputError, RedeliveryError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from redelivery.workers.reconciliation.job import Books
     from redelivery.workers.reconciliation.summary import Summary
 
@@ -52,13 +55,13 @@ class Moment(click.ParamType[int]):
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as one JSON object.")
 def reconcile(*, grace: float, as_json: bool, **given: Any) -> None:
     """Prove where every task ended; exit 1 where the books do not balance."""
-    signal.signal(signal.SIGTERM, _interrupt)
     try:
         from redelivery.workers.reconciliation.job import Books  # noqa: PLC0415 - pyspark is an optional dependency
     except ImportError as exc:
         _refuse(f"the books need PySpark ({exc}): pip install 'redelivery[books]'")
     try:
-        summary = _run(Books(grace_ms=round(grace * 1000), **given))
+        with _terminable():
+            summary = _run(Books(grace_ms=round(grace * 1000), **given))
     except KeyboardInterrupt:
         click.echo("interrupted; nothing was written", err=True)
         raise SystemExit(130) from None
@@ -72,21 +75,17 @@ def _run(books: Books) -> Summary:
     """Start Spark, reconcile, stop Spark. Raises `InputError` for whatever Spark could not do."""
     from redelivery.workers.reconciliation.faults import FAULTS, explain  # noqa: PLC0415 - pyspark is an optional dependency
     from redelivery.workers.reconciliation.job import reconcile as run  # noqa: PLC0415 - as above
-    from redelivery.workers.reconciliation.session import open_session  # noqa: PLC0415 - as above
+    from redelivery.workers.reconciliation.session import session  # noqa: PLC0415 - as above
 
     progress = Progress()
+    progress.say("starting Spark")
     with tempfile.TemporaryDirectory(prefix="redelivery-reconcile-") as folder:
         log = Path(folder) / "spark.log"
-        progress.say("starting Spark")
-        spark = None
         try:
-            spark = open_session(input_bytes=_local_bytes(books.outcomes, books.inventory), log=log)
-            return run(spark, books, progress.say)
+            with session(input_bytes=_local_bytes(books.outcomes, books.inventory), log=log) as spark:
+                return run(spark, books, progress.say)
         except FAULTS as exc:
             raise InputError(explain(exc)) from exc
-        finally:
-            if spark is not None:
-                spark.stop()
 
 
 class Progress:
@@ -115,6 +114,16 @@ def _local_bytes(*uris: str) -> int | None:
 def _refuse(text: str) -> NoReturn:
     click.echo(f"redelivery: {text}", err=True)
     raise SystemExit(2) from None
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """Treat a request to end as an interruption, so that nothing is left half-written."""
+    before = signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _interrupt(*_: object) -> NoReturn:

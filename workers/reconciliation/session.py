@@ -19,7 +19,7 @@ from redelivery.workers.java import ensure_java
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["open_session"]
+__all__ = ["session"]
 
 _GIB = 2**30
 
@@ -48,27 +48,38 @@ _SMALL = {
 }
 
 
-def open_session(*, input_bytes: int | None = None, log: Path | None = None, embedded_java: bool = False) -> SparkSession:
-    """The session: the one that `spark-submit` made ready, or a local one.
+@contextmanager
+def session(*, input_bytes: int | None = None, log: Path | None = None, embedded_java: bool = False) -> Iterator[SparkSession]:
+    """The session that there is already, or a new one, which is stopped at the end.
 
-    `input_bytes` is what will be read, None where nobody knows: below 256 MiB the Java process is started for a short life. `log`
-    is the file that Spark's own messages go to; it is added to. Raises `InputError` where there is no Java.
+    `input_bytes` is what will be read, None where nobody knows: below 256 MiB the Java process is started for a short life. `log` is
+    the file that Spark's own messages go to; it is added to. Raises `InputError` where there is no Java.
     """
+    running = SparkSession.getActiveSession()
+    if running is not None:
+        yield running
+        return
+    started = _started(input_bytes, log, embedded=embedded_java)
+    try:
+        yield started
+    finally:
+        started.stop()
+
+
+def _started(input_bytes: int | None, log: Path | None, *, embedded: bool) -> SparkSession:
     builder = SparkSession.builder.appName("redelivery reconcile").config(map=dict(_ALWAYS))
-    if "PYSPARK_GATEWAY_PORT" in os.environ:
+    if "PYSPARK_GATEWAY_PORT" in os.environ:  # spark-submit has made everything ready
         return builder.getOrCreate()
-    ensure_java(embedded=embedded_java)
+    ensure_java(embedded=embedded)
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
     small = input_bytes is not None and input_bytes < _GIB // 4
-    options: dict[str, bool | float | int | str | None] = dict(_LOCAL)
+    options: dict[str, bool | float | int | str | None] = dict(_LOCAL) | (_SMALL if small else {})
     options["spark.driver.memory"] = _heap()
     options["spark.sql.shuffle.partitions"] = (os.cpu_count() or 1) * (1 if small else 16)
-    if small:
-        options |= _SMALL
     with _stderr_into(log):
-        session = builder.config(map=options).getOrCreate()
-    session.sparkContext.setLogLevel("ERROR")
-    return session
+        started = builder.config(map=options).getOrCreate()
+    started.sparkContext.setLogLevel("ERROR")
+    return started
 
 
 def _heap() -> str:

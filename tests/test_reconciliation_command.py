@@ -1,0 +1,262 @@
+"""`redelivery reconcile` as its users meet it: exit codes, what it prints, and what it leaves or does not leave behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+from click.testing import CliRunner, Result
+from pyarrow import parquet
+
+from redelivery.workers.cli.reconcile import reconcile
+from redelivery.workers.reconciliation.schema import EVENTS, INVENTORY
+from redelivery.workers.tables import EVENTS as EXPORTED_EVENTS
+from redelivery.workers.tables import INVENTORY as EXPORTED_INVENTORY
+from redelivery.workers.tables import write_rows
+from tests.spark_session import NOON, Histories, rows, spark, write_lines
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pyspark.sql import SparkSession
+    from pyspark.sql.types import StructType
+
+__all__ = ["spark"]
+
+SUCCEEDED = ("succeeded", {"delivery": 1, "attempt": 1})
+
+
+@pytest.fixture
+def told(tmp_path: Path) -> Histories:
+    """One task that succeeded, written for the job."""
+    told = Histories()
+    told.tell("a", "published", SUCCEEDED)
+    told.hold("b", "queue")
+    told.write(tmp_path)
+    return told
+
+
+def arguments(folder: Path, *more: str, **places: str) -> list[str]:
+    """The command's arguments."""
+    named = {name: str(folder / name) for name in ("outcomes", "inventory")} | {"output": str(folder / "books")} | places
+    return [*(word for name, place in named.items() for word in (f"--{name}", place)), *more]
+
+
+def run(folder: Path, *more: str, **places: str) -> Result:
+    """Run the command in this process, where Spark is running already."""
+    return CliRunner().invoke(reconcile, arguments(folder, *more, **places))
+
+
+@pytest.mark.usefixtures("spark", "told")
+def test_balanced_books_end_with_zero_and_one_json_object(tmp_path: Path) -> None:
+    """What is printed is what is written; progress goes to standard error."""
+    result = run(tmp_path, "--json")
+    assert result.exit_code == 0
+    assert json.loads(result.stdout) == json.loads((tmp_path / "books" / "summary.json").read_text(encoding="utf-8"))
+    assert "judging 2 lives" in result.stderr
+    assert [row["verdict"] for row in rows(tmp_path, "verdicts")] == ["in_flight"]
+
+
+@pytest.mark.usefixtures("spark")
+def test_a_second_run_replaces_the_first_and_says_the_same(told: Histories, tmp_path: Path) -> None:
+    """The same inputs give the same books, and nothing but them is left in the folder."""
+    assert told.events
+    first, second = run(tmp_path, "--json", "--all"), run(tmp_path, "--json", "--all")
+    assert first.stdout == second.stdout
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["books", "inventory", "outcomes"]
+
+
+@pytest.mark.usefixtures("spark", "told")
+def test_a_gap_in_the_export_makes_the_books_not_balance(tmp_path: Path) -> None:
+    """What left the outcome log unexported cannot be accounted for: it is listed, and the exit code is 1."""
+    gap = {"count": 7, "first_id": "1-0", "last_id": "8-0"}
+    write_lines(tmp_path / "outcomes" / "_gaps.jsonl", [gap])
+    result = run(tmp_path, "--json")
+    assert result.exit_code == 1
+    summary = json.loads(result.stdout)
+    assert (summary["balanced"], summary["gaps"]) == (False, [gap])
+
+
+@pytest.mark.usefixtures("spark", "told")
+def test_ages_are_counted_up_to_the_moment_that_is_given(tmp_path: Path) -> None:
+    """A task without an end is in flight at first, and lost when the grace is over."""
+    events = [{"event_id": "9-0", "task_id": "c", "outcome": "published", "queue": "orders", "at_ms": NOON}]
+    write_lines(tmp_path / "outcomes" / "late.jsonl", events)
+    young = run(tmp_path, "--json", "--as-of", "2026-01-31T12:00:59.999Z", "--grace", "60")
+    old = run(tmp_path, "--json", "--as-of", "2026-01-31T12:01:00", "--grace", "60")
+    assert (young.exit_code, json.loads(young.stdout)["verdicts"]["lost"]) == (0, 0)
+    assert (old.exit_code, json.loads(old.stdout)["verdicts"]["lost"]) == (1, 1)
+
+
+@pytest.mark.usefixtures("spark")
+def test_parquet_and_json_lines_may_lie_side_by_side(told: Histories, tmp_path: Path) -> None:
+    """Written by the export's own writer, in folders by date and hour; empty files do no harm."""
+    told.tell("c", "published", SUCCEEDED)
+    write_rows(told.events[2:], str(tmp_path / "outcomes" / "date=2026-02-01" / "hour=00"), EXPORTED_EVENTS, name="outcomes")
+    write_rows([], str(tmp_path / "outcomes" / "date=2026-02-02" / "hour=00"), EXPORTED_EVENTS, name="outcomes")
+    write_rows([], str(tmp_path / "empty"), EXPORTED_INVENTORY, name="inventory")
+    result = run(tmp_path, "--json", inventory=str(tmp_path / "empty"))
+    assert result.exit_code == 0, result.stderr
+    assert json.loads(result.stdout)["outcomes"]["succeeded"] == 2
+
+
+@pytest.mark.parametrize(("ours", "exported"), [(EVENTS, EXPORTED_EVENTS), (INVENTORY, EXPORTED_INVENTORY)])
+def test_the_export_writes_the_columns_that_the_books_read(ours: StructType, exported: pa.Schema) -> None:
+    """By name and by type; only their order may differ."""
+    kinds = {pa.string(): "string", pa.int32(): "int", pa.int64(): "bigint"}
+    assert {each.name: each.dataType.simpleString() for each in ours} == {each.name: kinds[each.type] for each in exported}
+
+
+def _parquet(path: Path, columns: dict[str, list[Any]]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    parquet.write_table(pa.table(columns), path)
+
+
+def _truncated(folder: Path) -> None:
+    columns: dict[str, list[Any]] = {"event_id": ["1-0"], "task_id": ["a"], "outcome": ["published"], "queue": ["q"], "at_ms": [1]}
+    _parquet(folder / "outcomes" / "whole.parquet", columns)
+    whole = (folder / "outcomes" / "whole.parquet").read_bytes()
+    (folder / "outcomes" / "cut-off.parquet").write_bytes(whole[: len(whole) // 2])
+
+
+def _of_another_type(folder: Path) -> None:
+    columns: dict[str, list[Any]] = {"event_id": ["1-0"], "task_id": ["a"], "outcome": ["published"], "queue": ["q"], "at_ms": ["x"]}
+    _parquet(folder / "outcomes" / "typed.parquet", columns)
+
+
+def _event(**fields: Any) -> Callable[[Path], None]:
+    event = {"event_id": "1-0", "task_id": "a", "outcome": "published", "queue": "q", "at_ms": NOON} | fields
+    return lambda folder: write_lines(folder / "outcomes" / "more.jsonl", [event])
+
+
+def _emptied(folder: Path, name: str) -> None:
+    for file in (folder / name).rglob("*.jsonl"):
+        file.unlink()
+
+
+BAD_INPUTS: dict[str, tuple[Callable[[Path], None], str]] = {
+    "a truncated file": (_truncated, "cut-off.parquet"),
+    "another type": (_of_another_type, "column at_ms of the outcome events must be bigint, and is string"),
+    "other columns": (lambda folder: _parquet(folder / "outcomes" / "x.parquet", {"a": [1]}), "it has no column event_id, task_id"),
+    "another ending": (lambda folder: (folder / "outcomes" / "notes.csv").write_text("a,b"), "neither Parquet nor JSON lines"),
+    "a broken line": (lambda folder: (folder / "outcomes" / "cut.jsonl").write_text('{"task_id": "a'), "is no JSON object of ours"),
+    "no task id": (_event(task_id=None), "1 rows have no task_id, event_id or at_ms"),
+    "an unknown outcome": (_event(outcome="eaten"), "1 rows have an outcome of none of our words"),
+    "a number that is none": (_event(at_ms="noon"), "is no JSON object of ours"),
+    "an unknown place": (
+        lambda folder: write_lines(folder / "inventory" / "x.jsonl", [{"task_id": "a", "queue": "q", "place": "moon", "seen_ms": 1}]),
+        "1 rows have no task_id, seen_ms or known place",
+    ),
+    "no events": (lambda folder: _emptied(folder, "outcomes"), "holds no file with outcome events"),
+    "no inventory": (lambda folder: _emptied(folder, "inventory"), "holds no file with inventory"),
+    "a broken gap": (lambda folder: (folder / "outcomes" / "_gaps.jsonl").write_text("{"), "holds a line that is no JSON"),
+}
+
+
+@pytest.mark.usefixtures("spark", "told")
+@pytest.mark.parametrize("fault", BAD_INPUTS)
+def test_an_input_that_cannot_be_used_is_one_clear_line_and_no_output(tmp_path: Path, fault: str) -> None:
+    """Exit code 2, the fault and the file named in one line, and no trace of the output, whole or partial."""
+    spoil, said = BAD_INPUTS[fault]
+    spoil(tmp_path)
+    result = run(tmp_path)
+    assert result.exit_code == 2, result.output
+    told = [line for line in result.stderr.splitlines() if line.startswith("redelivery: ")]
+    assert len(told) == 1
+    assert said in told[0]
+    assert "Traceback" not in result.output
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["inventory", "outcomes"]
+
+
+@pytest.mark.usefixtures("spark", "told")
+def test_an_empty_table_of_events_is_refused(tmp_path: Path) -> None:
+    """Books without a single event prove nothing."""
+    write_rows([], str(tmp_path / "empty"), EXPORTED_EVENTS, name="outcomes")
+    result = run(tmp_path, outcomes=str(tmp_path / "empty"))
+    assert result.exit_code == 2
+    assert "holds no outcome events: export them first" in result.stderr
+
+
+@pytest.mark.usefixtures("spark", "told")
+def test_a_path_that_is_not_there_is_named(tmp_path: Path) -> None:
+    """Either input."""
+    result = run(tmp_path, outcomes=str(tmp_path / "nothing"))
+    assert result.exit_code == 2
+    assert f"there is no outcome events at {tmp_path / 'nothing'}" in result.stderr
+
+
+@pytest.mark.usefixtures("spark", "told")
+def test_a_folder_of_somebody_elses_is_not_overwritten(tmp_path: Path) -> None:
+    """Neither one with other files in it, nor one of the inputs, nor one within them."""
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "chapter.txt").write_text("1")
+    for output in ("thesis", "outcomes", "outcomes/books", "."):
+        result = run(tmp_path, output=str(tmp_path / output))
+        assert result.exit_code == 2
+        assert "give" in result.stderr
+    assert (tmp_path / "thesis" / "chapter.txt").read_text() == "1"
+
+
+@pytest.mark.usefixtures("spark", "told")
+def test_books_that_fail_leave_the_earlier_ones_alone(tmp_path: Path) -> None:
+    """The output of yesterday stands until today's is complete."""
+    assert run(tmp_path).exit_code == 0
+    before = (tmp_path / "books" / "summary.json").read_text(encoding="utf-8")
+    _truncated(tmp_path)
+    assert run(tmp_path).exit_code == 2
+    assert (tmp_path / "books" / "summary.json").read_text(encoding="utf-8") == before
+
+
+@pytest.mark.parametrize("words", [["--as-of", "soon"], ["--grace", "-1"], ["--state", "x"]])
+def test_options_that_make_no_sense_are_usage_errors(tmp_path: Path, words: list[str]) -> None:
+    """Exit code 2, before Spark is started."""
+    result = run(tmp_path, *words)
+    assert result.exit_code == 2
+    assert "Usage" in result.stderr
+
+
+def _without_java(folder: Path) -> dict[str, str]:
+    """An environment whose only Java is one that does not work."""
+    (folder / "bin").mkdir()
+    (folder / "bin" / "java").write_text("#!/bin/sh\nexit 1\n")
+    (folder / "bin" / "java").chmod(0o700)
+    kept = {name: value for name, value in os.environ.items() if name != "JAVA_HOME"}
+    return kept | {"PATH": f"{folder / 'bin'}:{os.environ['PATH']}"}
+
+
+COMMAND = [sys.executable, "-m", "redelivery.workers.cli.reconcile"]
+
+
+@pytest.mark.slow
+def test_a_machine_without_java_uses_the_embedded_one_and_prints_nothing_of_sparks(told: Histories, tmp_path: Path) -> None:
+    """The whole command in a process of its own: only our lines reach the terminal, and a lost task is exit code 1."""
+    told.tell("lost", "published")
+    told.write(tmp_path)
+    environment = _without_java(tmp_path)
+    done = subprocess.run([*COMMAND, *arguments(tmp_path)], env=environment, capture_output=True, text=True, check=False, timeout=150)
+    assert done.returncode == 1, done.stderr
+    assert done.stdout.rstrip().endswith("The books DO NOT BALANCE.")
+    assert all(" s  " in line for line in done.stderr.splitlines()), done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("told")
+def test_an_interrupted_run_leaves_nothing_and_ends_with_130(tmp_path: Path) -> None:
+    """SIGTERM while it works, as an orchestrator sends it."""
+    with subprocess.Popen([*COMMAND, *arguments(tmp_path)], stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if "folding" in line:
+                process.send_signal(signal.SIGTERM)
+                break
+        rest = process.stderr.read()
+    assert process.returncode == 130, rest
+    assert rest.splitlines()[-1] == "interrupted; nothing was written"
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["inventory", "outcomes"]
