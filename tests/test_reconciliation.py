@@ -89,7 +89,9 @@ def _balanced(told: Histories) -> None:
     told.tell("replaced", "published", ("ignored", {"delivery": 1}))
     told.tell("replaced", "published", SUCCEEDED, nesting=1)
     told.tell("restored", "published", ("received", {"delivery": 2, "reason": "redelivered"}), ("succeeded", {"delivery": 2}))
-    told.tell("crashed", "published", (AGAIN[0], {**AGAIN[1], "reason": "worker_lost"}), ("succeeded", {"delivery": 2, "attempt": 2}))
+    told.tell(
+        "crashed", "published", (AGAIN[0], {**AGAIN[1], "reason": "worker_lost"}), ("succeeded", {"delivery": 2, "attempt": 2})
+    )
 
 
 def _redriven(told: Histories) -> None:

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -24,8 +23,8 @@ from tests.spark_session import NOON, Histories, rows, spark, write_lines
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
-    from pyspark.sql import SparkSession
     from pyspark.sql.types import StructType
 
 __all__ = ["spark"]
@@ -127,7 +126,13 @@ def _truncated(folder: Path) -> None:
 
 
 def _of_another_type(folder: Path) -> None:
-    columns: dict[str, list[Any]] = {"event_id": ["1-0"], "task_id": ["a"], "outcome": ["published"], "queue": ["q"], "at_ms": ["x"]}
+    columns: dict[str, list[Any]] = {
+        "event_id": ["1-0"],
+        "task_id": ["a"],
+        "outcome": ["published"],
+        "queue": ["q"],
+        "at_ms": ["x"],
+    }
     _parquet(folder / "outcomes" / "typed.parquet", columns)
 
 
@@ -141,7 +146,7 @@ def _emptied(folder: Path, name: str) -> None:
         file.unlink()
 
 
-BAD_INPUTS: dict[str, tuple[Callable[[Path], None], str]] = {
+BAD_INPUTS: dict[str, tuple[Callable[[Path], object], str]] = {
     "a truncated file": (_truncated, "cut-off.parquet"),
     "another type": (_of_another_type, "column at_ms of the outcome events must be bigint, and is string"),
     "other columns": (lambda folder: _parquet(folder / "outcomes" / "x.parquet", {"a": [1]}), "it has no column event_id, task_id"),
@@ -151,7 +156,9 @@ BAD_INPUTS: dict[str, tuple[Callable[[Path], None], str]] = {
     "an unknown outcome": (_event(outcome="eaten"), "1 rows have an outcome of none of our words"),
     "a number that is none": (_event(at_ms="noon"), "is no JSON object of ours"),
     "an unknown place": (
-        lambda folder: write_lines(folder / "inventory" / "x.jsonl", [{"task_id": "a", "queue": "q", "place": "moon", "seen_ms": 1}]),
+        lambda folder: write_lines(
+            folder / "inventory" / "x.jsonl", [{"task_id": "a", "queue": "q", "place": "moon", "seen_ms": 1}]
+        ),
         "1 rows have no task_id, seen_ms or known place",
     ),
     "no events": (lambda folder: _emptied(folder, "outcomes"), "holds no file with outcome events"),
@@ -240,7 +247,9 @@ def test_a_machine_without_java_uses_the_embedded_one_and_prints_nothing_of_spar
     told.tell("lost", "published")
     told.write(tmp_path)
     environment = _without_java(tmp_path)
-    done = subprocess.run([*COMMAND, *arguments(tmp_path)], env=environment, capture_output=True, text=True, check=False, timeout=150)
+    done = subprocess.run(
+        [*COMMAND, *arguments(tmp_path)], env=environment, capture_output=True, text=True, check=False, timeout=150
+    )
     assert done.returncode == 1, done.stderr
     assert done.stdout.rstrip().endswith("The books DO NOT BALANCE.")
     assert all(" s  " in line for line in done.stderr.splitlines()), done.stderr

@@ -1,9 +1,8 @@
 """The contents of a message as an operator sees them: what it says of itself, read from bytes that anybody may have written.
 
 Enters: the bytes of a message, wherever it lies. Leaves: who it is (task id, generation, nesting), what it is (task, priority,
-envelope) and, on demand, the arguments of its task. Refuses nothing: bytes that are no message have an id made from themselves, as
-ingress gives them. A body is looked at only where it says that it is JSON; nothing is ever unpickled, and nothing is decompressed to be
-shown.
+envelope) and, on demand, its body. Refuses nothing: bytes that are no message have an id made from themselves, as ingress gives
+them. A body is looked at only where it says that it is JSON; nothing is ever unpickled.
 """
 
 from __future__ import annotations
@@ -86,7 +85,7 @@ class Contents:
     def without_chord(self) -> tuple[dict[str, Any], bool]:
         """The message as it is once it belongs to no chord any more, and whether it belonged to one."""
         assert self.message is not None  # noqa: S101 - the callers have looked
-        body = self.body() if self._may_have_chord() else None
+        body: Any = self.body() if self._may_have_chord() else None
         if not _has_chord(body):
             return self.message, False
         body[2] = {**body[2], "chord": None}

@@ -1,8 +1,8 @@
 """Dead letters: what lies in the dead-letter queues, and why it died.
 
-Enters: the broker, and the app's settings, which say which dead-letter queues there may be. Leaves: queues with their counts, and
-letters, a page or one by one. Nothing is changed. Refuses, with `InputError`, the name of a queue that is no dead-letter queue: what
-waits in an ordinary queue is alive.
+Enters: the broker, and the app's settings, which say what dead-letter queues there may be. Leaves: queues with their counts, and
+letters, a page or one by one. Nothing is changed. Refuses, with `InputError`, the name of a queue that is no dead-letter queue:
+what waits in an ordinary queue is alive.
 """
 
 from __future__ import annotations
@@ -122,12 +122,12 @@ class DeadLetterQueue:
 def known(install: Redelivery) -> dict[str, str]:
     """Every dead-letter queue with its origin: those that were used, and those of the queues that this app consumes."""
     transport = install.transport
-    names = {}
+    names: dict[str, str] = {}
     for queue in install.app.amqp.queues:
         target = install.policy_for(queue).dead_letter_queue_for(queue)
         if target is not None:
             names[target] = queue
-    used: dict[bytes, bytes] = transport.client.hgetall(transport.keys.dead_letter_queues)  # type: ignore[assignment]
+    used: Any = transport.client.hgetall(transport.keys.dead_letter_queues)
     names.update({name.decode(errors="replace"): origin.decode(errors="replace") for name, origin in used.items()})
     return dict(sorted(names.items()))
 
@@ -150,7 +150,10 @@ def summaries(install: Redelivery) -> list[DeadLetterQueue]:
 def _summary(transport: RedisTransport, name: str, origin: str) -> DeadLetterQueue:
     key = transport.keys.list(name)
     with transport.client.pipeline(transaction=False) as pipe:
-        count, sample, oldest = pipe.llen(key).lrange(key, 0, SAMPLE - 1).lindex(key, -1).execute()
+        pipe.llen(key)
+        pipe.lrange(key, 0, SAMPLE - 1)
+        pipe.lindex(key, -1)
+        count, sample, oldest = pipe.execute()
     if not sample or oldest is None:
         return DeadLetterQueue(name, origin, int(count))
     letters = [Letter.of(raw) for raw in sample]
@@ -168,7 +171,7 @@ def _summary(transport: RedisTransport, name: str, origin: str) -> DeadLetterQue
 
 def newest(transport: RedisTransport, name: str, limit: int) -> list[Letter]:
     """The `limit` newest letters, the newest first, whatever the queue's size."""
-    raws: list[bytes] = transport.client.lrange(transport.keys.list(name), 0, limit - 1) if limit > 0 else []  # type: ignore[assignment]
+    raws: Any = transport.client.lrange(transport.keys.list(name), 0, limit - 1) if limit > 0 else []
     return [Letter.of(raw) for raw in raws]
 
 
@@ -187,4 +190,8 @@ def found(transport: RedisTransport, name: str, task_ids: Collection[str]) -> It
 
 def may_be(raw: bytes, task_ids: Collection[str]) -> bool:
     """Whether these bytes may be a message of one of these tasks (of any, where none is given): far cheaper than decoding them."""
-    return not task_ids or any(_PLAIN.fullmatch(each) is None or each.startswith("raw-") or each.encode() in raw for each in task_ids)
+    return not task_ids or any(each.encode("utf-8", "replace") in raw or not _stands_plainly(each) for each in task_ids)
+
+
+def _stands_plainly(task_id: str) -> bool:
+    return _PLAIN.fullmatch(task_id) is not None and not task_id.startswith("raw-")

@@ -1,32 +1,31 @@
 """The inventory: every message that the broker holds, where it is, and who holds it.
 
-Enters: the broker, which goes on working. Leaves: rows, one for each life (task id, nesting, generation, queue) and none for what has
-ended. `queue` is the queue that the life belongs to: for a dead letter the one it died in, for a delayed message the one it goes to.
+Enters: the broker, which goes on working. Leaves: rows, one for each life (task id, nesting, generation, queue), and none for what
+has ended. `queue` is the life's queue: for a dead letter the one that it died in, for a delayed message the one that it goes to.
 
 A message that moves while the broker is walked must not be missed. Messages flow delay store → queue → unacked → dead-letter queue;
 whoever reads in that order meets a message that moves on at its old place or at its new one, perhaps at both, and the later sight
 counts. The ways back are these:
 
-- into the delay store, into a dead-letter queue, and out of it by a redrive: the outcome log tells of each. So the events that were
-  recorded since the walk began are read last. They correct the rows, add what was never met, and take away what has ended.
-- from unacked to its queue without an event, when a worker gives back what it has not run. So queues and unacked are read twice.
+- into the delay store, and out of a dead-letter queue: the outcome log tells of each. So the events that were recorded since the
+  walk began are read last. They correct the rows, add what was never met, and take away what has ended.
+- from unacked to its queue without an event, as a worker gives back what it has not run. So these two are read twice.
 
-Limits: a message that is given back and received, twice, each time just ahead of the walk, is missed. So is one that moved against the
-order when no event told of it: moves by plain Celery workers, or beside a log that was cut meanwhile. Memory: about 0.5 kB for a message.
+Limits: a message that is given back and received twice, each time just ahead of the walk, is missed. So is one that moved against
+the order when no event told of it: moved by a plain Celery worker, or beside a log that was cut meanwhile. Memory: 0.5 kB a message.
 """
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from redelivery.errors import EnvelopeError
-from redelivery.middleware.keys import split_unacked
 from redelivery.middleware.outcomes import TERMINAL, Event, Outcome
 from redelivery.workers import dead_letters
 from redelivery.workers.contents import Contents
 from redelivery.workers.dead_letters import Letter
+from redelivery.workers.held import bindings, held_pages
 from redelivery.workers.pages import hash_pages, list_pages
 
 if TYPE_CHECKING:
@@ -34,11 +33,9 @@ if TYPE_CHECKING:
 
     from redelivery.middleware.install import Redelivery
 
-__all__ = ["PLAIN_WORKER", "Inventory", "take"]
+__all__ = ["Inventory", "take"]
 
 QUEUE, UNACKED, DELAYED, DEAD_LETTER = "queue", "unacked", "delayed", "dead_letter"
-#: Who holds what was received without a lease: nobody can tell whether that worker lives; the visibility timeout will.
-PLAIN_WORKER = "(plain worker)"
 EVENTS = 1000
 
 
@@ -76,6 +73,8 @@ class Inventory:
     def hear(self, event: Event) -> None:
         """An event tells of a move: it counts where nothing was seen after it."""
         life = Life(event.task_id, event.nesting, event.generation, event.queue)
+        if event.outcome == Outcome.REDRIVEN:
+            self.lives.pop(life._replace(generation=event.generation - 1), None)
         seen = self.lives.get(life)
         if seen is not None and seen.seen_ms >= event.at_ms:
             return
@@ -85,8 +84,6 @@ class Inventory:
         else:
             due_ms = event.due_ms if place == DELAYED else None
             self.lives[life] = Sight(place, event.task, due_ms, event.worker if place == UNACKED else "", event.at_ms)
-        if event.outcome == Outcome.REDRIVEN:
-            self.lives.pop(life._replace(generation=event.generation - 1), None)
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """As the books read them."""
@@ -120,17 +117,19 @@ class _Walk:
 
     def __init__(self, install: Redelivery) -> None:
         self.inventory = Inventory()
+        self._install = install
         self._client, self._keys = install.transport.client, install.transport.keys
-        self._dead_letter_queues = list(dead_letters.known(install))
-        self._bindings = _bindings(install)
-        names = {*install.app.amqp.queues, *(queue for queue, _ in self._bindings.values())}
-        names |= {self._keys.queue_of(name.decode()) for name in self._client.zrange(self._keys.destinations, 0, -1)}  # type: ignore[union-attr]
-        self._queues = sorted(names - set(self._dead_letter_queues))
+        self._dead_letter_queues: list[str] = sorted(dead_letters.known(install))
+        names = {*install.app.amqp.queues, *bindings(install).values(), *map(self._keys.queue_of, self._destinations())}
+        self._queues = sorted(names - {"", *self._dead_letter_queues})
+
+    def _destinations(self) -> list[str]:
+        names: Any = self._client.zrange(self._keys.destinations, 0, -1)
+        return [name.decode() for name in names]
 
     def delay_store(self) -> None:
         """What waits for its time."""
-        for name in self._client.zrange(self._keys.destinations, 0, -1):  # type: ignore[union-attr]
-            list_name = name.decode()
+        for list_name in self._destinations():
             queue = self._keys.queue_of(list_name)
             for now, page in hash_pages(self._client, self._keys.waiting(list_name)):
                 scores: Any = self._client.zmscore(self._keys.due(list_name), list(page))
@@ -166,16 +165,9 @@ class _Walk:
 
     def unacked(self) -> None:
         """What workers hold."""
-        leases = {token.decode() for token in self._client.hkeys(self._keys.leases)}  # type: ignore[union-attr]
-        workers = {token.decode(): _worker(about) for token, about in self._client.hgetall(self._keys.owners).items()}  # type: ignore[union-attr]
-        for now, page in hash_pages(self._client, self._keys.unacked):
-            for tag, value in page.items():
-                held = _held(value, self._bindings)
-                if held is None:
-                    continue
-                token, minted, _ = tag.decode(errors="replace").partition(":")
-                owner = (workers.get(token) or token if token in leases else "") if minted else PLAIN_WORKER
-                self.inventory.see(Contents.of(held[0]), held[1], UNACKED, now, owner=owner)
+        for now, page in held_pages(self._install):
+            for held in page:
+                self.inventory.see(Contents.of(held.raw), held.queue, UNACKED, now, owner=held.owner)
 
     def dead_letter_queues(self) -> None:
         """What died."""
@@ -211,37 +203,3 @@ def _events_since(install: Redelivery, began_ms: int) -> Iterable[Event]:
         if len(entries) < EVENTS:
             return
         start = f"({entries[-1][0].decode()}"
-
-
-def _bindings(install: Redelivery) -> dict[tuple[str, str], tuple[str, str]]:
-    """(exchange, routing key) → (queue, exchange), from kombu's tables for the exchanges that the app knows."""
-    client, keys = install.transport.client, install.transport.keys
-    found = {}
-    for exchange in {queue.exchange.name for queue in install.app.amqp.queues.values() if queue.exchange is not None}:
-        for member in client.smembers(keys.bindings(exchange)):  # type: ignore[union-attr]
-            routing_key, _, queue = (member.decode(errors="replace").split(keys.separator) + ["", ""])[:3]
-            found[exchange, routing_key] = (queue, exchange)
-    return found
-
-
-def _held(value: bytes, bindings: dict[tuple[str, str], tuple[str, str]]) -> tuple[bytes, str] | None:
-    """The message and its queue, from a value of `unacked`: ours, or one of kombu's own; None where it is neither."""
-    try:
-        return split_unacked(value)
-    except (ValueError, IndexError):
-        pass
-    try:
-        message, exchange, routing_key = json.loads(value)
-    except (ValueError, TypeError, RecursionError):
-        return None
-    queue, _ = bindings.get((exchange, routing_key), (routing_key, exchange))
-    return json.dumps(message).encode(), str(queue)
-
-
-def _worker(about: bytes) -> str:
-    try:
-        return str(json.loads(about)["worker"])
-    except (ValueError, KeyError, TypeError):
-        return ""
-
-

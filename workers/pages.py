@@ -1,8 +1,8 @@
 """Pages: reading what may be huge, a bounded piece at a time, so that the broker serves others in between.
 
-Enters: a list or a hash. Leaves: its elements in pages, the same one perhaps twice. What stays in it from the first page to the last
-is not missed, though others come and go meanwhile: an element that was taken from the middle of a list moves those behind it, so each
-page begins with the last element of the one before, and where that is not found there, the reading goes back.
+Enters: a list or a hash. Leaves: its elements in pages, the same one perhaps twice. What stays in it from the first page to the
+last is not missed, though others come and go meanwhile: taking an element from the middle of a list moves those behind it, so
+each page begins with the last element of the one before, and where that is not found in it, the reading goes back.
 """
 
 from __future__ import annotations
@@ -24,10 +24,13 @@ MOST_RETURNS = 1000
 
 def list_pages(client: Redis, key: str, page: int = PAGE) -> Iterator[tuple[int, list[bytes]]]:
     """The elements of a list from its head (the newest message) on, each page with the server's time (ms) of its reading."""
-    start, last, returns = 0, None, 0
+    start, returns = 0, 0
+    last: bytes | None = None
     while True:
         with client.pipeline(transaction=False) as pipe:
-            got, now = pipe.lrange(key, start, start + page - 1).time().execute()
+            pipe.lrange(key, start, start + page - 1)
+            pipe.time()
+            got, now = pipe.execute()
         if last is not None and start and last not in got and returns < MOST_RETURNS:
             start, returns = max(start - page, 0), returns + 1
             continue
@@ -44,7 +47,9 @@ def hash_pages(client: Redis, key: str, page: int = PAGE) -> Iterator[tuple[int,
     cursor = 0
     while True:
         with client.pipeline(transaction=False) as pipe:
-            (cursor, got), now = pipe.hscan(key, cursor, count=page).time().execute()
+            pipe.hscan(key, cursor, count=page)
+            pipe.time()
+            (cursor, got), now = pipe.execute()
         if got:
             yield int(now[0]) * 1000 + int(now[1]) // 1000, got
         if cursor == 0:

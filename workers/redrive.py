@@ -1,14 +1,14 @@
 """The redrive: dead letters go back to their origin queue, and live once more.
 
-1. What is in the queue when the redrive begins is read from its end, the oldest letter first; what dies again meanwhile is left alone.
+1. What is in the queue when the redrive begins is read, the oldest letter first; what dies again meanwhile is left alone.
 2. The filter chooses among the letters.
-3. A letter that was chosen becomes its original message again, one generation on, with its history; a member of a chord no more, for
-   the chord has counted its failure already.
+3. A letter that was chosen becomes its original message again, one generation on, with its history; it is a member of its chord no
+   more, for the chord has counted its failure already.
 4. One script takes it out of the dead-letter queue, puts it into the origin's list by its priority, and records `redriven`.
 
-Refuses a letter that names no origin, or whose bytes were never a message: it is left where it is, counted, with the reason. Limits:
-a redrive that is interrupted has moved some letters and not the others, each of them whole; the same command goes on. Two redrives
-of one queue at once share its letters.
+Refuses a letter that names no origin, or whose bytes were never a message: it is left where it is, and counted by its reason.
+Limits: a redrive that is interrupted has moved some letters and not the others, each of them whole; the same command goes on. Two
+redrives of one queue at once share its letters.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from __future__ import annotations
 import fnmatch
 import time
 from collections import Counter
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 from redis.exceptions import RedisError
@@ -47,7 +47,7 @@ BEAT = 0.1
 class Filter:
     """Which letters: all conditions must hold; of the values of one condition, any. No condition: all letters.
 
-    `tasks` are names or shell patterns. `exceptions` are class names, dotted or only the last word. `fingerprints` may be shortened.
+    `tasks` are names or shell patterns. `exceptions` are class names, dotted or their last word. `fingerprints` may be shortened.
     `died_before_ms` and `died_after_ms` are the server's time; a letter that does not say when it died passes neither.
     """
 
@@ -86,9 +86,9 @@ class Filter:
 class Redrive:
     """What a redrive did, or (`dry_run`) would do.
 
-    Of the `total` letters that were there when it began, `looked_at` were read and `matched` chosen; `moved` of these went back, of
-    them `chords` members of a chord, counted `by_queue` too; `gone` had left the queue meanwhile; `left` counts those that cannot go
-    back, by reason.
+    Of the `total` letters that were there when it began, `looked_at` were read and `matched` chosen. Of these `moved` went back, by
+    origin queue in `by_queue`, and `chords` of them had belonged to a chord; `gone` had left the queue meanwhile; `left` counts
+    those that cannot go back, by reason.
     """
 
     dead_letter_queue: str
@@ -104,7 +104,8 @@ class Redrive:
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON has it."""
-        return asdict(self)
+        facts = {each.name: getattr(self, each.name) for each in fields(self)}
+        return {**facts, "left": dict(self.left), "by_queue": dict(self.by_queue)}
 
 
 def redrive(
@@ -125,7 +126,7 @@ def redrive(
     try:
         walk.run(on_progress)
     except RedisError as exc:
-        msg = f"the redrive of {name!r} stopped after {walk.result.moved} letters, each moved whole: {exc}; the same command goes on"
+        msg = f"the redrive of {name!r} stopped when {walk.result.moved} letters had gone back: {exc}; the same command goes on"
         raise BrokerError(msg) from exc
     return walk.result
 
@@ -148,7 +149,7 @@ class _Walk:
         staying, size = 0, BATCH
         while result.looked_at < result.total and not self._is_full():
             count = min(size, result.total - result.looked_at)
-            page: list[bytes] = client.lrange(key, -(staying + count), -(staying + 1))  # type: ignore[assignment]
+            page: Any = client.lrange(key, -(staying + count), -(staying + 1))
             if not page:
                 return
             before = result.moved + result.gone

@@ -350,13 +350,12 @@ class Receiving:
             self._receive_pool.disconnect()
 
     def _queue_bind(self: Any, exchange: str, routing_key: str, pattern: str, queue: str) -> None:
-        """As kombu's; a full server needs only to have the binding already."""
+        """As kombu's; on a full server by a script that is let through."""
         try:
             super()._queue_bind(exchange, routing_key, pattern, queue)  # type: ignore[misc]
-        except OutOfMemoryError as exc:
-            if not any(bound[-1] == queue for bound in self.get_table(exchange)):
-                msg = f"queue {queue!r} cannot be bound: {exc}"
-                raise ConnectionError(msg) from exc
+        except OutOfMemoryError:
+            client, keys = self._publisher()
+            _BIND(client, [keys.bindings(exchange)], [self.sep.join([routing_key or "", pattern or "", queue or ""])])
 
     # publishing
 
@@ -381,6 +380,7 @@ class Receiving:
 
 
 _PUBLISH = Script("publish")
+_BIND = Script("bind")
 
 
 def published(message: dict[str, Any], queue: str) -> Event | None:

@@ -35,7 +35,14 @@ PATIENCE = 5.0
 class Context:
     """What commands find in `ctx.obj`. `name` is the app as it was given; `app` is Celery's, or None where none was given."""
 
-    def __init__(self, name: str | None = None, app: Celery | None = None, *, as_json: bool = False, with_tasks: bool = False) -> None:
+    def __init__(
+        self,
+        name: str | None = None,
+        app: Celery | None = None,
+        *,
+        as_json: bool = False,
+        with_tasks: bool = False,
+    ) -> None:
         self.name = name
         self.as_json = as_json
         self._given = app
@@ -58,7 +65,7 @@ class Context:
         found: Redelivery | None = getattr(self.app, "redelivery", None)
         if found is None:
             named = f"app {self.app.main or 'default'!r}"
-            msg = f"{named} has no redelivery: add `from redelivery import Redelivery; Redelivery(app)`, or name another app with -A"
+            msg = f"{named} has no redelivery: add `from redelivery import Redelivery; Redelivery(app)`, or name another with -A"
             raise ConfigurationError(msg)
         return found
 
@@ -83,7 +90,7 @@ pass_context = click.make_pass_decorator(Context)
 def json_option(command: Callable[..., Any]) -> Callable[..., Any]:
     """`--json` behind a command's name; the root takes it too."""
 
-    def store(ctx: click.Context, _: click.Parameter, value: bool) -> None:  # noqa: FBT001 - click's signature
+    def store(ctx: click.Context, _: click.Parameter, value: bool) -> None:
         found = ctx.find_object(Context)
         if value and found is not None:
             found.as_json = True
@@ -121,7 +128,9 @@ def _place(exc: BaseException) -> str:
     trace, here = exc.__traceback__, ""
     while trace is not None:
         file = trace.tb_frame.f_code.co_filename
-        if not any(part in file for part in ("importlib", "site-packages", "<")) and not file.startswith((sys.prefix, sys.base_prefix)):
+        if not any(part in file for part in ("importlib", "site-packages", "<")) and not file.startswith(
+            (sys.prefix, sys.base_prefix)
+        ):
             here = f" ({Path(file).name}, line {trace.tb_lineno})" if Path(file) != Path(__file__) else here
         trace = trace.tb_next
     return here
@@ -135,7 +144,7 @@ def _reach(connection: Connection) -> None:
         connection.transport_options = {"socket_connect_timeout": PATIENCE, **(connection.transport_options or {})}
         connection.ensure_connection(max_retries=1, interval_start=0.1, timeout=PATIENCE)
     except KeyError as exc:
-        msg = f"broker_url {connection.as_uri()} names a transport that kombu does not know: write redis://, rediss:// or redis+socket://"
+        msg = f"broker_url {connection.as_uri()} names a transport that nobody knows: write redis://, rediss:// or redis+socket://"
         raise ConfigurationError(msg) from exc
     except OperationalError as exc:
         if any(word in str(exc) for word in ("uthentication", "NOAUTH", "WRONGPASS", "NOPERM")):

@@ -1,11 +1,12 @@
 """`redelivery dlq`: the dead letters, to look at and to send back.
 
-Enters: names, filters. Leaves: tables, or JSON. A payload is shown only where it is JSON, escaped, and not at all where the settings
-say `redact`. Refuses a name that is no dead-letter queue, and a redrive that does not say which letters.
+Enters: names and filters. Leaves: tables, or JSON. A payload is shown escaped, only where it is JSON, and not at all where the
+settings say `redact`. Refuses a name that is no dead-letter queue, and a redrive that does not say which letters.
 """
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -48,7 +49,14 @@ def list_(context: Context) -> None:
         return
     now = transport.now_ms()
     rows = [
-        (short(queue.name, 60), short(queue.origin, 40), queue.letters, age(queue.oldest_ms, now), age(queue.newest_ms, now), _reasons(queue))
+        (
+            short(queue.name, 60),
+            short(queue.origin, 40),
+            queue.letters,
+            age(queue.oldest_ms, now),
+            age(queue.newest_ms, now),
+            _reasons(queue),
+        )
         for queue in queues
     ]
     click.echo(table(rows, ("dead-letter queue", "origin", "letters", "oldest", "newest", "reasons")))
@@ -129,7 +137,17 @@ class _Rate(click.ParamType[float]):
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @json_option
 @pass_context
-def redrive_(context: Context, name: str, *, dry_run: bool, rate: float | None, limit: int | None, yes: bool, **options: Any) -> None:
+def redrive_(
+    context: Context,
+    /,
+    name: str,
+    *,
+    dry_run: bool,
+    rate: float | None,
+    limit: int | None,
+    yes: bool,
+    **options: Any,
+) -> None:
     """Send letters back to their origin queue: the same task, one generation on, its history kept.
 
     Only letters that were there when it began; those that die again meanwhile are left alone. A terminal is asked first, unless the
@@ -139,7 +157,7 @@ def redrive_(context: Context, name: str, *, dry_run: bool, rate: float | None, 
     transport = context.transport
     dead_letters.required(context.install, name)
     chosen = _filter(options, transport.now_ms())
-    if not (dry_run or yes or options["task_ids"]) and click.get_text_stream("stdin").isatty():
+    if not (dry_run or yes or options["task_ids"]) and sys.stdin.isatty():
         expected = redrive(transport, name, chosen, dry_run=True, limit=limit)
         if not click.confirm(f"Send {expected.moved} of {expected.total} letters of {safe(name)} back?", err=True):
             click.echo("Nothing was changed.", err=True)

@@ -1,7 +1,7 @@
 """Dead letters as text and as JSON: their history, the failure, the arguments.
 
-Arguments are decoded only where they are JSON, and hidden where the settings say `redact`; so are the copies that Celery keeps of them
-in headers.
+Arguments are decoded only where they are JSON, and hidden where the settings say `redact`; so are the copies of them that Celery
+keeps in headers.
 """
 
 from __future__ import annotations
@@ -9,10 +9,11 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+from redelivery.middleware.envelope import HEADER
 from redelivery.workers.cli.output import age, facts, lines, moment, safe, short, span, table
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from redelivery.workers.dead_letters import Letter
 
@@ -39,9 +40,9 @@ def as_table(letters: Sequence[Letter], now_ms: int) -> str:
 def as_json(letter: Letter, *, redact: bool) -> dict[str, Any]:
     """The whole letter, but for its undecoded body."""
     contents, envelope = letter.contents, letter.contents.envelope
-    headers = {
-        key: HIDDEN if redact and key in ARGUMENT_HEADERS else value for key, value in contents.headers.items() if key != "redelivery"
-    }
+    headers = {key: value for key, value in contents.headers.items() if key != HEADER}
+    if redact:
+        headers.update(dict.fromkeys(ARGUMENT_HEADERS & headers.keys(), HIDDEN))
     return {
         **letter.to_row(),
         "origin": dict(envelope.origin),
@@ -82,12 +83,27 @@ def as_text(letter: Letter, *, redact: bool) -> str:
         said = f"{letter.failure.get('type')}: {letter.failure.get('message')}"
         parts.append(f"failure\n{lines(said)}\n{lines(str(letter.failure.get('traceback') or ''))}".rstrip())
     if envelope.attempts:
-        rows = [(moment(_number(each.get("at"))), _text(each.get("worker"), 40), _delay(each.get("delay")), _text(each.get("exception"), 80)) for each in envelope.attempts]
-        parts.append(f"attempts\n{lines(table(rows, ('when', 'worker', 'then waited', 'exception')))}")
+        parts.append(
+            "attempts\n" + lines(table(list(map(_attempt, envelope.attempts)), ("when", "worker", "then waited", "exception")))
+        )
     if len(envelope.deaths) > 1 or (first is not None and first != last):
-        rows = [(moment(_number(each.get("last"))), _text(each.get("queue"), 40), _text(each.get("reason"), 20), _text(each.get("count"), 8)) for each in envelope.deaths]
-        parts.append(f"deaths\n{lines(table(rows, ('last', 'queue', 'reason', 'times')))}")
+        parts.append("deaths\n" + lines(table(list(map(_death, envelope.deaths)), ("last", "queue", "reason", "times"))))
     return "\n\n".join(parts)
+
+
+def _attempt(each: Mapping[str, Any]) -> tuple[str, ...]:
+    waited = _number(each.get("delay"))
+    then = "-" if waited is None else span(waited / 1000)
+    return moment(_number(each.get("at"))), _text(each.get("worker"), 40), then, _text(each.get("exception"), 80)
+
+
+def _death(each: Mapping[str, Any]) -> tuple[str, ...]:
+    return (
+        moment(_number(each.get("last"))),
+        _text(each.get("queue"), 40),
+        _text(each.get("reason"), 20),
+        _text(each.get("count"), 8),
+    )
 
 
 def _body(letter: Letter) -> Any:
@@ -101,7 +117,9 @@ def _arguments(letter: Letter) -> str:
         return _why_not(letter)
     is_protocol_2 = isinstance(body, list) and len(body) == 3  # noqa: PLR2004 - args, kwargs, embed
     shown = [json.dumps(part) for part in (body[:2] if is_protocol_2 else [body])]
-    return "\n".join(each if len(each) <= MOST_SHOWN else f"{each[:MOST_SHOWN]}… ({len(each)} characters; all of it with --json)" for each in shown)
+    return "\n".join(
+        each if len(each) <= MOST_SHOWN else f"{each[:MOST_SHOWN]}… ({len(each)} characters; all with --json)" for each in shown
+    )
 
 
 def _why_not(letter: Letter) -> str:
@@ -117,8 +135,3 @@ def _number(value: object) -> float | None:
 
 def _text(value: object, width: int) -> str:
     return "-" if value is None or value == "" else short(str(value), width)
-
-
-def _delay(value: object) -> str:
-    milliseconds = _number(value)
-    return "-" if milliseconds is None else span(milliseconds / 1000)

@@ -1,7 +1,7 @@
 """The command `redelivery`, alone (`redelivery -A shop …`) and as one of Celery's (`celery -A shop redelivery …`).
 
-Every error that a user can meet is one line on stderr and exit code 2; a traceback is a fault of ours. Interrupted: 130. A command's
-module is imported when the command is used, so that nobody waits for Spark who does not ask for it.
+Every error that a user can meet is one line on stderr and exit code 2; a traceback is a fault of ours. Interrupted: 130. The module
+of a command is imported when the command is used, so that nobody waits for Spark who does not ask for it.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def _broker_message(exc: BaseException) -> str | None:
     return f"{text} ({exc})"
 
 
-def _version(ctx: click.Context, _: click.Parameter, value: bool) -> None:  # noqa: FBT001 - click's signature
+def _version(ctx: click.Context, _: click.Parameter, value: bool) -> None:
     if value:
         click.echo(f"redelivery {importlib.metadata.version('redelivery')}")
         ctx.exit()

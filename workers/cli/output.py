@@ -1,7 +1,7 @@
 """Output: how what was read is shown, to a person as tables and to a program as JSON.
 
-Enters: rows and values, many of them written by strangers. Leaves: text that moves no cursor: every control character, every invisible or
-direction-changing one, is shown as an escape. JSON is ASCII. Times are UTC.
+Enters: rows and values, many of them written by strangers. Leaves: text that moves no cursor: every control character, and every
+invisible or direction-changing one, is shown as an escape. JSON is ASCII. Times are UTC.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from redelivery.errors import InputError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-__all__ = ["SECONDS", "age", "lines", "moment", "print_json", "safe", "seconds", "short", "span", "table"]
+__all__ = ["SECONDS", "age", "facts", "lines", "moment", "print_json", "safe", "seconds", "short", "span", "table"]
 
 _HIDDEN = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
 _UNITS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
@@ -104,10 +104,11 @@ def table(rows: Sequence[Sequence[object]], headings: Sequence[str]) -> str:
     cells = [[safe(cell) for cell in row] for row in rows]
     widths = [max(len(heading), *(len(row[at]) for row in cells), 0) for at, heading in enumerate(headings)]
     right = [bool(rows) and all(isinstance(row[at], int) for row in rows) for at in range(len(headings))]
-    return "\n".join(
-        "  ".join(cell.rjust(width) if is_right else cell.ljust(width) for cell, width, is_right in zip(row, widths, right, strict=True)).rstrip()
+    aligned = [
+        [cell.rjust(width) if is_right else cell.ljust(width) for cell, width, is_right in zip(row, widths, right, strict=True)]
         for row in [list(headings), *cells]
-    )
+    ]
+    return "\n".join("  ".join(row).rstrip() for row in aligned)
 
 
 def facts(values: Iterable[tuple[str, object]] | Mapping[str, object]) -> str:

@@ -1,7 +1,8 @@
-"""Progress on stderr: one line that is written anew on a terminal, a line every few seconds elsewhere, nothing for what is quick."""
+"""Progress on stderr: a line that is written anew on a terminal, a line now and then elsewhere, nothing for what is quick."""
 
 from __future__ import annotations
 
+import sys
 import time
 from typing import Self
 
@@ -17,7 +18,7 @@ class Progress:
     """Says how far something is, no more often than one can read."""
 
     def __init__(self) -> None:
-        self._is_terminal = click.get_text_stream("stderr").isatty()
+        self._is_terminal = sys.stderr.isatty()
         self._next = time.monotonic() + FIRST
         self._said = False
         self._last = ""

@@ -67,8 +67,8 @@ def _read(  # noqa: PLR0917 - what is read, and what it must be
     what: str,
 ) -> DataFrame:
     formats = _formats(files, uri, what)
-    if "parquet" in formats:
-        _check_columns(spark, formats["parquet"], schema, required, what)
+    if ".parquet" in formats:
+        _check_columns(spark, formats[".parquet"], schema, required, what)
     return reduce(DataFrame.unionByName, [_table(spark, uri, name, endings, schema) for name, endings in _groups(formats)])
 
 

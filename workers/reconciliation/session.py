@@ -52,7 +52,7 @@ _SMALL = {
 def session(*, input_bytes: int | None = None, log: Path | None = None, embedded_java: bool = False) -> Iterator[SparkSession]:
     """The session that there is already, or a new one, which is stopped at the end.
 
-    `input_bytes` is what will be read, None where nobody knows: below 256 MiB the Java process is started for a short life. `log` is
+    `input_bytes` is what will be read, None where nobody knows: below 256 MiB Java is started for a short life. `log` is
     the file that Spark's own messages go to; it is added to. Raises `InputError` where there is no Java.
     """
     running = SparkSession.getActiveSession()
@@ -73,7 +73,7 @@ def _started(input_bytes: int | None, log: Path | None, *, embedded: bool) -> Sp
     ensure_java(embedded=embedded)
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
     small = input_bytes is not None and input_bytes < _GIB // 4
-    options: dict[str, bool | float | int | str | None] = dict(_LOCAL) | (_SMALL if small else {})
+    options: dict[str, bool | float | int | str | None] = {**_LOCAL, **(_SMALL if small else {})}
     options["spark.driver.memory"] = _heap()
     options["spark.sql.shuffle.partitions"] = (os.cpu_count() or 1) * (1 if small else 16)
     with _stderr_into(log):

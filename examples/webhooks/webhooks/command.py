@@ -6,10 +6,11 @@ contract does not have at this place, with what the command said.
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from webhooks.worker import HOME
 
@@ -34,9 +35,10 @@ class Command:
     outputs: Path
     log: Path
 
-    def redrive(self, reason: str) -> None:
-        """Send the dead letters of this reason back to their queue."""
-        self._run("-A", "webhooks.app", "dlq", "redrive", "DLQ.webhooks", "--reason", reason)
+    def redrive(self, reason: str) -> int:
+        """Send the dead letters of this reason back to their queue: how many went."""
+        done = self._run("-A", "webhooks.app", "dlq", "redrive", "DLQ.webhooks", "--reason", reason, "--yes", "--json")
+        return int(json.loads(done.stdout)["moved"])
 
     def export(self) -> None:
         """Write the outcome log and the inventory of the broker."""
@@ -46,7 +48,7 @@ class Command:
     def reconcile(self) -> int:
         """Check the books: 0 balanced, 1 not."""
         places = ("--outcomes", str(self.outcomes), "--inventory", str(self.inventory), "--output", str(self.books))
-        return self._run("reconcile", *places, "--grace", "0", "--all", accepted=(0, 1))
+        return self._run("reconcile", *places, "--grace", "0", accepted=(0, 1)).returncode
 
     @property
     def outcomes(self) -> Path:
@@ -63,15 +65,14 @@ class Command:
         """Where the reconciliation writes."""
         return self.outputs / "books"
 
-    def _run(self, *arguments: str, accepted: tuple[int, ...] = (0,)) -> int:
+    def _run(self, *arguments: str, accepted: tuple[int, ...] = (0,)) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "redelivery", *arguments]
-        done = subprocess.run(
-            command, cwd=HOME, env=self.environment, capture_output=True, text=True, timeout=PATIENCE, check=False
-        )
+        options: dict[str, Any] = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True, "timeout": PATIENCE}
+        done = subprocess.run(command, cwd=HOME, env=self.environment, check=False, **options)
         with self.log.open("a", encoding="utf-8") as log:
             log.write(f"$ redelivery {' '.join(arguments)}\n{done.stdout}{done.stderr}(exit code {done.returncode})\n\n")
         if done.returncode not in accepted:
             said = (done.stderr or done.stdout).strip().splitlines()
             msg = f"redelivery {' '.join(arguments)} ended with {done.returncode}: {said[-1] if said else 'it said nothing'}"
             raise CommandError(msg)
-        return done.returncode
+        return done

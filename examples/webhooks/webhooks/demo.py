@@ -170,13 +170,15 @@ def _kill_worker(stage: Stage) -> bool:
 
 
 def _redrive(stage: Stage) -> None:
-    broken = sum(webhook.scenario is Scenario.BROKEN for webhook in stage.webhooks)
     request = urllib.request.Request(f"{stage.receiver.url}/repair", method="POST")  # noqa: S310 - our own loopback server
     with urllib.request.urlopen(request):  # noqa: S310 - as above
-        stage.progress.say(f"the broken endpoints are repaired; redriving their dead letters ({broken})")
+        stage.progress.say("the broken endpoints are repaired; an operator redrives what died of them")
+    if not stage.watch.dead:
+        return
     before = stage.watch.ended
-    stage.command.redrive("exhausted")
-    _await(stage, "redriving", lambda: stage.watch.outcomes["redriven"] > 0 and stage.watch.ended >= before)
+    moved = stage.command.redrive("exhausted")
+    stage.progress.say(f"redriven: {moved} dead letters")
+    _await(stage, "redriving", lambda: stage.watch.outcomes["redriven"] >= moved and stage.watch.ended >= before)
 
 
 def _await(stage: Stage, what: str, is_done: Callable[[], bool]) -> None:

@@ -1,0 +1,6 @@
+-- Binds a queue on a full server: a worker that will empty it must be let in, so the first write is one that frees.
+-- KEYS[1] kombu's binding table of the exchange. ARGV[1] the table's member for the queue.
+-- Returns 1. Bound: constant.
+redis.call('SREM', KEYS[1], ARGV[1])
+redis.call('SADD', KEYS[1], ARGV[1])
+return 1

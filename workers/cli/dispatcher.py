@@ -1,0 +1,39 @@
+"""`redelivery dispatcher`: the dispatcher as a process of its own, for fleets that keep it out of their workers."""
+
+from __future__ import annotations
+
+import logging
+import signal
+
+import click
+
+from redelivery.workers.cli.context import Context, json_option, pass_context
+from redelivery.workers.dispatcher import Dispatcher
+
+__all__ = ["dispatcher"]
+
+ENDING = {signal.SIGINT, signal.SIGTERM}
+
+
+@click.command()
+@json_option
+@pass_context
+@click.pass_context
+def dispatcher(ctx: click.Context, context: Context) -> None:
+    """Move delayed messages that are due to their queues, until stopped.
+
+    Any number may run; one leads, the others stand by. SIGTERM ends it with exit code 0, SIGINT with 130.
+    """
+    transport = context.transport
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    # The signals are waited for, not handled: blocked here, before the thread begins, they are blocked in it too.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
+    running = Dispatcher(transport)
+    try:
+        running.start()
+        click.echo("dispatcher: running; SIGTERM or Ctrl-C ends it", err=True)
+        number = signal.sigwait(ENDING)
+        running.stop()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    ctx.exit(0 if number == signal.SIGTERM else 130)

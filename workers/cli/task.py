@@ -1,0 +1,107 @@
+"""`redelivery task`: everything about one task, in one command."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from redelivery.errors import InputError
+from redelivery.workers.cli.context import Context, json_option, pass_context
+from redelivery.workers.cli.outcomes import line_of
+from redelivery.workers.cli.output import age, facts, lines, moment, print_json, safe, span
+from redelivery.workers.task_life import Place, TaskLife, life_of
+
+__all__ = ["task"]
+
+#: What of a policy tells how a task will go on.
+POLICY = ("max_delivery_attempts", "redelivery_delay", "redelivery_delay_multiplier", "max_redelivery_delay", "max_age")
+
+
+@click.group()
+def task() -> None:
+    """The whole life of one task."""
+
+
+@task.command()
+@click.argument("task_id")
+@click.option(
+    "--scan", type=click.IntRange(1), default=100_000, show_default=True, help="Events, and messages of a list, to look at."
+)
+@json_option
+@pass_context
+def show(context: Context, task_id: str, scan: int) -> None:
+    """Its events, where it is now, and the policy that applies."""
+    now = context.transport.now_ms()
+    life = life_of(context.install, task_id, most=scan)
+    if not life.events and not life.places:
+        how_far = (
+            f"; {'; '.join(life.cut)}: look at more with --scan"
+            if life.cut
+            else ": its events may have been exported, or the id is another"
+        )
+        msg = f"nothing is known of task {task_id!r}{how_far}"
+        raise InputError(msg)
+    policy = _policy(context, life)
+    if context.as_json:
+        print_json(
+            {
+                "task_id": task_id,
+                "task": life.task,
+                "events": [event.to_dict() for event in life.events],
+                "places": [_place_json(place) for place in life.places],
+                "policy": policy,
+                "cut": life.cut,
+            },
+        )
+        return
+    click.echo(_text(life, policy, now))
+
+
+def _policy(context: Context, life: TaskLife) -> dict[str, Any]:
+    if not life.queue:
+        return {}
+    found = context.install.policy_for(life.queue, life.task or None)
+    return {
+        "queue": life.queue,
+        **{name: getattr(found, name) for name in POLICY},
+        "dead_letter_queue": found.dead_letter_queue_for(life.queue),
+    }
+
+
+def _place_json(place: Place) -> dict[str, Any]:
+    generation, attempt = place.contents.envelope.generation, place.contents.envelope.attempt
+    return {"place": place.place, "name": place.name, "generation": generation, "attempts": attempt, **place.detail}
+
+
+def _text(life: TaskLife, policy: dict[str, Any], now: int) -> str:
+    parts = [facts({"task id": life.task_id, "task": life.task, "queue": life.queue})]
+    parts.append(
+        "events\n" + ("\n".join(f"  {line_of(event)}" for event in life.events) or "  none in the log: exported, or older than it")
+    )
+    parts.append(
+        "now\n"
+        + ("\n".join(f"  {_place_text(place, now)}" for place in life.places) or "  in no queue, held by nobody, no dead letter")
+    )
+    if policy:
+        shown = ((name, "none" if value is None else value) for name, value in policy.items())
+        parts.append("policy\n" + lines(facts(dict(shown))))
+    parts += [f"Not all was read: {safe(each)}; more with --scan." for each in life.cut]
+    return "\n\n".join(parts)
+
+
+def _place_text(place: Place, now: int) -> str:
+    name, detail = safe(place.name), place.detail
+    if place.place == "delayed":
+        due = detail["due_ms"]
+        return f"waits for {name} until {moment(due)} ({f'in {span((due - now) / 1000)}' if due > now else 'now'})"
+    if place.place == "unacked":
+        holder = (
+            f"is held by {safe(detail['owner'])}" if detail["owner"] else "was held by a worker that is gone; it will be given back"
+        )
+        return f"{holder} (from {name})"
+    if place.place == "dead_letter":
+        said = f"{detail['exception']}: {detail['message']}" if detail["exception"] else "no exception"
+        died = f"died {age(detail['died_ms'], now)} of {safe(detail['reason'] or 'an unknown reason')} after {detail['attempts']} attempts"
+        return f"lies in {name}: {died}; {safe(said)}"
+    return f"is in {name}"

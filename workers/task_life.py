@@ -1,0 +1,137 @@
+"""A task's life: what the outcome log tells of it, and where it is now.
+
+Enters: a task id. Leaves: its events, the places that hold a message of it, and what was not looked at. The delay store has an
+index by task. The log, the queues and what is held have none: they are read in pages, from the newest on, up to a bound, and where
+that is reached, it is said.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from redelivery.errors import EnvelopeError
+from redelivery.middleware.outcomes import Event
+from redelivery.workers import dead_letters, delayed
+from redelivery.workers.contents import Contents
+from redelivery.workers.dead_letters import Letter, may_be
+from redelivery.workers.held import held_pages
+from redelivery.workers.pages import list_pages
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from redelivery.middleware.install import Redelivery
+
+__all__ = ["Place", "TaskLife", "life_of"]
+
+ENTRIES = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where one message of the task is. `detail` holds what is known there: `due_ms`, `owner`, or the letter's death."""
+
+    place: str
+    name: str
+    contents: Contents
+    detail: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class TaskLife:
+    """What was found. `cut` names what was not read to its end, and how far it was read."""
+
+    task_id: str
+    events: list[Event] = field(default_factory=list)
+    places: list[Place] = field(default_factory=list)
+    cut: list[str] = field(default_factory=list)
+
+    @property
+    def task(self) -> str:
+        """The task's name, where anything says it."""
+        return next(
+            (each for each in (*(event.task for event in self.events), *(place.contents.task for place in self.places)) if each), ""
+        )
+
+    @property
+    def queue(self) -> str:
+        """The queue that it belongs to."""
+        queues = [event.queue for event in self.events] + [place.name for place in self.places if place.place != "dead_letter"]
+        return next((queue for queue in queues if queue), "")
+
+
+def life_of(install: Redelivery, task_id: str, *, most: int) -> TaskLife:
+    """Everything about one task; looks at `most` events and `most` messages of each list at the most.
+
+    Raises whatever redis-py raises.
+    """
+    life = TaskLife(task_id)
+    _read_log(install, life, most)
+    for each in delayed.of_task(install.transport, task_id):
+        life.places.append(Place("delayed", each.queue, each.contents, {"due_ms": each.due_ms}))
+    letter_queues = dead_letters.known(install)
+    for queue in sorted({*install.app.amqp.queues, *letter_queues.values()} - set(letter_queues)):
+        for name in install.transport.keys.list_names(queue):
+            life.places += [Place("queue", queue, contents) for contents in _matching(install, life, name, most)]
+    _read_held(install, life, most)
+    for name in letter_queues:
+        for contents in _matching(install, life, name, most):
+            life.places.append(Place("dead_letter", name, contents, Letter.of(contents.raw).to_row()))
+    life.places = list({(place.place, place.name, place.contents.raw): place for place in life.places}.values())
+    return life
+
+
+def _matching(install: Redelivery, life: TaskLife, name: str, most: int) -> Iterator[Contents]:
+    """The task's messages in a list."""
+    client, key, looked = install.transport.client, install.transport.keys.list(name), 0
+    for _, page in list_pages(client, key):
+        for raw in page:
+            if (contents := _of_task(raw, life.task_id)) is not None:
+                yield contents
+        looked += len(page)
+        if looked >= most and looked < int(client.llen(key)):
+            life.cut.append(f"{name}: only the newest {looked} messages were looked at")
+            return
+
+
+def _read_held(install: Redelivery, life: TaskLife, most: int) -> None:
+    """The task's messages that workers hold."""
+    looked = 0
+    for _, page in held_pages(install):
+        for held in page:
+            if (contents := _of_task(held.raw, life.task_id)) is not None:
+                life.places.append(Place("unacked", held.queue, contents, {"owner": held.owner}))
+        looked += len(page)
+        if looked >= most:
+            life.cut.append(f"unacked: only {looked} messages were looked at")
+            return
+
+
+def _of_task(raw: bytes, task_id: str) -> Contents | None:
+    if not may_be(raw, {task_id}):
+        return None
+    contents = Contents.of(raw)
+    return contents if contents.task_id == task_id else None
+
+
+def _read_log(install: Redelivery, life: TaskLife, most: int) -> None:
+    """The task's events, the oldest first, from a log that is read from its newest entry back."""
+    client, stream = install.transport.client, install.transport.keys.outcomes
+    sought, end, looked = life.task_id.encode("utf-8", "replace"), "+", 0
+    while looked < most:
+        entries: Any = client.xrevrange(stream, end, "-", count=min(ENTRIES, most - looked))
+        if not entries:
+            break
+        for entry_id, values in entries:
+            if values.get(b"t") == sought:
+                try:
+                    life.events.append(Event.from_entry(entry_id, values))
+                except (EnvelopeError, ValueError):
+                    continue
+        looked += len(entries)
+        end = f"({entries[-1][0].decode()}"
+    life.events.reverse()
+    length: Any = client.xlen(stream)
+    if looked < length and looked >= most:
+        life.cut.append(f"outcome log: only the newest {looked} of {length} events were looked at")
