@@ -220,6 +220,16 @@ class Egress(Request):
         self._ending = self._death(decided, failed)
         super().on_timeout(soft, timeout)
 
+    def revoked(self) -> bool:
+        """As Celery's, asked just before the task runs; a message whose lease has ended meanwhile is another worker's to run."""
+        if self._held is not None and not self._install.owner.holds(self._held.tag):
+            log.warning("start.refused", tag=self._held.tag, why="the lease under which it was received has ended")
+            state.task_ready(self)
+            self.acknowledged = True
+            self._install.owner.drop(self._held.tag)
+            return True
+        return bool(super().revoked())
+
     def maybe_expire(self) -> bool:
         """As Celery's, by the server's clock; the id is not remembered as revoked, so that a redriven task runs."""
         if self._held is None:

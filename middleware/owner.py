@@ -43,6 +43,10 @@ class Owner:
         """Renew the lease; False where the token has been fenced."""
         return bool(self.token) and self.transport.renew(self.token)
 
+    def holds(self, tag: str) -> bool:
+        """Whether this tag was minted under the token that the owner has now."""
+        return tag.startswith(self.token)
+
     def saw_server_time(self, now_ms: int) -> None:
         """Remember what the server's clock said just now."""
         self._offset_ms = now_ms - time.monotonic() * 1000

@@ -13,6 +13,7 @@ import structlog
 from celery import Celery
 from celery.exceptions import Ignore, Reject
 from celery.signals import worker_ready
+from tenacity import retry_if_result, stop_after_attempt, wait_exponential
 
 from redelivery import DeadLetter, RedeliverAfter, Redelivery, redeliver
 
@@ -109,6 +110,18 @@ def decorated() -> None:
     note(decorated.request.id, attempt=decorated.request.retries + 1)
     message = "decorated"
     raise RuntimeError(message)
+
+
+@app.task(bind=True)
+@redeliver(
+    wait=wait_exponential(0.1, exp_base=2),
+    stop=stop_after_attempt(4),
+    retry=retry_if_result(lambda answer: answer == "not yet"),
+)
+def polls(self: Any, times: int) -> str:
+    """Says so many times that it is not ready."""
+    note(self.request.id, attempt=self.request.retries + 1)
+    return "not yet" if self.request.retries < times else "ready"
 
 
 @app.task(bind=True, acks_late=False)

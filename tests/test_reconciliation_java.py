@@ -53,12 +53,8 @@ def test_without_any_the_embedded_one_runs_and_drops_what_it_cannot_load(monkeyp
     """The argument that Spark's launcher adds is left out, and all others arrive as they were."""
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
     program = ensure_java(embedded=True) / "bin" / "java"
-    words = [
-        "--add-modules=jdk.incubator.vector",
-        "-Dsaying=two words, $HOME and 'quotes'",
-        "-XshowSettings:properties",
-        "-version",
-    ]
+    saying = "two words, $HOME and 'quotes'"
+    words = ["--add-modules=jdk.incubator.vector", f"-Dsaying={saying}", "-XshowSettings:properties", "-version"]
     done = subprocess.run([program, *words], capture_output=True, text=True, check=True, timeout=60)
     assert f"saying = {saying}" in done.stderr
 

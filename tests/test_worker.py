@@ -125,6 +125,19 @@ def test_a_policy_on_the_task_beats_the_queues(shop: Callable[..., Shop]) -> Non
     assert len(here.runs(task_id)) == 2
 
 
+def test_tenacitys_strategies_decide_across_deliveries(shop: Callable[..., Shop]) -> None:
+    """A result that `retry_if_result` refuses is delivered again, after `wait`, until `stop`; the waiting is the broker's."""
+    here = shop()
+    here.start()
+    patient, hopeless = here.send("polls", 2), here.send("polls", 99)
+    here.ended(patient, "succeeded")
+    assert [run["attempt"] for run in here.runs(patient)] == [1, 2, 3]
+    end = here.ended(hopeless, "dead_lettered")
+    assert (end.reason, end.exception.rpartition(".")[2], len(here.runs(hopeless))) == ("exhausted", "ResultRefused", 4)
+    delays = [event.delay_ms for event in here.events_of(hopeless) if event.outcome == "redelivery_scheduled"]
+    assert delays == [100, 200, 400]
+
+
 def test_a_queue_without_dead_letters_discards_and_says_so(shop: Callable[..., Shop]) -> None:
     """`dead_letter_queue=None` is Artemis's missing address: removed after the last attempt, and recorded."""
     here = shop(settings={"queues": {"#": {"max_delivery_attempts": 1, "dead_letter_queue": None}}})

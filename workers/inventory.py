@@ -132,7 +132,7 @@ class _Walk:
         for list_name in self._destinations():
             queue = self._keys.queue_of(list_name)
             for now, page in hash_pages(self._client, self._keys.waiting(list_name)):
-                scores: Any = self._client.zmscore(self._keys.due(list_name), list(page))
+                scores: Any = self._client.zmscore(self._keys.due(list_name), [*page.keys()])
                 for raw, score in zip(page.values(), scores, strict=True):
                     due_ms = None if score is None else round(score)
                     self.inventory.see(Contents.of(raw), queue, DELAYED, now, due_ms=due_ms)

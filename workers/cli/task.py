@@ -76,13 +76,10 @@ def _place_json(place: Place) -> dict[str, Any]:
 
 def _text(life: TaskLife, policy: dict[str, Any], now: int) -> str:
     parts = [facts({"task id": life.task_id, "task": life.task, "queue": life.queue})]
-    parts.append(
-        "events\n" + ("\n".join(f"  {line_of(event)}" for event in life.events) or "  none in the log: exported, or older than it")
-    )
-    parts.append(
-        "now\n"
-        + ("\n".join(f"  {_place_text(place, now)}" for place in life.places) or "  in no queue, held by nobody, no dead letter")
-    )
+    events = "\n".join(f"  {line_of(event)}" for event in life.events)
+    parts.append("events\n" + (events or "  none in the log: exported, or older than it"))
+    places = "\n".join(f"  {_place_text(place, now)}" for place in life.places)
+    parts.append("now\n" + (places or "  in no queue, held by nobody, no dead letter"))
     if policy:
         shown = ((name, "none" if value is None else value) for name, value in policy.items())
         parts.append("policy\n" + lines(facts(dict(shown))))

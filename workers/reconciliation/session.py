@@ -28,7 +28,7 @@ _ALWAYS = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.adaptive.enabled": "true",
     "spark.sql.requireAllClusterKeysForCoPartition": "false",
-    "spark.sql.legacy.timeParserPolicy": "CORRECTED",
+    "spark.python.sql.dataFrameDebugging.enabled": "false",
 }
 _LOCAL = {
     "spark.master": "local[*]",

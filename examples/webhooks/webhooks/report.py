@@ -73,7 +73,7 @@ def table(account: Account, *, balanced: bool, seconds: float, outputs: Path) ->
         ("redriven, then succeeded", account.redriven_succeeded, ""),
         ("still dead-lettered", account.dead_lettered, "what no repair can help"),
         ("in flight", account.in_flight, ""),
-        ("duplicated", account.duplicated, f"tasks that may have run twice, and are named: {account.possible_repeats}"),
+        ("duplicated", account.duplicated, f"{account.possible_repeats} may have run twice, and are named in books/repeats"),
         ("lost", account.lost, named.removeprefix(": ")),
     ]
     lines = ["", *(f"  {name:<28}{count:>6}   {note}".rstrip() for name, count, note in rows), ""]
