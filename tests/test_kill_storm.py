@@ -34,7 +34,10 @@ def redelivery(here: Shop, *words: str) -> subprocess.CompletedProcess[str]:
 
 def books(here: Shop, folder: Path) -> dict[str, Any]:
     """Export, reconcile, and read the summary and the possible repeats."""
-    for words in (["outcomes", "export", "--to", str(folder / "outcomes")], ["inventory", "export", "--to", str(folder / "inventory")]):
+    for words in (
+        ["outcomes", "export", "--to", str(folder / "outcomes")],
+        ["inventory", "export", "--to", str(folder / "inventory")],
+    ):
         done = redelivery(here, "-A", "tests.shop", *words)
         assert done.returncode == 0, done.stderr
     paths = ["--outcomes", str(folder / "outcomes"), "--inventory", str(folder / "inventory"), "--output", str(folder / "books")]

@@ -68,7 +68,7 @@ class Bench:
         self.publish(body)
         return str(self.receive(1)[3].decode())
 
-    def list(self, name: str = QUEUE) -> list[str]:
+    def waiting(self, name: str = QUEUE) -> list[str]:
         """What lies in a list, the next to be taken first."""
         return [json.loads(raw)["body"] for raw in reversed(self.client.lrange(self.keys.list(name), 0, -1))]
 
@@ -100,7 +100,7 @@ def test_receive_takes_in_the_order_of_publication_and_holds_what_it_takes(bench
     answer = bench.receive(2)
     assert bench.bodies(answer) == ["a", "b"]
     assert [answer[3], answer[6]] == [b"w:1", b"w:2"]
-    assert bench.list() == ["c"]
+    assert bench.waiting() == ["c"]
     raw, exchange, queue = json.loads(bench.client.hget("unacked", "w:1"))
     assert (raw["body"], exchange, queue) == ("a", "", QUEUE)
 
@@ -131,7 +131,7 @@ def test_receive_stops_after_the_message_that_passes_the_byte_bound(bench: Bench
     """One message always goes through, however large it is."""
     bench.publish("x" * 500, "b")
     assert len(bench.bodies(bench.receive(10, room=100))) == 1
-    assert bench.list() == ["b"]
+    assert bench.waiting() == ["b"]
 
 
 def test_a_repeated_number_returns_the_same_batch(bench: Bench) -> None:
@@ -142,7 +142,7 @@ def test_a_repeated_number_returns_the_same_batch(bench: Bench) -> None:
     again = bench.receive(2, number=1)
     assert bench.bodies(first) == ["a", "b"]
     assert bench.bodies(again) == ["b"]
-    assert bench.list() == ["c"]
+    assert bench.waiting() == ["c"]
 
 
 def test_an_overtaken_number_returns_nothing(bench: Bench) -> None:
@@ -152,7 +152,7 @@ def test_an_overtaken_number_returns_nothing(bench: Bench) -> None:
     bench.receive(1, number=2)
     bench.publish("b")
     assert bench.receive(1, number=1)[0] == b"stale"
-    assert bench.list() == ["b"]
+    assert bench.waiting() == ["b"]
 
 
 def test_a_fenced_owner_is_given_nothing(bench: Bench) -> None:
@@ -160,7 +160,7 @@ def test_a_fenced_owner_is_given_nothing(bench: Bench) -> None:
     bench.publish("a")
     assert bench.transport.fence("w", b"0")
     assert bench.receive(1)[0] == b"fenced"
-    assert bench.list() == ["a"]
+    assert bench.waiting() == ["a"]
 
 
 def test_garbage_is_received_as_bytes(bench: Bench) -> None:
@@ -183,7 +183,7 @@ def test_a_message_that_cannot_be_held_stays_in_its_list(bench: Bench) -> None:
     bench.client.set("unacked", "not a hash")
     with pytest.raises(ResponseError):
         bench.receive(1)
-    assert bench.list() == ["a"]
+    assert bench.waiting() == ["a"]
 
 
 def test_acknowledge_ends_and_records_in_one_step(bench: Bench) -> None:
@@ -218,7 +218,7 @@ def test_what_was_given_to_another_is_refused(bench: Bench, transition: str) -> 
         ),
     }
     assert late[transition]() is Answer.REFUSED
-    assert (bench.list(), bench.list("DLQ"), bench.events) == (["a"], [], [])
+    assert (bench.waiting(), bench.waiting("DLQ"), bench.events) == (["a"], [], [])
 
 
 def test_defer_holds_the_message_until_it_is_due_by_the_servers_clock(bench: Bench) -> None:
@@ -234,7 +234,7 @@ def test_defer_holds_the_message_until_it_is_due_by_the_servers_clock(bench: Ben
     while not bench.transport.promote(10)[0]:
         assert bench.transport.now_ms() <= recorded.due_ms + 50
     assert bench.transport.now_ms() >= recorded.due_ms
-    assert bench.list() == ["a"]
+    assert bench.waiting() == ["a"]
     assert not bench.client.keys("redelivery:delayed*")
 
 
@@ -244,7 +244,7 @@ def test_defer_without_delay_goes_straight_back(bench: Bench, *, first: bool, or
     tag = bench.take()
     bench.publish("b")
     bench.transport.defer(tag, QUEUE, message(), task_id="a", event=None, delay_ms=0, first=first)
-    assert bench.list() == order
+    assert bench.waiting() == order
 
 
 def test_promote_moves_the_earliest_first_and_no_more_than_its_bound(bench: Bench) -> None:
@@ -255,7 +255,7 @@ def test_promote_moves_the_earliest_first_and_no_more_than_its_bound(bench: Benc
         assert at >= 0
     time.sleep(0.01)  # the server's clock must pass the due times
     assert bench.transport.promote(2)[0] == 2
-    assert bench.list() == ["a", "b"]
+    assert bench.waiting() == ["a", "b"]
     assert bench.transport.promote(2)[0] == 1
     assert bench.transport.promote(2) == (0, 0, None)
 
@@ -269,7 +269,7 @@ def test_promote_says_what_is_missing(bench: Bench) -> None:
     bench.client.hdel(name, lost)
     time.sleep(0.01)  # the server's clock must pass the due times
     assert bench.transport.promote(10)[:2] == (1, 1)
-    assert bench.list() == ["b"]
+    assert bench.waiting() == ["b"]
 
 
 def test_dead_letter_moves_to_the_queue_and_remembers_its_origin(bench: Bench) -> None:
@@ -278,7 +278,7 @@ def test_dead_letter_moves_to_the_queue_and_remembers_its_origin(bench: Bench) -
     recorded = event(Outcome.DEAD_LETTERED, reason=Reason.EXHAUSTED)
     answer = bench.transport.dead_letter(tag, message(), dead_letter_queue="DLQ.orders", queue=QUEUE, event=recorded)
     assert answer is Answer.DONE
-    assert bench.list("DLQ.orders") == ["a"]
+    assert bench.waiting("DLQ.orders") == ["a"]
     assert bench.client.hget("redelivery:dead_letter_queues", "DLQ.orders") == b"orders"
     assert bench.events[0].reason == "exhausted"
 
@@ -289,7 +289,7 @@ def test_release_restores_the_order(bench: Bench) -> None:
     answer = bench.receive(2)
     held = [Held(answer[at].decode(), QUEUE, QUEUE, answer[at + 2], 0) for at in (3, 6)]
     assert bench.transport.release(held) == 2
-    assert bench.list() == ["a", "b", "c"]
+    assert bench.waiting() == ["a", "b", "c"]
     assert bench.transport.release(held) == 0
 
 
@@ -300,7 +300,7 @@ def test_redrive_moves_a_letter_once(bench: Bench) -> None:
     redriven = event(Outcome.REDRIVEN, generation=1)
     assert bench.transport.redrive("DLQ", message(), QUEUE, message("again"), redriven) is Answer.DONE
     assert bench.transport.redrive("DLQ", message(), QUEUE, message("again"), redriven) is Answer.ALREADY
-    assert (bench.list(), bench.list("DLQ")) == (["again"], [])
+    assert (bench.waiting(), bench.waiting("DLQ")) == (["again"], [])
     assert [each.outcome for each in bench.events] == ["dead_lettered", "redriven"]
 
 
