@@ -38,7 +38,9 @@ def body_of(*args: Any, chord: Any = None) -> str:
     return base64.b64encode(json.dumps([list(args), {}, embed]).encode()).decode()
 
 
-def task_message(task_id: str = "", task: str = "desk.pack", *, body: str | None = None, priority: int = 0, **headers: Any) -> dict[str, Any]:
+def task_message(
+    task_id: str = "", task: str = "desk.pack", *, body: str | None = None, priority: int = 0, **headers: Any
+) -> dict[str, Any]:
     """A message as kombu publishes it."""
     return {
         "body": body_of() if body is None else body,
@@ -87,7 +89,7 @@ class Desk:
     @property
     def events(self) -> list[Event]:
         """The outcome log."""
-        return entries(self.client.xrange(self.keys.outcomes))  # type: ignore[arg-type]
+        return entries(self.client.xrange(self.keys.outcomes))  
 
     # putting messages where they are wanted
 
@@ -98,15 +100,17 @@ class Desk:
         self.client.lpush(self.keys.list(self.keys.list_name(queue, priority)), raw)
         return "" if isinstance(message, bytes) else str(message["headers"].get("id"))
 
-    def hold(self, token: str = "w", worker: str = "w@desk", queue: str = QUEUE) -> str:
-        """Receive one message as the worker of this token would; its tag."""
+    def hold(self, owner: str = "w", worker: str = "w@desk", queue: str = QUEUE) -> str:
+        """Receive one message as the worker of this owner token would; its tag."""
         keys = self.keys
-        if not self.client.hexists(keys.leases, token):
-            self.transport.register(token, {"worker": worker})
-        number = int(self.client.hget(keys.received(token), "number") or 0) + 1  # type: ignore[arg-type]
-        fixed = [keys.unacked, keys.unacked_index, keys.received(token), keys.leases, keys.armed(queue)]
+        if not self.client.hexists(keys.leases, owner):
+            self.transport.register(owner, {"worker": worker})
+        number = int(self.client.hget(keys.received(owner), "number") or 0) + 1  
+        fixed = [keys.unacked, keys.unacked_index, keys.received(owner), keys.leases, keys.armed(queue)]
         lists = [keys.list(name) for name in keys.list_names(queue)]
-        answer = Script("receive")(self.client, [*fixed, *lists], [token, number, 1, 10**6, 1, 16, 10_000, f',"",{json.dumps(queue)}]'])
+        answer = Script("receive")(
+            self.client, [*fixed, *lists], [owner, number, 1, 10**6, 1, 16, 10_000, f',"",{json.dumps(queue)}]']
+        )
         return str(answer[3].decode())
 
     def delay(self, message: dict[str, Any], delay_ms: int = 3_600_000) -> str:
@@ -147,14 +151,14 @@ class Desk:
 
     # what is there
 
-    def list(self, name: str = QUEUE) -> list[dict[str, Any]]:
+    def messages(self, name: str = QUEUE) -> list[dict[str, Any]]:
         """The messages of a list, the next to be taken first."""
         raws: Any = self.client.lrange(self.keys.list(name), 0, -1)
         return [json.loads(raw) for raw in reversed(raws)]
 
     def ids(self, name: str = QUEUE) -> list[str]:
         """Their task ids."""
-        return [message["headers"]["id"] for message in self.list(name)]
+        return [message["headers"]["id"] for message in self.messages(name)]
 
     # the command line
 

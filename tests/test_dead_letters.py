@@ -47,15 +47,17 @@ def test_a_queue_that_holds_no_letters_is_refused_with_a_list_of_those_that_do(d
 def test_reasons_are_counted_in_a_bounded_sample(desk: Desk, more: int) -> None:
     """The newest letters stand for all; the times are those of the newest and of the very oldest."""
     letter = desk.die(reason="worker_lost", ago_ms=60_000)
-    oldest = desk.client.lpop(desk.keys.list(LETTERS))
+    oldest: Any = desk.client.lpop(desk.keys.list(LETTERS))
     newer = desk.die(task_message(letter), reason="exhausted")
-    raw = desk.client.lpop(desk.keys.list(LETTERS))
+    raw: Any = desk.client.lpop(desk.keys.list(LETTERS))
     desk.client.lpush(LETTERS, oldest, *[raw] * (SAMPLE + more))
     [found] = dead_letters.summaries(desk.install)
     assert newer == letter
     assert found.letters == SAMPLE + more + 1
     assert found.sampled == min(SAMPLE, SAMPLE + more + 1)
     assert found.reasons == ({"exhausted": SAMPLE - 1, "worker_lost": 1} if more == -1 else {"exhausted": SAMPLE})
+    assert found.newest_ms is not None
+    assert found.oldest_ms is not None
     assert found.newest_ms - found.oldest_ms >= 60_000
 
 
@@ -93,7 +95,15 @@ def test_a_pickled_body_is_never_opened() -> None:
 
 @pytest.mark.parametrize(
     "raw",
-    [b"", b"\x00\xff", b"[]", b"null", b'{"headers": 1, "properties": {}}', b"[" * 100_000, b'{"headers": {"redelivery": 3}, "properties": {}}'],
+    [
+        b"",
+        b"\x00\xff",
+        b"[]",
+        b"null",
+        b'{"headers": 1, "properties": {}}',
+        b"[" * 100_000,
+        b'{"headers": {"redelivery": 3}, "properties": {}}',
+    ],
 )
 def test_any_bytes_are_a_letter_with_an_id_of_their_own(raw: bytes) -> None:
     """Nothing raises; the same bytes have the same id."""
@@ -105,7 +115,9 @@ def test_any_bytes_are_a_letter_with_an_id_of_their_own(raw: bytes) -> None:
 
 def test_headers_of_the_wrong_kind_are_read_as_absent() -> None:
     """A death whose time is text, a failure that is a list, a priority that is a float: none stops the reading."""
-    message = task_message(redelivery={"deaths": [{"last": "soon", "reason": 5}], "failure": ["x"], "generation": -3, "origin": "q"})
+    message = task_message(
+        redelivery={"deaths": [{"last": "soon", "reason": 5}], "failure": ["x"], "generation": -3, "origin": "q"}
+    )
     message["properties"]["priority"] = 1.5
     letter = Letter.of(sealed(message))
     assert (letter.died_ms, letter.reason, letter.failure, letter.generation, letter.origin_queue) == (None, "5", {}, 0, "")
@@ -133,7 +145,7 @@ def test_pages_of_a_list_miss_nothing_when_elements_before_them_go(server: Serve
     """Removing what was read already moves the rest forward; the reading goes back and finds it."""
     client = server.client
     client.rpush("list", *range(100))
-    seen = set()
+    seen: set[int] = set()
     for number, (_, page) in enumerate(list_pages(client, "list", 10)):
         seen.update(int(raw) for raw in page)
         if number < 3:
@@ -146,7 +158,7 @@ def test_pages_of_a_list_miss_nothing_when_elements_are_added_before_them(server
     """New messages push the others back."""
     client = server.client
     client.rpush("list", *range(50))
-    seen = set()
+    seen: set[int] = set()
     for number, (_, page) in enumerate(list_pages(client, "list", 10)):
         seen.update(int(raw) for raw in page)
         client.lpush("list", *range(1000 + number * 3, 1003 + number * 3))

@@ -154,7 +154,7 @@ def test_account_agrees_when_both_sides_do() -> None:
     ("webhook", "events", "lines", "said"),
     [
         (GOOD, SUCCESS, [], "processed it 0 times"),
-        (GOOD, SUCCESS, [line("w", 1, processed=True), line("w", 2, repeated=True)], "sent it again"),
+        (GOOD, SUCCESS, [line("w", 1, processed=True), line("w", 2, repeated=True)], "1 attempts, and the receiver 2"),
         (GOOD, SUCCESS[:1], [line("w", 1, processed=True)], "no end for it"),
         (Webhook("w", Scenario.GONE), SUCCESS, [line("w", 1, processed=True)], "its scenario ends as dead_lettered"),
         (Webhook("w", Scenario.POISON), SUCCESS, [line("w", 1)], "kills whoever prepares it"),

@@ -9,7 +9,7 @@ counts. The ways back are these:
 
 - into the delay store, and out of a dead-letter queue: the outcome log tells of each. So the events that were recorded since the
   walk began are read last. They correct the rows, add what was never met, and take away what has ended.
-- from unacked to its queue without an event, as a worker gives back what it has not run. So these two are read twice.
+- from unacked to its queue without an event, as a worker gives back what it has not run: both are read twice.
 
 Limits: a message that is given back and received twice, each time just ahead of the walk, is missed. So is one that moved against
 the order when no event told of it: moved by a plain Celery worker, or beside a log that was cut meanwhile. Memory: 0.5 kB a message.
@@ -132,7 +132,8 @@ class _Walk:
         for list_name in self._destinations():
             queue = self._keys.queue_of(list_name)
             for now, page in hash_pages(self._client, self._keys.waiting(list_name)):
-                scores: Any = self._client.zmscore(self._keys.due(list_name), [*page.keys()])
+                ids: list[Any] = list(page)
+                scores: Any = self._client.zmscore(self._keys.due(list_name), ids)
                 for raw, score in zip(page.values(), scores, strict=True):
                     due_ms = None if score is None else round(score)
                     self.inventory.see(Contents.of(raw), queue, DELAYED, now, due_ms=due_ms)

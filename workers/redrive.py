@@ -153,8 +153,7 @@ class _Walk:
             if not page:
                 return
             before = result.moved + result.gone
-            self._take(page[::-1])
-            result.looked_at += len(page)
+            self._take(page[::-1], on_progress)
             left_queue = 0 if result.dry_run else result.moved + result.gone - before
             staying += len(page) - left_queue
             size = max(size // 2, 1) if sum(map(len, page)) > MOST_BYTES else min(size * 2, BATCH)
@@ -163,18 +162,20 @@ class _Walk:
     def _is_full(self) -> bool:
         return self.limit is not None and self.result.matched >= self.limit
 
-    def _take(self, raws: list[bytes]) -> None:
+    def _take(self, raws: list[bytes], on_progress: Callable[[Redrive], None]) -> None:
         """Choose among these letters, and send back what was chosen."""
         batch: list[_Move] = []
         for raw in raws:
             if self._is_full():
                 break
+            self.result.looked_at += 1
             move = self._chosen(raw)
             if move is None:
                 continue
             batch.append(move)
             if len(batch) >= self.pace.batch:
                 self._send(batch)
+                on_progress(self.result)
                 batch = []
         self._send(batch)
 

@@ -79,8 +79,7 @@ class Context:
         """The transitions on the app's broker. Raises `BrokerUnavailable`, `BrokerError`."""
         install = self.install
         install.settings  # noqa: B018 - what is wrong with them is said before the broker is looked for
-        with install.app.connection_for_write() as connection:
-            _reach(connection)
+        _reach(install.app)
         return install.transport
 
 
@@ -136,19 +135,25 @@ def _place(exc: BaseException) -> str:
     return here
 
 
-def _reach(connection: Connection) -> None:
+def _reach(app: Celery) -> None:
     """Try the broker once and once more, rather than for ever; what is no Redis is refused by the transport."""
     try:
+        connection = app.connection_for_write()
+    except KeyError as exc:
+        msg = f"broker_url cannot be used: {exc.args[0]}; write redis://, rediss:// or redis+socket://"
+        raise ConfigurationError(msg) from exc
+    with connection:
         if getattr(connection.transport, "driver_type", None) != "redis":
             return
         connection.transport_options = {"socket_connect_timeout": PATIENCE, **(connection.transport_options or {})}
-        connection.ensure_connection(max_retries=1, interval_start=0.1, timeout=PATIENCE)
-    except KeyError as exc:
-        msg = f"broker_url {connection.as_uri()} names a transport that nobody knows: write redis://, rediss:// or redis+socket://"
-        raise ConfigurationError(msg) from exc
-    except OperationalError as exc:
-        if any(word in str(exc) for word in ("uthentication", "NOAUTH", "WRONGPASS", "NOPERM")):
-            msg = f"broker {connection.as_uri()} refused the connection: {exc}; check the user and the password in broker_url"
-            raise BrokerError(msg) from exc
-        msg = f"broker {connection.as_uri()} does not answer: {exc}; is it running, and is broker_url right?"
-        raise BrokerUnavailable(msg) from exc
+        try:
+            connection.ensure_connection(max_retries=1, interval_start=0.1, timeout=PATIENCE)
+        except OperationalError as exc:
+            raise _refusal(connection, exc) from exc
+
+
+def _refusal(connection: Connection, exc: OperationalError) -> BrokerError:
+    where = connection.as_uri()
+    if any(word in str(exc) for word in ("uthentication", "NOAUTH", "WRONGPASS", "NOPERM")):
+        return BrokerError(f"broker {where} refused the connection: {exc}; check the user and the password in broker_url")
+    return BrokerUnavailable(f"broker {where} does not answer: {exc}; is it running, and is broker_url right?")

@@ -15,7 +15,7 @@ from redelivery.errors import InputError
 from redelivery.workers import dead_letters
 from redelivery.workers.cli import letters
 from redelivery.workers.cli.context import Context, json_option, pass_context
-from redelivery.workers.cli.output import SECONDS, age, print_json, safe, short, table
+from redelivery.workers.cli.output import SECONDS, age, counted, print_json, safe, short, table
 from redelivery.workers.cli.progress import Progress
 from redelivery.workers.redrive import Filter, Redrive, redrive
 
@@ -159,7 +159,9 @@ def redrive_(
     chosen = _filter(options, transport.now_ms())
     if not (dry_run or yes or options["task_ids"]) and sys.stdin.isatty():
         expected = redrive(transport, name, chosen, dry_run=True, limit=limit)
-        if not click.confirm(f"Send {expected.moved} of {expected.total} letters of {safe(name)} back?", err=True):
+        if not click.confirm(
+            f"Send {expected.moved} of {counted(expected.total, 'letter', 'letters')} of {safe(name)} back?", err=True
+        ):
             click.echo("Nothing was changed.", err=True)
             return
     with Progress() as progress:
@@ -206,15 +208,15 @@ def _filter(options: dict[str, Any], now_ms: int) -> Filter:
 def _tell(done: Redrive) -> None:
     name = safe(done.dead_letter_queue)
     if not done.matched:
-        click.echo(f"No letter of {name} is meant; {done.looked_at} were looked at.")
+        click.echo(f"No letter of {name} was chosen; {counted(done.looked_at, 'was', 'were')} looked at.")
         return
     verb = "would go back" if done.dry_run else "went back"
     where = ", ".join(f"{safe(queue)} {count}" for queue, count in done.by_queue.most_common())
-    click.echo(f"{done.moved} letters of {name} {verb}{f': {where}' if where else ''}.")
+    click.echo(f"{counted(done.moved, 'letter', 'letters')} of {name} {verb}{f': {where}' if where else ''}.")
     if done.chords:
-        them = "they will run" if done.dry_run else "they run"
-        click.echo(f"{done.chords} of them belonged to a chord, which has counted their failure: {them} by themselves.")
+        its, they = ("its failure", "it runs by itself") if done.chords == 1 else ("their failures", "they run by themselves")
+        click.echo(f"{done.chords} of them belonged to a chord, which has counted {its}: {they}.")
     for why, count in done.left.most_common():
-        click.echo(f"{count} cannot go back and stay: {safe(why)}.")
+        click.echo(f"{counted(count, 'letter', 'letters')} cannot go back and {'stays' if count == 1 else 'stay'}: {safe(why)}.")
     if done.gone:
-        click.echo(f"{done.gone} had left the queue meanwhile.")
+        click.echo(f"{counted(done.gone, 'letter', 'letters')} had left the queue meanwhile.")

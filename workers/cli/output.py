@@ -19,7 +19,7 @@ from redelivery.errors import InputError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-__all__ = ["SECONDS", "age", "facts", "lines", "moment", "print_json", "safe", "seconds", "short", "span", "table"]
+__all__ = ["SECONDS", "age", "counted", "facts", "lines", "moment", "print_json", "safe", "seconds", "short", "span", "table"]
 
 _HIDDEN = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
 _UNITS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
@@ -72,6 +72,11 @@ def span(seconds: float) -> str:
 def age(ms: int | None, now_ms: int) -> str:
     """How long ago a time was; `-` where there is none."""
     return "-" if ms is None else f"{span((now_ms - ms) / 1000)} ago"
+
+
+def counted(number: int, one: str, many: str) -> str:
+    """`1 letter`, `2 letters`."""
+    return f"{number} {one if number == 1 else many}"
 
 
 def seconds(text: str) -> float:

@@ -152,11 +152,8 @@ def _differences(webhook: Webhook, history: History, lines: Sequence[Line]) -> l
         found.append(f"the books say {outcome}, and the receiver processed it {processed} times")
     if outcome != (expected := _expected(webhook.scenario)):
         found.append(f"the books say {outcome}, and its scenario ends as {expected}")
-    if not history.may_have_repeated:
-        if len(lines) != history.attempts:
-            found.append(f"the books count {history.attempts} attempts, and the receiver {len(lines)} requests")
-        if webhook.scenario is not Scenario.REPLY_LOST and any(line.repeated for line in lines):
-            found.append("the receiver was sent it again after it had answered, and the books do not know it")
+    if not history.may_have_repeated and len(lines) != history.attempts:
+        found.append(f"the books count {history.attempts} attempts, and the receiver {len(lines)} requests")
     if webhook.scenario is Scenario.POISON and lines:
         found.append("it kills whoever prepares it, and yet the receiver got it")
     return found

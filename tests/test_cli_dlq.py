@@ -1,0 +1,255 @@
+"""`redelivery dlq`: what an operator sees of dead letters, and what is done when they are sent back."""
+
+from __future__ import annotations
+
+import json
+import unicodedata
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from redelivery.errors import InputError
+from redelivery.workers.cli.output import moment, safe, seconds, short, span, table
+from tests.desk import LETTERS, QUEUE, Desk, body_of, task_message
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.servers import Server
+
+HOSTILE = "\x1b]0;owned\x07\x1b[2J\r\n\u202e\u2066\x9b31m"
+
+
+@pytest.fixture
+def desk(server: Server) -> Iterator[Desk]:
+    """A desk on a private broker."""
+    desk = Desk(server)
+    yield desk
+    desk.transport.close()
+
+
+def harmless(text: str) -> bool:
+    """Whether nothing in it moves a cursor or turns the text round."""
+    return not any(unicodedata.category(char) in {"Cc", "Cf", "Cs"} for char in text.replace("\n", ""))
+
+
+def test_list_shows_each_queue_with_its_letters_and_reasons(desk: Desk) -> None:
+    """Names, origins, counts, ages, and the most frequent reasons first."""
+    for reason in ("exhausted", "exhausted", "worker_lost"):
+        desk.die(reason=reason, ago_ms=7_200_000)
+    done = desk.run("dlq", "list")
+    assert done.exit_code == 0
+    heading, line = done.output.splitlines()
+    assert heading.split() == ["dead-letter", "queue", "origin", "letters", "oldest", "newest", "reasons"]
+    assert line.split() == [LETTERS, QUEUE, "3", "2h", "ago", "2h", "ago", "exhausted", "2,", "worker_lost", "1"]
+
+
+@pytest.mark.parametrize("words", [("--json", "dlq", "list"), ("dlq", "list", "--json")])
+def test_json_is_asked_for_before_or_after_the_command(desk: Desk, words: tuple[str, ...]) -> None:
+    """Both give the same."""
+    desk.die()
+    [found] = json.loads(desk.run(*words).stdout)
+    assert (found["name"], found["origin"], found["letters"], found["reasons"]) == (LETTERS, QUEUE, 1, {"exhausted": 1})
+
+
+def test_show_gives_the_newest_letters_a_line_each(desk: Desk) -> None:
+    """And says on stderr how many more there are."""
+    ids = [desk.die(said=f"no {number}") for number in range(3)]
+    done = desk.run("dlq", "show", LETTERS, "--limit", "2")
+    lines = done.stdout.splitlines()
+    assert [line.split()[0] for line in lines[1:]] == [ids[2], ids[1]]
+    assert lines[1].split()[1:4] == ["desk.pack", "exhausted", "1"]
+    assert lines[1].endswith("ValueError: no 2")
+    assert done.stderr.startswith("2 of 3 letters;")
+
+
+def test_show_by_id_gives_the_whole_letter(desk: Desk) -> None:
+    """Arguments, traceback, attempts, origin."""
+    task_id = desk.die(task_message(body=body_of(42, "blue")))
+    desk.die()
+    done = desk.run("dlq", "show", LETTERS, "--id", task_id)
+    assert done.exit_code == 0
+    for part in (task_id, '[42, "blue"]', "Traceback", "ValueError: no", "f-ValueError", "w@desk", f"origin       {QUEUE}"):
+        assert part in done.stdout
+    [letter] = desk.json("dlq", "show", LETTERS, "--id", task_id)
+    assert letter["body"][0] == [42, "blue"]
+    assert (letter["origin"]["queue"], letter["deaths"][0]["reason"], len(letter["attempts_made"])) == (QUEUE, "exhausted", 1)
+
+
+def test_show_full_gives_whole_letters_without_ids(desk: Desk) -> None:
+    """A page of them."""
+    ids = [desk.die() for _ in range(2)]
+    done = desk.run("dlq", "show", LETTERS, "--full")
+    assert all(f"task id      {task_id}" in done.stdout for task_id in ids)
+
+
+def test_an_id_that_is_not_there_is_an_error(desk: Desk) -> None:
+    """One line, which names it."""
+    desk.die()
+    done = desk.run("dlq", "show", LETTERS, "--id", "nope")
+    assert (done.exit_code, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
+    assert "holds no letter of task nope" in done.stderr
+
+
+def test_arguments_are_hidden_where_the_settings_say_so(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the body, and in the headers in which Celery repeats them."""
+    monkeypatch.setenv("REDELIVERY_REDACT", "true")
+    task_id = desk.die(task_message(body=body_of("secret-word"), argsrepr="('secret-word',)", kwargsrepr="{}"))
+    for done in (desk.run("dlq", "show", LETTERS, "--id", task_id), desk.run("dlq", "show", LETTERS, "--full", "--json")):
+        assert done.exit_code == 0
+        assert "secret-word" not in done.stdout
+        assert "hidden" in done.stdout
+
+
+@pytest.mark.parametrize("words", [(), ("--full",), ("--json",), ("--full", "--json")])
+def test_hostile_letters_do_nothing_to_a_terminal(desk: Desk, words: tuple[str, ...]) -> None:
+    """Escape sequences in a name, an argument, a message, a traceback, a queue's name come out as text."""
+    desk.die(
+        task_message(f"id{HOSTILE}", f"task{HOSTILE}", body=body_of(HOSTILE)), exception=f"E{HOSTILE}", said=HOSTILE, reason=HOSTILE
+    )
+    done = desk.run("dlq", "show", LETTERS, *words)
+    assert done.exit_code == 0
+    assert harmless(done.stdout)
+
+
+def test_bytes_that_are_no_message_are_shown_as_such(desk: Desk) -> None:
+    """As a line, and as a whole letter."""
+    desk.publish(b"\x1b[2Jgarbage\xff", LETTERS)
+    for words in ((), ("--full",)):
+        done = desk.run("dlq", "show", LETTERS, *words)
+        assert done.exit_code == 0
+        assert "raw-" in done.stdout
+        assert harmless(done.stdout)
+
+
+def test_redrive_says_what_went_back(desk: Desk) -> None:
+    """In a sentence, and as JSON."""
+    desk.die(reason="worker_lost")
+    desk.die()
+    assert desk.run("dlq", "redrive", LETTERS, "--reason", "worker_lost").output == f"1 letter of {LETTERS} went back: {QUEUE} 1.\n"
+    done = desk.json("dlq", "redrive", LETTERS, "--all")
+    assert (done["moved"], done["by_queue"], done["left"], done["dry_run"]) == (1, {QUEUE: 1}, {}, False)
+    assert desk.client.llen(LETTERS) == 0
+
+
+def test_redrive_by_id_takes_that_letter_alone(desk: Desk) -> None:
+    """Several may be named."""
+    ids = [desk.die() for _ in range(4)]
+    done = desk.run("dlq", "redrive", LETTERS, "--id", ids[2], "--id", ids[0])
+    assert done.output == f"2 letters of {LETTERS} went back: {QUEUE} 2.\n"
+    assert desk.ids() == [ids[0], ids[2]]
+
+
+def test_redrive_says_what_stays_and_why(desk: Desk) -> None:
+    """Letters that cannot go back, members of a chord, nothing chosen."""
+    desk.publish(b"garbage", LETTERS)
+    desk.die(task_message(body=body_of(chord={"task": "x"}), group="g"))
+    done = desk.run("dlq", "redrive", LETTERS, "--all")
+    assert "1 of them belonged to a chord, which has counted its failure: it runs by itself." in done.output
+    assert "1 letter cannot go back and stays: its bytes were never a message." in done.output
+    assert (
+        desk.run("dlq", "redrive", LETTERS, "--reason", "expired").output
+        == f"No letter of {LETTERS} was chosen; 1 was looked at.\n"
+    )
+
+
+def test_a_dry_run_says_what_would_go_back(desk: Desk) -> None:
+    """And leaves it."""
+    desk.die()
+    assert desk.run("dlq", "redrive", LETTERS, "--all", "--dry-run").output == f"1 letter of {LETTERS} would go back: {QUEUE} 1.\n"
+    assert desk.client.llen(LETTERS) == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ((), "which letters?"),
+        (("--all", "--reason", "expired"), "--all means every letter"),
+        (("--all", "--rate", "fast"), "'fast' is no rate"),
+        (("--all", "--rate", "0/s"), "'0/s' is no rate"),
+        (("--all", "--rate", "nan"), "'nan' is no rate"),
+        (("--older-than", "soon"), "'soon' is no duration"),
+        (("--all", "--limit", "0"), "0 is not in the range"),
+    ],
+)
+def test_a_redrive_that_is_not_clear_is_refused(desk: Desk, words: tuple[str, ...], said: str) -> None:
+    """Exit code 2, and nothing is changed."""
+    desk.die()
+    done = desk.run("dlq", "redrive", LETTERS, *words)
+    assert done.exit_code == 2
+    assert said in done.stderr
+    assert desk.client.llen(LETTERS) == 1
+
+
+@pytest.mark.parametrize("rate", ["50", "50/s", "3000/m", "180000/h", " 50 / s "])
+def test_rates_are_read(desk: Desk, rate: str) -> None:
+    """By the second, minute or hour."""
+    desk.die()
+    assert desk.json("dlq", "redrive", LETTERS, "--all", "--rate", rate)["moved"] == 1
+
+
+def test_letters_are_chosen_by_age(desk: Desk) -> None:
+    """`--older-than` and `--newer-than` count from the server's time."""
+    desk.die(task_message("old"), ago_ms=3_600_000)
+    desk.die(task_message("new"))
+    assert desk.json("dlq", "redrive", LETTERS, "--older-than", "30m", "--dry-run")["moved"] == 1
+    assert desk.json("dlq", "redrive", LETTERS, "--newer-than", "30m", "--dry-run")["moved"] == 1
+    assert desk.json("dlq", "redrive", LETTERS, "--newer-than", "2h", "--dry-run")["moved"] == 2
+
+
+@given(st.text())
+def test_safe_text_is_one_harmless_line(text: str) -> None:
+    """Whatever it was; plain text stays as it is."""
+    shown = safe(text)
+    assert harmless(shown)
+    assert len(shown.splitlines()) <= 1
+    if text.isascii() and text.isprintable():
+        assert shown == text
+
+
+@given(st.text(), st.integers(1, 20))
+def test_short_text_is_no_wider_than_asked(text: str, width: int) -> None:
+    """In characters."""
+    assert len(short(text, width)) <= width
+
+
+def test_durations_are_written_and_read_by_their_units() -> None:
+    """Two units at the most; a fraction below ten seconds."""
+    spans = [
+        (0, "0s"),
+        (0.25, "0.25s"),
+        (9.99, "9.99s"),
+        (10, "10s"),
+        (59.6, "1m"),
+        (125, "2m 5s"),
+        (3600, "1h"),
+        (273_845, "3d 4h"),
+        (-90, "-1m 30s"),
+    ]
+    assert [span(value) for value, _ in spans] == [text for _, text in spans]
+    assert [seconds(text) for text in ("90", "90s", "1.5m", "2h", "3d", "1w", "250ms")] == [
+        90,
+        90,
+        90,
+        7200,
+        259_200,
+        604_800,
+        0.25,
+    ]
+    for wrong in ("", "s", "-1s", "1y", "1h30m", "inf", "nan"):
+        with pytest.raises(InputError, match="is no duration"):
+            seconds(wrong)
+
+
+def test_times_out_of_range_are_no_times() -> None:
+    """A letter may say that it died in the year 300,000."""
+    assert moment(0) == "1970-01-01 00:00:00Z"
+    assert [moment(each) for each in (None, -1, 10**18, float("nan"))] == ["-"] * 4
+
+
+def test_a_table_without_rows_is_its_heading() -> None:
+    """Numbers stand to the right."""
+    assert table([], ("a", "b")) == "a  b"
+    assert table([("x", 1), ("y", 100)], ("name", "n")) == "name    n\nx       1\ny     100"
