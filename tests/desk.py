@@ -89,7 +89,8 @@ class Desk:
     @property
     def events(self) -> list[Event]:
         """The outcome log."""
-        return entries(self.client.xrange(self.keys.outcomes))  
+        raw: Any = self.client.xrange(self.keys.outcomes)
+        return entries(raw)
 
     # putting messages where they are wanted
 
@@ -105,7 +106,7 @@ class Desk:
         keys = self.keys
         if not self.client.hexists(keys.leases, owner):
             self.transport.register(owner, {"worker": worker})
-        number = int(self.client.hget(keys.received(owner), "number") or 0) + 1  
+        number = int(self.client.hget(keys.received(owner), "number") or 0) + 1
         fixed = [keys.unacked, keys.unacked_index, keys.received(owner), keys.leases, keys.armed(queue)]
         lists = [keys.list(name) for name in keys.list_names(queue)]
         answer = Script("receive")(

@@ -153,10 +153,10 @@ def test_a_redrive_of_the_walk_s_time_ends_the_letter_and_opens_the_next_life() 
 
 
 def test_a_message_that_moves_against_the_walk_is_found(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Deferred when the delay store was read already, and given back when the queues were: the log and the second look find them."""
+    """Deferred when the delay store was read already, and given back when the queues were: log and second look find them."""
     back, deferred = desk.publish(task_message("back")), desk.publish(task_message("deferred"))
     tags = [desk.hold(), desk.hold()]
-    moves = [
+    moves: list[Callable[[], Any]] = [
         lambda: desk.transport.release([Held(tags[0], QUEUE, QUEUE, sealed(task_message("back")), 0)]),
         lambda: desk.transport.defer(
             tags[1],
@@ -179,7 +179,7 @@ def test_a_message_that_moves_against_the_walk_is_found(desk: Desk, monkeypatch:
 
 
 def test_nothing_is_missed_while_a_worker_moves_it_about(shop: Callable[..., Shop]) -> None:
-    """Tasks that fail for ever go round all places but the last, as fast as they can: each inventory has every one of them, once."""
+    """Tasks that fail for ever go round all places but the last as fast as they can: each inventory has all of them, once."""
     here = shop(
         settings={"queues": {"#": {"redelivery_delay": 0.01, "redelivery_delay_multiplier": 1, "max_delivery_attempts": -1}}}
     )

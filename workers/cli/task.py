@@ -9,7 +9,7 @@ import click
 from redelivery.errors import InputError
 from redelivery.workers.cli.context import Context, json_option, pass_context
 from redelivery.workers.cli.outcomes import line_of
-from redelivery.workers.cli.output import age, facts, lines, moment, print_json, safe, span
+from redelivery.workers.cli.output import age, counted, facts, lines, moment, print_json, safe, span
 from redelivery.workers.task_life import Place, TaskLife, life_of
 
 __all__ = ["task"]
@@ -99,6 +99,6 @@ def _place_text(place: Place, now: int) -> str:
         return f"{holder} (from {name})"
     if place.place == "dead_letter":
         said = f"{detail['exception']}: {detail['message']}" if detail["exception"] else "no exception"
-        died = f"died {age(detail['died_ms'], now)} of {safe(detail['reason'] or 'an unknown reason')} after {detail['attempts']} attempts"
-        return f"lies in {name}: {died}; {safe(said)}"
+        reason, attempts = safe(detail["reason"] or "an unknown reason"), counted(detail["attempts"], "attempt", "attempts")
+        return f"lies in {name}: died {age(detail['died_ms'], now)} of {reason} after {attempts}; {safe(said)}"
     return f"is in {name}"

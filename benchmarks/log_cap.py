@@ -1,0 +1,50 @@
+"""The outcome log without an exporter: does it stay within its cap while millions of events are recorded?"""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+from benchmarks.sides import side
+from redelivery.middleware.keys import Keys
+from redelivery.middleware.outcomes import ENTRY, Event, Outcome
+from redelivery.middleware.transports.redis import RedisTransport, encoded
+from redelivery.workers.log_keeper import LogKeeper
+
+__all__ = ["log_cap"]
+
+CHUNK = 10_000
+
+
+def log_cap(*, tasks: int, cap: int) -> dict[str, Any]:
+    """Record two events for each of so many tasks, with the log's keeper beside: the most that the stream took, against the cap."""
+    with side("redelivery") as here:
+        client, keys = here.server.client, Keys()
+        keeper = LogKeeper(RedisTransport(here.server.client, keys), cap)
+        keeper.start()
+        peak = 0
+        for _ in range(2 * tasks // CHUNK):
+            task_id = str(uuid.uuid4())
+            values = [
+                encoded(
+                    Event(task_id=task_id, outcome=each, task="shop.charge", queue="orders", attempt=1, delivery=1, worker="w@host")
+                )
+                for each in (Outcome.PUBLISHED, Outcome.SUCCEEDED)
+            ]
+            with client.pipeline(transaction=False) as pipe:
+                for at in range(CHUNK):
+                    pipe.xadd(keys.outcomes, dict(zip(ENTRY, values[at % 2], strict=True)))
+                pipe.execute()
+            peak = max(
+                peak, client.memory_usage(keys.outcomes, samples=0) if peak > cap / 2 else client.memory_usage(keys.outcomes)
+            )
+        keeper.stop()
+        kept = client.xlen(keys.outcomes)
+        return {
+            "events": 2 * tasks,
+            "peak_bytes": peak,
+            "peak_of_cap": peak / cap,
+            "kept": kept,
+            "bytes_per_event": peak / max(kept, 1),
+            "server_mb": client.info("memory")["used_memory"] / 1e6,
+        }
