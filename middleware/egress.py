@@ -284,13 +284,15 @@ class Egress(Request):
 
     def _death(self, decided: Decision, failed: Failed) -> Ending:
         assert not isinstance(decided, decision.Redeliver)  # noqa: S101 - the callers have looked
-        keep = isinstance(decided, decision.DeadLetter) and self._dead_letter_queue is not None
+        keep = isinstance(decided, decision.DeadLetter) and self._target(decided.reason) is not None
         return Ending(Outcome.DEAD_LETTERED if keep else Outcome.DISCARDED, decided.reason, failed, keep, decided.detail)
 
-    @property
-    def _dead_letter_queue(self) -> str | None:
+    def _target(self, reason: Reason | None) -> str | None:
+        """Where what dies of this reason goes; None where it is not kept."""
         assert self._held is not None  # noqa: S101 - only asked where we hold the message
-        name: str | None = self._policy.dead_letter_queue_for(self._held.queue)
+        policy = self._policy
+        find = policy.expiry_queue_for if reason is Reason.EXPIRED else policy.dead_letter_queue_for
+        name: str | None = find(self._held.queue)
         return name
 
     def _on_lost(self, exc: BaseException, exc_info: ExceptionInfo) -> None:
@@ -376,7 +378,7 @@ class Egress(Request):
         assert held is not None  # noqa: S101 - the callers have looked
         transport = self._install.transport
         event = self._event(ending.outcome, ending.reason, failed)
-        target = self._dead_letter_queue if ending.keep else None
+        target = self._target(ending.reason) if ending.keep else None
         if target is None or ending.reason is None:
             self._carry_out(lambda: transport.acknowledge(self._tag, event))
             return

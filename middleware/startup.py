@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from redelivery.errors import ConfigurationError
 from redelivery.middleware.logs import log
+from redelivery.settings import RedeliveryPolicy
 
 if TYPE_CHECKING:
     from celery.worker.consumer import Consumer
@@ -18,9 +19,22 @@ if TYPE_CHECKING:
 
 __all__ = ["announce", "check_dead_letter_queues", "check_policies"]
 
+#: Settings that are read and checked, and that nothing acts on yet; whoever sets one is told.
+NOT_ENFORCED = (
+    "auto_delete_dead_letter_resources",
+    "delivery_delay",
+    "max_length",
+    "max_time_to_live",
+    "overflow",
+    "respect_time_to_live",
+)
+
 
 def check_policies(install: Redelivery) -> None:
     """Build the policy of every task on every queue that the app consumes."""
+    if install.settings.mode != "enforce":
+        msg = f"mode {install.settings.mode!r} is not available in this version: leave `mode` out, or do not install Redelivery yet"
+        raise ConfigurationError(msg)
     for queue in install.app.amqp.queues.consume_from:
         for task in install.app.tasks:
             install.policy_for(queue, task).dead_letter_queue_for(queue)
@@ -42,9 +56,21 @@ def check_dead_letter_queues(install: Redelivery) -> None:
             raise ConfigurationError(msg)
 
 
+def _warn_of_what_is_not_enforced(install: Redelivery) -> None:
+    default = RedeliveryPolicy()
+    for queue in install.app.amqp.queues.consume_from:
+        policy = install.policy_for(queue)
+        names = [name for name in NOT_ENFORCED if getattr(policy, name) != getattr(default, name)]
+        if names:
+            log.warning("setting.not_enforced", queue=queue, settings=",".join(names), why="this version reads it and does nothing")
+    if install.settings.wait_replicas:
+        log.warning("setting.not_enforced", queue="", settings="wait_replicas", why="this version reads it and does nothing")
+
+
 def announce(install: Redelivery, consumer: Consumer) -> None:
     """Say which broker, which guarantees, which queues and where their dead letters go."""
     queues = list(install.app.amqp.queues.consume_from)
+    _warn_of_what_is_not_enforced(install)
     log.info(
         "worker.started",
         worker=consumer.hostname,

@@ -13,7 +13,8 @@ import pytest
 from redelivery.errors import BrokerError
 from redelivery.middleware.envelope import opened, sealed
 from redelivery.middleware.outcomes import Outcome
-from redelivery.workers.redrive import BATCH, Filter, redrive
+from redelivery.workers.letter_filter import Filter
+from redelivery.workers.redrive import BATCH, redrive
 from tests.desk import LETTERS, QUEUE, Desk, body_of, task_message
 
 if TYPE_CHECKING:

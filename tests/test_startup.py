@@ -24,9 +24,10 @@ if TYPE_CHECKING:
         ({"queues": {"celery": {"dead_letter_queue": "celery"}}}, "dead_letter_queue"),
         ({"queues": {"#": {"redelivery_delay": 60, "max_redelivery_delay": 5}}}, "max_redelivery_delay"),
         ({"queus": {}}, "did you mean 'queues'"),
+        ({"mode": "observe"}, "mode 'observe' is not available"),
         ({"queues": {"#": {"auto_create_dead_letter_resources": False}}}, "dead-letter queue 'DLQ.celery' does not exist"),
     ],
-    ids=["misspelt", "zero", "own-target", "cap-below-delay", "misspelt-table", "missing-dlq"],
+    ids=["misspelt", "zero", "own-target", "cap-below-delay", "misspelt-table", "observe", "missing-dlq"],
 )
 def test_wrong_settings_refuse_the_worker_in_one_line(shop: Callable[..., Shop], settings: dict[str, Any], words: str) -> None:
     """The line names the setting; nothing is consumed."""
@@ -57,6 +58,13 @@ def test_the_start_up_line_says_what_will_happen(shop: Callable[..., Shop]) -> N
     line = until(lambda: next((line for line in worker.text.splitlines() if "event=worker.started" in line), ""), 20)
     for words in ("at least once", "queues=celery", "dead_letter_queues=DLQ.celery", here.server.socket):
         assert words in line
+
+
+def test_a_setting_that_is_not_enforced_is_named(shop: Callable[..., Shop]) -> None:
+    """Nobody is to believe that it holds."""
+    here = shop(settings={"queues": {"#": {"max_length": 10}}})
+    worker = here.start()
+    assert "event=setting.not_enforced queue=celery settings=max_length" in worker.text
 
 
 def test_a_full_server_refuses_publications_and_loses_nothing(shop: Callable[..., Shop]) -> None:

@@ -7,6 +7,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from celery.exceptions import TaskRevokedError
 
 from redelivery.middleware.envelope import Envelope
 from tests.running import until
@@ -203,6 +204,20 @@ def test_a_hard_time_limit_ends_an_attempt_once(shop: Callable[..., Shop]) -> No
     end = here.ended(task_id, "dead_lettered", 30)
     assert end.reason == "time_limit"
     assert here.outcomes_of(task_id) == ["published", "redelivery_scheduled", "dead_lettered"]
+
+
+@pytest.mark.parametrize(("settings", "target"), [({}, "DLQ.celery"), ({"expiry_queue": "expired"}, "expired")])
+def test_an_expired_message_is_a_death(shop: Callable[..., Shop], settings: dict[str, Any], target: str) -> None:
+    """Celery would drop it; here it is kept, and its caller is told in Celery's words."""
+    here = shop(settings={"queues": {"#": settings}}, backend=True)
+    task_id = here.send("ok", expires=0.2)
+    time.sleep(0.3)  # the time to live must pass before a worker looks
+    here.start()
+    end = here.ended(task_id, "dead_lettered")
+    assert (end.reason, here.runs(task_id)) == ("expired", [])
+    assert [letter["headers"]["id"] for letter in here.letters(target)] == [task_id]
+    with pytest.raises(TaskRevokedError):
+        here.app.AsyncResult(task_id).get(timeout=10)
 
 
 @POOLS

@@ -13,11 +13,12 @@ redrives of one queue at once share its letters.
 
 from __future__ import annotations
 
-import fnmatch
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from redis.exceptions import RedisError
 
@@ -28,58 +29,22 @@ from redelivery.middleware.transports.base import Answer
 from redelivery.workers.dead_letters import Letter, may_be
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
+    from concurrent.futures import Future
 
     from redelivery.middleware.keys import Keys
     from redelivery.middleware.outcomes import Event
     from redelivery.middleware.transports.redis import RedisTransport
+    from redelivery.workers.letter_filter import Filter
 
-__all__ = ["Filter", "Redrive", "redrive"]
+__all__ = ["Redrive", "redrive"]
 
-BATCH = 250
-#: How much of the queue is read at once.
+#: Letters that go in one round trip, and that are read in one.
+BATCH, PAGE = 250, 1000
+#: Pages get smaller where letters are huge.
 MOST_BYTES = 8 * 1024 * 1024
 #: With a rate, letters go in batches of this part of a second.
 BEAT = 0.1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Filter:
-    """Which letters: all conditions must hold; of the values of one condition, any. No condition: all letters.
-
-    `tasks` are names or shell patterns. `exceptions` are class names, dotted or their last word. `fingerprints` may be shortened.
-    `died_before_ms` and `died_after_ms` are the server's time; a letter that does not say when it died passes neither.
-    """
-
-    task_ids: frozenset[str] = frozenset()
-    reasons: frozenset[str] = frozenset()
-    tasks: tuple[str, ...] = ()
-    exceptions: tuple[str, ...] = ()
-    fingerprints: tuple[str, ...] = ()
-    died_before_ms: int | None = None
-    died_after_ms: int | None = None
-
-    def passes(self, letter: Letter) -> bool:
-        """Whether the letter is meant."""
-        if self.task_ids and letter.task_id not in self.task_ids:
-            return False
-        if self.reasons and letter.reason not in self.reasons:
-            return False
-        if self.tasks and not any(fnmatch.fnmatchcase(letter.task, task) for task in self.tasks):
-            return False
-        if self.exceptions and not self._has_exception(str(letter.failure.get("type") or "")):
-            return False
-        if self.fingerprints and not str(letter.failure.get("fingerprint") or "").startswith(self.fingerprints):
-            return False
-        return self._is_in_time(letter.died_ms)
-
-    def _has_exception(self, name: str) -> bool:
-        return any(name == each or name.endswith(f".{each}") for each in self.exceptions)
-
-    def _is_in_time(self, died_ms: int | None) -> bool:
-        if self.died_before_ms is not None and (died_ms is None or died_ms >= self.died_before_ms):
-            return False
-        return self.died_after_ms is None or (died_ms is not None and died_ms > self.died_after_ms)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -122,13 +87,16 @@ def redrive(
 
     Raises `BrokerError` where the broker refuses or does not answer; the message says how many letters had gone back.
     """
-    walk = _Walk(transport, chosen, Redrive(dead_letter_queue=name, dry_run=dry_run), _Pace(rate), limit)
+    result = Redrive(dead_letter_queue=name, dry_run=dry_run)
     try:
-        walk.run(on_progress)
+        with _Sender(transport, result, rate) as sender:
+            _Walk(transport, chosen, sender, limit).run(on_progress)
     except RedisError as exc:
-        msg = f"the redrive of {name!r} stopped when {walk.result.moved} letters had gone back: {exc}; the same command goes on"
+        msg = f"the redrive of {name!r} stopped when {result.moved} letters had gone back: {exc}; the same command goes on"
         raise BrokerError(msg) from exc
-    return walk.result
+    finally:
+        on_progress(result)
+    return result
 
 
 @dataclass(slots=True)
@@ -137,16 +105,16 @@ class _Walk:
 
     transport: RedisTransport
     chosen: Filter
-    result: Redrive
-    pace: _Pace
+    sender: _Sender
     limit: int | None
     began_ms: int = 0
 
     def run(self, on_progress: Callable[[Redrive], None]) -> None:
-        client, key, result = self.transport.client, self.transport.keys.list(self.result.dead_letter_queue), self.result
+        sender, result = self.sender, self.sender.result
+        client, key = self.transport.client, self.transport.keys.list(result.dead_letter_queue)
         self.began_ms = self.transport.now_ms()
         result.total = int(client.llen(key))
-        staying, size = 0, BATCH
+        staying, size = 0, PAGE
         while result.looked_at < result.total and not self._is_full():
             count = min(size, result.total - result.looked_at)
             page: Any = client.lrange(key, -(staying + count), -(staying + 1))
@@ -154,13 +122,14 @@ class _Walk:
                 return
             before = result.moved + result.gone
             self._take(page[::-1], on_progress)
+            sender.settle()
+            on_progress(result)
             left_queue = 0 if result.dry_run else result.moved + result.gone - before
             staying += len(page) - left_queue
-            size = max(size // 2, 1) if sum(map(len, page)) > MOST_BYTES else min(size * 2, BATCH)
-            on_progress(result)
+            size = max(size // 2, 1) if sum(map(len, page)) > MOST_BYTES else min(size * 2, PAGE)
 
     def _is_full(self) -> bool:
-        return self.limit is not None and self.result.matched >= self.limit
+        return self.limit is not None and self.sender.result.matched >= self.limit
 
     def _take(self, raws: list[bytes], on_progress: Callable[[Redrive], None]) -> None:
         """Choose among these letters, and send back what was chosen."""
@@ -168,16 +137,16 @@ class _Walk:
         for raw in raws:
             if self._is_full():
                 break
-            self.result.looked_at += 1
+            self.sender.result.looked_at += 1
             move = self._chosen(raw)
             if move is None:
                 continue
             batch.append(move)
-            if len(batch) >= self.pace.batch:
-                self._send(batch)
-                on_progress(self.result)
+            if len(batch) >= self.sender.batch:
+                self.sender.send(batch)
+                on_progress(self.sender.result)
                 batch = []
-        self._send(batch)
+        self.sender.send(batch)
 
     def _chosen(self, raw: bytes) -> _Move | None:
         if not may_be(raw, self.chosen.task_ids):
@@ -187,33 +156,72 @@ class _Walk:
             return None
         if letter.died_ms is not None and letter.died_ms > self.began_ms:
             return None
-        self.result.matched += 1
+        self.sender.result.matched += 1
         try:
             return returned(letter, self.transport.keys)
         except RedriveError as exc:
-            self.result.left[str(exc)] += 1
+            self.sender.result.left[str(exc)] += 1
             return None
 
-    def _send(self, batch: list[_Move]) -> None:
-        """Carry the moves out. Raises the first error of the broker, after the count of what was moved."""
+
+class _Sender:
+    """Carries the moves out, a batch at a time, in a thread: while the broker works on one, the next is made ready.
+
+    With a rate, a few letters go at a time, evenly. `result` counts what the broker has answered.
+    """
+
+    def __init__(self, transport: RedisTransport, result: Redrive, rate: float | None) -> None:
+        self.result = result
+        self.batch = BATCH if rate is None else max(1, min(int(rate * BEAT), BATCH))
+        self._transport = transport
+        self._rate = rate
+        self._next = time.monotonic()
+        self._thread = ThreadPoolExecutor(1, "redelivery-redrive")
+        self._sent: tuple[list[_Move], Future[list[Answer | Exception]]] | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with suppress(RedisError):
+            self.settle()
+        self._thread.shutdown()
+
+    def send(self, batch: list[_Move]) -> None:
+        """Send a batch once the one before it is answered. Raises the first error of that one."""
+        self.settle()
         if not batch:
             return
-        result = self.result
-        if result.dry_run:
-            answers: list[Any] = [Answer.DONE] * len(batch)
-        else:
-            self.pace.wait(len(batch))
-            answers = self.transport.redrive_many(result.dead_letter_queue, [move.parts for move in batch])
+        if self.result.dry_run:
+            self._count(batch, [Answer.DONE] * len(batch))
+            return
+        self._wait(len(batch))
+        parts = [move.parts for move in batch]
+        self._sent = (batch, self._thread.submit(self._transport.redrive_many, self.result.dead_letter_queue, parts))
+
+    def settle(self) -> None:
+        """Wait for the answers to what was sent, and count them. Raises the first error among them."""
+        if self._sent is not None:
+            (batch, answers), self._sent = self._sent, None
+            self._count(batch, answers.result())
+
+    def _count(self, batch: list[_Move], answers: Sequence[Answer | Exception]) -> None:
         for move, answer in zip(batch, answers, strict=True):
             if answer is Answer.DONE:
-                result.moved += 1
-                result.chords += move.left_chord
-                result.by_queue[move.queue] += 1
+                self.result.moved += 1
+                self.result.chords += move.left_chord
+                self.result.by_queue[move.queue] += 1
             elif answer is Answer.ALREADY:
-                result.gone += 1
+                self.result.gone += 1
         for answer in answers:
             if isinstance(answer, Exception):
                 raise answer
+
+    def _wait(self, count: int) -> None:
+        """Until so many more may go."""
+        if self._rate is not None:
+            time.sleep(max(self._next - time.monotonic(), 0.0))
+            self._next = max(self._next, time.monotonic()) + count / self._rate
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,19 +251,3 @@ def returned(letter: Letter, keys: Keys) -> _Move:
     queue = letter.origin_queue
     event = contents.event(Outcome.REDRIVEN, queue, generation=contents.envelope.generation + 1)
     return _Move((contents.raw, keys.list_name(queue, contents.priority), sealed(again), event), queue, left_chord)
-
-
-class _Pace:
-    """How many letters go at once, and when: with a rate, a few at a time, evenly."""
-
-    def __init__(self, rate: float | None) -> None:
-        self.batch = BATCH if rate is None else max(1, min(int(rate * BEAT), BATCH))
-        self._rate = rate
-        self._next = time.monotonic()
-
-    def wait(self, count: int) -> None:
-        """Until so many more may go."""
-        if self._rate is None:
-            return
-        time.sleep(max(self._next - time.monotonic(), 0.0))
-        self._next = max(self._next, time.monotonic()) + count / self._rate

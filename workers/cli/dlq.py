@@ -17,7 +17,8 @@ from redelivery.workers.cli import letters
 from redelivery.workers.cli.context import Context, json_option, pass_context
 from redelivery.workers.cli.output import SECONDS, age, counted, print_json, safe, short, table
 from redelivery.workers.cli.progress import Progress
-from redelivery.workers.redrive import Filter, Redrive, redrive
+from redelivery.workers.letter_filter import Filter
+from redelivery.workers.redrive import Redrive, redrive
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -27,7 +27,7 @@ app.conf.task_default_queue = "webhooks"
 # Short times, so that the demo ends within a minute; the built-in ones are an operator's: 1 s, then doubled up to 10 minutes.
 app.conf.redelivery = {
     "lease": 3,
-    "queues": {"webhooks": {"max_delivery_attempts": 5, "redelivery_delay": 0.2, "redelivery_delay_multiplier": 2.0}},
+    "queues": {"webhooks": {"max_delivery_attempts": 5, "redelivery_delay": 0.1, "redelivery_delay_multiplier": 2.0}},
 }
 # How long Celery waits for the result of a pool child that has died (10 s by default).
 app.conf.worker_lost_wait = 0.5
