@@ -33,7 +33,8 @@ from celery.worker import state
 from celery.worker.request import Request
 
 from redelivery.middleware import decision
-from redelivery.middleware.envelope import Attempt, Envelope, Failed, dead, eligible_of, opened, redelivered, sealed
+from redelivery.middleware.departure import burial
+from redelivery.middleware.envelope import Attempt, Envelope, Failed, eligible_of, opened, redelivered, sealed
 from redelivery.middleware.logs import log
 from redelivery.middleware.outcomes import Event, Outcome, Reason
 from redelivery.middleware.task import CONTEXT, DECIDED, Redelivering, failed_of
@@ -376,33 +377,30 @@ class Egress(Request):
     def _leave(self, ending: Ending) -> None:
         held, failed = self._held, ending.failed
         assert held is not None  # noqa: S101 - the callers have looked
-        transport = self._install.transport
         event = self._event(ending.outcome, ending.reason, failed)
         target = self._target(ending.reason) if ending.keep else None
         if target is None or ending.reason is None:
-            self._carry_out(lambda: transport.acknowledge(self._tag, event))
+            self._carry_out(lambda: self._install.transport.acknowledge(self._tag, event))
             return
         now = self._install.owner.now_ms()
         attempt = None
         if ending.reason is not Reason.EXPIRED:
             said = "" if failed is None else f"{failed.type}: {failed.message}"
             attempt = Attempt(at_ms=now, worker=self._hostname, exception=said)
-        letter = sealed(
-            dead(
-                opened(held.raw),
-                held.queue,
-                dead_letter_queue=target,
-                reason=ending.reason,
-                at_ms=now,
-                seen_ms=held.seen_ms,
-                attempt=attempt,
-                failed=failed,
-                detail=ending.detail,
-            ),
+        transition = burial(
+            self._install.transport,
+            held,
+            opened(held.raw),
+            event,
+            target=target,
+            reason=ending.reason,
+            now_ms=now,
+            attempt=attempt,
+            failed=failed,
+            detail=ending.detail,
+            tag=self._tag,
         )
-        self._carry_out(
-            lambda: transport.dead_letter(self._tag, letter, dead_letter_queue=target, queue=held.queue, event=event),
-        )
+        self._carry_out(transition)
         log.info("message.dead_lettered", task_id=self.id, queue=held.queue, dead_letter_queue=target, reason=ending.reason)
 
     def _acknowledge_early(self) -> None:

@@ -13,7 +13,6 @@ Whatever else goes wrong with one message is its own death, not its neighbours' 
 from __future__ import annotations
 
 import base64
-import hashlib
 import sys
 from contextlib import contextmanager
 from functools import partial
@@ -26,10 +25,12 @@ from celery.worker.request import Request
 from redis.exceptions import RedisError
 
 from redelivery.errors import EnvelopeError, RedeliveryError
+from redelivery.middleware import decision
+from redelivery.middleware.departure import about, burial, raw_id
 from redelivery.middleware.egress import Egress, request_class
-from redelivery.middleware.envelope import ANNOUNCED, HEADER, Envelope, Failed, dead, deferred, opened, sealed
+from redelivery.middleware.envelope import ANNOUNCED, HEADER, Envelope, Failed, deferred, eligible_of, opened, sealed
 from redelivery.middleware.logs import log
-from redelivery.middleware.outcomes import Event, Outcome, Reason
+from redelivery.middleware.outcomes import Outcome, Reason
 from redelivery.middleware.startup import announce, check_dead_letter_queues, check_policies
 from redelivery.middleware.task import failed_of, guard
 from redelivery.middleware.transports.receiving import Receiver, Receiving
@@ -140,7 +141,7 @@ class Ingress(bootsteps.StartStopStep):
         is_announced = ANNOUNCED in headers
         reasons = [name for name, holds in (("unannounced", not is_announced), ("redelivered", was_restored)) if holds]
         for reason in reasons:
-            event = _event({"headers": headers}, held, Outcome.RECEIVED, reason=reason, worker=self.install.worker)
+            event = about(headers, held, Outcome.RECEIVED, reason=reason, worker=self.install.worker)
             self.install.outbox.carry_out("", partial(self.install.transport.acknowledge, "", event), _nothing)
 
     def _defer(self, held: Held, eta: object) -> bool:
@@ -151,7 +152,7 @@ class Ingress(bootsteps.StartStopStep):
         raw = opened(held.raw)
         message = sealed(deferred(raw, held.queue, seen_ms=held.seen_ms))
         task_id = str(raw["headers"].get("id"))
-        event = _event(raw, held, Outcome.DEFERRED, worker=self.install.worker)
+        event = about(raw["headers"], held, Outcome.DEFERRED, worker=self.install.worker)
         self._carry_out(
             held,
             lambda: self.install.transport.defer(
@@ -220,42 +221,35 @@ class Ingress(bootsteps.StartStopStep):
 
     def _die(self, held: Held, reason: Reason, failed: Failed) -> None:
         """Move the message to its dead-letter queue: with a death record where it has an envelope, else in one of ours."""
-        policy = self.install.policy_for(held.queue, None)
-        target = policy.dead_letter_queue_for(held.queue)
         try:
             message = opened(held.raw)
         except EnvelopeError:
             message = wrapped(held.raw)
-        event = _event(
-            message,
+        headers = message["headers"]
+        policy = self.install.policy_for(held.queue, str(headers.get("task")))
+        ending = decision.ending(policy, reason, eligible=eligible_of(headers))
+        target = policy.dead_letter_queue_for(held.queue) if isinstance(ending, decision.DeadLetter) else None
+        event = about(
+            headers,
             held,
             Outcome.DISCARDED if target is None else Outcome.DEAD_LETTERED,
-            reason=reason,
+            reason=ending.reason,
             worker=self.install.worker,
             exception=failed.type,
             fingerprint=failed.fingerprint,
         )
-        transport = self.install.transport
-        if target is None:
-            self._carry_out(held, lambda: transport.acknowledge(held.tag, event))
-            return
-        now = self.install.owner.now_ms()
-        letter = sealed(
-            dead(
-                message,
-                held.queue,
-                dead_letter_queue=target,
-                reason=reason,
-                at_ms=now,
-                seen_ms=held.seen_ms,
-                attempt=None,
-                failed=failed,
-            ),
-        )
-        self._carry_out(
+        transition = burial(
+            self.install.transport,
             held,
-            lambda: transport.dead_letter(held.tag, letter, dead_letter_queue=target, queue=held.queue, event=event),
+            message,
+            event,
+            target=target,
+            reason=reason,
+            now_ms=self.install.owner.now_ms(),
+            attempt=None,
+            failed=failed,
         )
+        self._carry_out(held, transition)
         log.info("message.dead_lettered", task_id=event.task_id, queue=held.queue, dead_letter_queue=target, reason=reason)
 
     def _carry_out(self, held: Held, transition: Any) -> None:
@@ -268,31 +262,9 @@ def wrapped(raw: bytes) -> dict[str, Any]:
         "body": base64.b64encode(raw).decode(),
         "content-type": "application/octet-stream",
         "content-encoding": "binary",
-        "headers": {"id": f"raw-{hashlib.sha1(raw, usedforsecurity=False).hexdigest()}"},
+        "headers": {"id": raw_id(raw)},
         "properties": {"body_encoding": "base64", "delivery_tag": "raw", "delivery_info": {}},
     }
-
-
-def _event(message: dict[str, Any], held: Held, outcome: Outcome, **more: Any) -> Event:
-    headers = message["headers"]
-    envelope = Envelope.of(headers)
-    task_id = headers.get("id")
-    if not isinstance(task_id, str) or not task_id:
-        task_id = f"raw-{hashlib.sha1(held.raw, usedforsecurity=False).hexdigest()}"
-    nesting = headers.get("replaced_task_nesting")
-    return Event(
-        task_id=task_id[:256],
-        outcome=outcome,
-        generation=envelope.generation,
-        task=str(headers.get("task") or "")[:256],
-        queue=held.queue,
-        attempt=envelope.attempt + 1,
-        delivery=envelope.delivery + 1,
-        root_id=str(headers.get("root_id") or "")[:256],
-        parent_id=str(headers.get("parent_id") or "")[:256],
-        nesting=nesting if isinstance(nesting, int) else 0,
-        **more,
-    )
 
 
 def _milliseconds(eta: object, app: Any) -> int | None:

@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from redelivery.errors import EnvelopeError
 from redelivery.middleware import decision
-from redelivery.middleware.envelope import Attempt, Envelope, Failed, dead, eligible_of, opened, redelivered, sealed
-from redelivery.middleware.outcomes import Event, Outcome, Reason
+from redelivery.middleware.departure import about, burial
+from redelivery.middleware.envelope import Attempt, Envelope, Failed, eligible_of, opened, redelivered, sealed
+from redelivery.middleware.outcomes import Outcome, Reason
 from redelivery.middleware.transports.base import Answer
 
 if TYPE_CHECKING:
     from redelivery.middleware.install import Redelivery
+    from redelivery.middleware.outcomes import Event
     from redelivery.middleware.transports.base import Held
 
 __all__ = ["recover"]
@@ -39,7 +41,7 @@ def recover(install: Redelivery, held: Held, *, was_started: bool, worker: str, 
         held.list_name,
         sealed(again),
         task_id=_task_id(message),
-        event=_event(message, held, Outcome.REDELIVERY_SCHEDULED, worker, 0),
+        event=_event(message["headers"], held, Outcome.REDELIVERY_SCHEDULED, worker, delay_ms=0),
         delay_ms=0,
         first=True,
     )
@@ -63,7 +65,7 @@ def _counted(install: Redelivery, held: Held, message: dict[str, Any], worker: s
         attempt = Attempt(at_ms=now_ms, worker=worker, exception=f"{LOST.type}: {LOST.message}", delay_ms=delay_ms)
         due_ms = now_ms + delay_ms if delay_ms else None
         again = redelivered(message, held.queue, seen_ms=now_ms, attempt=attempt, crash=True, due_ms=due_ms)
-        event = _event(message, held, Outcome.REDELIVERY_SCHEDULED, worker, delay_ms)
+        event = _event(headers, held, Outcome.REDELIVERY_SCHEDULED, worker, delay_ms=delay_ms)
         return transport.defer(
             held.tag,
             held.list_name,
@@ -73,52 +75,26 @@ def _counted(install: Redelivery, held: Held, message: dict[str, Any], worker: s
             delay_ms=delay_ms,
         )
     target = policy.dead_letter_queue_for(held.queue) if isinstance(decided, decision.DeadLetter) else None
-    if target is None:
-        return transport.acknowledge(held.tag, _event(message, held, Outcome.DISCARDED, worker, None, decided.reason))
-    letter = dead(
+    outcome = Outcome.DISCARDED if target is None else Outcome.DEAD_LETTERED
+    transition = burial(
+        transport,
+        held,
         message,
-        held.queue,
-        dead_letter_queue=target,
+        _event(headers, held, outcome, worker, reason=decided.reason),
+        target=target,
         reason=decided.reason,
-        at_ms=now_ms,
-        seen_ms=now_ms,
+        now_ms=now_ms,
         attempt=Attempt(at_ms=now_ms, worker=worker, exception=f"{LOST.type}: {LOST.message}"),
         failed=LOST,
         detail=decided.detail,
     )
-    event = _event(message, held, Outcome.DEAD_LETTERED, worker, None, decided.reason)
-    return transport.dead_letter(held.tag, sealed(letter), dead_letter_queue=target, queue=held.queue, event=event)
+    return transition()
 
 
 def _task_id(message: dict[str, Any]) -> str:
     return str(message["headers"].get("id"))
 
 
-def _event(  # noqa: PLR0917 - the parts of one event
-    message: dict[str, Any],
-    held: Held,
-    outcome: Outcome,
-    worker: str,
-    delay_ms: int | None,
-    reason: Reason = Reason.WORKER_LOST,
-) -> Event:
-    headers = message["headers"]
-    envelope = Envelope.of(headers)
-    nesting = headers.get("replaced_task_nesting")
-    return Event(
-        task_id=_task_id(message),
-        outcome=outcome,
-        generation=envelope.generation,
-        task=str(headers.get("task") or ""),
-        queue=held.queue,
-        reason=reason,
-        attempt=envelope.attempt + 1,
-        delivery=envelope.delivery + 1,
-        delay_ms=delay_ms,
-        worker=worker,
-        exception=LOST.type,
-        fingerprint=LOST.fingerprint,
-        root_id=str(headers.get("root_id") or ""),
-        parent_id=str(headers.get("parent_id") or ""),
-        nesting=nesting if isinstance(nesting, int) else 0,
-    )
+def _event(headers: dict[str, Any], held: Held, outcome: Outcome, worker: str, **facts: Any) -> Event:
+    said = {"reason": Reason.WORKER_LOST, "exception": LOST.type, "fingerprint": LOST.fingerprint, **facts}
+    return about(headers, held, outcome, worker=worker, **said)

@@ -222,7 +222,8 @@ def test_a_long_redrive_that_is_interrupted_says_how_far_it_came(command: Comman
     assert err.splitlines()[-1].startswith("interrupted: ")
     moved = int(desk.client.llen(QUEUE))
     assert moved + int(desk.client.llen(LETTERS)) == 100
-    assert f"interrupted: {moved} sent back" in err
+    said = int(err.splitlines()[-1].split()[1])
+    assert moved - 2 <= said <= moved  # the batch whose answer was under way
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])

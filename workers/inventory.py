@@ -9,10 +9,10 @@ counts. The ways back are these:
 
 - into the delay store, and out of a dead-letter queue: the outcome log tells of each. So the events that were recorded since the
   walk began are read last. They correct the rows, add what was never met, and take away what has ended.
-- from unacked to its queue without an event, where a worker returns what it has not run: these are read twice.
+- from unacked to its queue, without an event: a worker gives back what it has not run. So these two are read twice.
 
 Limits: a message that is given back and received twice, each time just ahead of the walk, is missed. So is one that moved against
-the order when no event told of it: moved by a plain Celery worker, or beside a log that was cut meanwhile. Memory: 0.5 kB a message.
+the order when no event told of it: moved by a plain Celery worker, or beside a log that was cut meanwhile. Memory: 0.5 kB for each.
 """
 
 from __future__ import annotations

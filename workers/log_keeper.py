@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 __all__ = ["LogKeeper"]
 
 EVERY = 2.0
+#: It acts at this part of the cap, so that what is recorded between two looks does not pass the cap.
+ACT_AT = 0.95
 #: A full log is said again only after so many looks.
 QUIET = 150
 
@@ -53,11 +55,11 @@ class LogKeeper:
 
     def step(self) -> None:
         """Look once. Raises whatever the broker does."""
-        found = bound(self._transport.client, self._transport.keys, self._max_bytes)
+        found = bound(self._transport.client, self._transport.keys, int(self._max_bytes * ACT_AT))
         self._quiet = max(self._quiet - 1, 0)
         if found.removed:
-            log.warning("outcome_log.trimmed", entries=found.removed, bytes=found.bytes, cap=found.cap)
+            log.warning("outcome_log.trimmed", entries=found.removed, bytes=found.bytes, cap=self._max_bytes)
         elif found.filling and not self._quiet:
             self._quiet = QUIET
             why = "nobody exports it: `redelivery outcomes export`"
-            log.warning("outcome_log.filling", bytes=found.bytes, cap=found.cap, why=why)
+            log.warning("outcome_log.filling", bytes=found.bytes, cap=self._max_bytes, why=why)

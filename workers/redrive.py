@@ -15,10 +15,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from redis.exceptions import RedisError
 
@@ -30,7 +28,6 @@ from redelivery.workers.dead_letters import Letter, may_be
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from concurrent.futures import Future
 
     from redelivery.middleware.keys import Keys
     from redelivery.middleware.outcomes import Event
@@ -89,8 +86,7 @@ def redrive(
     """
     result = Redrive(dead_letter_queue=name, dry_run=dry_run)
     try:
-        with _Sender(transport, result, rate) as sender:
-            _Walk(transport, chosen, sender, limit).run(on_progress)
+        _Walk(transport, chosen, _Sender(transport, result, rate), limit).run(on_progress)
     except RedisError as exc:
         msg = f"the redrive of {name!r} stopped when {result.moved} letters had gone back: {exc}; the same command goes on"
         raise BrokerError(msg) from exc
@@ -110,7 +106,7 @@ class _Walk:
     began_ms: int = 0
 
     def run(self, on_progress: Callable[[Redrive], None]) -> None:
-        sender, result = self.sender, self.sender.result
+        result = self.sender.result
         client, key = self.transport.client, self.transport.keys.list(result.dead_letter_queue)
         self.began_ms = self.transport.now_ms()
         result.total = int(client.llen(key))
@@ -122,7 +118,6 @@ class _Walk:
                 return
             before = result.moved + result.gone
             self._take(page[::-1], on_progress)
-            sender.settle()
             on_progress(result)
             left_queue = 0 if result.dry_run else result.moved + result.gone - before
             staying += len(page) - left_queue
@@ -165,10 +160,7 @@ class _Walk:
 
 
 class _Sender:
-    """Carries the moves out, a batch at a time, in a thread: while the broker works on one, the next is made ready.
-
-    With a rate, a few letters go at a time, evenly. `result` counts what the broker has answered.
-    """
+    """Carries the moves out, a batch at a time; with a rate a few letters, evenly. `result` counts what the broker has answered."""
 
     def __init__(self, transport: RedisTransport, result: Redrive, rate: float | None) -> None:
         self.result = result
@@ -176,34 +168,16 @@ class _Sender:
         self._transport = transport
         self._rate = rate
         self._next = time.monotonic()
-        self._thread = ThreadPoolExecutor(1, "redelivery-redrive")
-        self._sent: tuple[list[_Move], Future[list[Answer | Exception]]] | None = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        with suppress(RedisError):
-            self.settle()
-        self._thread.shutdown()
 
     def send(self, batch: list[_Move]) -> None:
-        """Send a batch once the one before it is answered. Raises the first error of that one."""
-        self.settle()
+        """Send a batch. Raises the first error of the broker, after the count of what was moved."""
         if not batch:
             return
         if self.result.dry_run:
             self._count(batch, [Answer.DONE] * len(batch))
             return
         self._wait(len(batch))
-        parts = [move.parts for move in batch]
-        self._sent = (batch, self._thread.submit(self._transport.redrive_many, self.result.dead_letter_queue, parts))
-
-    def settle(self) -> None:
-        """Wait for the answers to what was sent, and count them. Raises the first error among them."""
-        if self._sent is not None:
-            (batch, answers), self._sent = self._sent, None
-            self._count(batch, answers.result())
+        self._count(batch, self._transport.redrive_many(self.result.dead_letter_queue, [move.parts for move in batch]))
 
     def _count(self, batch: list[_Move], answers: Sequence[Answer | Exception]) -> None:
         for move, answer in zip(batch, answers, strict=True):
