@@ -312,7 +312,7 @@ def test_what_was_not_looked_at_is_said(desk: Desk) -> None:
         desk.die(task_message("b"))
     done = desk.run("task", "show", "a", "--scan", "2")
     assert "outcome log: only the newest 2 of 4 events were looked at; more with --scan" in done.output
-    assert "orders: only the newest 250 messages were looked at" in done.output
+    assert "orders: only the newest 100 messages were looked at" in done.output
 
 
 def test_a_task_that_nobody_knows_is_an_error(desk: Desk) -> None:

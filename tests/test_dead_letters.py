@@ -141,6 +141,14 @@ def test_pages_give_every_element_of_a_list(server: Server, count: int) -> None:
     assert sorted(set(seen)) == list(range(count))
 
 
+def test_pages_of_huge_elements_are_small(server: Server) -> None:
+    """By their bytes; nothing is left out for it."""
+    server.client.rpush("list", *(str(number).ljust(100_000) for number in range(300)))
+    pages = [page for _, page in list_pages(server.client, "list")]
+    assert max(map(len, pages[1:])) <= 21
+    assert {int(raw) for page in pages for raw in page} == set(range(300))
+
+
 def test_pages_of_a_list_miss_nothing_when_elements_before_them_go(server: Server) -> None:
     """Removing what was read already moves the rest forward; the reading goes back and finds it."""
     client = server.client

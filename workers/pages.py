@@ -14,35 +14,41 @@ if TYPE_CHECKING:
 
     from redis import Redis
 
-__all__ = ["PAGE", "hash_pages", "list_pages"]
+__all__ = ["hash_pages", "list_pages"]
 
-#: Elements of one page: with messages of some kilobytes it keeps the broker busy for about a millisecond.
-PAGE = 250
+#: Elements of one page at the most, of its beginning, and the bytes that it should not pass: a millisecond or two for the broker.
+PAGE, FIRST_PAGE, MOST_BYTES = 1000, 100, 2 * 1024 * 1024
+#: Fields of one page of a hash.
+FIELDS = 250
 #: How often the reading of one list goes back before it takes what it finds: a list that is emptied from both ends has no middle.
 MOST_RETURNS = 1000
 
 
 def list_pages(client: Redis, key: str, page: int = PAGE) -> Iterator[tuple[int, list[bytes]]]:
-    """The elements of a list from its head (the newest message) on, each page with the server's time (ms) of its reading."""
-    start, returns = 0, 0
+    """The elements of a list from its head (the newest message) on, each page with the server's time (ms) of its reading.
+
+    A list has no cursor: the broker walks to each page from the nearer end, 10 ms to the middle of a million letters.
+    """
+    start, returns, size = 0, 0, min(page, FIRST_PAGE)
     last: bytes | None = None
     while True:
         with client.pipeline(transaction=False) as pipe:
-            pipe.lrange(key, start, start + page - 1)
+            pipe.lrange(key, start, start + size - 1)
             pipe.time()
             got, now = pipe.execute()
         if last is not None and start and last not in got and returns < MOST_RETURNS:
-            start, returns = max(start - page, 0), returns + 1
+            start, returns = max(start - size, 0), returns + 1
             continue
         if got:
             yield int(now[0]) * 1000 + int(now[1]) // 1000, got
-        if len(got) < page:
+        if len(got) < size:
             return
         last = got[-1]
-        start += page - 1
+        start += len(got) - 1
+        size = max(min(page, MOST_BYTES * len(got) // (sum(map(len, got)) + 1)), 2)
 
 
-def hash_pages(client: Redis, key: str, page: int = PAGE) -> Iterator[tuple[int, dict[bytes, bytes]]]:
+def hash_pages(client: Redis, key: str, page: int = FIELDS) -> Iterator[tuple[int, dict[bytes, bytes]]]:
     """The fields of a hash in no order, each page with the server's time (ms) of its reading."""
     cursor = 0
     while True:
