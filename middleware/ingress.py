@@ -151,7 +151,6 @@ class Ingress(bootsteps.StartStopStep):
             return False
         raw = opened(held.raw)
         message = sealed(deferred(raw, held.queue, seen_ms=held.seen_ms))
-        task_id = str(raw["headers"].get("id"))
         event = about(raw["headers"], held, Outcome.DEFERRED, worker=self.install.worker)
         self._carry_out(
             held,
@@ -159,7 +158,7 @@ class Ingress(bootsteps.StartStopStep):
                 held.tag,
                 held.list_name,
                 message,
-                task_id=task_id,
+                task_id=event.task_id,
                 event=event,
                 due_ms=due_ms,
             ),
@@ -226,6 +225,8 @@ class Ingress(bootsteps.StartStopStep):
         except EnvelopeError:
             message = wrapped(held.raw)
         headers = message["headers"]
+        if not isinstance(headers.get("id"), str):
+            headers["id"] = raw_id(held.raw)  # so that the letter can be found under the id that its event has
         policy = self.install.policy_for(held.queue, str(headers.get("task")))
         ending = decision.ending(policy, reason, eligible=eligible_of(headers))
         target = policy.dead_letter_queue_for(held.queue) if isinstance(ending, decision.DeadLetter) else None

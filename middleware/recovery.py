@@ -36,12 +36,13 @@ def recover(install: Redelivery, held: Held, *, was_started: bool, worker: str, 
     if was_started:
         return _counted(install, held, message, worker, now_ms)
     again = redelivered(message, held.queue, seen_ms=now_ms, attempt=None, suspect=True)
+    event = _event(message["headers"], held, Outcome.REDELIVERY_SCHEDULED, worker, delay_ms=0)
     return transport.defer(
         held.tag,
         held.list_name,
         sealed(again),
-        task_id=_task_id(message),
-        event=_event(message["headers"], held, Outcome.REDELIVERY_SCHEDULED, worker, delay_ms=0),
+        task_id=event.task_id,
+        event=event,
         delay_ms=0,
         first=True,
     )
@@ -70,7 +71,7 @@ def _counted(install: Redelivery, held: Held, message: dict[str, Any], worker: s
             held.tag,
             held.list_name,
             sealed(again),
-            task_id=_task_id(message),
+            task_id=event.task_id,
             event=event,
             delay_ms=delay_ms,
         )
@@ -89,10 +90,6 @@ def _counted(install: Redelivery, held: Held, message: dict[str, Any], worker: s
         detail=decided.detail,
     )
     return transition()
-
-
-def _task_id(message: dict[str, Any]) -> str:
-    return str(message["headers"].get("id"))
 
 
 def _event(headers: dict[str, Any], held: Held, outcome: Outcome, worker: str, **facts: Any) -> Event:

@@ -11,6 +11,7 @@ import time
 import uuid
 from typing import TYPE_CHECKING, Any
 
+from kombu.exceptions import OperationalError
 from redis import ConnectionPool, Redis
 from redis.backoff import NoBackoff
 from redis.exceptions import AuthenticationError, RedisError, ResponseError
@@ -69,7 +70,10 @@ class RedisTransport:
         except (AuthenticationError, ResponseError) as exc:
             msg = f"broker {connection.as_uri()} refused the connection: {exc}"
             raise BrokerError(msg) from exc
-        except (*connection.connection_errors, RedisError) as exc:
+        except KeyError as exc:
+            msg = f"broker {exc} is no transport that kombu knows; is broker_url right? It looks like redis://host:6379/0"
+            raise BrokerError(msg) from exc
+        except (OperationalError, *connection.connection_errors, RedisError) as exc:
             msg = f"broker {connection.as_uri()} does not answer: {exc}; is it running, and is broker_url right?"
             raise BrokerUnavailable(msg) from exc
         return cls(Redis(connection_pool=_patient(channel._get_pool())), Keys.of(channel))  # noqa: SLF001 - the app's own settings
