@@ -80,5 +80,6 @@ def announce(install: Redelivery, consumer: Consumer) -> None:
         dead_letter_queues=",".join(
             install.policy_for(queue).dead_letter_queue_for(queue) or "none: discarded" for queue in queues
         ),
+        acknowledged_early=",".join(sorted(name for name, task in install.app.tasks.items() if not task.acks_late)) or "none",
         max_delivery_attempts=",".join(str(install.policy_for(queue).max_delivery_attempts) for queue in queues),
     )
