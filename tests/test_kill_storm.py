@@ -35,8 +35,8 @@ def redelivery(here: Shop, *words: str) -> subprocess.CompletedProcess[str]:
 def books(here: Shop, folder: Path) -> dict[str, Any]:
     """Export, reconcile, and read the summary and the possible repeats."""
     for words in (
-        ["outcomes", "export", "--to", str(folder / "outcomes")],
         ["inventory", "export", "--to", str(folder / "inventory")],
+        ["outcomes", "export", "--to", str(folder / "outcomes")],
     ):
         done = redelivery(here, "-A", "tests.shop", *words)
         assert done.returncode == 0, done.stderr

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 __all__ = ["spark"]
 
+pytestmark = pytest.mark.xdist_group("spark")
+
 HOUR = 3_600_000
 DIED = ("dead_lettered", {"delivery": 1, "attempt": 1, "reason": "exhausted"})
 SUCCEEDED = ("succeeded", {"delivery": 1, "attempt": 1})
@@ -49,6 +51,8 @@ EXPECTED = {
     "died-and-succeeded": "duplicated",
     "purged-twice": "duplicated",
     "back-again": "resurrected",
+    "copy-that-failed": "resurrected",
+    "closed-since": "balanced",
     "letter-of-a-success": "phantom_dead_letter",
     "letter-of-the-purged": "phantom_dead_letter",
     "letter-of-nobody": "phantom_dead_letter",
@@ -81,6 +85,8 @@ def _balanced(told: Histories) -> None:
     told.events += told.events[-2:]
     told.tell("kept", "published", DIED)
     told.hold("kept", "dead_letter")
+    told.tell("closed-since", "published", DIED, "purged")
+    told.hold("closed-since", "dead_letter", seen_ms=NOON + 1500)
     told.tell("kept-then-purged", "published", DIED, "purged")
     told.tell("kept-then-discarded", "published", DIED, ("discarded", {"reason": "operator"}))
     told.tell("unannounced", ("received", {"reason": "unannounced", "delivery": 1}), SUCCEEDED)
@@ -115,6 +121,7 @@ def _wrong(told: Histories) -> None:
     told.hold("died-and-succeeded", "dead_letter")
     told.tell("purged-twice", "published", DIED, "purged", "purged")
     told.tell("back-again", "published", SUCCEEDED, ("redelivery_scheduled", {"delivery": 2}))
+    told.tell("copy-that-failed", "published", SUCCEEDED, AGAIN)
     told.tell("letter-of-a-success", "published", SUCCEEDED)
     told.hold("letter-of-a-success", "dead_letter")
     told.tell("letter-of-the-purged", "published", DIED, "purged")

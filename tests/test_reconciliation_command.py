@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 __all__ = ["spark"]
 
+pytestmark = pytest.mark.xdist_group("spark")
+
 SUCCEEDED = ("succeeded", {"delivery": 1, "attempt": 1})
 
 
@@ -106,10 +108,41 @@ def test_parquet_and_json_lines_may_lie_side_by_side(told: Histories, tmp_path: 
     assert json.loads(result.stdout)["outcomes"]["succeeded"] == 2
 
 
+@pytest.mark.usefixtures("spark")
+@pytest.mark.parametrize("kind", [pa.int32(), pa.int64()])
+def test_counts_of_either_width_are_read(told: Histories, tmp_path: Path, kind: pa.DataType) -> None:
+    """Whoever writes Parquet without a schema of its own writes 64 bits."""
+    counts = {"generation": pa.array([0, 0], kind), "delivery": pa.array([0, 1], kind), "attempt": pa.array([0, 1], kind)}
+    texts = {"event_id": ["x-1", "x-2"], "task_id": ["wide", "wide"], "outcome": ["published", "succeeded"], "queue": ["q", "q"]}
+    (tmp_path / "outcomes").mkdir(exist_ok=True)
+    parquet.write_table(pa.table({**texts, **counts, "at_ms": [NOON, NOON + 1]}), tmp_path / "outcomes" / "wide.parquet")
+    result = run(tmp_path, "--json")
+    assert result.exit_code == 0, result.stderr
+    assert json.loads(result.stdout)["outcomes"]["succeeded"] == 1 + sum(event["outcome"] == "succeeded" for event in told.events)
+
+
+@pytest.mark.usefixtures("spark")
+@pytest.mark.parametrize(
+    ("taken_ms", "verdict"),
+    [(None, "in_flight"), (NOON - 1, "in_flight"), (NOON + 3_600_000, "lost")],
+    ids=["nobody-knows-when", "before-the-last-event", "an-hour-later"],
+)
+def test_an_empty_inventory_counts_from_when_it_was_taken(tmp_path: Path, taken_ms: int | None, verdict: str) -> None:
+    """The last task of a quiet system is lost when the broker was looked at later and did not have it."""
+    quiet = Histories()
+    quiet.tell("last", "published")
+    quiet.write(tmp_path)
+    if taken_ms is not None:
+        (tmp_path / "inventory" / "_taken.json").write_text(json.dumps({"seen_ms": taken_ms}))
+    result = run(tmp_path, "--json")
+    assert json.loads(result.stdout)["verdicts"][verdict] == 1
+    assert result.exit_code == (verdict == "lost")
+
+
 @pytest.mark.parametrize(("ours", "exported"), [(EVENTS, EXPORTED_EVENTS), (INVENTORY, EXPORTED_INVENTORY)])
 def test_the_export_writes_the_columns_that_the_books_read(ours: StructType, exported: pa.Schema) -> None:
     """By name and by type; only their order may differ."""
-    kinds = {pa.string(): "string", pa.int32(): "int", pa.int64(): "bigint"}
+    kinds = {pa.string(): "string", pa.int64(): "bigint"}
     assert {each.name: each.dataType.simpleString() for each in ours} == {each.name: kinds[each.type] for each in exported}
 
 
@@ -153,6 +186,9 @@ BAD_INPUTS: dict[str, tuple[Callable[[Path], object], str]] = {
     "another ending": (lambda folder: (folder / "outcomes" / "notes.csv").write_text("a,b"), "neither Parquet nor JSON lines"),
     "a broken line": (lambda folder: (folder / "outcomes" / "cut.jsonl").write_text('{"task_id": "a'), "is no JSON object of ours"),
     "no task id": (_event(task_id=None), "1 rows have no task_id, event_id or at_ms"),
+    "an empty task id": (_event(task_id=""), "1 rows have no task_id, event_id or at_ms"),
+    "an empty event id": (_event(event_id=""), "1 rows have no task_id, event_id or at_ms"),
+    "a moment that is none": (lambda folder: (folder / "inventory" / "_taken.json").write_text("{}"), "does not say when"),
     "an unknown outcome": (_event(outcome="eaten"), "1 rows have an outcome of none of our words"),
     "a number that is none": (_event(at_ms="noon"), "is no JSON object of ours"),
     "an unknown place": (

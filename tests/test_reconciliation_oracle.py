@@ -10,6 +10,8 @@ import random
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
+import pytest
+
 from tests.spark_session import NOON, Histories, Row, rows, spark
 
 if TYPE_CHECKING:
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 __all__ = ["spark"]
+
+pytestmark = pytest.mark.xdist_group("spark")
 
 HOUR = 3_600_000
 GRACE = 600_000
@@ -114,6 +118,8 @@ def _verdict(life: Life, rows_here: list[Row], lives: dict[Life, list[Row]]) -> 
         return "duplicated"
     if ends and any(word in ORDER for word in words[words.index(ends[0]) :]):
         return "resurrected"
+    if ends and _is_handed_on_after_its_end(events):
+        return "resurrected"
     last = words[-1] if words else None
     if letter and last != "dead_lettered":
         return "phantom_dead_letter"
@@ -130,6 +136,15 @@ def _place_in_life(event: Row) -> tuple[bool, int, int]:
     """An operator's end, which names no delivery, is after all others."""
     step = (ORDER + ENDS).index(event["outcome"])
     return event["outcome"] in ENDS and not event["delivery"], event["delivery"], step
+
+
+def _is_handed_on_after_its_end(events: list[Row]) -> bool:
+    """A redelivery of the delivery that ended, recorded after the end."""
+    ended = [event for event in events if event["outcome"] in ENDS]
+    scheduled = [event for event in events if event["outcome"] == "redelivery_scheduled"]
+    if not scheduled or not ended[0]["delivery"] or scheduled[-1]["delivery"] != ended[0]["delivery"]:
+        return False
+    return bool(max(event["at_ms"] for event in scheduled) > min(event["at_ms"] for event in ended))
 
 
 def _is_stuck(row: Row, *, old: bool) -> bool:

@@ -56,7 +56,13 @@ def test_the_start_up_line_says_what_will_happen(shop: Callable[..., Shop]) -> N
     here = shop()
     worker = here.start()
     line = until(lambda: next((line for line in worker.text.splitlines() if "event=worker.started" in line), ""), 20)
-    for words in ("at least once", "queues=celery", "dead_letter_queues=DLQ.celery", "acknowledged_early=tests.shop.early", here.server.socket):
+    for words in (
+        "at least once",
+        "queues=celery",
+        "dead_letter_queues=DLQ.celery",
+        "acknowledged_early=tests.shop.early",
+        here.server.socket,
+    ):
         assert words in line
 
 

@@ -26,7 +26,7 @@ from redelivery.errors import InputError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
-__all__ = ["EVENTS", "INVENTORY", "Format", "read_lines", "write_rows"]
+__all__ = ["EVENTS", "INVENTORY", "Format", "read_lines", "remove", "write_rows", "write_text"]
 
 Format = Literal["parquet", "jsonl"]
 
@@ -36,7 +36,7 @@ _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 #: Rows that are held in memory at once, and that form one row group.
 ROW_GROUP = 20_000
 
-_TEXT, _COUNT, _MS = pa.string(), pa.int32(), pa.int64()
+_TEXT, _COUNT, _MS = pa.string(), pa.int64(), pa.int64()
 
 #: An outcome event, in the order of `redelivery.middleware.outcomes.Event`. Times are milliseconds since the epoch.
 EVENTS = pa.schema(
@@ -88,6 +88,18 @@ def write_rows(rows: Iterable[Mapping[str, Any]], uri: str, schema: pa.Schema, *
     """
     write = _write_parquet if format == "parquet" else _write_lines
     return _whole(uri, f"{name}.{format}", lambda sink: write(rows, sink, schema))
+
+
+def write_text(text: str, uri: str, file: str) -> None:
+    """Write a small file `<uri>/<file>`, whole or not at all. Raises `InputError` where the destination cannot be written."""
+    _whole(uri, file, lambda sink: int(sink.write(text.encode())))
+
+
+def remove(uri: str, file: str) -> None:
+    """Remove `<uri>/<file>`, where there is one."""
+    filesystem, folder = _resolve(uri)
+    if filesystem.get_file_info(f"{folder}/{file}").type is fs.FileType.File:
+        filesystem.delete_file(f"{folder}/{file}")
 
 
 def read_lines(uri: str, file: str) -> list[dict[str, Any]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import click
 
 from redelivery.workers import inventory as broker
@@ -24,13 +26,16 @@ def inventory() -> None:
 def export(context: Context, uri: str, kind: str) -> None:
     """Write one row for each message: where it is, when it is due, who holds it. Replaces an earlier inventory there.
 
-    Export the outcomes first: what ends in between is then young, and no discrepancy.
+    Take the inventory before the outcomes are exported: what ends in between is then among them.
     """
-    from redelivery.workers.tables import INVENTORY, write_rows  # noqa: PLC0415 - pyarrow is an optional dependency
+    from redelivery.workers.tables import INVENTORY, remove, write_rows, write_text  # noqa: PLC0415 - pyarrow is an optional dependency
 
     context.transport  # noqa: B018 - whether the broker answers is known before it is walked
+    looked_ms = context.transport.now_ms()
     taken = broker.take(context.install)
     write_rows(taken.rows(), uri, INVENTORY, name="inventory", format="jsonl" if kind == "jsonl" else "parquet")
+    remove(uri, f"inventory.{'parquet' if kind == 'jsonl' else 'jsonl'}")  # an earlier one of the other kind would count as well
+    write_text(json.dumps({"seen_ms": looked_ms}), uri, "_taken.json")
     counts = taken.counts()
     if context.as_json:
         print_json({"destination": uri, "file": f"inventory.{kind}", "messages": sum(counts.values()), "places": counts})

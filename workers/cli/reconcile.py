@@ -47,7 +47,7 @@ class Moment(click.ParamType[int]):
 
 @click.command()
 @click.option("--outcomes", required=True, metavar="URI", help="Exported outcome events: a folder or file, Parquet or JSON lines.")
-@click.option("--inventory", required=True, metavar="URI", help="The inventory, exported after them.")
+@click.option("--inventory", required=True, metavar="URI", help="The inventory, best taken just before they were exported.")
 @click.option("--output", required=True, metavar="URI", help="Folder for verdicts, metrics, repeats, summary.json; replaced whole.")
 @click.option("--as-of", "as_of_ms", type=Moment(), help="Count ages up to this time. [default: the latest time in the inputs]")
 @click.option("--grace", type=click.FloatRange(min=0), default=600, show_default=True, help="Seconds until an open life counts.")

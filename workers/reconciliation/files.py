@@ -83,6 +83,7 @@ class Files:
     def write(self, uri: str, text: str) -> None:
         """Write a small file."""
         path, system = self._open(uri)
+        system.setWriteChecksum(False)
         stream = system.create(path, True)  # noqa: FBT003 - Hadoop's `overwrite`
         try:
             stream.write(bytearray(text, "utf-8"))

@@ -6,8 +6,8 @@
 4. Verdicts, metrics, possible repeats and the summary are written, all of them or none (`writing.py`).
 
 Enters: URIs that Spark can read, a grace, and optionally the moment that ages are counted up to; without it that moment is the
-latest one in the inputs, so that the same inputs give the same books whenever they are read. Leaves: the outputs and a `Summary`.
-Refuses, with `InputError`: inputs that are missing, empty, broken or of another shape.
+latest one in the inputs (when the inventory was taken among them), so that the same inputs give the same books whenever they are
+read. Leaves: the outputs and a `Summary`. Refuses, with `InputError`: inputs that are missing, empty, broken or of another shape.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from redelivery.errors import InputError
 from redelivery.workers.reconciliation.files import Files
 from redelivery.workers.reconciliation.lives import fold, with_queues_named
 from redelivery.workers.reconciliation.metrics import metrics_of
-from redelivery.workers.reconciliation.reading import read_events, read_gaps, read_inventory
+from redelivery.workers.reconciliation.reading import read_events, read_gaps, read_inventory, read_taken
 from redelivery.workers.reconciliation.summary import Summary, summarise
 from redelivery.workers.reconciliation.verdicts import judge
 from redelivery.workers.reconciliation.writing import check_output, replacing, write_summary, write_table
@@ -53,16 +53,17 @@ def reconcile(spark: SparkSession, books: Books, say: Callable[[str], object] = 
     """Reconcile, and write the outputs; `say` is told how far it is. Raises `InputError`, and whatever Spark raises."""
     files = Files(spark)
     output = check_output(files, books.output, {"outcomes": books.outcomes, "inventory": books.inventory})
-    gaps = read_gaps(files, books.outcomes)
+    gaps, taken_ms = read_gaps(files, books.outcomes), read_taken(files, books.inventory)
     events, inventory = read_events(spark, files, books.outcomes), read_inventory(spark, files, books.inventory)
     say("reading and folding the events")
     lives = fold(events, inventory).persist(StorageLevel.MEMORY_AND_DISK)
     try:
         facts = _look(lives, books)
         named = with_queues_named(lives) if facts["unnamed"] else lives
-        as_of_ms = books.as_of_ms if books.as_of_ms is not None else int(facts["latest_ms"])
+        as_of_ms = books.as_of_ms if books.as_of_ms is not None else max(int(facts["latest_ms"]), taken_ms or 0)
         say(f"judging {facts['lives']:,} lives")
-        judged = judge(named, as_of_ms=as_of_ms, grace_ms=books.grace_ms)
+        looked_ms = facts["looked_ms"] if taken_ms is None else taken_ms
+        judged = judge(named, as_of_ms=as_of_ms, grace_ms=books.grace_ms, looked_ms=looked_ms)
         summary = summarise(judged, gaps, as_of_ms=as_of_ms, grace_ms=books.grace_ms)
         with replacing(files, output) as folder:
             say(f"writing {books.output}")
@@ -79,6 +80,7 @@ def _look(lives: DataFrame, books: Books) -> dict[str, Any]:
         F.count("*").alias("lives"),
         F.sum("events").alias("events"),
         F.greatest(F.max("last_ms"), F.max("seen_ms")).alias("latest_ms"),
+        F.max("seen_ms").alias("looked_ms"),
         F.count_if(F.col("queue") == "").alias("unnamed"),
         F.sum("unknown").alias("unknown"),
         F.sum("broken").alias("broken"),

@@ -89,18 +89,23 @@ def _or_default(name: str) -> Column:
     return F.coalesce(F.col(name), F.lit(DEFAULTS[name])).alias(name) if name in DEFAULTS else F.col(name)
 
 
+def _is_empty(name: str) -> Column:
+    return F.col(name).isNull() | (F.col(name) == "")
+
+
 def _aggregates() -> list[Column]:
     step, at, place = F.col("step"), F.col("at"), F.col("place")
     is_event, is_end = step.isNotNull(), step >= ENDS
     closing = step.isin(*(STEPS.index(each) for each in CLOSING))
     known_place = F.coalesce(place.isin(*PLACES), F.lit(False))  # noqa: FBT003 - a literal
+    scheduled = step == STEPS.index(Outcome.REDELIVERY_SCHEDULED)
     dead = step == STEPS.index(Outcome.DEAD_LETTERED)
     return [
         F.count_if(is_event).alias("events"),
         *(F.count_if(step == at_step).alias(str(outcome)) for at_step, outcome in enumerate(STEPS)),
         F.count_if(step < 0).alias("unknown"),
-        F.count_if(is_event & (F.col("task_id").isNull() | F.col("event_id").isNull() | F.col("at_ms").isNull())).alias("broken"),
-        F.count_if(~is_event & (F.col("task_id").isNull() | F.col("seen_ms").isNull() | ~known_place)).alias("misplaced"),
+        F.count_if(is_event & (_is_empty("task_id") | _is_empty("event_id") | F.col("at_ms").isNull())).alias("broken"),
+        F.count_if(~is_event & (_is_empty("task_id") | F.col("seen_ms").isNull() | ~known_place)).alias("misplaced"),
         F.min(F.when(is_end, at)).alias("first_end"),
         F.max(F.when(step < ENDS, at)).alias("last_open"),
         F.max(at).alias("last"),
@@ -108,6 +113,9 @@ def _aggregates() -> list[Column]:
         F.max(F.when(closing, at)).alias("last_closing"),
         F.min("at_ms").alias("first_ms"),
         F.max("at_ms").alias("last_ms"),
+        F.min(F.when(is_end, F.col("at_ms"))).alias("ended_ms"),
+        F.max(F.when(scheduled, F.col("at_ms"))).alias("scheduled_ms"),
+        F.max(F.when(scheduled, at)).alias("last_scheduled"),
         F.count_if("is_repeat").alias("repeats"),
         F.max("attempt").alias("attempts"),
         F.max("task").alias("task"),
@@ -124,8 +132,22 @@ def _aggregates() -> list[Column]:
     ]
 
 
-_LEAST = frozenset({"first_end", "first_death", "first_ms", "due_ms"})
-_GREATEST = frozenset({"last_open", "last", "last_closing", "last_ms", "attempts", "task", "death_reason", "seen_ms", "place"})
+_LEAST = frozenset({"first_end", "first_death", "first_ms", "ended_ms", "due_ms"})
+_GREATEST = frozenset(
+    {
+        "last_open",
+        "last",
+        "last_closing",
+        "last_ms",
+        "scheduled_ms",
+        "last_scheduled",
+        "attempts",
+        "task",
+        "death_reason",
+        "seen_ms",
+        "place",
+    },
+)
 _OF_THE_LAST = frozenset({"reason", "worker", "exception"})
 
 

@@ -26,10 +26,13 @@ if TYPE_CHECKING:
 
     from redelivery.workers.reconciliation.files import Files
 
-__all__ = ["read_events", "read_gaps", "read_inventory"]
+__all__ = ["read_events", "read_gaps", "read_inventory", "read_taken"]
 
 #: Where the export notes what left the outcome log before it was exported, one JSON object a line. Spark skips such names.
 GAPS: Final = "_gaps.jsonl"
+
+#: Where an inventory notes when it was taken: one without a row would not say.
+TAKEN: Final = "_taken.json"
 
 _FORMATS: Final = {
     ".parquet": "parquet",
@@ -56,6 +59,18 @@ def read_gaps(files: Files, uri: str) -> list[dict[str, Any]]:
         msg = f"{uri}/{GAPS} holds a line that is no JSON ({exc}): it is written by `redelivery outcomes export` alone"
         raise InputError(msg) from exc
     return [gap if isinstance(gap, dict) else {"gap": gap} for gap in gaps]
+
+
+def read_taken(files: Files, uri: str) -> int | None:
+    """When the inventory was taken (ms since the epoch), where its export noted it."""
+    text = files.read(f"{uri.rstrip('/')}/{TAKEN}") if not _format_of(uri) else None
+    if text is None:
+        return None
+    try:
+        return int(json.loads(text)["seen_ms"])
+    except (ValueError, TypeError, KeyError) as exc:
+        msg = f"{uri}/{TAKEN} does not say when the inventory was taken ({exc}): only `redelivery inventory export` writes it"
+        raise InputError(msg) from exc
 
 
 def _read(  # noqa: PLR0917 - what is read, and what it must be

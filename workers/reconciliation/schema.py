@@ -11,14 +11,14 @@ from __future__ import annotations
 
 from typing import Final
 
-from pyspark.sql.types import DataType, IntegerType, LongType, StringType, StructField, StructType
+from pyspark.sql.types import DataType, LongType, StringType, StructField, StructType
 
 __all__ = ["DEFAULTS", "EVENTS", "EVENTS_REQUIRED", "INVENTORY", "INVENTORY_REQUIRED", "PLACES"]
 
 #: Where the broker can hold a message.
 PLACES: Final = ("queue", "unacked", "delayed", "dead_letter")
 
-_TEXT, _NUMBER, _TIME = StringType(), IntegerType(), LongType()
+_TEXT, _NUMBER, _TIME = StringType(), LongType(), LongType()
 
 
 def _struct(**columns: DataType) -> StructType:

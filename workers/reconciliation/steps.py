@@ -17,7 +17,7 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
 
 from redelivery.middleware.outcomes import TERMINAL, Outcome
 
-__all__ = ["CLOSING", "ENDS", "STEPS", "number", "outcome_of", "position"]
+__all__ = ["CLOSING", "DELIVERY", "ENDS", "STEPS", "number", "outcome_of", "position"]
 
 #: All outcomes in the order of their steps; an outcome's number is its place here.
 STEPS: Final = (
@@ -42,7 +42,8 @@ ENDS: Final = next(number for number, outcome in enumerate(STEPS) if outcome in 
 #: Outcomes that may close a kept letter.
 CLOSING: Final = (Outcome.DISCARDED, Outcome.PURGED)
 
-_DELIVERY = 16
+#: Positions of one delivery: how far apart those of the next one are.
+DELIVERY = 16
 _AFTER_ALL = 2**31
 
 
@@ -55,11 +56,11 @@ def number(outcome: Column) -> Column:
 def position(step: Column, delivery: Column) -> Column:
     """A number that orders the events of one life: by delivery, then by step."""
     of_nobody = (step >= ENDS) & (delivery <= 0)
-    return F.when(of_nobody, F.lit(_AFTER_ALL)).otherwise(delivery.cast("long")) * _DELIVERY + step
+    return F.when(of_nobody, F.lit(_AFTER_ALL)).otherwise(delivery.cast("long")) * DELIVERY + step
 
 
 def outcome_of(position: Column) -> Column:
     """The outcome at a position; null where there is none."""
     words = F.array(*(F.lit(str(each)) for each in STEPS))
     # Spark takes the lookup in an array without nulls for never null, whatever its index is: hence the question.
-    return F.when(position.isNotNull(), F.get(words, (position % _DELIVERY).cast("int")))
+    return F.when(position.isNotNull(), F.get(words, (position % DELIVERY).cast("int")))

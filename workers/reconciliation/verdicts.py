@@ -7,6 +7,11 @@ publications under one task id are two messages, and one end is not enough for b
 A life that is in the inventory alone has no event, so it is not `orphaned`: in a dead-letter queue it is a `phantom_dead_letter`,
 elsewhere it is `stuck` or `in_flight`, exactly as the rules say. Its publisher did not record it, and no worker has seen it yet.
 
+The inventory counts for what it saw: a letter that it saw before the life's last event is no phantom, and a life whose last event
+came after it looked is not lost. So either may be exported first; with the inventory first, nothing can end between the two unseen.
+
+One delivery ends once. A redelivery recorded after the end of the same delivery is somebody's copy, and the life is `resurrected`.
+
 Limits: an owner that is gone says nothing of when it went, so that the life's last event must be older than the grace. The books
 know a message by its id: a copy of it is seen when it ends, not before.
 """
@@ -18,7 +23,7 @@ from typing import TYPE_CHECKING, Final
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
 
 from redelivery.middleware.outcomes import Outcome
-from redelivery.workers.reconciliation.steps import ENDS, STEPS, outcome_of
+from redelivery.workers.reconciliation.steps import DELIVERY, ENDS, STEPS, outcome_of
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -45,8 +50,11 @@ DISCREPANCIES: Final = tuple(name for name in VERDICTS if name not in {"in_fligh
 _OPENING = (Outcome.PUBLISHED, Outcome.REDRIVEN, Outcome.RECEIVED)
 
 
-def judge(lives: DataFrame, *, as_of_ms: int, grace_ms: int) -> DataFrame:
-    """The lives with `verdict`, `rule`, `cause`, `age_ms` (of the last event) and `is_repeated` (its task may have run twice)."""
+def judge(lives: DataFrame, *, as_of_ms: int, grace_ms: int, looked_ms: int | None = None) -> DataFrame:
+    """The lives with `verdict`, `rule`, `cause`, `age_ms` (of the last event) and `is_repeated` (its task may have run twice).
+
+    `looked_ms` is when the inventory was taken; where nobody knows, it counts as later than all events.
+    """
     facts = _with_later(lives).withColumns(
         {
             "ends": _ends(),
@@ -54,7 +62,7 @@ def judge(lives: DataFrame, *, as_of_ms: int, grace_ms: int) -> DataFrame:
             "last_word": outcome_of(F.col("last")),
         }
     )
-    judged = facts.withColumn("verdict", _verdict(as_of_ms, grace_ms))
+    judged = facts.withColumn("verdict", _verdict(as_of_ms, grace_ms, looked_ms))
     rule = F.element_at(F.create_map(*(F.lit(word) for pair in RULES.items() for word in pair)), F.col("verdict"))
     return judged.withColumns(
         {
@@ -93,21 +101,26 @@ def _ends() -> Column:
     return ends - F.when(closed, 1).otherwise(0)
 
 
-def _verdict(as_of_ms: int, grace_ms: int) -> Column:
+def _verdict(as_of_ms: int, grace_ms: int, looked_ms: int | None) -> Column:
     count = F.col
     is_dead = F.coalesce(F.col("last_word") == str(Outcome.DEAD_LETTERED), F.lit(False))  # noqa: FBT003 - a literal
     old = F.coalesce(F.col("age_ms") >= grace_ms, F.lit(True))  # noqa: FBT003 - without an event it has no age to be young by
     is_open = (count("ends") == 0) | (count("ends") < count(Outcome.PUBLISHED) + count(Outcome.REDRIVEN))
     overdue = F.coalesce(F.col("due_ms") + grace_ms < as_of_ms, F.lit(False))  # noqa: FBT003 - a literal
     held = (count("in_flight") > 0) | (count("in_dead_letters") > 0)
+    # What the broker held before the life's last event, or did not hold before it, says nothing of what came of that event.
+    seen_since = F.coalesce(F.col("last_ms") <= F.col("seen_ms"), F.lit(True))  # noqa: FBT003 - a literal
+    looked_since = F.lit(True) if looked_ms is None else F.coalesce(F.col("last_ms") <= looked_ms, F.lit(True))  # noqa: FBT003
+    same_delivery = F.floor(F.col("last_scheduled") / DELIVERY) == F.floor(F.col("first_end") / DELIVERY)
+    handed_on_after_its_end = same_delivery & (F.col("scheduled_ms") > F.col("ended_ms"))
     holds = {
         "orphaned": (count("events") > 0) & (sum((count(str(each)) for each in _OPENING), F.lit(0)) == 0),
         "duplicated": count("ends") > 1,
-        "resurrected": F.col("last_open") > F.col("first_end"),
-        "phantom_dead_letter": (count("in_dead_letters") > 0) & ~is_dead,
-        "missing_dead_letter": is_dead & old & (count("in_dead_letters") == 0) & ~F.col("was_redriven"),
-        "stuck": is_open & held & (overdue | ((count("ownerless") > 0) & old)),
-        "in_flight": is_open & (held | ~old),
+        "resurrected": (F.col("last_open") > F.col("first_end")) | handed_on_after_its_end,
+        "phantom_dead_letter": (count("in_dead_letters") > 0) & ~is_dead & seen_since,
+        "missing_dead_letter": is_dead & old & (count("in_dead_letters") == 0) & ~F.col("was_redriven") & looked_since,
+        "stuck": is_open & held & seen_since & (overdue | ((count("ownerless") > 0) & old)),
+        "in_flight": is_open & (held | ~old | ~looked_since),
         "lost": is_open,
     }
     verdict = F.lit("balanced")

@@ -42,8 +42,8 @@ class Command:
 
     def export(self) -> None:
         """Write the outcome log and the inventory of the broker."""
-        self._run("-A", "webhooks.app", "outcomes", "export", "--to", str(self.outcomes))
         self._run("-A", "webhooks.app", "inventory", "export", "--to", str(self.inventory))
+        self._run("-A", "webhooks.app", "outcomes", "export", "--to", str(self.outcomes))
 
     def reconcile(self) -> int:
         """Check the books: 0 balanced, 1 not."""
