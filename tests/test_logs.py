@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pytest
 import structlog
 from structlog.contextvars import bound_contextvars
 from structlog.testing import capture_logs
@@ -16,11 +17,17 @@ from redelivery.middleware.logs import TaskContext, log
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    import pytest
-
 ROOT = Path(__file__).resolve().parent.parent
 CALL = re.compile(r"\blog\.(debug|info|warning|error|exception|critical)\(\s*\"([a-z_]+\.[a-z_]+)\"")
 ROW = re.compile(r"^\| `([a-z_]+\.[a-z_]+)` \| (\w+) \|", re.MULTILINE)
+
+
+@pytest.fixture(autouse=True)
+def _unconfigured() -> Iterator[None]:
+    """Other tests capture logs, which configures structlog: here it begins as a host finds it."""
+    structlog.reset_defaults()
+    yield
+    structlog.reset_defaults()
 
 
 def written() -> Iterator[tuple[str, str]]:
@@ -38,16 +45,11 @@ def test_every_event_is_documented_with_its_level_and_nothing_else_is() -> None:
 
 def test_our_lines_go_through_the_hosts_processors(caplog: pytest.LogCaptureFixture) -> None:
     """Where the host has configured structlog, it decides what a line looks like."""
-    before = structlog.get_config()
     structlog.configure(processors=[structlog.processors.JSONRenderer(sort_keys=True)])
-    try:
-        with caplog.at_level(logging.INFO, "redelivery"):
-            log.info("dispatcher.leads", worker="w")
-        with capture_logs() as captured:
-            log.info("dispatcher.leads", worker="w")
-    finally:
-        structlog.configure(**before)
-        structlog.reset_defaults()
+    with caplog.at_level(logging.INFO, "redelivery"):
+        log.info("dispatcher.leads", worker="w")
+    with capture_logs() as captured:
+        log.info("dispatcher.leads", worker="w")
     assert caplog.messages == ['{"event": "dispatcher.leads", "worker": "w"}']
     assert captured == [{"event": "dispatcher.leads", "worker": "w", "log_level": "info"}]
 

@@ -1,0 +1,94 @@
+"""The reconciliation: how long the books take, against the least that any such job must do over the same files.
+
+The least is one `groupBy(task_id)` that counts and takes the latest time. Both run in one Spark session over the same Parquet files,
+after a small run of each that nobody times. The lives are ordinary: most succeed at once, one in ten after a redelivery, one in a
+hundred dies and is in its dead-letter queue.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
+
+from redelivery.workers.reconciliation.job import Books, reconcile
+from redelivery.workers.reconciliation.schema import EVENTS, INVENTORY
+from redelivery.workers.reconciliation.session import session
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pyspark.sql import DataFrame, SparkSession
+
+__all__ = ["reconciliation"]
+
+NOON = 1_769_860_800_000
+EVENTS_PER_LIFE = 2.1
+GIB = 2**30
+
+
+def reconciliation(events: int, rounds: int = 3) -> dict[str, Any]:
+    """Seconds of both, the best of `rounds`, and `ratio`: how much of the bare speed is left, 1.0 being all of it."""
+    with tempfile.TemporaryDirectory(prefix="redelivery-bench-") as folder, session(input_bytes=GIB) as spark:
+        places = {name: str(Path(folder) / name) for name in ("outcomes", "inventory", "output")}
+        _write(spark, round(events / EVENTS_PER_LIFE), places)
+        read = spark.read.schema(EVENTS).parquet(places["outcomes"])
+        for _ in range(2):
+            _bare(read)
+            reconcile(spark, Books(**places))
+        bare = min(_seconds(lambda: _bare(read)) for _ in range(rounds))
+        ours = min(_seconds(lambda: reconcile(spark, Books(**places))) for _ in range(rounds))
+        return {"events": read.count(), "bare_s": bare, "reconcile_s": ours, "ratio": bare / ours}
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
+
+
+def _bare(events: DataFrame) -> None:
+    events.groupBy("task_id").agg(F.count("*"), F.max("at_ms")).write.format("noop").mode("overwrite").save()
+
+
+def _write(spark: SparkSession, lives: int, places: dict[str, str]) -> None:
+    """Events in the order in which a broker records them, and the inventory of the dead letters."""
+    task_id = F.regexp_replace(F.md5(F.col("id").cast("string")), "(.{8})(.{4})(.{4})(.{4})(.{12})", "$1-$2-$3-$4-$5")
+    numbers = spark.range(lives, numPartitions=4).withColumns({"task_id": task_id, "start": F.lit(NOON) + F.col("id")})
+    common = {
+        "task": F.concat(F.lit("shop.task"), F.col("id") % 20),
+        "queue": F.concat(F.lit("queue"), F.col("id") % 5),
+        "clock": F.lit("broker"),
+        "schema_version": F.lit(1),
+        "root_id": F.col("task_id"),
+    }
+    is_again, is_dead = F.col("id") % 10 == 0, F.col("id") % 100 == 0
+
+    def step(number: int, outcome: Any, **more: Any) -> Any:
+        said = {"outcome": outcome, "delivery": number, "attempt": number, "reason": "", "worker": ""} | more
+        return F.struct(*((value if hasattr(value, "alias") else F.lit(value)).alias(name) for name, value in said.items()))
+
+    last = F.when(is_dead, "dead_lettered").otherwise("succeeded")
+    steps = F.array(
+        step(0, "published"),
+        step(1, "redelivery_scheduled", worker="celery@shop-1"),
+        step(2, last, worker="celery@shop-1", reason=F.when(is_dead, "exhausted").otherwise("")),
+    )
+    told = F.filter(steps, lambda each: is_again | (each.outcome != "redelivery_scheduled"))
+    exploded = numbers.withColumns(common).withColumn("step", F.explode(told)).select("*", "step.*")
+    at_ms = F.col("start") + F.col("delivery") * 1000
+    events = exploded.withColumns({"at_ms": at_ms, "event_id": F.concat(at_ms, F.lit("-"), F.col("id"))}).orderBy("at_ms")
+    _as(events, EVENTS).write.parquet(places["outcomes"])
+    letters = numbers.withColumns(common).where(is_dead)
+    seen = {"place": F.lit("dead_letter"), "seen_ms": F.lit(NOON + lives + 3_600_000)}
+    _as(letters.withColumns(seen), INVENTORY).write.parquet(places["inventory"])
+
+
+def _as(table: DataFrame, schema: Any) -> DataFrame:
+    known = set(table.columns)
+    return table.select(
+        *((F.col(each.name) if each.name in known else F.lit(None)).cast(each.dataType).alias(each.name) for each in schema)
+    )
