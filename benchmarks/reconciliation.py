@@ -1,8 +1,8 @@
 """The reconciliation: how long the books take, against the least that any such job must do over the same files.
 
-The least is one `groupBy(task_id)` that counts and takes the latest time. Both run in one Spark session over the same Parquet files,
-after a small run of each that nobody times. The lives are ordinary: most succeed at once, one in ten after a redelivery, one in a
-hundred dies and is in its dead-letter queue.
+The least is one `groupBy(task_id)` that counts and takes the latest time. Both run in one Spark session over the same Parquet
+files, after a small run of each that nobody times. The lives are ordinary: most succeed at once, one in ten after a redelivery,
+one in a hundred dies and is in its dead-letter queue.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ GIB = 2**30
 def reconciliation(events: int, rounds: int = 3) -> dict[str, Any]:
     """Seconds of both, the best of `rounds`, and `ratio`: how much of the bare speed is left, 1.0 being all of it."""
     with tempfile.TemporaryDirectory(prefix="redelivery-bench-") as folder, session(input_bytes=GIB) as spark:
-        places = {name: str(Path(folder) / name) for name in ("outcomes", "inventory", "output")}
+        places: dict[str, Any] = {name: str(Path(folder) / name) for name in ("outcomes", "inventory", "output")}
         _write(spark, round(events / EVENTS_PER_LIFE), places)
         read = spark.read.schema(EVENTS).parquet(places["outcomes"])
         for _ in range(2):
@@ -54,7 +54,7 @@ def _bare(events: DataFrame) -> None:
     events.groupBy("task_id").agg(F.count("*"), F.max("at_ms")).write.format("noop").mode("overwrite").save()
 
 
-def _write(spark: SparkSession, lives: int, places: dict[str, str]) -> None:
+def _write(spark: SparkSession, lives: int, places: dict[str, Any]) -> None:
     """Events in the order in which a broker records them, and the inventory of the dead letters."""
     task_id = F.regexp_replace(F.md5(F.col("id").cast("string")), "(.{8})(.{4})(.{4})(.{4})(.{12})", "$1-$2-$3-$4-$5")
     numbers = spark.range(lives, numPartitions=4).withColumns({"task_id": task_id, "start": F.lit(NOON) + F.col("id")})

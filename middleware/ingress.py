@@ -33,7 +33,8 @@ from redelivery.middleware.logs import log
 from redelivery.middleware.outcomes import Outcome, Reason
 from redelivery.middleware.startup import announce, check_dead_letter_queues, check_policies
 from redelivery.middleware.task import failed_of, guard
-from redelivery.middleware.transports.receiving import Receiver, Receiving
+from redelivery.middleware.transports.receiver import Receiver
+from redelivery.middleware.transports.receiving import Receiving
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

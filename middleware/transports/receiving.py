@@ -11,26 +11,22 @@ step. Nothing global is patched.
 
 from __future__ import annotations
 
-import random
 import threading
 import time
-from collections import deque
 from queue import Empty
 from typing import TYPE_CHECKING, Any
 
 from kombu.transport import redis as kombu_redis
 from kombu.transport import virtual
-from kombu.utils.json import dumps, loads
+from kombu.utils.json import loads
 from redis import ConnectionPool, Redis
-from redis.exceptions import NoScriptError, OutOfMemoryError, ResponseError
+from redis.exceptions import NoScriptError, ResponseError
 
-from redelivery.middleware.envelope import ANNOUNCED
 from redelivery.middleware.keys import Keys, split_unacked, unacked_suffix
 from redelivery.middleware.logs import log
-from redelivery.middleware.outcomes import Event, Outcome
-from redelivery.middleware.scripts import Script
 from redelivery.middleware.transports.base import Held
-from redelivery.middleware.transports.redis import encoded
+from redelivery.middleware.transports.publishing import Publishing
+from redelivery.middleware.transports.receiver import FIRST_POLL, LONGEST_POLL, SAFETY_NET, Receiver
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,53 +39,6 @@ MOST_MESSAGES = 64
 MOST_BYTES = 8 * 1024 * 1024
 MOST_ARMED = 16
 MOST_NAMES = 1000
-#: Seconds between two askings of a waiting receiver: woken by pushes, it asks only to be safe; else it polls.
-SAFETY_NET = 5.0
-UNARMED = 1.0
-FIRST_POLL, LONGEST_POLL = 0.01, 1.0
-
-
-class Receiver:
-    """What an armed channel knows of its receiving: whose it is, and when to ask next."""
-
-    def __init__(self, owner: Owner, limit: Callable[[], int], on_garbage: Callable[[Held, Exception], None]) -> None:
-        self.owner = owner
-        self.limit = limit
-        self.on_garbage = on_garbage
-        self.script = Script("receive")
-        self.pending: deque[Held] = deque()
-        self.queues: list[str] = []
-        self.names: dict[tuple[tuple[str, ...], str], tuple[list[str], list[str]]] = {}
-        self.is_tracking = True
-        self._ask_at = 0.0
-        self._poll = FIRST_POLL
-
-    def seconds_to_wait(self) -> float:
-        """Until the next asking is due; 0 where it is due now."""
-        return max(self._ask_at - time.monotonic(), 0.0)
-
-    def wake(self, _push: object = None) -> None:
-        """Something changed: ask now."""
-        self._ask_at = 0.0
-
-    def found_nothing(self, *, is_armed: bool) -> None:
-        """Choose when to ask next."""
-        if is_armed and self.is_tracking:
-            wait = SAFETY_NET
-        elif self.is_tracking:
-            wait = UNARMED
-        else:
-            wait = self._poll
-            self._poll = min(self._poll * 2, LONGEST_POLL)
-        self._ask_at = time.monotonic() + wait * random.uniform(0.8, 1.0)  # noqa: S311 - spreads askings, keeps no secret
-
-    def found(self) -> None:
-        """There may be more: ask as soon as there is room."""
-        self._ask_at, self._poll = 0.0, FIRST_POLL
-
-    def hold_off(self, seconds: float) -> None:
-        """The server refused: leave it alone for a while."""
-        self._ask_at = time.monotonic() + seconds
 
 
 class Message(virtual.Message):
@@ -152,7 +101,6 @@ class Receiving:
     Message = Message
     receiver: Receiver | None = None
     _receive_pool: ConnectionPool | None = None
-    _publishing: tuple[Redis, Keys] | None = None
 
     def arm(self: Any, receiver: Receiver) -> None:
         """From here on, this channel receives for this owner."""
@@ -349,64 +297,12 @@ class Receiving:
         if self._receive_pool is not None:
             self._receive_pool.disconnect()
 
-    def _queue_bind(self: Any, exchange: str, routing_key: str, pattern: str, queue: str) -> None:
-        """As kombu's; on a full server by a script that is let through."""
-        try:
-            super()._queue_bind(exchange, routing_key, pattern, queue)  # type: ignore[misc]
-        except OutOfMemoryError:
-            client, keys = self._publisher()
-            _BIND(client, [keys.bindings(exchange)], [self.sep.join([routing_key or "", pattern or "", queue or ""])])
 
-    # publishing
-
-    def _put(self: Any, queue: str, message: dict[str, Any], **kwargs: Any) -> Any:
-        """Publish and record, in one step, where the message is a task of Celery's."""
-        event = published(message, queue)
-        if event is None or kwargs.get("_publish_batch") is not None:
-            return super()._put(queue, message, **kwargs)  # type: ignore[misc]
-        message["headers"][ANNOUNCED] = 1
-        client, keys = self._publisher()
-        name = keys.list(keys.list_name(queue, self._get_message_priority(message, reverse=False)))
-        expires = self._expires.get(queue, "") if self._expires else ""
-        lists = [keys.list(each) for each in keys.list_names(queue)] if expires != "" else []
-        return _PUBLISH(client, [keys.outcomes, name, *lists], [dumps(message), expires, *encoded(event)])
-
-    def _publisher(self: Any) -> tuple[Redis, Keys]:
-        """The client that publishes: without kombu's prefixing, which knows no script with several keys; made anew after a fork."""
-        if self._publishing is None or self._publishing[0].connection_pool is not self.pool:
-            self._publishing = Redis(connection_pool=self.pool), Keys.of(self)
-        publishing: tuple[Redis, Keys] = self._publishing
-        return publishing
-
-
-_PUBLISH = Script("publish")
-_BIND = Script("bind")
-
-
-def published(message: dict[str, Any], queue: str) -> Event | None:
-    """The event of a publication; None for what is no task. What Celery's own `retry` publishes is a redelivery."""
-    headers = message.get("headers") or {}
-    task_id, task = headers.get("id"), headers.get("task")
-    if not isinstance(task_id, str) or not isinstance(task, str):
-        return None
-    retries = headers.get("retries") or 0
-    return Event(
-        task_id=task_id,
-        outcome=Outcome.REDELIVERY_SCHEDULED if retries else Outcome.PUBLISHED,
-        task=task,
-        queue=queue,
-        attempt=retries,
-        root_id=headers.get("root_id") or "",
-        parent_id=headers.get("parent_id") or "",
-        nesting=headers.get("replaced_task_nesting") or 0,
-    )
-
-
-class Channel(Receiving, kombu_redis.Channel):  # type: ignore[misc]
+class Channel(Publishing, Receiving, kombu_redis.Channel):  # type: ignore[misc]
     """The channel for Redis."""
 
 
-class SentinelChannel(Receiving, kombu_redis.SentinelChannel):  # type: ignore[misc]
+class SentinelChannel(Publishing, Receiving, kombu_redis.SentinelChannel):  # type: ignore[misc]
     """The channel for Redis behind Sentinel."""
 
 

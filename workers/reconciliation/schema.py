@@ -2,7 +2,7 @@
 
 Both are written out, never inferred: a day without a single due time must not change a column's type, and a file of somebody
 else's must be refused rather than read as nothing. `REQUIRED` names the columns without which a row says nothing; every other
-column may be missing in JSON lines, and is then null or its default.
+column may be missing, and is then null or its default.
 
 Imports pyspark alone, so that the job runs under `spark-submit` where Celery is not installed.
 """

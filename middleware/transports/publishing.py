@@ -1,0 +1,77 @@
+"""Publishing on Redis: a task and its outcome event in one step, by every channel of an app with `Redelivery`.
+
+What is no task (replies, remote control, events) and what kombu publishes in batches goes kombu's own way. A binding is let in on a
+full server, so that a worker can come and empty it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kombu.utils.json import dumps
+from redis import Redis
+from redis.exceptions import OutOfMemoryError
+
+from redelivery.middleware.envelope import ANNOUNCED
+from redelivery.middleware.keys import Keys
+from redelivery.middleware.outcomes import Event, Outcome
+from redelivery.middleware.scripts import Script
+from redelivery.middleware.transports.redis import encoded
+
+__all__ = ["Publishing", "published"]
+
+
+class Publishing:
+    """The publishing half of a channel: a mixin, because kombu has one channel for Redis and one for Sentinel."""
+
+    _publishing: tuple[Redis, Keys] | None = None
+
+    def _queue_bind(self: Any, exchange: str, routing_key: str, pattern: str, queue: str) -> None:
+        """As kombu's; on a full server by a script that is let through."""
+        try:
+            super()._queue_bind(exchange, routing_key, pattern, queue)  # type: ignore[misc]
+        except OutOfMemoryError:
+            client, keys = self._publisher()
+            _BIND(client, [keys.bindings(exchange)], [self.sep.join([routing_key or "", pattern or "", queue or ""])])
+
+    def _put(self: Any, queue: str, message: dict[str, Any], **kwargs: Any) -> Any:
+        """Publish and record, in one step, where the message is a task of Celery's."""
+        event = published(message, queue)
+        if event is None or kwargs.get("_publish_batch") is not None:
+            return super()._put(queue, message, **kwargs)  # type: ignore[misc]
+        message["headers"][ANNOUNCED] = 1
+        client, keys = self._publisher()
+        name = keys.list(keys.list_name(queue, self._get_message_priority(message, reverse=False)))
+        expires = self._expires.get(queue, "") if self._expires else ""
+        lists = [keys.list(each) for each in keys.list_names(queue)] if expires != "" else []
+        return _PUBLISH(client, [keys.outcomes, name, *lists], [dumps(message), expires, *encoded(event)])
+
+    def _publisher(self: Any) -> tuple[Redis, Keys]:
+        """The client that publishes: without kombu's prefixing, which knows no script with several keys; made anew after a fork."""
+        if self._publishing is None or self._publishing[0].connection_pool is not self.pool:
+            self._publishing = Redis(connection_pool=self.pool), Keys.of(self)
+        publishing: tuple[Redis, Keys] = self._publishing
+        return publishing
+
+
+_PUBLISH = Script("publish")
+_BIND = Script("bind")
+
+
+def published(message: dict[str, Any], queue: str) -> Event | None:
+    """The event of a publication; None for what is no task. What Celery's own `retry` publishes is a redelivery."""
+    headers = message.get("headers") or {}
+    task_id, task = headers.get("id"), headers.get("task")
+    if not isinstance(task_id, str) or not isinstance(task, str):
+        return None
+    retries = headers.get("retries") or 0
+    return Event(
+        task_id=task_id,
+        outcome=Outcome.REDELIVERY_SCHEDULED if retries else Outcome.PUBLISHED,
+        task=task,
+        queue=queue,
+        attempt=retries,
+        root_id=headers.get("root_id") or "",
+        parent_id=headers.get("parent_id") or "",
+        nesting=headers.get("replaced_task_nesting") or 0,
+    )
