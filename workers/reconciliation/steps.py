@@ -5,9 +5,6 @@ Within one delivery the steps are, in this order: it is published or redriven, r
 handed over again or ended; and a letter that was kept may be closed afterwards. So whatever a delivery's events say of time, its
 end comes last.
 
-One delivery cannot both succeed and be handed over again: where events say so, the message was there twice. There `succeeded`
-comes first, so that a life goes on after its end.
-
 An end that names no delivery is an operator's, who saw no delivery: it comes after all of them.
 """
 
@@ -20,7 +17,7 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
 
 from redelivery.middleware.outcomes import TERMINAL, Outcome
 
-__all__ = ["CLOSING", "ENDS", "STEPS", "delivery_of", "is_any", "number", "outcome_of", "position"]
+__all__ = ["CLOSING", "DELIVERY", "ENDS", "STEPS", "number", "outcome_of", "position"]
 
 #: All outcomes in the order of their steps; an outcome's number is its place here.
 STEPS: Final = (
@@ -28,24 +25,25 @@ STEPS: Final = (
     Outcome.REDRIVEN,
     Outcome.RECEIVED,
     Outcome.DEFERRED,
-    Outcome.SUCCEEDED,
     Outcome.REDELIVERY_SCHEDULED,
     Outcome.IGNORED,
     Outcome.REVOKED,
     Outcome.CANCELLED,
     Outcome.EXPIRED,
+    Outcome.SUCCEEDED,
     Outcome.DEAD_LETTERED,
     Outcome.DISCARDED,
     Outcome.PURGED,
 )
 
-#: Outcomes that end a life.
-ENDS: Final = tuple(outcome for outcome in STEPS if outcome in TERMINAL)
+#: The number of the first step that ends a life; all that follow do.
+ENDS: Final = next(number for number, outcome in enumerate(STEPS) if outcome in TERMINAL)
 
 #: Outcomes that may close a kept letter.
 CLOSING: Final = (Outcome.DISCARDED, Outcome.PURGED)
 
-_DELIVERY = 16
+#: Positions of one delivery: how far apart those of the next one are.
+DELIVERY = 16
 _AFTER_ALL = 2**31
 
 
@@ -55,24 +53,14 @@ def number(outcome: Column) -> Column:
     return F.coalesce(place, F.lit(0)).cast("int") - 1
 
 
-def is_any(step: Column, *outcomes: Outcome) -> Column:
-    """Whether a step's number is that of one of these outcomes."""
-    return step.isin(*(STEPS.index(each) for each in outcomes))
-
-
 def position(step: Column, delivery: Column) -> Column:
     """A number that orders the events of one life: by delivery, then by step."""
-    of_nobody = is_any(step, *ENDS) & (delivery <= 0)
-    return F.when(of_nobody, F.lit(_AFTER_ALL)).otherwise(F.least(delivery, F.lit(_AFTER_ALL - 1))) * _DELIVERY + step
-
-
-def delivery_of(position: Column) -> Column:
-    """The delivery at a position."""
-    return F.floor(position / _DELIVERY)
+    of_nobody = (step >= ENDS) & (delivery <= 0)
+    return F.when(of_nobody, F.lit(_AFTER_ALL)).otherwise(delivery.cast("long")) * DELIVERY + step
 
 
 def outcome_of(position: Column) -> Column:
     """The outcome at a position; null where there is none."""
     words = F.array(*(F.lit(str(each)) for each in STEPS))
     # Spark takes the lookup in an array without nulls for never null, whatever its index is: hence the question.
-    return F.when(position.isNotNull(), F.get(words, (position % _DELIVERY).cast("int")))
+    return F.when(position.isNotNull(), F.get(words, (position % DELIVERY).cast("int")))
