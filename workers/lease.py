@@ -3,8 +3,8 @@
 One native thread in each worker, because a task on a solo pool blocks every timer of the event loop. Once a second it renews this
 worker's lease and looks at all others. An owner whose counter has stood still for a whole lease (10 s by default), watched by this
 worker over one unbroken connection to one run of the server, is fenced, and its messages are given back one by one. Any error
-starts the watch anew, so an outage of the broker does not run the whole fleet's tasks twice. A recoverer that dies half-way leaves
-the token in `recovering`, where the next one goes on.
+starts the watch anew, and so does an answer that was long in coming, so an outage of the broker does not run the whole fleet's
+tasks twice. A recoverer that dies half-way leaves the token in `recovering`, where the next one goes on.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Lease"]
 
+#: Seconds between two renewals; a shorter lease is renewed eight times in its life.
 EVERY = 1.0
 #: Plain workers' sweeps are kept away from held messages for this long, and this is refreshed so often (seconds).
 HELD_FOR, REFRESH_EVERY = 86_400.0, 3_600.0
@@ -39,6 +40,8 @@ class Lease:
         self._thread: threading.Thread | None = None
         self._seen: dict[bytes, tuple[bytes, float]] = {}
         self._run_id = ""
+        self._looked = time.monotonic()
+        self._every = min(EVERY, install.settings.lease / 8)
         self._refreshed = time.monotonic()
 
     def start(self) -> None:
@@ -54,7 +57,7 @@ class Lease:
             self._thread.join(EVERY * 5)
 
     def _run(self) -> None:
-        while not self._stopped.wait(EVERY):
+        while not self._stopped.wait(self._every):
             try:
                 self.step()
             except (RedisError, OSError) as exc:
@@ -82,8 +85,9 @@ class Lease:
         if run_id != self._run_id:
             self._seen.clear()
             self._run_id = run_id
-        now, lease = time.monotonic(), self._install.settings.lease
         counters: dict[Any, Any] = transport.client.hgetall(transport.keys.leases)
+        now, lease = time.monotonic(), self._install.settings.lease
+        self._forget_if_stalled(now, lease)
         self._seen = {
             token: self._seen[token] if token in self._seen and self._seen[token][0] == counter else (counter, now)
             for token, counter in counters.items()
@@ -96,6 +100,13 @@ class Lease:
         fenced: Any = transport.client.hkeys(transport.keys.recovering)
         for token in fenced:
             self._recover(token.decode())
+
+    def _forget_if_stalled(self, now: float, lease: float) -> None:
+        """Start the watch anew where the broker, or this worker, stood still: no owner could renew, or be seen to."""
+        if now - self._looked > self._every + lease / 2 and self._seen:
+            log.warning("lease.watch_restarted", error=f"no answer for {now - self._looked:.1f} s")
+            self._seen.clear()
+        self._looked = now
 
     def _recover(self, token: str) -> None:
         transport, count = self._install.transport, 0
