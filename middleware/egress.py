@@ -70,6 +70,7 @@ class Egress(Request):
 
     _held: Held | None = None
     _ending: Ending | None = None
+    _left = False
     _future: Future[Any] | None = None
 
     def __init__(self, message: Any, **kwargs: Any) -> None:
@@ -81,8 +82,9 @@ class Egress(Request):
         self._held, self._install, self._tag = held, install, held.tag
         held.request = self
         self._envelope = Envelope.of(message.headers)
-        # The ETA has been waited for, or judged by the server's clock: Celery must not judge it again by this machine's.
-        self._eta = None
+        if self._envelope.served_eta is not None and self._request_dict.get("eta") == self._envelope.served_eta:
+            # The delay store has waited for this ETA, by the server's clock: Celery must not judge it again by this machine's.
+            self._eta = None
         self._request_dict[CONTEXT] = self._context_of(install)
         if not self._task.acks_late:
             self.on_success: Any = self._recording(self.on_success)
@@ -176,7 +178,7 @@ class Egress(Request):
         if isinstance(exc, Redelivering):
             state.task_ready(self)
             failed = exc.failed or Failed(type=type(exc).__name__)
-            if not self.acknowledged or not self._task.acks_late:
+            if not self._left:
                 self._redeliver(exc.delay_ms, failed)
         elif not self.acknowledged:
             self._carry_out(lambda: self._install.transport.acknowledge(self._tag, None))
@@ -188,7 +190,7 @@ class Egress(Request):
         if self._held is None or isinstance(exc, (Retry, Terminated)):
             super().on_failure(exc_info, send_failed_event, return_ok)
             return
-        if self.acknowledged and self._task.acks_late:
+        if self._left or (self.acknowledged and self._task.acks_late):
             state.task_ready(self)  # a hard time limit has ended it already
             return
         if isinstance(exc, (SystemExit, KeyboardInterrupt)) and not self._already_cancelled and not self._already_revoked:
@@ -202,7 +204,7 @@ class Egress(Request):
         elif not isinstance(exc, (Reject, WorkerLostError)):
             self._ending = self._death_of(exc, exc_info)
         super().on_failure(exc_info, send_failed_event, return_ok)
-        if not self._task.acks_late and self._ending is not None:
+        if not self._task.acks_late and self._ending is not None and not self._left:
             self._leave(self._ending)
 
     def on_timeout(self, soft: bool, timeout: float) -> None:
@@ -210,7 +212,7 @@ class Egress(Request):
         if self._held is None or soft or state.should_terminate:
             super().on_timeout(soft, timeout)
             return
-        if self.acknowledged and self._task.acks_late:
+        if self._left or (self.acknowledged and self._task.acks_late):
             return
         exc = TimeLimitExceeded(timeout)
         failed, decided = self._decide(exc, Reason.TIME_LIMIT)
@@ -269,8 +271,8 @@ class Egress(Request):
 
     def _death_of(self, exc: BaseException, exc_info: ExceptionInfo) -> Ending:
         """What the child decided; or, where its word was lost with an exception that cannot be pickled, what follows here."""
-        decided, failed = getattr(exc, DECIDED, (None, None))
-        if decided is None:
+        decided, failed, tag = getattr(exc, DECIDED, (None, None, None))
+        if decided is None or tag != self._request_dict[CONTEXT]["tag"]:  # an exception object may be raised by many tasks
             failed, decided = self._decide(exc, None)
             failed = Failed(
                 type=failed.type,
@@ -344,6 +346,7 @@ class Egress(Request):
     # transitions
 
     def _redeliver(self, delay_ms: int, failed: Failed, *, crash: bool = False) -> None:
+        self._left = True
         held = self._held
         assert held is not None  # noqa: S101 - the callers have looked
         now = self._install.owner.now_ms()
@@ -375,6 +378,7 @@ class Egress(Request):
         )
 
     def _leave(self, ending: Ending) -> None:
+        self._left = True
         held, failed = self._held, ending.failed
         assert held is not None  # noqa: S101 - the callers have looked
         event = self._event(ending.outcome, ending.reason, failed)

@@ -19,6 +19,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from celery import bootsteps
+from celery.exceptions import Ignore, TaskRevokedError
 from celery.utils.imports import symbol_by_name
 from celery.worker import state
 from celery.worker.request import Request
@@ -120,6 +121,10 @@ class Ingress(bootsteps.StartStopStep):
         headers = message.headers
         if not isinstance(headers, dict):
             return False
+        if not _is_sound(headers):
+            failed = Failed(type="redelivery.InvalidHeaders", message="timelimit or retries is no number", fingerprint="headers")
+            self._die(held, Reason.INVALID, failed)
+            return True
         eta, envelope = headers.get("eta"), headers.get(HEADER)
         if envelope is None:
             self._note_arrival(headers, message.properties, held)
@@ -279,9 +284,28 @@ def _milliseconds(eta: object, app: Any) -> int | None:
         return None
 
 
+def _is_sound(headers: dict[str, Any]) -> bool:
+    """Whether what Celery hands to its pool and its timers unseen is what they can take."""
+    limits, retries = headers.get("timelimit"), headers.get("retries")
+    if limits is not None:
+        if not isinstance(limits, (list, tuple)) or len(limits) != 2:  # noqa: PLR2004 - hard and soft
+            return False
+        if not all(each is None or isinstance(each, (int, float)) for each in limits):
+            return False
+    return retries is None or isinstance(retries, int)
+
+
 def _started(request: Any, execute: Callable[..., Any], install: Redelivery) -> Callable[..., Any]:
     def execute_using_pool(pool: Any, **kwargs: Any) -> Any:
-        install.start(request.message.held.tag)
+        tag = request.message.held.tag
+        try:
+            install.start(tag)
+        except Ignore:
+            # Celery gives the pool's place back for this exception, and for no other.
+            state.task_ready(request)
+            request.acknowledged = True
+            install.owner.drop(tag)
+            raise TaskRevokedError(request.id) from None
         return execute(pool, **kwargs)
 
     return execute_using_pool

@@ -128,6 +128,7 @@ class Redelivery:
         keep, suspects = self._standing(owner)
         for held in suspects:
             recover(self, held, was_started=False, worker=worker, now_ms=owner.now_ms())
+            owner.held.pop(held.tag, None)
         given_back = owner.release(keep | self.outbox.tags())
         log.info("owner.reconnected", worker=worker, holds=len(keep), suspects=len(suspects), given_back=given_back)
 

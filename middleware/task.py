@@ -118,7 +118,7 @@ class Attempt:
             reported = get_pickleable_exception(exc)
             return Redelivering(None, reported, decided.delay, delay_ms=round(decided.delay * 1000), failed=failed)
         try:
-            setattr(exc, DECIDED, (decided, failed))
+            setattr(exc, DECIDED, (decided, failed, self.delivery["tag"]))
         except AttributeError:  # an exception with slots: egress decides again
             log.debug("decision.not_attached", exception=type(exc).__name__)
         return exc
@@ -164,7 +164,7 @@ def _attempt(
     except (Reject, Ignore, Retry):
         raise
     except Exception as exc:
-        if hasattr(exc, DECIDED):
+        if getattr(exc, DECIDED, (None, None, None))[2] == attempt.delivery["tag"]:
             raise
         decided = attempt.decide(exc, requested_delay=None)
         assert decided is not None  # noqa: S101 - only a result can be accepted

@@ -137,3 +137,13 @@ def early(self: Any, *, fail: bool = False) -> None:
 def logs() -> None:
     """Writes a line by structlog, as an application does."""
     structlog.get_logger().info("written by a task")
+
+
+SHARED = RuntimeError("shared")
+
+
+@app.task(bind=True)
+def shares(self: Any) -> None:
+    """Raises the one object that all its runs raise."""
+    note(self.request.id, attempt=self.request.retries + 1)
+    raise SHARED

@@ -221,6 +221,27 @@ def test_an_expired_message_is_a_death(shop: Callable[..., Shop], settings: dict
 
 
 @POOLS
+def test_a_short_countdown_is_waited_for_in_the_worker(shop: Callable[..., Shop], pool: str) -> None:
+    """Below the threshold the message stays with its worker, and is not early either."""
+    here = shop()
+    here.start(pool=pool)
+    sent = time.time()
+    task_id = here.send("ok", countdown=0.9)
+    here.ended(task_id, "succeeded")
+    assert here.runs(task_id)[0]["at"] - sent >= 0.9
+    assert "deferred" not in here.outcomes_of(task_id)
+
+
+def test_an_exception_object_that_many_tasks_raise_decides_for_each_anew(shop: Callable[..., Shop]) -> None:
+    """The decision of one task's last attempt is not the other's first."""
+    here = shop()
+    here.start(concurrency=1)
+    for task_id in [here.send("shares"), here.send("shares")]:
+        here.ended(task_id, "dead_lettered")
+        assert [run["attempt"] for run in here.runs(task_id)] == [1, 2, 3]
+
+
+@POOLS
 def test_a_message_with_a_countdown_waits_on_the_broker(shop: Callable[..., Shop], pool: str) -> None:
     """The worker holds nothing meanwhile, and the task runs on time, by the server's clock."""
     here = shop()

@@ -113,8 +113,9 @@ class Lease:
         worker = self._name_of(token.encode())
         now_ms = transport.now_ms()
         newest_first = sorted(transport.held_by(token), key=lambda each: int(each.tag.rpartition(":")[2]), reverse=True)
-        for at in range(0, len(newest_first), 500):
-            page = newest_first[at : at + 500]
+        for at in range(0, len(newest_first), 100):
+            page = newest_first[at : at + 100]
+            transport.renew(self._install.owner.token)  # whoever gives back a great deal must not be taken for dead meanwhile
             for held, was_started in zip(page, transport.started([each.tag for each in page]), strict=True):
                 answer = recover(self._install, held, was_started=was_started, worker=worker, now_ms=now_ms)
                 count += answer is Answer.DONE
