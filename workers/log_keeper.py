@@ -15,15 +15,15 @@ if TYPE_CHECKING:
 
 __all__ = ["LogKeeper"]
 
-EVERY = 2.0
+EVERY = 1.0
 #: It acts at this part of the cap, so that what is recorded between two looks does not pass the cap.
-ACT_AT = 0.95
+ACT_AT = 0.9
 #: A full log is said again only after so many looks.
-QUIET = 150
+QUIET = 300
 
 
 class LogKeeper:
-    """Looks at the outcome log every two seconds."""
+    """Looks at the outcome log once a second."""
 
     def __init__(self, transport: RedisTransport, max_bytes: int) -> None:
         self._transport = transport
