@@ -110,6 +110,17 @@ def test_a_read_only_server_is_waited_for(shop: Callable[..., Shop]) -> None:
     assert worker.process.poll() is None
 
 
+def test_a_worker_started_on_a_read_only_server_waits_until_it_is_not(shop: Callable[..., Shop]) -> None:
+    """It says so, and starts when the server can be written to."""
+    here = shop()
+    here.server.client.execute_command("REPLICAOF", "127.0.0.1", "1")
+    worker = here.start(wait=False)
+    until(lambda: "the broker is read-only" in worker.text, 30, worker.text[-500:])
+    here.server.client.execute_command("REPLICAOF", "NO", "ONE")
+    here.ended(here.send("ok"), "succeeded", 60)
+    assert worker.process.poll() is None
+
+
 def test_a_broker_that_is_not_there_is_waited_for_as_celery_waits(shop: Callable[..., Shop]) -> None:
     """The worker says so in Celery's words, and starts when the broker does."""
     here = shop()

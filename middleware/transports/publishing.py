@@ -10,7 +10,7 @@ from typing import Any
 
 from kombu.utils.json import dumps
 from redis import Redis
-from redis.exceptions import OutOfMemoryError
+from redis.exceptions import OutOfMemoryError, ReadOnlyError
 
 from redelivery.middleware.envelope import ANNOUNCED
 from redelivery.middleware.keys import Keys
@@ -30,6 +30,9 @@ class Publishing:
         """As kombu's; on a full server by a script that is let through."""
         try:
             super()._queue_bind(exchange, routing_key, pattern, queue)  # type: ignore[misc]
+        except ReadOnlyError as exc:
+            msg = f"the broker is read-only, perhaps a replica: {exc}"
+            raise ConnectionError(msg) from None  # as Celery's consumer knows it: it connects again
         except OutOfMemoryError:
             client, keys = self._publisher()
             _BIND(client, [keys.bindings(exchange)], [self.sep.join([routing_key or "", pattern or "", queue or ""])])
