@@ -27,7 +27,7 @@ __all__ = ["Shop", "Worker", "until"]
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def until(condition: Callable[[], Any], seconds: float = 20, what: str = "") -> Any:
+def until(condition: Callable[[], Any], seconds: float = 60, what: str = "") -> Any:
     """Wait for a condition of another process; its value. Raises `AssertionError` where it does not come true."""
     deadline = time.monotonic() + seconds
     while True:
@@ -134,7 +134,7 @@ class Shop:
         worker = Worker(process, log)
         self.workers.append(worker)
         if wait:
-            until(lambda: ready.exists() or process.poll() is not None, 40, "the worker to be ready")
+            until(lambda: ready.exists() or process.poll() is not None, 60, "the worker to be ready")
             assert process.poll() is None, worker.text[-3000:]
         return worker
 
@@ -164,7 +164,7 @@ class Shop:
         lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
         return [line for line in lines if task_id is None or line["id"] == task_id]
 
-    def ended(self, task_id: str, outcome: str, seconds: float = 20) -> Event:
+    def ended(self, task_id: str, outcome: str, seconds: float = 60) -> Event:
         """Wait until a task has this outcome; its event."""
         found: list[Event] = until(
             lambda: [event for event in self.events_of(task_id) if event.outcome == outcome],

@@ -66,6 +66,14 @@ def naps(self: Any, seconds: float) -> None:
 
 
 @app.task(bind=True)
+def stalls(self: Any) -> None:
+    """Takes an hour the first time, and no time when it is delivered again."""
+    note(self.request.id)
+    if not self.request.delivery_info["redelivered"]:
+        time.sleep(3600)
+
+
+@app.task(bind=True)
 def kills(self: Any, times: int = 10**6, *, group: bool = False) -> None:
     """Kills its process, or its whole worker, so many times."""
     note(self.request.id)

@@ -72,7 +72,7 @@ class Command:
             env=self.environment(**environment),
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=120,
             check=False,
             stdin=subprocess.DEVNULL,
         )
@@ -182,7 +182,7 @@ def test_celery_runs_it_as_a_command_of_its_own(command: Command, desk: Desk) ->
     def run(*words: str) -> subprocess.CompletedProcess[str]:
         line = [sys.executable, "-c", entry, "-A", "shopfront", "redelivery", *words]
         return subprocess.run(
-            line, cwd=command.folder, env=command.environment(), capture_output=True, text=True, timeout=60, check=False
+            line, cwd=command.folder, env=command.environment(), capture_output=True, text=True, timeout=120, check=False
         )
 
     assert json.loads(run("--json", "dlq", "list").stdout)[0]["letters"] == 1
@@ -217,7 +217,7 @@ def test_a_long_redrive_that_is_interrupted_says_how_far_it_came(command: Comman
     process = command.start("-A", "shopfront", "dlq", "redrive", LETTERS, "--all", "--rate", "20")
     until(lambda: desk.client.llen(QUEUE) > 5)
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=30)
+    out, err = process.communicate(timeout=120)
     assert (process.returncode, out) == (130, "")
     assert err.splitlines()[-1].startswith("interrupted: ")
     moved = int(desk.client.llen(QUEUE))
@@ -234,7 +234,7 @@ def test_the_dispatcher_runs_alone_until_it_is_told_to_stop(command: Command, de
     task_id = desk.delay(task_message("soon"), 100)
     until(lambda: desk.ids() == [task_id])
     process.send_signal(number)
-    out, err = process.communicate(timeout=30)
+    out, err = process.communicate(timeout=120)
     assert (process.returncode, out) == (code, ""), err
     assert "dispatcher: running" in err
     assert desk.client.exists(desk.keys.dispatcher) == 0
@@ -249,7 +249,7 @@ def test_outcomes_are_followed_as_they_come(command: Command, desk: Desk) -> Non
     desk.die(task_message("after"))
     assert json.loads(process.stdout.readline())["task_id"] == "after"
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=30)
+    _, err = process.communicate(timeout=120)
     assert (process.returncode, err) == (130, "")
 
 
@@ -343,7 +343,7 @@ def test_a_command_that_does_not_need_the_books_does_not_load_them() -> None:
         "    assert CliRunner().invoke(redelivery, [*words.split(), '--help']).exit_code == 0\n"
         "print([name for name in ('pyspark', 'pyarrow') if name in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120, check=True)
     assert done.stdout.strip() == "[]"
 
 
@@ -382,7 +382,7 @@ def test_a_task_that_died_is_redriven_and_succeeds(shop: Callable[..., Shop]) ->
     task_id = here.send("kills", 3)
     here.ended(task_id, "dead_lettered", 40)
     line = [sys.executable, "-m", "redelivery", "-A", "tests.shop", "dlq", "redrive", "DLQ.celery", "--id", task_id]
-    done = subprocess.run(line, env=here.environment, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(line, env=here.environment, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, done.stdout) == (0, "1 letter of DLQ.celery went back: celery 1.\n"), done.stderr
     assert here.ended(task_id, "succeeded").generation == 1
     assert here.leftovers() == {}

@@ -34,9 +34,9 @@ def test_a_cut_connection_runs_no_running_task_twice(shop: Callable[..., Shop], 
     here = shop()
     worker = here.start(pool=pool)
     running = [here.send("naps", 3) for _ in range(2)]
-    until(lambda: all(starts(here, task_id) for task_id in running), 20)
+    until(lambda: all(starts(here, task_id) for task_id in running), 60)
     waiting = [here.send("ok") for _ in range(8)]
-    until(lambda: here.server.client.hlen("unacked") >= 4, 20)
+    until(lambda: here.server.client.hlen("unacked") >= 4, 60)
     cut(here)
     for task_id in running + waiting:
         here.ended(task_id, "succeeded", 30)
@@ -82,7 +82,7 @@ def test_an_outage_longer_than_the_lease_runs_nothing_twice(shop: Callable[..., 
     here.start(concurrency=1)
     here.start(concurrency=1)
     ids = [here.send("naps", 5) for _ in range(2)]
-    until(lambda: all(starts(here, task_id) for task_id in ids), 20)
+    until(lambda: all(starts(here, task_id) for task_id in ids), 60)
     assert here.server.process is not None
     os.kill(here.server.process.pid, signal.SIGSTOP)
     time.sleep(4)  # the outage
@@ -98,10 +98,10 @@ def test_what_ends_while_the_broker_is_away_waits_in_the_outbox(shop: Callable[.
     here = shop()
     worker = here.start(concurrency=1)
     task_id = here.send("naps", 2)
-    until(lambda: starts(here, task_id), 20)
+    until(lambda: starts(here, task_id), 60)
     time.sleep(1.2)  # appendfsync everysec: what the worker holds must be on disk
     here.server.kill()
-    until(lambda: len(here.runs(task_id)) == 2, 20, "the nap to end")
+    until(lambda: len(here.runs(task_id)) == 2, 60, "the nap to end")
     here.server.start()
     here.ended(task_id, "succeeded", 40)
     here.ended(here.send("ok"), "succeeded", 40)
@@ -131,13 +131,13 @@ def test_a_stalled_worker_changes_nothing_that_is_no_longer_its_own(shop: Callab
     here = shop(settings={"lease": 2})
     stalled = here.start(pool="threads", concurrency=1)
     task_id = here.send("naps", 3)
-    until(lambda: starts(here, task_id), 20)
+    until(lambda: starts(here, task_id), 60)
     os.killpg(stalled.process.pid, signal.SIGSTOP)
     here.start(pool="threads", concurrency=1)
-    until(lambda: starts(here, task_id) == 2, 30, "another worker to run it")
+    until(lambda: starts(here, task_id) == 2, 60, "another worker to run it")
     os.killpg(stalled.process.pid, signal.SIGCONT)
     here.ended(task_id, "succeeded", 30)
-    until(lambda: "transition.refused" in stalled.text, 20, "the refusal")
+    until(lambda: "transition.refused" in stalled.text, 60, "the refusal")
     assert here.outcomes_of(task_id).count("succeeded") == 1
     assert [event.reason for event in here.events_of(task_id)] == ["", "worker_lost", ""]
     for other in [here.send("ok") for _ in range(10)]:
@@ -151,8 +151,8 @@ def test_a_plain_worker_and_ours_share_a_queue(shop: Callable[..., Shop]) -> Non
     plain = type(here)(here.server, here.folder, plain=True)
     here.workers.append(plain.start("-n", "plain@shop"))
     ids = [here.send("naps", 0.05) for _ in range(100)]
-    until(lambda: len({run["id"] for run in here.runs() if run["event"] == "end"}) == 100, 40)
-    until(lambda: not here.leftovers(), 20, "everything to be acknowledged")
+    until(lambda: len({run["id"] for run in here.runs() if run["event"] == "end"}) == 100, 60)
+    until(lambda: not here.leftovers(), 60, "everything to be acknowledged")
     assert all(starts(here, task_id) == 1 for task_id in ids)
 
 
@@ -163,6 +163,6 @@ def test_a_server_that_does_not_push_is_polled(shop: Callable[..., Shop], server
     worker = here.start()
     began = time.monotonic()
     for _ in range(5):
-        here.ended(here.send("ok"), "succeeded", 5)
-    assert time.monotonic() - began < 10
+        here.ended(here.send("ok"), "succeeded")
+    assert time.monotonic() - began < 30
     assert worker.text.count("receiver.tracking_refused") == 1

@@ -66,7 +66,8 @@ def test_a_worker_killed_twenty_times_loses_nothing(shop: Callable[..., Shop], f
         ended = {event.task_id for event in here.events if event.outcome in ENDED}
         return ended.issuperset(ids)
 
-    until(all_have_ended, 60 - (time.monotonic() - last_kill), f"all tasks of seed {seed} to end")
+    # A minute on a machine of its own; here other tests run beside it.
+    until(all_have_ended, 150 - (time.monotonic() - last_kill), f"all tasks of seed {seed} to end")
     outcomes = Counter((event.task_id, event.generation) for event in here.events if event.outcome in ENDED)
     assert set(outcomes.values()) == {1}
     assert here.leftovers() == {}

@@ -55,7 +55,7 @@ def test_without_any_the_embedded_one_runs_and_drops_what_it_cannot_load(monkeyp
     program = ensure_java(embedded=True) / "bin" / "java"
     saying = "two words, $HOME and 'quotes'"
     words = ["--add-modules=jdk.incubator.vector", f"-Dsaying={saying}", "-XshowSettings:properties", "-version"]
-    done = subprocess.run([program, *words], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run([program, *words], capture_output=True, text=True, check=True, timeout=120)
     assert f"saying = {saying}" in done.stderr
 
 

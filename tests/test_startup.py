@@ -55,7 +55,7 @@ def test_the_start_up_line_says_what_will_happen(shop: Callable[..., Shop]) -> N
     """Broker, guarantee, queues, and where their dead letters go."""
     here = shop()
     worker = here.start()
-    line = until(lambda: next((line for line in worker.text.splitlines() if "event=worker.started" in line), ""), 20)
+    line = until(lambda: next((line for line in worker.text.splitlines() if "event=worker.started" in line), ""), 60)
     for words in (
         "at least once",
         "queues=celery",
@@ -95,14 +95,14 @@ def test_a_read_only_server_is_waited_for(shop: Callable[..., Shop]) -> None:
     here = shop()
     worker = here.start()
     running = here.send("naps", 3)
-    until(lambda: here.runs(running), 20)
+    until(lambda: here.runs(running), 60)
     task_id = here.send("ok", countdown=2)
     here.ended(task_id, "deferred")
     here.server.client.execute_command("REPLICAOF", "127.0.0.1", "1")
     with pytest.raises(ReadOnlyError):
         here.server.client.set("probe", "1")
-    until(lambda: len(here.runs(running)) == 2, 20, "the nap to end while nothing can be written")
-    until(lambda: "transition.postponed" in worker.text, 20, "the postponed acknowledgement")
+    until(lambda: len(here.runs(running)) == 2, 60, "the nap to end while nothing can be written")
+    until(lambda: "transition.postponed" in worker.text, 60, "the postponed acknowledgement")
     here.server.client.execute_command("REPLICAOF", "NO", "ONE")
     here.ended(running, "succeeded", 30)
     here.ended(task_id, "succeeded", 30)
