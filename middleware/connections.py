@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from celery import Celery
     from kombu import Connection
 
+    from redelivery.middleware.install import Redelivery
+
 __all__ = ["install_connections"]
 
 OURS = {kombu_redis.Transport: ReceivingTransport, kombu_redis.SentinelTransport: SentinelReceivingTransport}
@@ -31,14 +33,17 @@ def install_connections(app: Celery) -> None:
     @functools.wraps(connect)
     def _connection(*args: Any, **kwargs: Any) -> Connection:
         app.amqp.Connection = _ours(app.amqp.Connection)
-        connection: Connection = connect(*args, **kwargs)
-        return connection
+        connection: Any = connect(*args, **kwargs)
+        connection.redelivery = app.redelivery
+        return connection  # type: ignore[no-any-return]
 
     app._connection = _connection  # noqa: SLF001 - see above
 
 
 class _Knowing:
-    """Mixed into a class of connections: our transport, in this one and in the pool that it makes."""
+    """Mixed into a class of connections: our transport and our settings, in this one and in the pool that it makes."""
+
+    redelivery: Redelivery | None = None
 
     def get_transport_cls(self: Any) -> Any:
         found = super().get_transport_cls()  # type: ignore[misc]
@@ -50,7 +55,7 @@ class _Knowing:
         return pool
 
     def __eqhash__(self: Any) -> HashedSeq:
-        return HashedSeq("redelivery", *super().__eqhash__())  # type: ignore[misc]
+        return HashedSeq("redelivery", id(self.redelivery), *super().__eqhash__())  # type: ignore[misc]
 
 
 class _Pooled(_Knowing, PooledConnection):
@@ -60,8 +65,9 @@ class _Pooled(_Knowing, PooledConnection):
 class _Pool(ConnectionPool):
     def new(self) -> PooledConnection:
         make: Any = _Pooled
-        pooled: PooledConnection = make(self, **dict(self.connection._info(resolve=False)))  # noqa: SLF001 - as kombu's
-        return pooled
+        pooled: Any = make(self, **dict(self.connection._info(resolve=False)))  # noqa: SLF001 - as kombu's
+        pooled.redelivery = self.connection.redelivery
+        return pooled  # type: ignore[no-any-return]
 
 
 @functools.cache

@@ -122,10 +122,13 @@ def refused(policy: RedeliveryPolicy, failure: Failure) -> DeadLetter | Discard 
 
 
 def asked_delay(failure: Failure) -> float | None:
-    """The delay that the task itself asked for, by `RedeliverAfter` or `Task.retry`; None where it did not."""
-    if failure.requested_delay is not None:
-        return failure.requested_delay
-    return failure.exception.delay if isinstance(failure.exception, raised.RedeliverAfter) else None
+    """The delay that the task itself asked for, by `RedeliverAfter` or `Task.retry`; None where it did not.
+
+    `RedeliverAfter` is the nearer word: `autoretry_for` hands whatever it catches to `Task.retry`, with a delay of its own.
+    """
+    if isinstance(failure.exception, raised.RedeliverAfter):
+        return failure.exception.delay
+    return failure.requested_delay
 
 
 def limited(policy: RedeliveryPolicy, failure: Failure, delay: float) -> Decision:
@@ -152,7 +155,8 @@ def ending(policy: RedeliveryPolicy, reason: Reason, detail: str = "", *, eligib
     """
     if not (policy.dead_letter_eligible if eligible is None else eligible):
         return Discard(Reason.NOT_ELIGIBLE, f"{reason}: {detail}" if detail else str(reason))
-    return Discard(reason, detail) if policy.dead_letter_queue is None else DeadLetter(reason, detail)
+    is_kept = policy.dead_letter_queue is not None or (reason is Reason.EXPIRED and policy.expiry_queue is not None)
+    return DeadLetter(reason, detail) if is_kept else Discard(reason, detail)
 
 
 def _ruled(policy: RedeliveryPolicy, failure: Failure) -> RedeliveryPolicy:

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Options", "options_of", "redeliver"]
 
+#: What is decorated, and given back as it is. A type variable for the whole of it, not a ParamSpec: that would keep the parameters
+#: too, but make a plain callable of a task, without its `delay` (`tests/typing_user/` has both, as mypy and pyright see them).
 T = TypeVar("T", bound="Callable[..., Any]")
 
 #: The attribute in which the note is left; `functools.wraps` carries it on.

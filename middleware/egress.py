@@ -21,29 +21,31 @@ success is recorded in `acknowledge`.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from billiard.einfo import ExceptionWithTraceback
+from billiard.einfo import ExceptionInfo, ExceptionWithTraceback
 from celery import signals
+from celery.app.task import Context
 from celery.exceptions import Ignore, Reject, Retry, Terminated, TimeLimitExceeded, WorkerLostError
+from celery.states import FAILURE
 from celery.utils.log import get_logger
 from celery.worker import state
 from celery.worker.request import Request
 
 from redelivery.middleware import decision
-from redelivery.middleware.departure import burial
-from redelivery.middleware.envelope import Attempt, Envelope, Failed, eligible_of, opened, redelivered, sealed
+from redelivery.middleware.departure import burial, resting_place, tell_death
+from redelivery.middleware.envelope import ANNOUNCED, HEADER, Attempt, Envelope, Failed, eligible_of, opened, redelivered, sealed
+from redelivery.middleware.lifetime import PUBLISHED, TIME_TO_LIVE, expiry_ms
 from redelivery.middleware.logs import log
+from redelivery.middleware.observing import Observing
 from redelivery.middleware.outcomes import Event, Outcome, Reason
 from redelivery.middleware.task import CONTEXT, DECIDED, Redelivering, failed_of
 from redelivery.middleware.transports.base import Answer
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
-
-    from billiard.einfo import ExceptionInfo
 
     from redelivery.middleware.decision import Decision
     from redelivery.middleware.install import Redelivery
@@ -52,6 +54,16 @@ if TYPE_CHECKING:
 __all__ = ["Egress", "request_class"]
 
 logger = get_logger(__name__)
+
+#: How long a message waits that the pool could not be given, through no fault of its own.
+SET_BACK_MS = 1000
+#: What Celery does not count among a task's own headers (`celery.app.task.Context`), and what is ours.
+NO_CUSTOM_HEADERS = {*vars(Context), "lang", "task", "argsrepr", "kwargsrepr", "compression"} | {
+    HEADER,
+    ANNOUNCED,
+    PUBLISHED,
+    "redelivered",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +77,12 @@ class Ending:
     detail: str = ""
 
 
-class Egress(Request):
-    """Celery's request, whose message leaves by a transition."""
+class Egress(Observing):
+    """Celery's request, whose message leaves by a transition; one that we do not hold, or that is not `enabled`, is observed."""
 
     _held: Held | None = None
+    _expires: datetime | None
+    _expires_ms: int | None = None
     _ending: Ending | None = None
     _left = False
     _future: Future[Any] | None = None
@@ -77,7 +91,10 @@ class Egress(Request):
         super().__init__(message, **kwargs)
         held: Held | None = getattr(message, "held", None)
         install: Redelivery | None = getattr(self._app, "redelivery", None)
-        if held is None or install is None or not install.is_enabled(self._type, held.queue):
+        if install is None:
+            return
+        if held is None or not install.is_enabled(self._type, held.queue):
+            self._observe(install, message)
             return
         self._held, self._install, self._tag = held, install, held.tag
         held.request = self
@@ -85,7 +102,11 @@ class Egress(Request):
         if self._envelope.served_eta is not None and self._request_dict.get("eta") == self._envelope.served_eta:
             # The delay store has waited for this ETA, by the server's clock: Celery must not judge it again by this machine's.
             self._eta = None
+        if install.keeps_time or self._expires is not None or TIME_TO_LIVE in message.headers:
+            self._begin_lifetime(message)
         self._request_dict[CONTEXT] = self._context_of(install)
+        # What Celery calls a task's own headers: without ours, which must not go along with what the task publishes.
+        self._request_dict["headers"] = {key: value for key, value in message.headers.items() if key not in NO_CUSTOM_HEADERS}
         if not self._task.acks_late:
             self.on_success: Any = self._recording(self.on_success)
 
@@ -98,12 +119,21 @@ class Egress(Request):
             "queue": held.queue,
             "attempt": self.attempt,
             "generation": envelope.generation,
+            "first_seen_ms": first_seen,
             "age": max(held.seen_ms - first_seen, 0) / 1000,
             "received": time.monotonic(),
             "waited": sum(each.get("delay") or 0 for each in envelope.attempts) / 1000,
             "eligible": eligible_of(self._request_dict),
             "must_start": self.must_start and install.shares_process,
+            "has_events": self._has_events(),
         }
+
+    def _has_events(self) -> bool:
+        """Whether anybody is told of this task's events: the dispatcher is also there for the worker's heartbeat alone."""
+        eventer = self._eventer
+        if eventer is None or not eventer.enabled or not self._task.send_events:
+            return False
+        return not eventer.groups or "task" in eventer.groups
 
     @property
     def attempt(self) -> int:
@@ -128,16 +158,41 @@ class Egress(Request):
         """Whether the pool has been given the task, so that nobody can be sure that it has not begun."""
         return self._apply_result is not None and self._future is None
 
-    def keep_future(self) -> None:
+    def keep_future(self, result: Any) -> None:
         """Keep what a pool of threads returns: it alone can take back a task that has not begun; Celery keeps a weak reference."""
-        execute = getattr(self, "execute_using_pool")  # noqa: B009 - the generated class's, which mypy cannot see
+        self._future = getattr(result, "f", None)
 
-        def execute_using_pool(pool: Any, **kwargs: Any) -> Any:
-            result = execute(pool, **kwargs)
-            self._future = getattr(result, "f", None)
-            return result
+    @property
+    def is_held(self) -> bool:
+        """Whether the message is ours to end."""
+        return self._held is not None
 
-        self.execute_using_pool = execute_using_pool
+    @property
+    def has_left(self) -> bool:
+        """Whether the message has its transition already."""
+        return self._left
+
+    def invalidate(self, exc_info: ExceptionInfo) -> None:
+        """The pool cannot be given this message: it dies, and its caller is told."""
+        exc = _unwrapped(exc_info.exception)
+        decided = decision.ending(self._policy, Reason.INVALID, "could not be handed to the pool", eligible=self._eligible)
+        self._ending = self._death(decided, failed_of(exc))
+        try:
+            super().on_failure(exc_info)
+        finally:
+            if not self._left:
+                self._leave(self._ending)
+
+    def set_back(self) -> None:
+        """The pool could not be given this message, through no fault of its own: it comes again a little later, uncounted."""
+        state.task_ready(self)
+        self._left = True
+        held = self._held
+        assert held is not None  # noqa: S101 - only asked where we hold the message
+        transport, tag = self._install.transport, self._tag
+        self._carry_out(
+            lambda: transport.defer(tag, held.list_name, held.raw, task_id=str(self.id), event=None, delay_ms=SET_BACK_MS)
+        )
 
     # what Celery tells us
 
@@ -156,7 +211,7 @@ class Egress(Request):
         if self._held is None:
             super().reject(requeue=requeue)
             return
-        if self.acknowledged:
+        if self._left or (self.acknowledged and self._task.acks_late):
             return
         if self._ending is not None:
             self._leave(self._ending)
@@ -164,8 +219,10 @@ class Egress(Request):
         failed = Failed(type="celery.exceptions.Reject", message=f"rejected, requeue={requeue}", fingerprint="rejected")
         decided = self._decide(Reject("rejected"), Reason.REJECTED)[1] if requeue else None
         if isinstance(decided, decision.Redeliver):
-            self._redeliver(0, failed)  # at once, as Celery requeues
+            self._redeliver(0, failed, requeued=True)  # at once, as Celery requeues
         else:
+            if decided is not None:  # Celery tells nobody of what it requeues, and this is not delivered again
+                self._tell_failure(Reject(f"rejected too often: {decided.detail}"), None)
             self._leave(self._death(decided or decision.ending(self._policy, Reason.REJECTED, "", eligible=self._eligible), failed))
         self.send_event("task-rejected", requeue=requeue)
 
@@ -179,8 +236,9 @@ class Egress(Request):
             state.task_ready(self)
             failed = exc.failed or Failed(type=type(exc).__name__)
             if not self._left:
-                self._redeliver(exc.delay_ms, failed)
-        elif not self.acknowledged:
+                self._redeliver(exc.delay_ms, failed, crash=failed.type.endswith("WorkerLostError"))
+        elif not self._left and not (self.acknowledged and self._task.acks_late):
+            self._left = True
             self._carry_out(lambda: self._install.transport.acknowledge(self._tag, None))
         self.send_event("task-retried", exception=repr(exc.exc), traceback=str(exc_info.traceback))
 
@@ -196,9 +254,13 @@ class Egress(Request):
         if isinstance(exc, (SystemExit, KeyboardInterrupt)) and not self._already_cancelled and not self._already_revoked:
             exc_info = self._worker_lost_info(exc)
             exc = _unwrapped(exc_info.exception)
-        if isinstance(exc, (WorkerLostError, TimeLimitExceeded, MemoryError)) and not self._success_was_stored():
-            self._on_lost(exc, exc_info)
-            return
+        if isinstance(exc, (WorkerLostError, TimeLimitExceeded, MemoryError)):
+            if hasattr(exc, DECIDED):
+                self._end_of_report(exc, exc_info)
+                return
+            if not self._success_was_stored():
+                self._on_lost(exc, exc_info)
+                return
         if isinstance(exc, Ignore):
             self._ending = Ending(Outcome.IGNORED)
         elif not isinstance(exc, (Reject, WorkerLostError)):
@@ -206,6 +268,12 @@ class Egress(Request):
         super().on_failure(exc_info, send_failed_event, return_ok)
         if not self._task.acks_late and self._ending is not None and not self._left:
             self._leave(self._ending)
+
+    def _end_of_report(self, exc: BaseException, exc_info: ExceptionInfo) -> None:
+        """The attempt reported what Celery takes for a lost child, or ends its worker for (`MemoryError`): all are told already."""
+        state.task_ready(self)
+        self.send_event("task-failed", exception=repr(exc), traceback=str(exc_info.traceback))
+        self._leave(self._death_of(exc, exc_info))
 
     def on_timeout(self, soft: bool, timeout: float) -> None:
         """A hard time limit ends the attempt, once: the pool reports the lost child as well."""
@@ -237,7 +305,26 @@ class Egress(Request):
         """As Celery's, by the server's clock; the id is not remembered as revoked, so that a redriven task runs."""
         if self._held is None:
             return bool(super().maybe_expire())
-        return bool(self.expires) and datetime.fromtimestamp(self._install.owner.now_ms() / 1000, UTC) > self.expires
+        return self._expires_ms is not None and self._now_ms() >= self._expires_ms
+
+    def _now_ms(self) -> int:
+        held = self._held
+        assert held is not None  # noqa: S101 - only asked where we hold the message
+        return max(self._install.owner.now_ms(), held.seen_ms)  # it is later than when the message came
+
+    def _begin_lifetime(self, message: Any) -> None:
+        """When the message expires: Celery is told, so that it asks (`revoked`) on arrival, and again just before the task runs."""
+        held, expires = self._held, self._expires
+        assert held is not None  # noqa: S101 - only asked where we hold the message
+        self._expires_ms = expiry_ms(
+            message.headers,
+            message.properties,
+            self._envelope,
+            self._policy,
+            seen_ms=held.seen_ms,
+            expires_ms=None if expires is None else round(expires.timestamp() * 1000),
+        )
+        self._expires = None if self._expires_ms is None else datetime.fromtimestamp(self._expires_ms / 1000, UTC)
 
     def _announce_revoked(self, reason: str, terminated: bool, signum: Any, expired: bool) -> None:
         if self._held is not None and self._ending is None:
@@ -245,6 +332,8 @@ class Egress(Request):
             expiry = decision.ending(self._policy, Reason.EXPIRED, "", eligible=self._eligible)
             self._ending = self._death(expiry, failed) if expired else Ending(Outcome.REVOKED)
         super()._announce_revoked(reason, terminated, signum, expired)
+        if self._held is not None and self._ending is not None and not self._left and not self._task.acks_late:
+            self._leave(self._ending)  # acknowledged before it ran
 
     # decisions that are taken here
 
@@ -267,23 +356,18 @@ class Egress(Request):
             cause=cause,
             eligible=self._eligible,
         )
-        return failed_of(exc), self._install.decide(self._type, self._policy, failure, idle_for=context["waited"])
+        return failed_of(exc), self._install.decide(context["queue"], self._type, self._policy, failure, idle_for=context["waited"])
 
     def _death_of(self, exc: BaseException, exc_info: ExceptionInfo) -> Ending:
         """What the child decided; or, where its word was lost with an exception that cannot be pickled, what follows here."""
         decided, failed, tag = getattr(exc, DECIDED, (None, None, None))
         if decided is None or tag != self._request_dict[CONTEXT]["tag"]:  # an exception object may be raised by many tasks
             failed, decided = self._decide(exc, None)
-            failed = Failed(
-                type=failed.type,
-                message=failed.message,
-                traceback=str(exc_info.traceback),
-                fingerprint=failed.fingerprint,
-            )
         if isinstance(decided, decision.Redeliver):
             # FAILURE is stored and has been acted on: what failed outside the attempt ends here.
             decided = decision.DeadLetter(Reason.NON_RETRYABLE, "failed outside the task's own code")
-        return self._death(decided, failed or failed_of(exc))
+        failed = replace(failed or failed_of(exc, with_traceback=False), traceback=str(exc_info.traceback))
+        return self._death(decided, failed)
 
     def _death(self, decided: Decision, failed: Failed) -> Ending:
         assert not isinstance(decided, decision.Redeliver)  # noqa: S101 - the callers have looked
@@ -305,35 +389,48 @@ class Egress(Request):
             return  # a cold shutdown killed it: the message is given back
         cause = {WorkerLostError: Reason.WORKER_LOST, TimeLimitExceeded: Reason.TIME_LIMIT}.get(type(exc))
         failed, decided = self._decide(exc, cause)
+        if cause is Reason.WORKER_LOST and not self._task.acks_late:
+            # Acknowledged before it ran: after a crash nobody may run it again.
+            decided = decision.ending(self._policy, cause, "acknowledged before it ran", eligible=self._eligible)
         if isinstance(decided, decision.Redeliver):
             self._redeliver_lost(exc, exc_info, failed, decided)
             return
-        self.task.backend.mark_as_failure(self.id, exc, request=self._context, store_result=self.store_errors)
+        self._tell_failure(exc, exc_info)
+        logger.error("Task handler raised error: %r", exc)
+        self._leave(self._death(decided, failed))
+
+    def _tell_failure(self, exc: BaseException, exc_info: ExceptionInfo | None) -> None:
+        """Store FAILURE, call the error callbacks and tell the signal: what the child would have done."""
+        traceback = None if exc_info is None else exc_info.traceback
         self.task.request_stack.push(self._context)
         try:
+            self.task.backend.mark_as_failure(self.id, exc, request=self._context, store_result=self.store_errors)
+            if isinstance(exc, TimeLimitExceeded):  # Celery tells the task of this death in its worker, and of no other
+                self.task.on_failure(exc, self.id, self.args, self.kwargs, exc_info)
+                self.task.after_return(FAILURE, exc, self.id, self.args, self.kwargs, None)
             signals.task_failure.send(
                 sender=self.task,
                 task_id=self.id,
                 exception=exc,
                 args=self.args,
                 kwargs=self.kwargs,
-                traceback=exc_info.traceback,
+                traceback=traceback,
                 einfo=exc_info,
             )
+        except Exception:  # noqa: BLE001 - a result that cannot be stored does not hold the message
+            log.exception("hook.failed", task_id=self.id, hook="mark_as_failure")
         finally:
             self.task.request_stack.pop()
-        self.send_event("task-failed", exception=repr(exc), traceback=str(exc_info.traceback))
-        logger.error("Task handler raised error: %r", exc)
-        self._leave(self._death(decided, failed))
+        self.send_event("task-failed", exception=repr(exc), traceback=str(traceback or ""))
 
     def _redeliver_lost(self, exc: BaseException, exc_info: Any, failed: Failed, decided: decision.Redeliver) -> None:
         state.task_ready(self)
-        if self.store_errors:
-            traceback = None if exc_info is None else exc_info.traceback
-            self.task.backend.mark_as_retry(self.id, exc, traceback, request=self._context)
+        traceback = None if exc_info is None else exc_info.traceback
         reason = Retry(exc=exc, when=decided.delay)
         self.task.request_stack.push(self._context)
         try:
+            if self.store_errors:
+                self.task.backend.mark_as_retry(self.id, exc, traceback, request=self._context)
             self.task.on_retry(exc, self.id, self.args, self.kwargs, exc_info)
             signals.task_retry.send(sender=self.task, request=self._context, reason=reason, einfo=exc_info)
         except Exception:  # noqa: BLE001 - the task's own code
@@ -345,7 +442,7 @@ class Egress(Request):
 
     # transitions
 
-    def _redeliver(self, delay_ms: int, failed: Failed, *, crash: bool = False) -> None:
+    def _redeliver(self, delay_ms: int, failed: Failed, *, crash: bool = False, requeued: bool = False) -> None:
         self._left = True
         held = self._held
         assert held is not None  # noqa: S101 - the callers have looked
@@ -362,8 +459,11 @@ class Egress(Request):
             seen_ms=held.seen_ms,
             attempt=attempt,
             crash=crash,
+            requeued=requeued,
             due_ms=now + delay_ms if delay_ms else None,
         )
+        if self._expires_ms is not None:
+            delay_ms = min(delay_ms, max(self._expires_ms - now, 0))  # where it expires earlier, it is to die then
         event = self._event(Outcome.REDELIVERY_SCHEDULED, _crash_reason(failed) if crash else None, failed, delay_ms)
         raw = sealed(message)
         self._carry_out(
@@ -382,9 +482,12 @@ class Egress(Request):
         held, failed = self._held, ending.failed
         assert held is not None  # noqa: S101 - the callers have looked
         event = self._event(ending.outcome, ending.reason, failed)
-        target = self._target(ending.reason) if ending.keep else None
+        place = resting_place(self._envelope, held.queue, self._target(ending.reason) if ending.keep else None, self._policy)
+        target = place.target
         if target is None or ending.reason is None:
             self._carry_out(lambda: self._install.transport.acknowledge(self._tag, event))
+            if ending.reason is not None:
+                tell_death(event, None, ending.detail)
             return
         now = self._install.owner.now_ms()
         attempt = None
@@ -403,15 +506,22 @@ class Egress(Request):
             failed=failed,
             detail=ending.detail,
             tag=self._tag,
+            must_exist=not self._policy.auto_create_dead_letter_resources,
+            parked=place.parked,
         )
         self._carry_out(transition)
-        log.info("message.dead_lettered", task_id=self.id, queue=held.queue, dead_letter_queue=target, reason=ending.reason)
+        tell_death(event, target, ending.detail)
 
     def _acknowledge_early(self) -> None:
-        """`acks_late=False`: the message is gone before the task runs, as its author asked; its outcome is recorded later."""
-        tag = self._tag
-        self._carry_out(lambda: self._install.transport.acknowledge(tag, None))
-        self._tag = ""
+        """`acks_late=False`: from here on the message is never run again; it is held until its outcome is known, and recorded."""
+        tag, install = self._tag, self._install
+        if not install.owner.has_minted(tag):
+            # kombu's own receive: what stayed in its `unacked` would come back after the visibility timeout.
+            self._carry_out(lambda: install.transport.acknowledge(tag, None))
+            self._tag = ""
+            return
+        self.acknowledged = True
+        install.outbox.carry_out(tag, lambda: install.transport.accept(tag), lambda _: install.owner.make_room(tag))
 
     def _recording(self, on_success: Any) -> Any:
         def recording(result: tuple[bool, Any, float], **kwargs: Any) -> None:
@@ -445,7 +555,7 @@ class Egress(Request):
             outcome=outcome,
             generation=envelope.generation,
             task=self._type,
-            queue=held.queue,
+            queue=envelope.life_queue(held.queue),
             reason="" if reason is None else reason,
             attempt=envelope.attempt + 1,
             delivery=envelope.delivery + 1,
@@ -465,7 +575,8 @@ def request_class(base: type[Request]) -> type[Request]:
         return base
     if base is Request:
         return Egress
-    return type(f"Egress{base.__name__}", (Egress, base), {"__module__": __name__})
+    # The application's own class is in front: what it overrides wraps what is here, as it wraps Celery's.
+    return type(f"Egress{base.__name__}", (base, Egress), {"__module__": __name__})
 
 
 def _crash_reason(failed: Failed) -> Reason:

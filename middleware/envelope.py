@@ -4,20 +4,29 @@ The life of a message, and what each step writes:
 
 1. *Published.* `redelivery-announced` says that the publication was recorded. A producer may set `redelivery-dead-letter-eligible`,
 `redelivery-time-to-live-ms` and
-   `redelivery-delivery-delay-ms`, and no others.
+   `redelivery-delivery-delay-ms`, and no others. `redelivery-published` is when it was published, by the broker's clock, where its
+   lifetime needs that.
 2. *Received.* Nothing is written: a first delivery has attempt 1, generation 0, and is first seen when its worker receives it.
 3. *Redelivered* (`redelivered`). `headers["redelivery"]` appears: one more attempt, the delay it was given, when it was first seen
-   and where it came from. Celery's `retries` is counted on (a crash does not count there), its `eta` says until when the message
+   and where it came from. Celery's `retries` is counted on (not by a crash or a `Reject`), its `eta` says until when the message
    waits, and `delivery_info["redelivered"]` is true.
 4. *Deferred* (`deferred`). An ETA message that waits in the delay store: only `served_eta` is written, so that no clock judges
-   the ETA a second time.
-5. *Dead* (`dead`). The death is added to `deaths`, the `failure` says what happened, Celery's `expires` is taken off (it is kept in
-   the death), and `delivery_info` names the dead-letter queue.
-6. *Redriven* (`redriven`). `generation` is counted on, `attempt` and `retries` begin anew, `delivery_info` names the origin again;
-   the history stays.
+   the ETA a second time. One that waits for its delivery delay has an ETA, too, so that a plain worker understands it.
+5. *Published anew* (`republished`), by a task that calls `self.retry` with other arguments, another queue or other options: the
+   header goes with it, one attempt further, so that limits hold and the life stays one.
+6. *Dead* (`dead`). The death is added to `deaths`, the `failure` says what happened, whatever makes it expire is taken off (and
+   kept in the death), and `delivery_info` names the dead-letter queue. Where that queue is missing and may not be made, the letter
+   waits in its origin's delay store and is not run: `undelivered` names the queue that it waits for. `first_death` is written
+   once and never changes. Where the letter is held so that no circle forms, or because it died as a letter already, it is
+   `parked`.
+7. *Handled* (`redelivered`, of a letter). A dead-letter handler that failed is tried again: `handled` counts that, and the counts
+   of the task itself stay.
+8. *Redriven* (`redriven`). `generation` is counted on, `attempt` and `retries` begin anew, `delivery_info` names the origin again;
+   the history stays. `since` is the generation that an operator, or a handler, began; a worker that consumes a dead-letter queue
+   as any other begins a generation too, but circles are looked for from `since` on.
 
-The body, the properties and all other headers are never touched. Histories are bounded: the last 20 attempts, 20 deaths (the first
-one always stays), a traceback of 16 KiB.
+The body, all other properties and all other headers are never touched. Histories are bounded: the last 20 attempts, 20 deaths (the
+first one always stays), a traceback of 16 KiB.
 
 Refuses nothing: a `redelivery` header that cannot be read, whoever wrote it, counts as absent. A message is opened with the plain
 JSON codec, not kombu's, so that values with a meaning to kombu come out as they went in.
@@ -28,9 +37,10 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from redelivery.errors import EnvelopeError
+from redelivery.middleware.lifetime import PUBLISHED, TIME_TO_LIVE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -48,7 +58,9 @@ __all__ = [
     "opened",
     "redelivered",
     "redriven",
+    "republished",
     "sealed",
+    "undelivered",
 ]
 
 HEADER = "redelivery"
@@ -56,6 +68,13 @@ HEADER = "redelivery"
 ANNOUNCED = "redelivery-announced"
 ELIGIBLE = "redelivery-dead-letter-eligible"
 VERSION = 1
+#: Every field of the header that this version knows. What a newer version wrote beside them is kept as it is.
+KNOWN = frozenset(
+    {
+        *("version", "attempt", "delivery", "generation", "first_seen", "origin", "attempts", "deaths", "failure", "suspect"),
+        *("served_eta", "undelivered", "first_death", "parked", "handled", "since"),
+    }
+)
 MOST_ATTEMPTS = 20
 MOST_DEATHS = 20
 MOST_TRACEBACK = 16 * 1024
@@ -102,7 +121,10 @@ class Envelope:
     """What a message's `redelivery` header says.
 
     `attempt` counts the deliveries that ended and count; `delivery` every hand-over that ended. `suspect` says that a worker died
-    while it held the message. `served_eta` is the ETA that the delay store has already waited for.
+    while it held the message. `served_eta` is the ETA that the delay store has already waited for. `undelivered` names the missing
+    dead-letter queue that a dead message waits for. `first_death` says queue, reason and time of its very first death; `parked`
+    that it is held where it is; `handled` how often a dead-letter handler has failed on it; `since` which generation was begun on
+    purpose. `unknown` is what a newer `version` wrote beside these.
     """
 
     attempt: int = 0
@@ -115,13 +137,20 @@ class Envelope:
     failure: Mapping[str, Any] | None = None
     suspect: bool = False
     served_eta: str | None = None
+    undelivered: str | None = None
+    first_death: Mapping[str, Any] | None = None
+    parked: bool = False
+    handled: int = 0
+    since: int = 0
+    version: int = VERSION
+    unknown: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, headers: Mapping[str, Any] | None) -> Self:
+    def of(cls, headers: Mapping[str, Any] | None) -> Envelope:
         """Read it from a message's headers; what is absent or cannot be read has its default."""
         header = headers.get(HEADER) if isinstance(headers, dict) else None
         if not isinstance(header, dict):
-            return cls()
+            return UNWRITTEN
         return cls(
             attempt=_count(header.get("attempt")),
             delivery=_count(header.get("delivery")),
@@ -133,12 +162,48 @@ class Envelope:
             failure=_mapping(header.get("failure")) or None,
             suspect=header.get("suspect") is True,
             served_eta=header["served_eta"] if isinstance(header.get("served_eta"), str) else None,
+            undelivered=header["undelivered"] if isinstance(header.get("undelivered"), str) else None,
+            first_death=_mapping(header.get("first_death")) or None,
+            parked=header.get("parked") is True,
+            handled=_count(header.get("handled")),
+            since=_count(header.get("since")),
+            version=max(_count(header.get("version")), VERSION),
+            unknown={name: value for name, value in header.items() if name not in KNOWN},
         )
+
+    @property
+    def is_letter(self) -> bool:
+        """Whether the message has died, lies in a dead-letter queue, and has not been given another life since."""
+        if not self.deaths or self.undelivered is not None:
+            return False
+        died_in = self.deaths[0].get("generation")
+        if isinstance(died_in, int):
+            return died_in == self.generation
+        # A letter of a version that did not write it: what was given another life is seen anew.
+        return self.first_seen_ms is not None and self.first_seen_ms <= _count(self.deaths[0].get("last"))
+
+    def closes_circle(self, target: str) -> bool:
+        """Whether dying into `target` would send it round: it died there since it was last sent off, and nobody rejected it.
+
+        RabbitMQ drops such a message; a circle with a rejection in it is somebody's will.
+        """
+        for each in self.deaths:
+            if _count(each.get("generation")) < self.since or each.get("reason") == "rejected":
+                return False
+            if each.get("queue") == target:
+                return True
+        return False
+
+    def life_queue(self, queue: str) -> str:
+        """The queue that names the life in the books: its first; a task may have sent itself to `queue` since."""
+        first = self.origin.get("queue")
+        return first if isinstance(first, str) and first else queue
 
     def to_header(self) -> dict[str, Any]:
         """What is written; what has its default is left out, but for the counters."""
         header: dict[str, Any] = {
-            "version": VERSION,
+            **self.unknown,
+            "version": self.version,
             "attempt": self.attempt,
             "delivery": self.delivery,
             "generation": self.generation,
@@ -155,7 +220,23 @@ class Envelope:
             header["suspect"] = True
         if self.served_eta is not None:
             header["served_eta"] = self.served_eta
+        if self.undelivered is not None:
+            header["undelivered"] = self.undelivered
+        header.update({name: value for name, value in self._rare() if value})
         return header
+
+    def _rare(self) -> tuple[tuple[str, Any], ...]:
+        """What few messages have, by the header's names."""
+        return (
+            ("first_death", self.first_death and dict(self.first_death)),
+            ("parked", self.parked),
+            ("handled", self.handled),
+            ("since", self.since),
+        )
+
+
+#: What a first delivery has: nearly every message.
+UNWRITTEN = Envelope()
 
 
 def opened(raw: bytes) -> Raw:
@@ -188,37 +269,52 @@ def redelivered(
     attempt: Attempt | None,
     crash: bool = False,
     suspect: bool = False,
+    requeued: bool = False,
     due_ms: int | None = None,
 ) -> Raw:
     """The message as it is delivered again.
 
     `attempt` is the counted delivery that ended; None where it does not count (`suspect`: its worker died, and it may not have been
-    running). `crash` keeps Celery's `retries` as it is. `due_ms` is until when it waits.
+    running). `crash` and `requeued` (the task raised `Reject`) keep Celery's `retries` as it is, which counts what `Task.retry` is
+    limited by. `due_ms` is until when it waits. A letter goes to its handler again: only that is counted.
     """
     envelope = _begun(Envelope.of(message["headers"]), message, queue, seen_ms)
+    if envelope.is_letter:
+        envelope = replace(envelope, handled=envelope.handled + (attempt is not None))
+        attempt = None
+    headers = {**message["headers"], "redelivered": True}
+    if attempt is not None and not crash and not requeued:
+        headers["retries"] = _count(headers.get("retries")) + 1
+    if due_ms is not None:
+        headers["eta"] = iso(due_ms)
     envelope = replace(
         envelope,
         attempt=envelope.attempt + (attempt is not None),
         delivery=envelope.delivery + 1,
         suspect=envelope.suspect or crash or suspect,
+        attempts=envelope.attempts if attempt is None else (*envelope.attempts, attempt.to_header())[-MOST_ATTEMPTS:],
+        served_eta=envelope.served_eta if due_ms is None else headers["eta"],
     )
-    if attempt is not None:
-        envelope = replace(envelope, attempts=(*envelope.attempts, attempt.to_header())[-MOST_ATTEMPTS:])
-    headers = {**message["headers"], "redelivered": True}
-    if attempt is not None and not crash:
-        headers["retries"] = _count(headers.get("retries")) + 1
-    if due_ms is not None:
-        headers["eta"] = iso(due_ms)
-        envelope = replace(envelope, served_eta=headers["eta"])
     headers[HEADER] = envelope.to_header()
     return {**message, "headers": headers, "properties": _redelivered_properties(message)}
 
 
-def deferred(message: Raw, queue: str, *, seen_ms: int) -> Raw:
-    """The message as it waits for the ETA that its producer gave it."""
+def republished(header: object, delivery_info: object, queue: str, *, seen_ms: int, attempt: Attempt) -> dict[str, Any]:
+    """The header of the message that `Task.retry` publishes in place of this one: its history goes on.
+
+    `header` and `delivery_info` are this message's, whatever they are; `attempt` is the delivery that ends.
+    """
+    message = {"headers": {HEADER: header}, "properties": {"delivery_info": _mapping(delivery_info)}}
+    again = redelivered(message, queue, seen_ms=seen_ms, attempt=attempt)
+    return {**again["headers"][HEADER], "served_eta": None}
+
+
+def deferred(message: Raw, queue: str, *, seen_ms: int, eta: str | None = None) -> Raw:
+    """The message as it waits for its producer's ETA, or for a later one (`eta`) that its delivery delay gives it."""
     envelope = _begun(Envelope.of(message["headers"]), message, queue, seen_ms)
-    envelope = replace(envelope, served_eta=message["headers"].get("eta"))
-    return {**message, "headers": {**message["headers"], HEADER: envelope.to_header()}}
+    headers = message["headers"] if eta is None else {**message["headers"], "eta": eta}
+    envelope = replace(envelope, served_eta=headers.get("eta"))
+    return {**message, "headers": {**headers, HEADER: envelope.to_header()}}
 
 
 def dead(
@@ -232,36 +328,77 @@ def dead(
     attempt: Attempt | None,
     failed: Failed | None,
     detail: str = "",
+    parked: bool = False,
 ) -> Raw:
-    """The message as a dead letter: whole, with the death record in its header."""
+    """The message as a dead letter: whole, with the death record in its header.
+
+    A letter that dies again (its handler failed) keeps the failure and the attempts of its task; what the handler died of is the
+    new death's detail.
+    """
     envelope = _begun(Envelope.of(message["headers"]), message, queue, seen_ms)
+    failure: Mapping[str, Any] | None = None if failed is None else failed.to_header()
+    if envelope.is_letter:
+        said = "" if failed is None else f"{failed.type}: {failed.message}"
+        attempt, failure, detail = None, envelope.failure, " | ".join(part for part in (detail, said) if part)
     attempts = envelope.attempts if attempt is None else (*envelope.attempts, attempt.to_header())[-MOST_ATTEMPTS:]
     headers = dict(message["headers"])
-    expires = headers.pop("expires", None)
+    properties = dict(message["properties"])
+    lifetime = {
+        "expires": headers.pop("expires", None),
+        "time_to_live": headers.pop(TIME_TO_LIVE, None),
+        "expiration": properties.pop("expiration", None),
+        "published": headers.pop(PUBLISHED, None),
+    }
     envelope = replace(
         envelope,
         attempt=envelope.attempt + (attempt is not None),
         delivery=envelope.delivery + 1,
         attempts=attempts,
-        deaths=_with_death(envelope.deaths, message, queue, reason=reason, at_ms=at_ms, expires=expires, detail=detail),
-        failure=None if failed is None else failed.to_header(),
+        deaths=_with_death(envelope, message, queue, reason=reason, at_ms=at_ms, lifetime=lifetime, detail=detail),
+        first_death=_first_death(envelope) or {"queue": queue, "reason": str(reason), "at": at_ms},
+        failure=failure,
         suspect=False,
+        parked=parked,
+        handled=0,
     )
     headers[HEADER] = envelope.to_header()
-    properties = {**message["properties"], "delivery_info": {"exchange": "", "routing_key": dead_letter_queue}}
+    properties["delivery_info"] = {"exchange": "", "routing_key": dead_letter_queue}
     return {**message, "headers": headers, "properties": properties}
 
 
-def redriven(message: Raw) -> Raw:
-    """The message as it goes back to its origin for another life. Raises `EnvelopeError` where it names no origin."""
-    envelope = Envelope.of(message["headers"])
+def undelivered(letter: Raw, dead_letter_queue: str | None) -> Raw:
+    """The letter as it waits until this dead-letter queue is there; None: as it goes there at last."""
+    envelope = replace(Envelope.of(letter["headers"]), undelivered=dead_letter_queue)
+    return {**letter, "headers": {**letter["headers"], HEADER: envelope.to_header()}}
+
+
+def redriven(message: Raw, queue: str | None = None, *, on_purpose: bool = True, known: Envelope | None = None) -> Raw:
+    """The message as it goes back to its origin, or to `queue`, for another life.
+
+    `on_purpose`: an operator or a handler wants it so; else a worker merely consumes the queue where it lies. `known` is its
+    envelope, where that has been read already. Raises `EnvelopeError` where it names no origin.
+    """
+    envelope = Envelope.of(message["headers"]) if known is None else known
     if not envelope.origin.get("queue"):
         msg = "the letter names no origin queue: move it by hand, or purge it"
         raise EnvelopeError(msg)
-    envelope = replace(envelope, attempt=0, delivery=0, generation=envelope.generation + 1, first_seen_ms=None, failure=None)
+    generation = envelope.generation + 1
+    envelope = replace(
+        envelope,
+        attempt=0,
+        delivery=0,
+        generation=generation,
+        first_seen_ms=None,
+        failure=None,
+        parked=False,
+        handled=0,
+        since=generation if on_purpose else envelope.since,
+    )
     headers = {**message["headers"], "retries": 0, HEADER: envelope.to_header()}
     headers.pop("eta", None)
     info = {"exchange": envelope.origin.get("exchange", ""), "routing_key": envelope.origin.get("routing_key", "")}
+    if queue is not None:
+        info = {"exchange": "", "routing_key": queue}
     return {**message, "headers": headers, "properties": {**message["properties"], "delivery_info": info}}
 
 
@@ -292,35 +429,45 @@ def _redelivered_properties(message: Raw) -> Raw:
     return {**message["properties"], "delivery_info": info}
 
 
+def _first_death(envelope: Envelope) -> Mapping[str, Any] | None:
+    """The first death as it is known so far; that of an older version's letter is the one that began first."""
+    if envelope.first_death is not None or not envelope.deaths:
+        return envelope.first_death
+    first = min(envelope.deaths, key=lambda each: _count(each.get("first")))
+    return {"queue": first.get("queue"), "reason": first.get("reason"), "at": first.get("first")}
+
+
 def _with_death(
-    deaths: tuple[Mapping[str, Any], ...],
+    envelope: Envelope,
     message: Raw,
     queue: str,
     *,
     reason: str,
     at_ms: int,
-    expires: object,
+    lifetime: Mapping[str, Any],
     detail: str,
 ) -> tuple[Mapping[str, Any], ...]:
-    """One entry for each queue and reason, the newest first (RabbitMQ's `x-death`); the first death never leaves."""
-    info = _mapping(message["properties"].get("delivery_info"))
+    """One entry for each queue and reason, the newest first (RabbitMQ's `x-death`); the one that began first stays."""
+    deaths, info = envelope.deaths, _mapping(message["properties"].get("delivery_info"))
     known = next((each for each in deaths if each.get("queue") == queue and each.get("reason") == reason), None)
-    death = {
+    death: dict[str, Any] = {
         "queue": queue,
         "reason": reason,
         "count": 1 + (_count(known.get("count")) if known else 0),
         "first": known.get("first", at_ms) if known else at_ms,
         "last": at_ms,
+        "generation": envelope.generation,
         "exchange": info.get("exchange", ""),
         "routing_keys": [info.get("routing_key", queue)],
     }
-    if expires is not None:
-        death["expires"] = expires
+    death.update({name: value for name, value in lifetime.items() if value is not None})
     if detail:
         death["detail"] = detail[:MOST_MESSAGE]
     others = [each for each in deaths if each is not known]
     if len(others) >= MOST_DEATHS:
-        others = [*others[: MOST_DEATHS - 2], others[-1]]
+        first = min(range(len(others)), key=lambda at: _count(others[at].get("first")))
+        staying = [at for at in range(len(others)) if at != first][: MOST_DEATHS - 2]
+        others = [others[at] for at in sorted({*staying, first})]
     return (death, *others)
 
 

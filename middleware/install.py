@@ -1,7 +1,7 @@
 """`Redelivery(app)`: the two lines that install everything.
 
-It configures nothing early: it adds defaults below the app's own settings, two bootsteps, and a transport class to the connections
-that the app will open. The settings are read when they are first needed.
+It configures and finalises nothing early: it adds bootsteps, and a transport class to the connections that the app will open. The
+settings are read when they are first needed, and the tasks are looked at when a worker starts.
 """
 
 from __future__ import annotations
@@ -9,13 +9,16 @@ from __future__ import annotations
 import functools
 import random
 import threading
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from celery.exceptions import Ignore
 
 from redelivery.errors import BrokerError, ConfigurationError
+from redelivery.middleware.broker_url import check_before_start
 from redelivery.middleware.connections import install_connections
 from redelivery.middleware.decorator import options_of
+from redelivery.middleware.eviction import Bounds
 from redelivery.middleware.logs import log
 from redelivery.middleware.outbox import Outbox
 from redelivery.middleware.owner import Owner
@@ -24,53 +27,76 @@ from redelivery.middleware.tenacious import StrategyFailed, decide_with_tenacity
 from redelivery.middleware.transports.base import Answer
 from redelivery.middleware.transports.redis import RedisTransport
 from redelivery.settings import RedeliverySettings
+from redelivery.settings.general import read_general
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from celery import Celery
 
     from redelivery.middleware.decision import Decision, Failure
+    from redelivery.middleware.handling import Letter, LetterDecision
     from redelivery.middleware.options import Options
     from redelivery.middleware.transports.base import Held
     from redelivery.settings import RedeliveryPolicy
+
+    Handler = TypeVar("Handler", bound=Callable[[Letter], LetterDecision])
 
 __all__ = ["Redelivery"]
 
 #: Seconds that a stopping worker waits for transitions which the broker has not answered.
 DRAIN = 10.0
+#: Queues and tasks are few; this only bounds what strange names can make a producer remember.
+MOST_BOUNDS = 10_000
 
 
 class Redelivery:
     """Retries, dead letters, delays and outcomes for every task of a Celery app.
 
-    `settings` overrides `app.conf.redelivery`; both are mappings as `redelivery.settings` describes. A second `Redelivery` for the
-    same app is refused.
+    `settings` overrides `app.conf.redelivery`; both are mappings as `redelivery.settings` describes. `mode` overrides theirs:
+    `"observe"` records outcomes and the decisions that would be taken, and changes nothing. A second `Redelivery` for the same app
+    is refused.
     """
 
-    def __init__(self, app: Celery, settings: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        app: Celery,
+        settings: Mapping[str, Any] | None = None,
+        *,
+        mode: Literal["enforce", "observe"] | None = None,
+    ) -> None:
         if getattr(app, "redelivery", None) is not None:
             msg = f"Redelivery is installed on {app!r} already: keep one of the two calls"
             raise ConfigurationError(msg)
         self.app = app
         self.shares_process = False
         self.worker = ""
-        self.outbox = Outbox()
+        self.outbox = Outbox(on_aside=self._make_room)
         self._given = settings
+        self._mode = mode
+        self.letter_handlers: dict[str, str] = {}
         self._options: dict[str, Options | None] = {}
+        self._bounds: dict[tuple[str, str], Bounds | None] = {}
         self._owner: Owner | None = None
         self._lock = threading.RLock()
         app.redelivery = self
-        app.add_defaults({"task_acks_late": True, "task_reject_on_worker_lost": True})
         app.steps["consumer"].add("redelivery.middleware.ingress:Ingress")
         app.steps["consumer"].add("redelivery.workers.duties:Duties")
+        app.steps["consumer"].add("redelivery.workers.remote_control:RemoteControl")
         install_connections(app)
+        check_before_start(app)
 
     @functools.cached_property
     def settings(self) -> RedeliverySettings:
         """The settings, from the app's configuration, the environment and the TOML file. Raises `ConfigurationError`."""
         given = self._given if self._given is not None else self.app.conf.get("redelivery")
-        return RedeliverySettings.load(given)
+        settings = RedeliverySettings.load(given)
+        return settings if self._mode is None else replace(settings, mode=read_general("mode", self._mode, "Redelivery"))
+
+    @property
+    def enforces(self) -> bool:
+        """Whether the settings are carried out; false in `mode="observe"`."""
+        return self.settings.mode == "enforce"
 
     @functools.cached_property
     def transport(self) -> RedisTransport:
@@ -90,6 +116,16 @@ class Redelivery:
         options = None if task is None else self.options_of(task)
         return self.settings.policy_for(queue, task, decorator=None if options is None else options.fields).policy
 
+    def dead_letter_handler(self, *queues: str, **options: Any) -> Callable[[Handler], Handler]:
+        """Decorate the function that decides about the dead letters of these origin queues, in a worker that consumes their DLQ.
+
+        It is given a `redelivery.Letter`, and returns what the letter's `redrive`, `archive`, `discard` or `park` returned.
+        `options` are a Celery task's. Raises `ConfigurationError` where a queue has a handler already.
+        """
+        from redelivery.middleware.handling import dead_letter_handler  # noqa: PLC0415 - few apps have one
+
+        return dead_letter_handler(self, queues, options)
+
     def options_of(self, task: str) -> Options | None:
         """What the decorator of this task says; None where it has none, or where there is no such task."""
         if task not in self._options:
@@ -98,10 +134,35 @@ class Redelivery:
             self._options[task] = options_of(self.app.tasks[task])
         return self._options[task]
 
-    def decide(self, task: str, policy: RedeliveryPolicy, failure: Failure, **asked: Any) -> Decision:
+    @functools.cached_property
+    def keeps_time(self) -> bool:
+        """Whether any policy says how long messages live or how late they may run; where none does, none is asked on arrival."""
+        fields = ("max_time_to_live", "respect_time_to_live", "delivery_delay")
+        decorated = (self.options_of(name) for name in self.app.tasks)
+        rows = [*(row.fields for row in self.settings.rows), *(each.fields for each in decorated if each is not None)]
+        return any(name in row for row in rows for name in fields)
+
+    def bounds_of(self, queue: str, task: str) -> Bounds | None:
+        """What a publication of this task to this queue must keep to; None where there is nothing. Raises `ConfigurationError`."""
+        if not self.enforces:
+            return None
+        if (queue, task) not in self._bounds:
+            if len(self._bounds) >= MOST_BOUNDS:
+                self._bounds.clear()
+            self._bounds[queue, task] = Bounds.of(self.policy_for(queue), self.policy_for(queue, task))
+        return self._bounds[queue, task]
+
+    def strategies_of(self, queue: str, task: str) -> Options | None:
+        """What the decorator of this task says, but for the strategies that the settings' `override` for this queue beats."""
+        options = self.options_of(task)
+        if options is None or not options.has_strategy:
+            return options
+        return options.under(self.settings.policy_for(queue, task, decorator=options.fields).sources)
+
+    def decide(self, queue: str, task: str, policy: RedeliveryPolicy, failure: Failure, **asked: Any) -> Decision:
         """What follows from a failure of this task, by its strategies and its policy. `asked` is for `decide_with_tenacity`."""
         try:
-            decided = decide_with_tenacity(self.options_of(task), policy, failure, random=random, **asked)
+            decided = decide_with_tenacity(self.strategies_of(queue, task), policy, failure, random=random, **asked)
         except StrategyFailed as failed:
             log.exception("decision.failed", task=task)
             decided = failed.decision
@@ -116,32 +177,50 @@ class Redelivery:
         """A worker's consumer has connected: claim what it will hold; after a lost connection, say what it still holds."""
         with self._lock:
             self.worker = worker
+            if not self.enforces:
+                self._reach()
+                return
             if self._owner is None:
                 try:
                     self._owner = Owner(self.transport, worker)
                 except BrokerError as exc:  # as Celery's consumer knows it: it connects again
                     raise ConnectionError(str(exc)) from exc
             owner = self._owner
+            token = owner.token
             if not owner.is_alive():
-                owner.begin()
+                owner.begin(token)
                 return
         keep, suspects = self._standing(owner)
         for held in suspects:
-            recover(self, held, was_started=False, worker=worker, now_ms=owner.now_ms())
+            recover(self, held, started=None, worker=worker, now_ms=owner.now_ms())
             owner.held.pop(held.tag, None)
         given_back = owner.release(keep | self.outbox.tags())
         log.info("owner.reconnected", worker=worker, holds=len(keep), suspects=len(suspects), given_back=given_back)
 
+    def _reach(self) -> None:
+        """Where we only observe: the client that records is there."""
+        try:
+            self.transport  # noqa: B018 - it is made when it is first asked for
+        except BrokerError as exc:
+            raise ConnectionError(str(exc)) from exc
+
     def end(self) -> None:
         """The worker stops: wait for what the broker has not answered, then give back what has not run."""
+        from celery.worker import state  # noqa: PLC0415 - a producer needs no worker's modules
+
         owner = self._owner
         if owner is None:
+            self.outbox.drain(DRAIN)
             return
         if not self.outbox.drain(DRAIN):
             log.error("outbox.abandoned", waiting=len(self.outbox), why="the broker does not answer; the lease will end")
             return
         running, suspects = self._standing(owner)
-        given_back = owner.release(keep=running | {each.tag for each in suspects})
+        cut_off = [each for each in suspects if state.should_terminate or each.request.time_start is not None]
+        for held in cut_off:  # by a cold shutdown: they have begun, or may have
+            recover(self, held, started=None, worker=self.worker, now_ms=owner.now_ms())
+            owner.held.pop(held.tag, None)
+        given_back = owner.release(keep=running | self.outbox.tags())
         if owner.held:
             log.warning(
                 "owner.stopped", worker=self.worker, running=len(owner.held), why="tasks were still running; the lease will end"
@@ -150,6 +229,10 @@ class Redelivery:
             self.transport.unregister(owner.token)
         log.info("owner.released", worker=self.worker, given_back=given_back)
         self._owner = None
+
+    def _make_room(self, tag: str) -> None:
+        if self._owner is not None:
+            self._owner.make_room(tag)
 
     @staticmethod
     def _standing(owner: Owner) -> tuple[set[str], list[Held]]:

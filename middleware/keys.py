@@ -96,7 +96,7 @@ class Keys:
 
     @property
     def starts(self) -> str:
-        """Hash: tag → when it was started (milliseconds), of messages that a crash has touched."""
+        """Hash: tag → when it was started (milliseconds), of messages that a crash has touched, or acknowledged early."""
         return self._own("starts")
 
     def received(self, token: str) -> str:
@@ -129,6 +129,11 @@ class Keys:
     def dispatcher(self) -> str:
         """String with a time to live: the token of the leading dispatcher."""
         return self._own("dispatcher")
+
+    @property
+    def letter_keeper(self) -> str:
+        """String with a time to live: the token of the worker that keeps the dead letters within their bounds."""
+        return self._own("letter_keeper")
 
     @property
     def wake(self) -> str:

@@ -15,7 +15,7 @@ import functools
 import inspect
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -43,6 +43,9 @@ PARTS = ("retries", "stops", "strategies", "wait_funcs")
 
 #: What `wait` replaces.
 DELAYS = ("redelivery_delay", "redelivery_delay_multiplier", "max_redelivery_delay", "redelivery_collision_avoidance_factor")
+
+#: What `stop` replaces.
+LIMITS = ("max_delivery_attempts", "max_age")
 
 #: Tenacity's other arguments, why they are refused, and what to do instead.
 HOOKS: Mapping[str, str] = {
@@ -93,6 +96,16 @@ class Options:
     def has_strategy(self) -> bool:
         """Whether a strategy of tenacity's must be asked."""
         return self.wait is not None or self.stop is not None or self.retry is not None
+
+    def under(self, sources: Mapping[str, str]) -> Options:
+        """These options where the settings' `override` speaks of the same thing: the strategy gives way to it.
+
+        `sources` says where each field of the merged policy came from.
+        """
+        overridden = {key for key, origin in sources.items() if origin.startswith("override.")}
+        wait = None if overridden.intersection(DELAYS) else self.wait
+        stop = None if overridden.intersection(LIMITS) else self.stop
+        return self if wait is self.wait and stop is self.stop else replace(self, wait=wait, stop=stop)
 
 
 def _refuse_unusable(key: str, strategy: Any) -> None:

@@ -1,9 +1,16 @@
-"""The outbox: transitions that the broker has not answered yet, in the order in which they were asked for.
+"""The outbox: transitions that the broker has not carried out yet.
 
-A transition is tried at once. Where the broker does not answer, or is not able to (it loads, fails over, is read-only), it waits
-here, and a native thread asks again until there is an answer: a task that has succeeded while the broker was away is not run twice
-for it. Every later transition waits behind it, so that their order stays. What waits here dies with the process; its messages are
-then still held on the broker, under a lease that ends, and are delivered again.
+A transition is tried at once. What becomes of one that fails depends on who is at fault:
+
+- The broker is not able to, now (it does not answer, loads, fails over, is read-only or full): the transition waits *in line*, and
+  a native thread asks again until there is an answer, so that a task which has succeeded while the broker was away is not run twice
+  for it. Every later transition waits behind it: their order stays.
+- The broker will not (a key of another type, a command that the user may not use), or the transition itself is at fault: it is put
+  *aside*, with an error line, and tried again by itself, ever more seldom, until somebody has mended what is wrong. It blocks
+  nobody: the message's place in the prefetch window is given back, but for those beyond the first thousand.
+
+What waits here dies with the process; its messages are then still held on the broker, under a lease that ends, and are delivered
+again.
 """
 
 from __future__ import annotations
@@ -11,9 +18,10 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from redis.exceptions import RedisError
+from redis import exceptions
 
 from redelivery.middleware.logs import log
 
@@ -25,69 +33,167 @@ if TYPE_CHECKING:
     Transition = Callable[[], Answer]
     Then = Callable[[Answer], None]
 
-__all__ = ["Outbox"]
+__all__ = ["Outbox", "is_not_now"]
 
+#: Seconds between two askings: of the head of the line, and of what was put aside.
 FIRST_WAIT, LONGEST_WAIT = 0.05, 2.0
+FIRST_ASIDE, LONGEST_ASIDE = 1.0, 60.0
+MOST_ASIDE = 1000
+NOT_NOW = (
+    OSError,
+    exceptions.ConnectionError,
+    exceptions.TimeoutError,
+    exceptions.ReadOnlyError,
+    exceptions.OutOfMemoryError,
+    exceptions.ClusterDownError,
+    exceptions.TryAgainError,
+    exceptions.MasterDownError,
+)
+#: The same where redis-py has no class for it: the first word of the server's answer.
+NOT_NOW_CODES = ("BUSY", "LOADING", "READONLY", "OOM", "CLUSTERDOWN", "TRYAGAIN", "MASTERDOWN", "MISCONF", "NOREPLICAS", "NOTREADY")
+
+
+@dataclass(slots=True, eq=False)
+class Pending:
+    """A transition that was put aside, and when it is tried again (monotonic seconds)."""
+
+    tag: str
+    transition: Transition
+    then: Then
+    wait: float
+    at: float
 
 
 class Outbox:
-    """Carries transitions out, once each, in order."""
+    """Carries transitions out, once each; in order, but for those that the broker will not carry out."""
 
-    def __init__(self) -> None:
-        self._waiting: deque[tuple[str, Transition, Then]] = deque()
+    def __init__(self, on_aside: Callable[[str], None] = lambda _: None) -> None:
+        self._on_aside = on_aside
+        self._line: deque[tuple[str, Transition, Then]] = deque()
+        self._aside: list[Pending] = []
         self._lock = threading.RLock()
         self._thread: threading.Thread | None = None
-        self._stopped = threading.Event()
+        self._news = threading.Event()
+        self._wait, self._failures, self._ask_at = FIRST_WAIT, 0, 0.0
 
     def __len__(self) -> int:
-        return len(self._waiting)
+        return len(self._line) + len(self._aside)
 
     def tags(self) -> set[str]:
-        """The tags of the messages whose transitions wait."""
+        """The tags of the messages whose transitions are not carried out yet."""
         with self._lock:
-            return {tag for tag, _, _ in self._waiting}
+            return {tag for tag, _, _ in self._line} | {each.tag for each in self._aside}
 
     def carry_out(self, tag: str, transition: Transition, then: Then) -> None:
-        """Try the transition now; unanswered, or with others waiting, it is put in line. `then` gets the answer, here or later."""
-        if not self._waiting:
+        """Try the transition now; with others in line it is put behind them. `then` gets the answer, here or later."""
+        if not self._line:
             try:
                 answer = transition()
-            except (RedisError, OSError) as exc:
+            except Exception as exc:  # noqa: BLE001 - whatever it is, the message is still held
+                if not is_not_now(exc):
+                    self._put_aside(tag, transition, then, exc)
+                    return
                 log.warning("transition.postponed", tag=tag, error=str(exc))
             else:
                 then(answer)
                 return
         with self._lock:
-            self._waiting.append((tag, transition, then))
-            if self._thread is None or not self._thread.is_alive():
-                self._thread = threading.Thread(target=self._run, name="redelivery-outbox", daemon=True)
-                self._thread.start()
+            self._line.append((tag, transition, then))
+            self._see_to_it()
 
     def drain(self, seconds: float) -> bool:
-        """Wait until nothing waits any more, at most this long; False where something still does."""
+        """Wait until nothing is in line any more, at most this long; False where something still is."""
         deadline = time.monotonic() + seconds
-        while self._waiting and time.monotonic() < deadline:
-            self._stopped.wait(0.02)
-        return not self._waiting
+        while self._line and time.monotonic() < deadline:
+            time.sleep(0.02)  # at the end of a worker's life, when nothing else is left to do
+        return not self._line
+
+    def _see_to_it(self) -> None:
+        self._news.set()
+        if self._thread is None or not self._thread.is_alive():
+            self._thread = threading.Thread(target=self._run, name="redelivery-outbox", daemon=True)
+            self._thread.start()
+
+    def _put_aside(self, tag: str, transition: Transition, then: Then, exc: Exception) -> None:
+        with self._lock:
+            self._aside.append(Pending(tag, transition, then, FIRST_ASIDE, time.monotonic() + FIRST_ASIDE))
+            self._see_to_it()
+        self._complain(tag, exc, FIRST_ASIDE)
+        if len(self._aside) <= MOST_ASIDE:
+            self._on_aside(tag)
+
+    def _complain(self, tag: str, exc: Exception, wait: float) -> None:
+        error = f"{type(exc).__name__}: {exc}"
+        log.error("transition.failed", tag=tag, error=error, again_in=wait, waiting=len(self._aside))
 
     def _run(self) -> None:
-        wait, failures = FIRST_WAIT, 0
         while True:
+            self._news.clear()
             with self._lock:
-                if not self._waiting:
+                if not self._line and not self._aside:
                     self._thread = None
                     return
-                tag, transition, then = self._waiting[0]
+            self._news.wait(self._step())
+
+    def _step(self) -> float:
+        """Try what is to be tried; the seconds until there is something to try again."""
+        while self._line and self._ask_at <= time.monotonic():
+            self._ask_head()
+        with self._lock:
+            due = [each for each in self._aside if each.at <= time.monotonic()]
+        self._ask_aside(due)
+        with self._lock:
+            times = [each.at for each in self._aside] + ([self._ask_at] if self._line else [])
+        return max(min(times) - time.monotonic(), 0.0) if times else 0.0
+
+    def _ask_head(self) -> None:
+        tag, transition, then = self._line[0]
+        try:
+            answer = transition()
+        except Exception as exc:  # noqa: BLE001 - as in `carry_out`
+            if is_not_now(exc):
+                self._failures += 1
+                if self._failures % 20 == 1:
+                    log.warning("outbox.waiting", waiting=len(self), tag=tag, error=str(exc))
+                self._ask_at = time.monotonic() + self._wait
+                self._wait = min(self._wait * 2, LONGEST_WAIT)
+                return
+            self._put_aside(tag, transition, then, exc)
+        else:
+            _tell(then, answer, tag)
+        with self._lock:
+            self._line.popleft()
+        self._wait, self._failures, self._ask_at = FIRST_WAIT, 0, 0.0
+
+    def _ask_aside(self, due: list[Pending]) -> None:
+        """Try each of them once; one error line for all, because they mostly fail for one cause."""
+        is_told = False
+        for each in due:
             try:
-                answer = transition()
-            except (RedisError, OSError) as exc:
-                failures += 1
-                if failures % 20 == 1:
-                    log.warning("outbox.waiting", waiting=len(self._waiting), tag=tag, error=str(exc))
-                self._stopped.wait(wait)
-                wait = min(wait * 2, LONGEST_WAIT)
+                answer = each.transition()
+            except Exception as exc:  # noqa: BLE001 - as in `carry_out`
+                each.wait = min(each.wait * 2, LONGEST_ASIDE)
+                each.at = time.monotonic() + each.wait
+                if is_not_now(exc):
+                    return  # the others would wait for the same broker
+                if not is_told:
+                    self._complain(each.tag, exc, each.wait)
+                    is_told = True
                 continue
-            wait, failures = FIRST_WAIT, 0
-            then(answer)
             with self._lock:
-                self._waiting.popleft()
+                self._aside.remove(each)
+            _tell(each.then, answer, each.tag)
+
+
+def is_not_now(exc: BaseException) -> bool:
+    """Whether this failure is the broker's for now: the same transition may be carried out a little later."""
+    if isinstance(exc, NOT_NOW):
+        return True
+    return isinstance(exc, exceptions.RedisError) and str(exc).startswith(NOT_NOW_CODES)
+
+
+def _tell(then: Then, answer: Answer, tag: str) -> None:
+    try:
+        then(answer)
+    except Exception:  # noqa: BLE001 - the transition is carried out, and the thread must go on
+        log.exception("transition.unheard", tag=tag)

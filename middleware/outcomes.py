@@ -168,12 +168,22 @@ ENTRY: tuple[str, ...] = ("t", "o", "g", "n", "q", "r", "a", "d", "l", "u", "w",
 _OUTCOMES = frozenset(Outcome)
 
 
+MOST = 2**63
+
+
 def _number(value: int | None) -> str:
-    return "" if value is None else str(value)
+    """As it is recorded; nothing where a message says what the books cannot hold (64 bits)."""
+    return str(int(value)) if isinstance(value, int) and -MOST <= value < MOST else ""
 
 
 def _integer(value: str | None) -> int | None:
-    return int(value) if value else None
+    if not value:
+        return None
+    try:
+        return int(value)
+    except ValueError as exc:
+        msg = f"outcome log entry with {value[:40]!r} for a number: it was not written by redelivery"
+        raise EnvelopeError(msg) from exc
 
 
 def _text(value: bytes | str) -> str:

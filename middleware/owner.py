@@ -13,6 +13,10 @@ import time
 import uuid
 from typing import TYPE_CHECKING
 
+from redis.exceptions import ResponseError
+
+from redelivery.middleware.logs import log
+
 if TYPE_CHECKING:
     from redelivery.middleware.transports.base import Held
     from redelivery.middleware.transports.redis import RedisTransport
@@ -30,22 +34,33 @@ class Owner:
         self.token = ""
         self.calls = 0
         self._offset_ms = 0.0
-        self._lock = threading.Lock()
+        self._beginning = threading.Lock()
 
-    def begin(self) -> None:
-        """Take a new token, and open its lease."""
-        token = uuid.uuid4().hex
-        self.transport.register(token, {"worker": self.worker, "pid": os.getpid(), "since": self.transport.now_ms()})
-        with self._lock:
-            self.token, self.calls = token, 0
+    def begin(self, instead_of: str) -> None:
+        """Take a new token, and open its lease, unless another thread has done so: more than one may find out that it is gone.
+
+        `instead_of` is the token that was lost. One whose registration is not answered holds nothing, and its lease ends by itself.
+        """
+        with self._beginning:
+            if self.token != instead_of:
+                return
+            token = uuid.uuid4().hex
+            self.transport.register(token, {"worker": self.worker, "pid": os.getpid(), "since": self.transport.now_ms()})
+            self.calls = 0
+            self.token = token
 
     def is_alive(self) -> bool:
         """Renew the lease; False where the token has been fenced."""
         return bool(self.token) and self.transport.renew(self.token)
 
     def holds(self, tag: str) -> bool:
-        """Whether this tag was minted under the token that the owner has now."""
-        return tag.startswith(self.token)
+        """Whether this tag was minted under the token that the owner has now, or by kombu, which knows no tokens."""
+        return tag.startswith(self.token) or not self.has_minted(tag)
+
+    @staticmethod
+    def has_minted(tag: str) -> bool:
+        """Whether this tag is an owner's, under a lease, and not kombu's own."""
+        return ":" in tag
 
     def saw_server_time(self, now_ms: int) -> None:
         """Remember what the server's clock said just now."""
@@ -59,9 +74,15 @@ class Owner:
 
     def drop(self, tag: str) -> None:
         """Its transition has been answered: the message is no longer held."""
-        held = self.held.pop(tag, None)
+        self.make_room(tag)
+        self.held.pop(tag, None)
+
+    def make_room(self, tag: str) -> None:
+        """Give a message's place in the prefetch window back, once; it stays held."""
+        held = self.held.get(tag)
         if held is not None:
-            held.release_credit()
+            held.release_credit, release_credit = _nothing, held.release_credit
+            release_credit()
 
     def release(self, keep: set[str]) -> int:
         """Give back, uncounted, whatever the broker says this owner holds, but for the tags to `keep`. Returns how many went back.
@@ -72,7 +93,16 @@ class Owner:
         count = 0
         tags = list(given)
         for at in range(0, len(tags), 500):
-            count += self.transport.release([given[tag] for tag in tags[at : at + 500]])
-        for tag in given:
-            self.held.pop(tag, None)
+            page = tags[at : at + 500]
+            try:
+                count += self.transport.release([given[tag] for tag in page])
+            except ResponseError as exc:
+                log.error("release.refused", error=str(exc), why="what could not go back stays held until the lease ends")
+                continue
+            for tag in page:
+                self.held.pop(tag, None)
         return count
+
+
+def _nothing() -> None:
+    pass

@@ -22,7 +22,7 @@ class RedeliverAfter(Exception):
     `ConfigurationError` for a delay that is no duration.
     """
 
-    def __init__(self, delay: float | timedelta, *, detail: str = "") -> None:
+    def __init__(self, delay: float | timedelta, detail: str = "") -> None:
         self.delay: float = duration("RedeliverAfter's delay", delay)
         self.detail = detail
         super().__init__(self.delay, detail)

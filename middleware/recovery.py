@@ -2,21 +2,26 @@
 
 Its start was recorded: the crash counts against it, and its policy decides, as after any failure, with reason `worker_lost`. It was
 not: nobody can tell whether it ran, so nothing is counted; it goes back to where it was taken from, as a suspect, and from now on
-its starts are recorded. Either way the books learn that it may have run twice.
+its starts are recorded. Either way the books learn that it may have run twice. It was acknowledged before it ran
+(`acks_late=False`): it has died, and nobody runs it again.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from redelivery.errors import EnvelopeError
 from redelivery.middleware import decision
-from redelivery.middleware.departure import about, burial
+from redelivery.middleware.departure import about, burial, resting_place
 from redelivery.middleware.envelope import Attempt, Envelope, Failed, eligible_of, opened, redelivered, sealed
+from redelivery.middleware.failure import tell_failure
 from redelivery.middleware.outcomes import Outcome, Reason
 from redelivery.middleware.transports.base import Answer
+from redelivery.middleware.transports.redis import ACCEPTED
 
 if TYPE_CHECKING:
+    from redelivery.middleware.decision import Decision
     from redelivery.middleware.install import Redelivery
     from redelivery.middleware.outcomes import Event
     from redelivery.middleware.transports.base import Held
@@ -26,14 +31,22 @@ __all__ = ["recover"]
 LOST = Failed(type="celery.exceptions.WorkerLostError", message="the worker that held the message died", fingerprint="worker-lost")
 
 
-def recover(install: Redelivery, held: Held, *, was_started: bool, worker: str, now_ms: int) -> Answer:
-    """Give one message of a dead worker a future. A repeat is harmless: what has left already answers `ALREADY` or `REFUSED`."""
+def recover(install: Redelivery, held: Held, *, started: str | None, worker: str, now_ms: int) -> Answer:
+    """Give one message of a dead worker a future; `started` says how its start was recorded (`RedisTransport.started`).
+
+    A repeat is harmless: what has left already answers `ALREADY` or `REFUSED`.
+    """
     transport = install.transport
     try:
         message = opened(held.raw)
     except EnvelopeError:
         return Answer.DONE if transport.release([held]) else Answer.ALREADY
-    if was_started:
+    is_letter = Envelope.of(message["headers"]).is_letter  # its life has ended: what its handler does is no step of it
+    if is_letter:
+        held = replace(held, list_name=transport.keys.list_name(held.queue))  # letters lie in one list, whatever their priority
+    if started == ACCEPTED:
+        return _lost(install, held, message, worker, now_ms)
+    if started is not None:
         return _counted(install, held, message, worker, now_ms)
     again = redelivered(message, held.queue, seen_ms=now_ms, attempt=None, suspect=True)
     event = _event(message["headers"], held, Outcome.REDELIVERY_SCHEDULED, worker, delay_ms=0)
@@ -42,7 +55,7 @@ def recover(install: Redelivery, held: Held, *, was_started: bool, worker: str, 
         held.list_name,
         sealed(again),
         task_id=event.task_id,
-        event=event,
+        event=None if is_letter else event,
         delay_ms=0,
         first=True,
     )
@@ -54,13 +67,13 @@ def _counted(install: Redelivery, held: Held, message: dict[str, Any], worker: s
     policy = install.policy_for(held.queue, str(headers.get("task")))
     first_seen = now_ms if envelope.first_seen_ms is None else envelope.first_seen_ms
     failure = decision.Failure(
-        attempt=envelope.attempt + 1,
+        attempt=(envelope.handled if envelope.is_letter else envelope.attempt) + 1,
         age=max(now_ms - first_seen, 0) / 1000,
         cause=Reason.WORKER_LOST,
         eligible=eligible_of(headers),
     )
     waited = sum(each.get("delay") or 0 for each in envelope.attempts) / 1000
-    decided = install.decide(str(headers.get("task")), policy, failure, idle_for=waited)
+    decided = install.decide(held.queue, str(headers.get("task")), policy, failure, idle_for=waited)
     if isinstance(decided, decision.Redeliver):
         delay_ms = round(decided.delay * 1000)
         attempt = Attempt(at_ms=now_ms, worker=worker, exception=f"{LOST.type}: {LOST.message}", delay_ms=delay_ms)
@@ -72,10 +85,29 @@ def _counted(install: Redelivery, held: Held, message: dict[str, Any], worker: s
             held.list_name,
             sealed(again),
             task_id=event.task_id,
-            event=event,
+            event=None if envelope.is_letter else event,
             delay_ms=delay_ms,
         )
-    target = policy.dead_letter_queue_for(held.queue) if isinstance(decided, decision.DeadLetter) else None
+    return _buried(install, held, message, decided, worker, now_ms)
+
+
+def _lost(install: Redelivery, held: Held, message: dict[str, Any], worker: str, now_ms: int) -> Answer:
+    """It was acknowledged before its task ran (`acks_late=False`): nobody may run it again, but its end is recorded."""
+    headers = message["headers"]
+    policy = install.policy_for(held.queue, str(headers.get("task")))
+    ending = decision.ending(policy, Reason.WORKER_LOST, "acknowledged before it ran", eligible=eligible_of(headers))
+    return _buried(install, held, message, ending, worker, now_ms)
+
+
+def _buried(  # noqa: PLR0917 - the facts of one message
+    install: Redelivery, held: Held, message: dict[str, Any], decided: Decision, worker: str, now_ms: int
+) -> Answer:
+    assert not isinstance(decided, decision.Redeliver)  # noqa: S101 - the callers have looked
+    transport, headers = install.transport, message["headers"]
+    policy = install.policy_for(held.queue, str(headers.get("task")))
+    wanted = policy.dead_letter_queue_for(held.queue) if isinstance(decided, decision.DeadLetter) else None
+    place = resting_place(Envelope.of(headers), held.queue, wanted, policy)
+    target = place.target
     outcome = Outcome.DISCARDED if target is None else Outcome.DEAD_LETTERED
     transition = burial(
         transport,
@@ -88,8 +120,13 @@ def _counted(install: Redelivery, held: Held, message: dict[str, Any], worker: s
         attempt=Attempt(at_ms=now_ms, worker=worker, exception=f"{LOST.type}: {LOST.message}"),
         failed=LOST,
         detail=decided.detail,
+        must_exist=not policy.auto_create_dead_letter_resources,
+        parked=place.parked,
     )
-    return transition()
+    answer = transition()
+    if answer is Answer.DONE and not Envelope.of(headers).is_letter:  # whoever else recovers it tells of it no second time
+        tell_failure(install.app, message, Reason.WORKER_LOST, LOST.message)
+    return answer
 
 
 def _event(headers: dict[str, Any], held: Held, outcome: Outcome, worker: str, **facts: Any) -> Event:

@@ -5,19 +5,21 @@ A script's text is its file in `middleware/lua/`, behind the shared pieces that 
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, lru_cache
 from hashlib import sha1
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
-from redis.exceptions import NoScriptError
+from redis.exceptions import NoScriptError, ResponseError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from redis import Redis
 
-__all__ = ["Script"]
+    from redelivery.middleware.replicas import Replicas
+
+__all__ = ["Script", "packed"]
 
 
 @cache
@@ -34,6 +36,10 @@ def _file(name: str) -> str:
     return files("redelivery.middleware.lua").joinpath(f"{name}.lua").read_text("utf-8")
 
 
+#: What these write is asked for again every second, or is a copy of what a lost message comes back from: no replica is waited for.
+UNCONFIRMED = frozenset({"lead", "renew", "fence", "promote", "bound"})
+
+
 class Script:
     """One script: called by its digest, loaded where the server does not know it (after a restart, say)."""
 
@@ -44,7 +50,55 @@ class Script:
 
     def __call__(self, client: Redis, keys: Sequence[str], args: Sequence[Any]) -> Any:
         """Run it. Raises whatever redis-py raises; a script that the server refused has changed nothing."""
+        replicas = None if self.name in UNCONFIRMED else getattr(client, "replicas", None)
         try:
-            return client.execute_command("EVALSHA", self.sha, len(keys), *keys, *args)
+            return _answer(client, packed(self.sha, keys, args), replicas)
         except NoScriptError:
-            return client.execute_command("EVAL", self.text, len(keys), *keys, *args)
+            client.script_load(self.text)
+            return _answer(client, packed(self.sha, keys, args), replicas)
+
+
+def packed(sha: str, keys: Sequence[str], args: Sequence[Any]) -> bytes:
+    """The call of a script as it goes over the wire.
+
+    A script has some thirty arguments: redis-py's packing, which looks at each one anew, takes longer than the server does. The
+    names are mostly the same ones, so they are remembered packed.
+    """
+    parts = [b"*%d\r\n" % (3 + len(keys) + len(args)), _packed_names(sha, tuple(keys))]
+    for each in args:
+        value = each if isinstance(each, bytes) else str(each).encode()
+        parts.append(b"$%d\r\n%b\r\n" % (len(value), value))
+    return b"".join(parts)
+
+
+@lru_cache(1024)
+def _packed_names(sha: str, keys: tuple[str, ...]) -> bytes:
+    values = [each.encode() for each in ("EVALSHA", sha, str(len(keys)), *keys)]
+    return b"".join(b"$%d\r\n%b\r\n" % (len(value), value) for value in values)
+
+
+def _answer(client: Redis, command: bytes, replicas: Replicas | None) -> Any:
+    """Send a packed command on a connection of the client's, and read the answer; tried again as the client says.
+
+    `WAIT` asks about what its own connection has written, so it goes behind the command on the same one.
+    """
+    pool = client.connection_pool
+    connection = pool.get_connection()
+
+    def ask() -> Any:
+        if replicas is None:
+            connection.send_packed_command([command])
+            return connection.read_response()
+        connection.send_packed_command([command, replicas.question])
+        try:
+            answer = connection.read_response()
+        except ResponseError:
+            connection.read_response()
+            raise
+        replicas.heard(connection.read_response())
+        return answer
+
+    try:
+        return connection.retry.call_with_retry(ask, lambda _: connection.disconnect())
+    finally:
+        pool.release(connection)

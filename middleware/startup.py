@@ -8,78 +8,92 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import kombu
+
 from redelivery.errors import ConfigurationError
 from redelivery.middleware.logs import log
-from redelivery.settings import RedeliveryPolicy
+from redelivery.middleware.transports.fallback import KNOWN, is_known
+from redelivery.settings import UNLIMITED
 
 if TYPE_CHECKING:
     from celery.worker.consumer import Consumer
 
     from redelivery.middleware.install import Redelivery
+    from redelivery.settings import RedeliveryPolicy
 
-__all__ = ["announce", "check_dead_letter_queues", "check_policies"]
+__all__ = ["announce", "check_dead_letter_queues", "check_policies", "summary"]
 
-#: Settings that are read and checked, and that nothing acts on yet; whoever sets one is told.
-NOT_ENFORCED = (
-    "auto_delete_dead_letter_resources",
-    "delivery_delay",
-    "max_length",
-    "max_time_to_live",
-    "overflow",
-    "respect_time_to_live",
-)
+_KNOWN = " and ".join(".".join(map(str, each)) for each in KNOWN)
 
 
 def check_policies(install: Redelivery) -> None:
     """Build the policy of every task on every queue that the app consumes."""
-    if install.settings.mode != "enforce":
-        msg = f"mode {install.settings.mode!r} is not available in this version: leave `mode` out, or do not install Redelivery yet"
-        raise ConfigurationError(msg)
     for queue in install.app.amqp.queues.consume_from:
         for task in install.app.tasks:
             install.policy_for(queue, task).dead_letter_queue_for(queue)
 
 
 def check_dead_letter_queues(install: Redelivery) -> None:
-    """Look for the dead-letter queues that may not be made on the way."""
+    """Look for the dead-letter queues that may not be made on the way; where we only observe, none is needed."""
+    if not install.enforces:
+        return
     client, keys = install.transport.client, install.transport.keys
     for queue in install.app.amqp.queues.consume_from:
-        policy = install.policy_for(queue)
-        target = policy.dead_letter_queue_for(queue)
-        if target is None or policy.auto_create_dead_letter_resources:
-            continue
-        if not client.exists(keys.list(target), keys.bindings(target)) and not client.hexists(keys.dead_letter_queues, target):
-            msg = (
-                f"queue {queue!r}: its dead-letter queue {target!r} does not exist, and auto_create_dead_letter_resources is off;"
-                f" declare the queue {target!r} (kombu: Queue({target!r}).declare()), or let it be created"
-            )
-            raise ConfigurationError(msg)
+        for target in _required(install, queue):
+            if not client.exists(keys.list(target), keys.bindings(target)):
+                words = f"Queue({target!r}, Exchange({target!r}), routing_key={target!r})(channel).declare()"
+                msg = (
+                    f"queue {queue!r}: dead-letter queue {target!r} does not exist, and auto_create_dead_letter_resources is off; "
+                    f"declare it (kombu: {words}), or let it be created"
+                )
+                raise ConfigurationError(msg)
 
 
-def _warn_of_what_is_not_enforced(install: Redelivery) -> None:
-    default = RedeliveryPolicy()
-    for queue in install.app.amqp.queues.consume_from:
-        policy = install.policy_for(queue)
-        names = [name for name in NOT_ENFORCED if getattr(policy, name) != getattr(default, name)]
-        if names:
-            log.warning("setting.not_enforced", queue=queue, settings=",".join(names), why="this version reads it and does nothing")
-    if install.settings.wait_replicas:
-        log.warning("setting.not_enforced", queue="", settings="wait_replicas", why="this version reads it and does nothing")
+def _required(install: Redelivery, queue: str) -> list[str]:
+    """Where the dead letters and the expired of this queue go, by the policies of all its tasks, and may not be made on the way."""
+    policies = [install.policy_for(queue), *(install.policy_for(queue, task) for task in install.app.tasks)]
+    closed = [policy for policy in policies if policy.enabled and not policy.auto_create_dead_letter_resources]
+    targets = [find(queue) for policy in closed for find in (policy.dead_letter_queue_for, policy.expiry_queue_for)]
+    return sorted({target for target in targets if target is not None})
 
 
-def announce(install: Redelivery, consumer: Consumer) -> None:
-    """Say which broker, which guarantees, which queues and where their dead letters go."""
+def announce(install: Redelivery, consumer: Consumer, *, is_ours: bool) -> None:
+    """Say which broker, which guarantees, which policies, and where the dead letters go; `is_ours` is who receives."""
     queues = list(install.app.amqp.queues.consume_from)
-    _warn_of_what_is_not_enforced(install)
+    policies = {queue: install.policy_for(queue) for queue in queues}
+    if install.enforces and not is_known():
+        why = f"known are {_KNOWN}; messages are received by kombu's own receive"
+        log.warning("kombu.unknown", version=kombu.__version__, why=why)
+    early = sorted(name for name, task in install.app.tasks.items() if not task.acks_late)
     log.info(
         "worker.started",
         worker=consumer.hostname,
+        mode=install.settings.mode,
         broker=consumer.connection.as_uri(),
-        guarantees="at least once, each transition atomic",
+        guarantees=_guarantees(install, is_ours=is_ours),
+        received_by="redelivery" if is_ours else "kombu",
         queues=",".join(queues),
-        dead_letter_queues=",".join(
-            install.policy_for(queue).dead_letter_queue_for(queue) or "none: discarded" for queue in queues
-        ),
-        acknowledged_early=",".join(sorted(name for name, task in install.app.tasks.items() if not task.acks_late)) or "none",
-        max_delivery_attempts=",".join(str(install.policy_for(queue).max_delivery_attempts) for queue in queues),
+        dead_letter_queues=",".join(policies[queue].dead_letter_queue_for(queue) or "none: discarded" for queue in queues),
+        acknowledged_early=(",".join(early) or "none") if install.enforces else "as the app says",
+        max_delivery_attempts=",".join(str(policy.max_delivery_attempts) for policy in policies.values()),
+        policies="; ".join(f"{queue}: {summary(policy)}" for queue, policy in policies.items()),
+        not_enabled=",".join(queue for queue, policy in policies.items() if not policy.enabled) or "none",
     )
+
+
+def _guarantees(install: Redelivery, *, is_ours: bool) -> str:
+    if not install.enforces:
+        return "Celery's own: observed, nothing is changed"
+    if not is_ours:
+        return "each transition atomic; kombu's own receive may lose what a crash interrupts"
+    return "at least once, each transition atomic"
+
+
+def summary(policy: RedeliveryPolicy) -> str:
+    """A policy in a few words, for a line of the log or a table."""
+    if not policy.enabled:
+        return "not enabled"
+    limit = "no limit" if policy.max_delivery_attempts == UNLIMITED else f"{policy.max_delivery_attempts} attempts"
+    if not policy.redelivery_delay:
+        return f"{limit}, at once"
+    return f"{limit}, {policy.redelivery_delay:g} s x {policy.redelivery_delay_multiplier:g} up to {policy.cap:g} s"

@@ -5,12 +5,18 @@ Two lines install it: `from redelivery import Redelivery`, and `Redelivery(app)`
 
 from __future__ import annotations
 
-from redelivery import errors
-from redelivery.middleware.decorator import redeliver
-from redelivery.middleware.install import Redelivery
-from redelivery.middleware.outcomes import Outcome, Reason
-from redelivery.middleware.raised import DeadLetter, RedeliverAfter
-from redelivery.settings import RedeliveryPolicy, RedeliverySettings
+from typing import TYPE_CHECKING
+
+from redelivery.lazily import lazily
+
+if TYPE_CHECKING:
+    from redelivery import errors
+    from redelivery.middleware.decorator import redeliver
+    from redelivery.middleware.handling import Letter
+    from redelivery.middleware.install import Redelivery
+    from redelivery.middleware.outcomes import Outcome, Reason
+    from redelivery.middleware.raised import DeadLetter, RedeliverAfter
+    from redelivery.settings import RedeliveryPolicy, RedeliverySettings
 
 __all__ = [
     # install and configure
@@ -21,8 +27,33 @@ __all__ = [
     # for a task to raise
     "DeadLetter",
     "RedeliverAfter",
+    # for a dead-letter handler
+    "Letter",
     # what is recorded
     "Outcome",
     "Reason",
     "errors",
 ]
+
+# The pytest plugin (`redelivery.testing`) is loaded by every run of pytest where this package is installed: it must not import
+# Celery for a suite that never asks for a worker. Type checkers know the names from above, and refuse others.
+if not TYPE_CHECKING:
+    __getattr__ = lazily(
+        __name__,
+        {
+            "Redelivery": "redelivery.middleware.install",
+            "RedeliveryPolicy": "redelivery.settings",
+            "RedeliverySettings": "redelivery.settings",
+            "redeliver": "redelivery.middleware.decorator",
+            "DeadLetter": "redelivery.middleware.raised",
+            "Letter": "redelivery.middleware.handling",
+            "RedeliverAfter": "redelivery.middleware.raised",
+            "Outcome": "redelivery.middleware.outcomes",
+            "Reason": "redelivery.middleware.outcomes",
+            "errors": "redelivery.errors",
+        },
+    )
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

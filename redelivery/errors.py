@@ -8,6 +8,7 @@ __all__ = [
     "ConfigurationError",
     "EnvelopeError",
     "InputError",
+    "QueueFull",
     "RedeliveryError",
     "RedriveError",
 ]
@@ -35,6 +36,10 @@ class BrokerUnavailable(BrokerError):
 
 class RedriveError(RedeliveryError):
     """A dead letter cannot go back to its origin."""
+
+
+class QueueFull(RedeliveryError):
+    """A publication was refused: the queue holds `max_length` messages, and its `overflow` is `refuse_publish`."""
 
 
 class InputError(RedeliveryError):

@@ -45,6 +45,8 @@ class PolicyFields(TypedDict, total=False):
     delivery_delay: float | timedelta
     max_length: int | None
     overflow: Literal["dead_letter_oldest", "refuse_publish"]
+    dead_letter_time_to_live: float | timedelta | None
+    max_dead_letters: int | None
     non_retryable: type[BaseException] | str | Sequence[type[BaseException] | str]
     rules: Mapping[type[BaseException] | str, Mapping[str, Any]]
 
@@ -110,6 +112,8 @@ _CHECKS: dict[str, values.Check] = {
     "delivery_delay": values.duration,
     "max_length": values.optional(values.count(1)),
     "overflow": values.choice("dead_letter_oldest", "refuse_publish"),
+    "dead_letter_time_to_live": values.optional(values.positive_duration),
+    "max_dead_letters": values.optional(values.count(1)),
     "non_retryable": names_of,
     "rules": _rules,
 }

@@ -20,15 +20,20 @@ LEAST_LEASE = 2.0
 class GeneralSettings:
     """What holds for the whole app.
 
-    - `mode`: `"enforce"`, or `"observe"`, which records outcomes and the decisions it would take and changes nothing.
-    - `lease`: seconds after which a worker that gave no sign counts as dead; 2 or more.
-    - `outcome_log_max_bytes`: the most that the outcome log may take in the broker; beyond it the oldest events go, and the gap is
-      recorded.
-    - `fast_receive`: the batched receive script; false leaves receiving to kombu.
-    - `eta_threshold`: messages due later than in so many seconds wait in the delay store, not in the worker.
-    - `dispatcher`: whether every worker runs a dispatcher; false where it runs as a process of its own.
-    - `redact`: whether the arguments of tasks are hidden in what operators see.
-    - `wait_replicas`: how many Redis replicas must confirm a transition (`WAIT`); 0 asks none.
+    Each setting with its unit and its default.
+
+    - `mode` (word; "enforce"): "observe" records outcomes and the decisions that it would take, and changes nothing.
+    - `lease` (seconds; 10): after which a worker that gave no sign counts as dead; 2 or more.
+    - `outcome_log_max_bytes` (bytes; 268435456): the most that the outcome log may take in the broker; beyond it the oldest events
+      go, and the gap is recorded.
+    - `fast_receive` (flag; true): the batched receive script; false leaves receiving to kombu.
+    - `eta_threshold` (seconds; 1): messages that are due later than this wait in the delay store, not in the worker.
+    - `dispatcher` (flag; true): whether every worker runs a dispatcher; false where it runs as a process of its own.
+    - `redact` (flag; false): whether the arguments of tasks are hidden in what operators see.
+    - `wait_replicas` (replicas; 0): how many Redis replicas must confirm a publication or a transition (`WAIT`, at most a second);
+      0 asks none.
+    - `dead_letter_archive` (path or URI; None): where dead letters are written before they leave by `dead_letter_time_to_live` or
+      `max_dead_letters`; with None, none leaves.
     """
 
     mode: Literal["enforce", "observe"] = "enforce"
@@ -39,6 +44,7 @@ class GeneralSettings:
     dispatcher: bool = True
     redact: bool = False
     wait_replicas: int = 0
+    dead_letter_archive: str | None = None
 
 
 _CHECKS: dict[str, values.Check] = {
@@ -50,6 +56,7 @@ _CHECKS: dict[str, values.Check] = {
     "dispatcher": values.flag,
     "redact": values.flag,
     "wait_replicas": values.count(0),
+    "dead_letter_archive": values.optional(values.name),
 }
 
 #: The names of the general settings, in the order in which they are shown.

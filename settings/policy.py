@@ -34,26 +34,38 @@ class RedeliveryPolicy:
 
     Raises `ConfigurationError` when it is built from values that cannot hold.
 
-    - `max_delivery_attempts`: how many deliveries are enough, crashes included; -1 is no limit (Artemis: `max-delivery-attempts`).
-    - `redelivery_delay`, `redelivery_delay_multiplier`, `max_redelivery_delay`, `redelivery_collision_avoidance_factor`: the delay
-      before the next attempt (Artemis, same names; `redelivery.middleware.backoff` has the formula). The multiplier may be below 1,
-      for delays that shrink. `max_redelivery_delay` None is the greater of 600 s and 10 times the delay: see `cap`.
-    - `max_age`: give up this long after the message was first seen, before the delay that would pass it; None is never.
-    - `dead_letter_queue`: `"default"` is prefix + queue + suffix, None discards after the last attempt, a name is that queue.
-    - `auto_create_dead_letter_resources`: false refuses to start where the queue is missing. `auto_delete_dead_letter_resources`:
-      an empty, unused one goes.
-    - `expiry_queue`: where the expired go, if not into the dead-letter queue.
-    - `persist_delivery_count`: `"suspects"` records the start of messages that a dead worker held, `"always"` every start, at one
-      write each, `"off"` none.
-    - `enabled`: false leaves the task to Celery alone.
-    - `dead_letter_eligible`: false discards instead of keeping, where the producer's header does not say (Solace).
-    - `respect_time_to_live`, `max_time_to_live`: whether a message's own time to live counts, and the queue's; the lesser applies
-      (Solace). None is no limit.
-    - `delivery_delay`: seconds between publication and consumption (Solace).
-    - `max_length`, `overflow`: beyond so many messages, `"dead_letter_oldest"` or `"refuse_publish"` (RabbitMQ). None is no limit.
-    - `non_retryable`: exception classes, or their dotted names, that are dead-lettered at once, subclasses included.
-    - `rules`: per exception class or dotted name, other delay fields, `max_delivery_attempts`, `max_age`, or `non_retryable`. The
-      nearest ancestor of what was raised wins, over `non_retryable` too.
+    Each field with its unit, its default, and whose word it is. `redelivery.middleware.backoff` has the formula of the delays.
+
+    - `max_delivery_attempts` (deliveries; 10): how many are enough, crashes included; -1 is no limit. Artemis.
+    - `redelivery_delay` (seconds; 1): the wait before the second attempt. Artemis.
+    - `redelivery_delay_multiplier` (factor; 2): each further wait is so many times the one before; below 1 they shrink. Artemis.
+    - `max_redelivery_delay` (seconds; None): the longest wait; None is the greater of 600 and 10 times the delay (`cap`). Artemis.
+    - `redelivery_collision_avoidance_factor` (fraction, 0 to 1; 0.25): by how much of itself a wait is spread at random. Artemis.
+    - `max_age` (seconds; None): give up so long after the message was first seen, before the wait that passes it; None is never.
+    - `dead_letter_queue` (queue; "default"): "default" is prefix + queue + suffix, a name is that queue, None keeps no letters: the
+      message is discarded after its last attempt, and recorded so. Artemis.
+    - `dead_letter_queue_prefix` (text; "DLQ."): stands before the origin's name. Artemis.
+    - `dead_letter_queue_suffix` (text; ""): stands behind it. Artemis.
+    - `auto_create_dead_letter_resources` (flag; true): false refuses to start where the dead-letter queue is missing. Artemis.
+    - `auto_delete_dead_letter_resources` (flag; false): a dead-letter queue that is empty and unused goes. Artemis.
+    - `expiry_queue` (queue; None): where the expired go; None is the dead-letter queue. Artemis.
+    - `persist_delivery_count` (word; "suspects"): "suspects" records the start of messages that a dead worker held, "always" every
+      start, at one write each, "off" none. Artemis.
+    - `enabled` (flag; true): false leaves the task to Celery alone.
+    - `dead_letter_eligible` (flag; true): false discards instead of keeping, where the producer's header does not say. Solace.
+    - `respect_time_to_live` (flag; true): whether a message's own time to live counts. Solace.
+    - `max_time_to_live` (seconds; None): the queue's time to live; the lesser of it and the message's applies. Solace.
+    - `delivery_delay` (seconds; 0): between publication and consumption, at least. Solace.
+    - `max_length` (messages; None): how many a queue may hold; None is no limit. RabbitMQ.
+    - `overflow` (word; "dead_letter_oldest"): what gives way beyond `max_length`: the oldest message, or with "refuse_publish" the
+      new one. RabbitMQ.
+    - `dead_letter_time_to_live` (seconds; None): how long a letter that died in this queue is kept before it goes into the archive;
+      None is for ever. A queue's, not a task's.
+    - `max_dead_letters` (letters; None): how many its dead-letter queue may hold before the oldest go into the archive; None is no
+      limit. A queue's, not a task's; of queues that share a dead-letter queue, the greatest counts.
+    - `non_retryable` (exceptions; none): classes, or their dotted names, that are dead-lettered at once, subclasses included.
+    - `rules` (table; none): for an exception class or dotted name, other delay fields, `max_delivery_attempts`, `max_age`, or
+      `non_retryable`. The nearest ancestor of what was raised wins, over `non_retryable` too.
     """
 
     max_delivery_attempts: int = 10
@@ -76,6 +88,8 @@ class RedeliveryPolicy:
     delivery_delay: float = 0.0
     max_length: int | None = None
     overflow: Literal["dead_letter_oldest", "refuse_publish"] = "dead_letter_oldest"
+    dead_letter_time_to_live: float | None = None
+    max_dead_letters: int | None = None
     non_retryable: tuple[str, ...] = ()
     rules: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, hash=False)
     _ruled: Mapping[str, RedeliveryPolicy] = field(init=False, repr=False, compare=False)

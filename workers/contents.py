@@ -7,15 +7,12 @@ them. A body is looked at only where it says that it is JSON; nothing is ever un
 
 from __future__ import annotations
 
-import base64
 import hashlib
-import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
-from kombu.compression import compress, decompress
-
 from redelivery.errors import EnvelopeError
+from redelivery.middleware.bodies import decoded, without_chord
 from redelivery.middleware.envelope import Envelope, opened
 from redelivery.middleware.outcomes import Event
 
@@ -26,7 +23,6 @@ __all__ = ["Contents"]
 
 #: The most of an id or a name that is recorded, as in the events of ingress.
 MOST_NAME = 256
-JSON = "application/json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,28 +68,12 @@ class Contents:
 
     def body(self) -> Any:
         """The body, decoded, where it is plain JSON; None where it is anything else, or cannot be read."""
-        message = self.message
-        if message is None or message.get("content-type") != JSON:
-            return None
-        try:
-            return json.loads(self._body_bytes(message))
-        except (ValueError, TypeError, RecursionError):
-            return None
-        except Exception:  # noqa: BLE001 - kombu's codecs raise errors of their own, and the bytes are anybody's
-            return None
+        return None if self.message is None else decoded(self.message)
 
     def without_chord(self) -> tuple[dict[str, Any], bool]:
         """The message as it is once it belongs to no chord any more, and whether it belonged to one."""
         assert self.message is not None  # noqa: S101 - the callers have looked
-        body: Any = self.body() if self._may_have_chord() else None
-        if not _has_chord(body):
-            return self.message, False
-        body[2] = {**body[2], "chord": None}
-        encoded = json.dumps(body, separators=(",", ":")).encode()
-        if isinstance(kind := self.headers.get("compression"), str):
-            encoded, _ = compress(encoded, kind)
-        is_base64 = self.message["properties"].get("body_encoding") == "base64"
-        return {**self.message, "body": base64.b64encode(encoded).decode() if is_base64 else encoded.decode()}, True
+        return without_chord(self.message)
 
     def event(self, outcome: Outcome, queue: str, **more: Any) -> Event:
         """An event about this message."""
@@ -102,30 +82,12 @@ class Contents:
             task_id=self.task_id,
             outcome=outcome,
             task=self.task,
-            queue=queue,
+            queue=self.envelope.life_queue(queue),
             root_id=_name(headers.get("root_id")),
             parent_id=_name(headers.get("parent_id")),
             nesting=self.nesting,
             **more,
         )
-
-    def _may_have_chord(self) -> bool:
-        """Members of a chord are members of its group; looking into every body would be slow."""
-        return self.headers.get("group") is not None
-
-    def _body_bytes(self, message: dict[str, Any]) -> bytes:
-        body = message.get("body")
-        if not isinstance(body, str):
-            msg = "the body is no text"
-            raise TypeError(msg)
-        encoded = base64.b64decode(body) if message["properties"].get("body_encoding") == "base64" else body.encode()
-        kind = self.headers.get("compression")
-        return decompress(encoded, kind) if isinstance(kind, str) else encoded
-
-
-def _has_chord(body: Any) -> bool:
-    is_protocol_2 = isinstance(body, list) and len(body) == 3 and isinstance(body[2], dict)  # noqa: PLR2004 - args, kwargs, embed
-    return is_protocol_2 and body[2].get("chord") is not None
 
 
 def _raw_id(raw: bytes) -> str:

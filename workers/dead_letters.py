@@ -71,7 +71,7 @@ class Letter:
 
     @property
     def queue(self) -> str:
-        """The queue that it died in: the one that its outcome events name."""
+        """The queue that it died in."""
         return str(self.death.get("queue") or self.origin_queue)
 
     @property

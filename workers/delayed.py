@@ -14,7 +14,7 @@ from redelivery.workers.contents import Contents
 if TYPE_CHECKING:
     from redelivery.middleware.transports.redis import RedisTransport
 
-__all__ = ["Delayed", "of_task", "soonest", "totals"]
+__all__ = ["Delayed", "lists", "of_task", "page_of", "soonest", "totals"]
 
 #: Messages of one task that are looked up: a task has one, or as many as it was published with the same id.
 MOST_OF_TASK = 1000
@@ -22,12 +22,16 @@ MOST_OF_TASK = 1000
 
 @dataclass(frozen=True, slots=True)
 class Delayed:
-    """One message that waits. `list_name` is where it goes when it is due (`due_ms`, by the server's clock)."""
+    """One message that waits. `list_name` is where it goes when it is due (`due_ms`, by the server's clock).
+
+    `ident` is its id in the store.
+    """
 
     contents: Contents
     list_name: str
     queue: str
     due_ms: int
+    ident: str = ""
 
     def to_row(self) -> dict[str, Any]:
         """What a listing shows."""
@@ -43,12 +47,12 @@ class Delayed:
 
 def totals(transport: RedisTransport) -> dict[str, int]:
     """How many messages wait for each queue; queues without one are left out."""
-    keys, lists = transport.keys, _lists(transport)
+    keys, names = transport.keys, lists(transport)
     counts: dict[str, int] = {}
     with transport.client.pipeline(transaction=False) as pipe:
-        for name in lists:
+        for name in names:
             pipe.zcard(keys.due(name))
-        for name, count in zip(lists, pipe.execute(), strict=True):
+        for name, count in zip(names, pipe.execute(), strict=True):
             counts[keys.queue_of(name)] = counts.get(keys.queue_of(name), 0) + int(count)
     return {queue: count for queue, count in sorted(counts.items()) if count}
 
@@ -56,11 +60,23 @@ def totals(transport: RedisTransport) -> dict[str, int]:
 def soonest(transport: RedisTransport, limit: int, queue: str | None = None) -> list[Delayed]:
     """The `limit` messages that are due first, of one queue or of all; costs that much for each list."""
     found = []
-    for name in _lists(transport):
+    for name in lists(transport):
         if queue is None or transport.keys.queue_of(name) == queue:
             due: Any = transport.client.zrange(transport.keys.due(name), 0, limit - 1, withscores=True)
             found += _read(transport, name, due)
     return sorted(found, key=lambda each: each.due_ms)[:limit]
+
+
+def lists(transport: RedisTransport) -> list[str]:
+    """The lists for which anything waits."""
+    names: Any = transport.client.zrange(transport.keys.destinations, 0, -1)
+    return [name.decode() for name in names]
+
+
+def page_of(transport: RedisTransport, list_name: str, start: int, count: int) -> tuple[int, list[Delayed]]:
+    """`count` messages that wait for one list from the `start`-th on, the first to become due first; how many ids there were."""
+    due: Any = transport.client.zrange(transport.keys.due(list_name), start, start + count - 1, withscores=True)
+    return len(due), _read(transport, list_name, due)
 
 
 def of_task(transport: RedisTransport, task_id: str) -> list[Delayed]:
@@ -76,11 +92,6 @@ def of_task(transport: RedisTransport, task_id: str) -> list[Delayed]:
     return found
 
 
-def _lists(transport: RedisTransport) -> list[str]:
-    names: Any = transport.client.zrange(transport.keys.destinations, 0, -1)
-    return [name.decode() for name in names]
-
-
 def _read(transport: RedisTransport, name: str, due: list[tuple[bytes, float]]) -> list[Delayed]:
     """The messages of these ids; one that has left meanwhile is left out."""
     if not due:
@@ -88,5 +99,7 @@ def _read(transport: RedisTransport, name: str, due: list[tuple[bytes, float]]) 
     raws: Any = transport.client.hmget(transport.keys.waiting(name), [ident for ident, _ in due])
     queue = transport.keys.queue_of(name)
     return [
-        Delayed(Contents.of(raw), name, queue, round(score)) for (_, score), raw in zip(due, raws, strict=True) if raw is not None
+        Delayed(Contents.of(raw), name, queue, round(score), ident.decode())
+        for (ident, score), raw in zip(due, raws, strict=True)
+        if raw is not None
     ]

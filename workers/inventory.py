@@ -1,7 +1,7 @@
 """The inventory: every message that the broker holds, where it is, and who holds it.
 
 Enters: the broker, which goes on working. Leaves: rows, one for each life (task id, nesting, generation, queue), and none for what
-has ended. `queue` is the life's queue: for a dead letter the one that it died in, for a delayed message the one that it goes to.
+has ended. `queue` is the life's: its first, by the message's header; without one, the one that it is in or goes to.
 
 A message that moves while the broker is walked must not be missed. Messages flow delay store → queue → unacked → dead-letter queue;
 whoever reads in that order meets a message that moves on at its old place or at its new one, perhaps at both, and the later sight
@@ -65,8 +65,11 @@ class Inventory:
     lives: dict[Life, Sight] = field(default_factory=dict)
 
     def see(self, contents: Contents, queue: str, place: str, seen_ms: int, *, due_ms: int | None = None, owner: str = "") -> None:
-        """A message was met."""
-        life = Life(contents.task_id, contents.nesting, contents.envelope.generation, queue)
+        """A message was met. A dead letter is one wherever it is: its handler may hold it, or it waits to be handled again."""
+        envelope = contents.envelope
+        if envelope.is_letter:
+            place, due_ms = DEAD_LETTER, None
+        life = Life(contents.task_id, contents.nesting, envelope.generation, envelope.life_queue(queue))
         self.lives.pop(life, None)
         self.lives[life] = Sight(place, contents.task, due_ms, owner, seen_ms)
 

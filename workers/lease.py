@@ -1,15 +1,13 @@
-"""The lease and the recoverer: how a living worker says so, and what happens to the messages of a dead one.
+"""The lease: how a living worker says so, and how a dead one is found out.
 
 One native thread in each worker, because a task on a solo pool blocks every timer of the event loop. Once a second it renews this
 worker's lease and looks at all others. An owner whose counter has stood still for a whole lease (10 s by default), watched by this
-worker over one unbroken connection to one run of the server, is fenced, and its messages are given back one by one. Any error
-starts the watch anew, and so does an answer that was long in coming, so an outage of the broker does not run the whole fleet's
-tasks twice. A recoverer that dies half-way leaves the token in `recovering`, where the next one goes on.
+worker over one unbroken connection to one run of the server, is fenced, and what it held is the recoverer's. Any error starts the
+watch anew, and so does an answer that was long in coming, so an outage of the broker does not run the whole fleet's tasks twice.
 """
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -17,10 +15,11 @@ from typing import TYPE_CHECKING, Any
 from redis.exceptions import RedisError
 
 from redelivery.middleware.logs import log
-from redelivery.middleware.recovery import recover
-from redelivery.middleware.transports.base import Answer
+from redelivery.workers.recoverer import name_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from redelivery.middleware.install import Redelivery
 
 __all__ = ["Lease"]
@@ -32,10 +31,11 @@ HELD_FOR, REFRESH_EVERY = 86_400.0, 3_600.0
 
 
 class Lease:
-    """Renews this worker's lease, and gives back what dead workers held."""
+    """Renews this worker's lease, and fences those of dead ones. `on_fenced` is called where something is to be recovered."""
 
-    def __init__(self, install: Redelivery) -> None:
+    def __init__(self, install: Redelivery, on_fenced: Callable[[], None]) -> None:
         self._install = install
+        self._on_fenced = on_fenced
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
         self._seen: dict[bytes, tuple[bytes, float]] = {}
@@ -69,11 +69,12 @@ class Lease:
                 log.exception("lease.failed")
 
     def step(self) -> None:
-        """Renew once, look once, recover what is dead. Raises whatever the broker does."""
+        """Renew once, look once, fence who is dead. Raises whatever the broker does."""
         owner = self._install.owner
-        if not self._install.transport.renew(owner.token):
+        token = owner.token
+        if not self._install.transport.renew(token):
             log.warning("owner.fenced", worker=owner.worker, why="its lease was not renewed in time, or the broker lost it")
-            owner.begin()
+            owner.begin(token)
         self._watch(owner.token.encode())
         if time.monotonic() - self._refreshed > REFRESH_EVERY:
             self._install.transport.extend(list(owner.held), HELD_FOR)
@@ -96,10 +97,9 @@ class Lease:
         for token, (counter, since) in self._seen.items():
             if now - since >= lease and transport.fence(token.decode(), counter):
                 silent_for = round(now - since, 1)
-                log.warning("owner.presumed_dead", token=token.decode(), worker=self._name_of(token), silent_for=silent_for)
-        fenced: Any = transport.client.hkeys(transport.keys.recovering)
-        for token in fenced:
-            self._recover(token.decode())
+                worker = name_of(transport, token.decode())
+                log.warning("owner.presumed_dead", token=token.decode(), worker=worker, silent_for=silent_for)
+                self._on_fenced()
 
     def _forget_if_stalled(self, now: float, lease: float) -> None:
         """Start the watch anew where the broker, or this worker, stood still: no owner could renew, or be seen to."""
@@ -107,21 +107,3 @@ class Lease:
             log.warning("lease.watch_restarted", error=f"no answer for {now - self._looked:.1f} s")
             self._seen.clear()
         self._looked = now
-
-    def _recover(self, token: str) -> None:
-        transport, count = self._install.transport, 0
-        worker = self._name_of(token.encode())
-        now_ms = transport.now_ms()
-        newest_first = sorted(transport.held_by(token), key=lambda each: int(each.tag.rpartition(":")[2]), reverse=True)
-        for at in range(0, len(newest_first), 100):
-            page = newest_first[at : at + 100]
-            transport.renew(self._install.owner.token)  # whoever gives back a great deal must not be taken for dead meanwhile
-            for held, was_started in zip(page, transport.started([each.tag for each in page]), strict=True):
-                answer = recover(self._install, held, was_started=was_started, worker=worker, now_ms=now_ms)
-                count += answer is Answer.DONE
-        transport.unregister(token)
-        log.warning("owner.recovered", token=token, worker=worker, given_back=count)
-
-    def _name_of(self, token: bytes) -> str:
-        about: Any = self._install.transport.client.hget(self._install.transport.keys.owners, token)
-        return str(json.loads(about)["worker"]) if about is not None else "?"

@@ -13,61 +13,55 @@ redrives of one queue at once share its letters.
 
 from __future__ import annotations
 
-import time
 from collections import Counter
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from redis.exceptions import RedisError
 
 from redelivery.errors import BrokerError, EnvelopeError, RedriveError
+from redelivery.middleware.bodies import edited
 from redelivery.middleware.envelope import redriven, sealed
 from redelivery.middleware.outcomes import Outcome
-from redelivery.middleware.transports.base import Answer
-from redelivery.workers.dead_letters import Letter, may_be
+from redelivery.workers.letter_walk import BATCH, Walk, Walked
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from redelivery.middleware.keys import Keys
     from redelivery.middleware.outcomes import Event
     from redelivery.middleware.transports.redis import RedisTransport
+    from redelivery.workers.dead_letters import Letter
     from redelivery.workers.letter_filter import Filter
 
-__all__ = ["Redrive", "redrive"]
-
-#: Letters that go in one round trip, and that are read in one.
-BATCH, PAGE = 250, 1000
-#: Pages get smaller where letters are huge.
-MOST_BYTES = 8 * 1024 * 1024
-#: With a rate, letters go in batches of this part of a second.
-BEAT = 0.1
+__all__ = ["BATCH", "Edit", "Redrive", "redrive"]
 
 
 @dataclass(slots=True, kw_only=True)
-class Redrive:
+class Redrive(Walked):
     """What a redrive did, or (`dry_run`) would do.
 
-    Of the `total` letters that were there when it began, `looked_at` were read and `matched` chosen. Of these `moved` went back, by
-    origin queue in `by_queue`, and `chords` of them had belonged to a chord; `gone` had left the queue meanwhile; `left` counts
-    those that cannot go back, by reason.
+    `moved` went back, by the queue that they went to in `by_queue`, and `chords` of them had belonged to a chord; the rest is as a
+    walk's.
     """
 
-    dead_letter_queue: str
-    dry_run: bool
-    total: int = 0
-    looked_at: int = 0
-    matched: int = 0
-    moved: int = 0
-    gone: int = 0
     chords: int = 0
-    left: Counter[str] = field(default_factory=Counter)
     by_queue: Counter[str] = field(default_factory=Counter)
 
-    def to_dict(self) -> dict[str, Any]:
-        """As JSON has it."""
-        facts = {each.name: getattr(self, each.name) for each in fields(self)}
-        return {**facts, "left": dict(self.left), "by_queue": dict(self.by_queue)}
+    def count(self, move: _Move) -> None:
+        """A letter went back."""
+        self.chords += move.left_chord
+        self.by_queue[move.queue] += 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Edit:
+    """What is to be changed in letters that go back; None stays. `queue` is where they go instead of their origin."""
+
+    args: Sequence[Any] | None = None
+    kwargs: Mapping[str, Any] | None = None
+    task: str | None = None
+    queue: str | None = None
 
 
 def redrive(
@@ -78,124 +72,34 @@ def redrive(
     dry_run: bool = False,
     rate: float | None = None,
     limit: int | None = None,
+    edit: Edit | None = None,
     on_progress: Callable[[Redrive], None] = lambda _: None,
 ) -> Redrive:
-    """Send letters of one dead-letter queue back: at most `limit` of them, at most `rate` a second.
+    """Send letters of one dead-letter queue back: at most `limit` of them, at most `rate` a second, changed as `edit` says.
 
     Raises `BrokerError` where the broker refuses or does not answer; the message says how many letters had gone back.
     """
     result = Redrive(dead_letter_queue=name, dry_run=dry_run)
+    keys = transport.keys
+    walk = Walk(
+        transport=transport,
+        chosen=chosen,
+        result=result,
+        prepare=lambda letter: returned(letter, keys, edit),
+        carry=lambda moves: transport.redrive_many(name, [move.parts for move in moves]),
+        count=result.count,
+        on_progress=on_progress,
+        rate=rate,
+        limit=limit,
+    )
     try:
-        _Walk(transport, chosen, _Sender(transport, result, rate), limit).run(on_progress)
+        walk.run()
     except RedisError as exc:
         msg = f"the redrive of {name!r} stopped when {result.moved} letters had gone back: {exc}; the same command goes on"
         raise BrokerError(msg) from exc
     finally:
         on_progress(result)
     return result
-
-
-@dataclass(slots=True)
-class _Walk:
-    """One way through the queue, from the oldest letter to the newest that was there when it began."""
-
-    transport: RedisTransport
-    chosen: Filter
-    sender: _Sender
-    limit: int | None
-    began_ms: int = 0
-
-    def run(self, on_progress: Callable[[Redrive], None]) -> None:
-        result = self.sender.result
-        client, key = self.transport.client, self.transport.keys.list(result.dead_letter_queue)
-        self.began_ms = self.transport.now_ms()
-        result.total = int(client.llen(key))
-        staying, size = 0, PAGE
-        while result.looked_at < result.total and not self._is_full():
-            count = min(size, result.total - result.looked_at)
-            page: Any = client.lrange(key, -(staying + count), -(staying + 1))
-            if not page:
-                return
-            before = result.moved + result.gone
-            self._take(page[::-1], on_progress)
-            on_progress(result)
-            left_queue = 0 if result.dry_run else result.moved + result.gone - before
-            staying += len(page) - left_queue
-            size = max(size // 2, 1) if sum(map(len, page)) > MOST_BYTES else min(size * 2, PAGE)
-
-    def _is_full(self) -> bool:
-        return self.limit is not None and self.sender.result.matched >= self.limit
-
-    def _take(self, raws: list[bytes], on_progress: Callable[[Redrive], None]) -> None:
-        """Choose among these letters, and send back what was chosen."""
-        batch: list[_Move] = []
-        for raw in raws:
-            if self._is_full():
-                break
-            self.sender.result.looked_at += 1
-            move = self._chosen(raw)
-            if move is None:
-                continue
-            batch.append(move)
-            if len(batch) >= self.sender.batch:
-                self.sender.send(batch)
-                on_progress(self.sender.result)
-                batch = []
-        self.sender.send(batch)
-
-    def _chosen(self, raw: bytes) -> _Move | None:
-        if not may_be(raw, self.chosen.task_ids):
-            return None
-        letter = Letter.of(raw)
-        if not self.chosen.passes(letter):
-            return None
-        if letter.died_ms is not None and letter.died_ms > self.began_ms:
-            return None
-        self.sender.result.matched += 1
-        try:
-            return returned(letter, self.transport.keys)
-        except RedriveError as exc:
-            self.sender.result.left[str(exc)] += 1
-            return None
-
-
-class _Sender:
-    """Carries the moves out, a batch at a time; with a rate a few letters, evenly. `result` counts what the broker has answered."""
-
-    def __init__(self, transport: RedisTransport, result: Redrive, rate: float | None) -> None:
-        self.result = result
-        self.batch = BATCH if rate is None else max(1, min(int(rate * BEAT), BATCH))
-        self._transport = transport
-        self._rate = rate
-        self._next = time.monotonic()
-
-    def send(self, batch: list[_Move]) -> None:
-        """Send a batch. Raises the first error of the broker, after the count of what was moved."""
-        if not batch:
-            return
-        if self.result.dry_run:
-            self._count(batch, [Answer.DONE] * len(batch))
-            return
-        self._wait(len(batch))
-        self._count(batch, self._transport.redrive_many(self.result.dead_letter_queue, [move.parts for move in batch]))
-
-    def _count(self, batch: list[_Move], answers: Sequence[Answer | Exception]) -> None:
-        for move, answer in zip(batch, answers, strict=True):
-            if answer is Answer.DONE:
-                self.result.moved += 1
-                self.result.chords += move.left_chord
-                self.result.by_queue[move.queue] += 1
-            elif answer is Answer.ALREADY:
-                self.result.gone += 1
-        for answer in answers:
-            if isinstance(answer, Exception):
-                raise answer
-
-    def _wait(self, count: int) -> None:
-        """Until so many more may go."""
-        if self._rate is not None:
-            time.sleep(max(self._next - time.monotonic(), 0.0))
-            self._next = max(self._next, time.monotonic()) + count / self._rate
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +111,7 @@ class _Move:
     left_chord: bool
 
 
-def returned(letter: Letter, keys: Keys) -> _Move:
+def returned(letter: Letter, keys: Keys, edit: Edit | None = None) -> _Move:
     """The letter as it goes back to its origin. Raises `RedriveError`, whose message is the reason why it cannot."""
     contents = letter.contents
     if not letter.is_message:
@@ -217,11 +121,17 @@ def returned(letter: Letter, keys: Keys) -> _Move:
         msg = "it has no death record: somebody else put it here"
         raise RedriveError(msg)
     message, left_chord = contents.without_chord()
+    target = None if edit is None else edit.queue
+    if edit is not None:
+        try:
+            message = edited(message, args=edit.args, kwargs=edit.kwargs, task=edit.task)
+        except EnvelopeError as exc:
+            raise RedriveError(str(exc)) from exc
     try:
-        again = redriven(message)
+        again = redriven(message, target, known=contents.envelope)
     except EnvelopeError as exc:
         msg = "it names no origin queue"
         raise RedriveError(msg) from exc
-    queue = letter.origin_queue
+    queue = letter.origin_queue if target is None else target
     event = contents.event(Outcome.REDRIVEN, queue, generation=contents.envelope.generation + 1)
     return _Move((contents.raw, keys.list_name(queue, contents.priority), sealed(again), event), queue, left_chord)

@@ -16,6 +16,8 @@ local before = measure(100)
 if before >= tonumber(ARGV[3]) then before = measure(0) end
 if before <= cap then return {before, before, 0} end
 
+-- Checked: that what goes can be noted, before anything goes.
+redis.call('HLEN', KEYS[2])
 local first = redis.call('XRANGE', log, '-', '+', 'COUNT', 1)[1]
 local removed, after = 0, before
 -- The oldest entries may be smaller than the average: then one cut is not enough. After whole blocks ('~', cheap), single entries.

@@ -6,21 +6,41 @@
 -- ARGV[10] 'next' (back to where it was taken from) or 'last' (behind all others), where it does not wait,
 -- ARGV[11..26] event, or nothing.
 -- Returns 'done', 'already' or 'refused'. The due time is counted from this server's clock. Bound: one message.
--- uses: append clock take
-local why_not = take()
-if why_not then return why_not end
+-- Checked: the message is where it goes before it is let go; what fails is taken back, and the message stays held.
+-- uses: append attempt clock take
+local refusal = why_not()
+if refusal then return refusal end
 
 local now = now_ms()
 local due = ARGV[4] ~= '' and now + tonumber(ARGV[4]) or tonumber(ARGV[5])
-if due <= now then
-  redis.call(ARGV[10] == 'next' and 'RPUSH' or 'LPUSH', KEYS[6], ARGV[3])
-else
-  local earliest = redis.call('ZRANGE', KEYS[7], 0, 0, 'WITHSCORES')[2]
-  redis.call('HSET', KEYS[9], ARGV[6], ARGV[3])
-  redis.call('ZADD', KEYS[8], due, ARGV[6])
-  redis.call('ZADD', KEYS[10], 0, ARGV[6] .. ARGV[8] .. ARGV[7])
-  redis.call('ZADD', KEYS[7], 'LT', due, ARGV[7])
-  if not earliest or due < tonumber(earliest) then redis.call('PUBLISH', ARGV[9], due) end
+local waits, is_next, member = due > now, ARGV[10] == 'next', ARGV[6] .. ARGV[8] .. ARGV[7]
+local earliest, pushed
+
+local function add()
+  if waits then
+    earliest = redis.call('ZRANGE', KEYS[7], 0, 0, 'WITHSCORES')[2]
+    redis.call('HSET', KEYS[9], ARGV[6], ARGV[3])
+    redis.call('ZADD', KEYS[8], due, ARGV[6])
+    redis.call('ZADD', KEYS[10], 0, member)
+    redis.call('ZADD', KEYS[7], 'LT', due, ARGV[7])
+  else
+    pushed = redis.call(is_next and 'RPUSH' or 'LPUSH', KEYS[6], ARGV[3])
+  end
+  if ARGV[11] then append(KEYS[5], 11, string.format('%d', due), string.format('%d', math.max(due - now, 0))) end
 end
-if ARGV[11] then append(KEYS[5], 11, string.format('%d', due), string.format('%d', math.max(due - now, 0))) end
+
+local function undo()
+  if waits then
+    redis.pcall('HDEL', KEYS[9], ARGV[6])
+    redis.pcall('ZREM', KEYS[8], ARGV[6])
+    redis.pcall('ZREM', KEYS[10], member)
+  elseif pushed then
+    redis.call(is_next and 'RPOP' or 'LPOP', KEYS[6])
+  end
+end
+
+local err = attempt(add, undo)
+if err then return err end
+let_go()
+if waits and (not earliest or due < tonumber(earliest)) then redis.pcall('PUBLISH', ARGV[9], due) end
 return 'done'

@@ -5,6 +5,9 @@
 -- Returns how many entries were removed, or -1 where another export moved the cursor meanwhile: then nothing has changed.
 -- Bound: the entries of one batch.
 -- uses: clock
+-- Checked: the log and what was noted of it, before the cursor moves.
+redis.call('XLEN', KEYS[1])
+redis.call('HLEN', KEYS[3])
 local id = redis.call('HGET', KEYS[2], 'id') or ''
 local position = redis.call('HGET', KEYS[2], 'position') or '0'
 -- A reply that was lost is asked for again.

@@ -1,16 +1,27 @@
--- Shared by the scripts that end or move a message which a worker holds: takes it from `unacked`, or says why not.
--- Its first write frees memory, so that a full server (maxmemory, noeviction) still runs the script to its end.
+-- Shared by the scripts that end or move a message which a worker holds.
+-- Such a script first asks `why_not`, then adds what is to be added, and lets go of the message last: whatever of it the server
+-- refuses (a key of another type, a command that the user may not use), the message is still held.
 -- KEYS[1] unacked, KEYS[2] unacked_index, KEYS[3] starts, KEYS[4] leases; ARGV[1] tag, ARGV[2] owner token.
--- An empty tag stands for a message that was ended before its task ran (acks_late=False): there is nothing to take.
--- nil: taken; 'already': the message is gone, and its owner is alive, so this is a repeat; 'refused': it was given to another.
-local function take()
-  if ARGV[1] == '' then return nil end
-  if redis.call('HDEL', KEYS[1], ARGV[1]) == 0 then
+-- An empty tag: nothing is held, and the event alone is to be recorded.
+
+-- nil: it may be taken; 'already': the message is gone, and its owner is alive, so this is a repeat; 'refused': it was given to
+-- another. The first write frees memory (or removes nothing), so that a full server (maxmemory, noeviction) runs the script to its
+-- end; what is taken here is only what plain workers look for messages by.
+local function why_not()
+  if ARGV[1] == '' then
+    redis.call('HDEL', KEYS[1], '')
+    return nil
+  end
+  if redis.call('HEXISTS', KEYS[1], ARGV[1]) == 0 then
     if redis.call('HEXISTS', KEYS[4], ARGV[2]) == 1 then return 'already' end
     return 'refused'
   end
   redis.call('ZREM', KEYS[2], ARGV[1])
-  redis.call('HDEL', KEYS[3], ARGV[1])
   return nil
+end
+
+local function let_go()
+  redis.call('HDEL', KEYS[1], ARGV[1])
+  redis.pcall('HDEL', KEYS[3], ARGV[1])
 end
 

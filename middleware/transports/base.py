@@ -1,7 +1,8 @@
 """What every transport offers the middleware: the moves of a message that a worker holds, and its answers.
 
 A move is asked for with the tag under which the message is held. It is answered `DONE`; or `ALREADY`, when an earlier asking of the
-same move was carried out and its answer was lost; or `REFUSED`, when the message has meanwhile been given to another worker.
+same move was carried out and its answer was lost; or `REFUSED`, when the message has meanwhile been given to another worker; or
+`MISSING`, when the queue that it should go to is not there and may not be made: then nothing has changed.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ class Answer(StrEnum):
     DONE = "done"
     ALREADY = "already"
     REFUSED = "refused"
+    MISSING = "missing"
 
 
 @dataclass(slots=True, eq=False)
@@ -64,8 +66,17 @@ class Transport(Protocol):
         """Move the message to the delay store, or straight back to its list where nothing is left to wait."""
         ...
 
-    def dead_letter(self, tag: str, message: bytes, *, dead_letter_queue: str, queue: str, event: Event) -> Answer:
-        """Move the message to a dead-letter queue."""
+    def dead_letter(
+        self,
+        tag: str,
+        message: bytes,
+        *,
+        dead_letter_queue: str,
+        queue: str,
+        event: Event | None,
+        must_exist: bool = False,
+    ) -> Answer:
+        """Move the message to a dead-letter queue, where that is there, or (unless it `must_exist`) may be made."""
         ...
 
     def start(self, tag: str) -> Answer:

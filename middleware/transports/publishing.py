@@ -6,17 +6,22 @@ full server, so that a worker can come and empty it.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kombu.utils.json import dumps
-from redis import Redis
 from redis.exceptions import OutOfMemoryError, ReadOnlyError
 
-from redelivery.middleware.envelope import ANNOUNCED
+from redelivery.middleware.envelope import ANNOUNCED, HEADER, Envelope
+from redelivery.middleware.eviction import publish_within
 from redelivery.middleware.keys import Keys
+from redelivery.middleware.lifetime import is_dated
 from redelivery.middleware.outcomes import Event, Outcome
+from redelivery.middleware.replicas import ConfirmedRedis
 from redelivery.middleware.scripts import Script
 from redelivery.middleware.transports.redis import encoded
+
+if TYPE_CHECKING:
+    from redis import Redis
 
 __all__ = ["Publishing", "published"]
 
@@ -44,36 +49,50 @@ class Publishing:
             return super()._put(queue, message, **kwargs)  # type: ignore[misc]
         message["headers"][ANNOUNCED] = 1
         client, keys = self._publisher()
-        name = keys.list(keys.list_name(queue, self._get_message_priority(message, reverse=False)))
-        expires = self._expires.get(queue, "") if self._expires else ""
+        list_name = keys.list_name(queue, self._get_message_priority(message, reverse=False))
+        queues_expire = getattr(self, "_expires", None)  # kombu 5.6 has no queues that expire
+        expires = queues_expire.get(queue, "") if queues_expire else ""
+        install = getattr(self.connection.client, "redelivery", None)
+        if install is not None:
+            bounds = install.bounds_of(queue, event.task)
+            if bounds is not None or is_dated(message["headers"]):
+                where = {"queue": queue, "list_name": list_name, "expires": expires}
+                return publish_within(client, keys, install, bounds, message=message, event=event, **where)
+        name = keys.list(list_name)
         lists = [keys.list(each) for each in keys.list_names(queue)] if expires != "" else []
         return _PUBLISH(client, [keys.outcomes, name, *lists], [dumps(message), expires, *encoded(event)])
 
     def _publisher(self: Any) -> tuple[Redis, Keys]:
         """The client that publishes: without kombu's prefixing, which knows no script with several keys; made anew after a fork."""
         if self._publishing is None or self._publishing[0].connection_pool is not self.pool:
-            self._publishing = Redis(connection_pool=self.pool), Keys.of(self)
+            install = getattr(self.connection.client, "redelivery", None)
+            wanted = 0 if install is None else install.settings.wait_replicas
+            self._publishing = ConfirmedRedis(self.pool, wanted), Keys.of(self)
         publishing: tuple[Redis, Keys] = self._publishing
         return publishing
 
 
 _PUBLISH = Script("publish")
 _BIND = Script("bind")
+_FIRST = Envelope()
 
 
 def published(message: dict[str, Any], queue: str) -> Event | None:
-    """The event of a publication; None for what is no task. What Celery's own `retry` publishes is a redelivery."""
+    """The event of a publication; None for what is no task. What Celery's own `retry` publishes is a redelivery of one life."""
     headers = message.get("headers") or {}
     task_id, task = headers.get("id"), headers.get("task")
     if not isinstance(task_id, str) or not isinstance(task, str):
         return None
     retries = headers.get("retries") or 0
+    envelope = _FIRST if HEADER not in headers else Envelope.of(headers)
     return Event(
         task_id=task_id,
-        outcome=Outcome.REDELIVERY_SCHEDULED if retries else Outcome.PUBLISHED,
+        outcome=Outcome.REDELIVERY_SCHEDULED if retries or envelope.attempt else Outcome.PUBLISHED,
+        generation=envelope.generation,
         task=task,
-        queue=queue,
-        attempt=retries,
+        queue=envelope.life_queue(queue),
+        attempt=envelope.attempt or retries,
+        delivery=envelope.delivery,
         root_id=headers.get("root_id") or "",
         parent_id=headers.get("parent_id") or "",
         nesting=headers.get("replaced_task_nesting") or 0,

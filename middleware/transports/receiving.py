@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from kombu.transport import redis as kombu_redis
 from kombu.transport import virtual
 from kombu.utils.json import loads
+from kombu.utils.scheduling import priority_cycle
 from redis import ConnectionPool, Redis
 from redis.exceptions import NoScriptError, ResponseError
 
@@ -26,10 +27,11 @@ from redelivery.middleware.keys import Keys, split_unacked, unacked_suffix
 from redelivery.middleware.logs import log
 from redelivery.middleware.transports.base import Held
 from redelivery.middleware.transports.publishing import Publishing
-from redelivery.middleware.transports.receiver import FIRST_POLL, LONGEST_POLL, SAFETY_NET, Receiver
+from redelivery.middleware.transports.receiver import FIRST_POLL, LONGEST_POLL, REST, SAFETY_NET, Receiver
+from redelivery.middleware.transports.redis import priority_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
     from redelivery.middleware.owner import Owner
 
@@ -39,12 +41,15 @@ MOST_MESSAGES = 64
 MOST_BYTES = 8 * 1024 * 1024
 MOST_ARMED = 16
 MOST_NAMES = 1000
+#: Seconds after which the rest of a batch waits for the next turn of the loop.
+LONGEST_HAND_OVER = 0.02
 
 
 class Message(virtual.Message):
-    """A kombu message that knows how it is held; None where kombu itself holds it."""
+    """A kombu message that knows how it is held; None where kombu itself holds it. `queue` is where kombu's own receive took it."""
 
     held: Held | None = None
+    queue: str | None = None
 
 
 class QoS(kombu_redis.QoS):
@@ -119,7 +124,7 @@ class Receiving:
 
     def _on_receive_connect(self: Any, connection: Any) -> None:
         connection.on_connect()
-        connection._parser.set_invalidation_push_handler(self.receiver.wake)  # noqa: SLF001 - redis-py's own way in
+        connection._parser.set_invalidation_push_handler(self.receiver.pushed)  # noqa: SLF001 - redis-py's own way in
         connection.send_command("SCRIPT", "LOAD", self.receiver.script.text)
         connection.read_response()
         connection.send_command("CLIENT", "TRACKING", "ON", "NOLOOP")
@@ -140,18 +145,29 @@ class Receiving:
             super()._brpop_start(timeout)  # type: ignore[misc]
             return
         if receiver.pending:
-            self._hand_over()
+            if receiver.was_cut_short and self.connection.look_around():
+                receiver.was_cut_short = False
+            else:
+                self._hand_over()
             return
         budget = self._budget()
         if budget <= 0 or receiver.seconds_to_wait() > 0:
+            return
+        rest = receiver.seconds_to_rest()
+        if rest > 0:
+            if rest == REST:  # it begins: one timer is enough
+                self.connection.wake_in(rest)
             return
         queues = self._queue_cycle.consume(len(self.active_queues))
         if not queues:
             return
         receiver.queues = queues
         owner = receiver.owner
-        names, suffixes = self._names_of(tuple(queues), owner.token)
-        args = [owner.token, owner.calls + 1, budget, MOST_BYTES, len(queues), MOST_ARMED, int(SAFETY_NET * 2000), *suffixes]
+        receiver.asked_as = token = owner.token  # another thread may change it while the answer is under way
+        names, suffixes = self._names_of(tuple(queues), token)
+        bounds = [budget, MOST_BYTES, len(queues), MOST_ARMED, int(SAFETY_NET * 2000)]
+        args = [token, owner.calls + 1, *bounds, *suffixes, self._turn()]
+        receiver.asked()
         self._in_poll = self.client.connection
         self._brpop_sent_at = time.monotonic()
         self._in_poll.send_command("EVALSHA", receiver.script.sha, len(names), *names, *args)
@@ -164,8 +180,13 @@ class Receiving:
             lists = [keys.list(keys.list_name(queue, step)) for step in keys.priority_steps for queue in queues]
             fixed = [keys.unacked, keys.unacked_index, keys.received(token), keys.leases]
             known = [*fixed, *map(keys.armed, queues), *lists], [unacked_suffix(queue) for queue in queues]
+            self.receiver.lists |= {each.encode() for each in lists}
             self.receiver.names = {**self.receiver.names, (queues, token): known} if len(self.receiver.names) < MOST_NAMES else {}
         return known  # type: ignore[no-any-return]
+
+    def _turn(self: Any) -> int:
+        """How many messages of one queue before it is the next one's turn: one, unless the app has given its queues an order."""
+        return MOST_MESSAGES if isinstance(self._queue_cycle, priority_cycle) else 1
 
     def _budget(self: Any) -> int:
         """How many messages there is room for."""
@@ -204,6 +225,8 @@ class Receiving:
             self._in_poll = None
             connection.disconnect()
             raise
+        if receiver.is_woken and not receiver.pending and not self._in_poll:
+            self._brpop_start()  # at once, not when the event loop comes round
         self.connection.wake_in(receiver.seconds_to_wait())
         if not self._hand_over():
             raise Empty
@@ -218,7 +241,8 @@ class Receiving:
         if state != b"ok":
             self._lost_claim(state)
             return
-        owner.calls += 1
+        if receiver.asked_as == owner.token:
+            owner.calls += 1
         if len(reply) == 3:  # noqa: PLR2004 - state, time, armed: no message
             receiver.found_nothing(is_armed=armed == len(receiver.queues))
             return
@@ -232,27 +256,38 @@ class Receiving:
                 list_name = self._q_for_pri(queue, step)
             else:
                 raw, queue = split_unacked(raw)
-                list_name = queue
+                list_name = Keys.of(self).list_name(queue, priority_of(raw))
             held = Held(tag, queue, list_name, raw, now_ms)
             owner.held[tag] = held
             receiver.pending.append(held)
+            if len(receiver.queues) > 1:
+                self._queue_cycle.rotate(queue)  # whoever had a turn is the last to have the next one
 
     def _lost_claim(self: Any, state: bytes) -> None:
         receiver: Receiver = self.receiver
         log.warning("owner.fenced", worker=receiver.owner.worker, state=state.decode())
-        receiver.owner.begin()
+        receiver.owner.begin(receiver.asked_as)
         receiver.wake()
 
     def _hand_over(self: Any) -> int:
         """Give what is in line to its consumers; what is garbage, or whose queue is no longer consumed, does not stop the rest."""
         receiver: Receiver = self.receiver
-        count = 0
+        count, began = 0, time.monotonic()
         while receiver.pending:
+            if time.monotonic() - began > LONGEST_HAND_OVER:
+                # The pool runs tasks in this very thread, or has no room: a shutdown or a revoke is heard between two messages.
+                receiver.was_cut_short = True
+                self.connection.wake_in(0.001)
+                break
             held = receiver.pending.popleft()
             callback = self.connection._callbacks.get(held.queue)  # noqa: SLF001 - as kombu's `_deliver`
             if callback is None:
-                receiver.owner.transport.release([held])
-                receiver.owner.held.pop(held.tag, None)
+                try:
+                    receiver.owner.transport.release([held])
+                except ResponseError as exc:
+                    log.error("release.refused", error=str(exc), why="what could not go back stays held until the lease ends")
+                else:
+                    receiver.owner.held.pop(held.tag, None)
                 continue
             try:
                 message = self._message(held)
@@ -260,6 +295,7 @@ class Receiving:
                 receiver.on_garbage(held, exc)
                 continue
             count += 1
+            receiver.handed_over += 1
             self.qos.append(message, held.tag)
             callback(message)
         return count
@@ -283,6 +319,8 @@ class Receiving:
 
     def basic_consume(self: Any, queue: str, no_ack: bool, callback: Callable[..., Any], consumer_tag: str, **kwargs: Any) -> Any:
         """As kombu's; an armed channel hands messages over ready made."""
+        if self.receiver is None and not no_ack:
+            callback = _named(callback, queue)
         answer = super().basic_consume(queue, no_ack, callback, consumer_tag, **kwargs)  # type: ignore[misc]
         if self.receiver is not None and queue not in self._fanout_queues and not no_ack:
             self.connection._callbacks[queue] = callback  # noqa: SLF001 - as kombu's `basic_consume`
@@ -312,19 +350,31 @@ class Poller(kombu_redis.MultiChannelPoller):
     def on_readable(self, fileno: int) -> Any:
         """Read for an armed channel whether or not there is room: a push is remembered, never a reason to disconnect."""
         channel, kind = self._fd_to_chan.get(fileno, (None, None))
-        if kind == "BRPOP" and channel.receiver is not None and fileno not in self._paused_brpop:
+        if kind == "BRPOP" and channel.receiver is not None and fileno not in self._paused():
             try:
                 return channel._brpop_read()  # noqa: SLF001 - kombu's handler
             except Empty:
                 return None
         return super().on_readable(fileno)
 
+    def _paused(self) -> Collection[int]:
+        """The connections that kombu leaves alone for now; kombu 5.6 leaves none alone."""
+        paused: Collection[int] = getattr(self, "_paused_brpop", ())
+        return paused
+
     def get(self, callback: Any, timeout: float | None = None) -> Any:
         """As kombu's, but no longer than until the next asking is due."""
-        waits = [channel.receiver.seconds_to_wait() for channel in self._channels if channel.receiver is not None]
+        receivers = [channel.receiver for channel in self._channels if channel.receiver is not None]
+        waits = [each.seconds_to_wait() or each.seconds_to_rest() for each in receivers]
         if waits and (timeout is None or min(waits) < timeout):
             timeout = max(min(waits), 0.001)
-        return super().get(callback, timeout)
+        before = [each.handed_over for each in receivers]
+        try:
+            return super().get(callback, timeout)
+        except Empty:
+            if before == [each.handed_over for each in receivers]:
+                raise
+            return None  # what was in line went out before the waiting: the worker's loop looks around now
 
 
 class _Wakeful:
@@ -342,9 +392,17 @@ class _Wakeful:
         self._hub = loop
 
     def wake_in(self: Any, seconds: float) -> None:
-        """Make the event loop look again after less than its own second: only where the server does not push."""
+        """Make the event loop look again after less than its own second."""
         if self._hub is not None and 0 < seconds < 1:
             self._hub.call_later(seconds, _nothing)
+
+    def look_around(self: Any) -> bool:
+        """Make the loop read what is there already, and not wait, before it comes back; False where no loop can be told so."""
+        waker = getattr(self._hub, "_waker", None)
+        if waker is None:
+            return False
+        waker.wake()
+        return True
 
     def wake(self: Any) -> None:
         """Make the event loop look again; called from any thread."""
@@ -354,6 +412,16 @@ class _Wakeful:
 
 def _nothing() -> None:
     pass
+
+
+def _named(callback: Callable[..., Any], queue: str) -> Callable[..., Any]:
+    """Let a message of kombu's own receive know its queue: its routing key may lead to several."""
+
+    def named(message: Message) -> Any:
+        message.queue = queue
+        return callback(message)
+
+    return named
 
 
 class ReceivingTransport(_Wakeful, kombu_redis.Transport):  # type: ignore[misc]

@@ -12,27 +12,34 @@ import uuid
 from typing import TYPE_CHECKING, Any
 
 from kombu.exceptions import OperationalError
-from redis import ConnectionPool, Redis
 from redis.backoff import NoBackoff
 from redis.exceptions import AuthenticationError, RedisError, ResponseError
 from redis.retry import Retry
 
 from redelivery.errors import BrokerError, BrokerUnavailable
+from redelivery.middleware.broker_url import check_broker_url
 from redelivery.middleware.keys import SEPARATOR, Keys, split_unacked
+from redelivery.middleware.logs import log
+from redelivery.middleware.replicas import PATIENCE, ConfirmedRedis
 from redelivery.middleware.scripts import Script
 from redelivery.middleware.transports.base import Answer, Held
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from celery import Celery
+    from redis import ConnectionPool, Redis
 
     from redelivery.middleware.outcomes import Event
 
-__all__ = ["RedisTransport"]
+__all__ = ["ACCEPTED", "RedisTransport"]
 
+#: The mark of a message that was acknowledged before its task ran (`acks_late=False`).
+ACCEPTED = "accepted"
 #: How long one call may take before it counts as not answered, in seconds; the outbox then asks again.
 SOCKET_TIMEOUT = 5.0
+#: Messages of one queue that a test may have waiting; more would keep a broker from others for too long.
+MOST_ADVANCED = 10_000
 
 
 class RedisTransport:
@@ -47,7 +54,13 @@ class RedisTransport:
         self._start = Script("start")
         self._release = Script("release")
         self._promote = Script("promote")
+        self._advance = Script("advance")
+        self._cancel = Script("cancel")
         self._redrive = Script("redrive")
+        self._purge = Script("purge")
+        self._move = Script("move")
+        self._reschedule = Script("reschedule")
+        self._hand_back = Script("hand_back")
         self._renew = Script("renew")
         self._fence = Script("fence")
         self._lead = Script("lead")
@@ -58,8 +71,10 @@ class RedisTransport:
     def of(cls, app: Celery) -> RedisTransport:
         """The transitions on the broker of this app, connected as its settings say (TLS, Sentinel, credentials, database, prefix).
 
-        Raises `BrokerUnavailable` where nothing answers, `BrokerError` where the broker refuses or is no Redis.
+        Raises `BrokerUnavailable` where nothing answers, `BrokerError` where the broker refuses or is no Redis,
+        `ConfigurationError` where its address cannot be read.
         """
+        check_broker_url(app)
         connection = app.connection_for_write()
         try:
             transport = connection.transport
@@ -76,7 +91,9 @@ class RedisTransport:
         except (OperationalError, *connection.connection_errors, RedisError) as exc:
             msg = f"broker {connection.as_uri()} does not answer: {exc}; is it running, and is broker_url right?"
             raise BrokerUnavailable(msg) from exc
-        return cls(Redis(connection_pool=_patient(channel._get_pool())), Keys.of(channel))  # noqa: SLF001 - the app's own settings
+        install = getattr(app, "redelivery", None)
+        wanted = 0 if install is None else install.settings.wait_replicas
+        return cls(ConfirmedRedis(_patient(channel._get_pool()), wanted), Keys.of(channel))  # noqa: SLF001 - the app's own settings
 
     # transitions of a message that a worker holds
 
@@ -123,22 +140,43 @@ class RedisTransport:
         ]
         return self._take(self._defer, names, args, event)
 
-    def dead_letter(self, tag: str, message: bytes, *, dead_letter_queue: str, queue: str, event: Event) -> Answer:
-        """Move the message to `dead_letter_queue`, and record `event`."""
+    def dead_letter(
+        self,
+        tag: str,
+        message: bytes,
+        *,
+        dead_letter_queue: str,
+        queue: str,
+        event: Event | None,
+        must_exist: bool = False,
+    ) -> Answer:
+        """Move the message to `dead_letter_queue`, and record `event`; where the queue `must_exist` and does not, change nothing."""
         names = [self.keys.outcomes, self.keys.list(dead_letter_queue), self.keys.dead_letter_queues]
+        if must_exist:
+            names.append(self.keys.bindings(dead_letter_queue))
         return self._take(self._dead_letter, names, [tag, _token(tag), message, dead_letter_queue, queue], event)
 
     def start(self, tag: str) -> Answer:
         """Record that the message is about to run; `REFUSED` where it is no longer held: it must not run."""
-        return Answer(_string(self._start(self.client, [self.keys.unacked, self.keys.starts], [tag])))
+        return Answer(_string(self._start(self.client, [self.keys.unacked, self.keys.starts], [tag, ""])))
+
+    def accept(self, tag: str) -> Answer:
+        """Record that the message counts as acknowledged from here on: it is held until its outcome, but never run again."""
+        return Answer(_string(self._start(self.client, [self.keys.unacked, self.keys.starts], [tag, ACCEPTED])))
 
     def release(self, held: Sequence[Held]) -> int:
-        """Put messages that were not run back to where they were taken from, as they were. Returns how many went back."""
+        """Put messages that were not run back to where they were taken from, as they were. Returns how many went back.
+
+        Raises `ResponseError` where a list refused one, after the others have gone back.
+        """
         if not held:
             return 0
         newest_first = sorted(held, key=lambda each: int(each.tag.rpartition(":")[2]), reverse=True)
         names = [self.keys.unacked, self.keys.unacked_index, *(self.keys.list(each.list_name) for each in newest_first)]
-        return int(self._release(self.client, names, [part for each in newest_first for part in (each.tag, each.raw)]))
+        count, error = self._release(self.client, names, [part for each in newest_first for part in (each.tag, each.raw)])
+        if error:
+            raise ResponseError(_string(error))
+        return int(count)
 
     def _take(self, script: Script, names: list[str], args: list[Any], event: Event | None) -> Answer:
         entry = [] if event is None else encoded(event)
@@ -154,8 +192,37 @@ class RedisTransport:
         lists = [_string(name) for name in self.client.zrange(self.keys.destinations, 0, -1)]
         names = [name for each in lists for name in (self.keys.due(each), self.keys.waiting(each), self.keys.list(each))]
         keys = [self.keys.destinations, self.keys.delayed_tasks, *names]
-        moved, missing, next_ms = self._promote(self.client, keys, [limit, SEPARATOR, *lists])
+        moved, missing, next_ms, error = self._promote(self.client, keys, [limit, SEPARATOR, *lists])
+        if error:
+            log.error("delayed.refused", error=_string(error), why="its messages wait; mend or remove that list")
         return int(moved), int(missing), None if int(next_ms) < 0 else int(next_ms) / 1000
+
+    def cancel(self, list_name: str, ident: str, event: Event) -> Answer:
+        """Take one message out of the delay store for good, and record `event`; `ALREADY` where it no longer waits there.
+
+        `ident` is its id in the store.
+        """
+        keys = self.keys
+        names = [keys.destinations, keys.delayed_tasks, keys.due(list_name), keys.waiting(list_name), keys.outcomes]
+        return Answer(_string(self._cancel(self.client, names, [ident, SEPARATOR, list_name, *encoded(event)])))
+
+    def advance(self, ms: int, aged: Callable[[bytes], bytes]) -> int:
+        """Move whatever waits `ms` milliseconds nearer to its due time: for tests, as if time had moved on. Returns how many moved.
+
+        `aged` makes a message older. Raises `BrokerError` where more waits than a test can have put there.
+        """
+        lists = [_string(name) for name in self.client.zrange(self.keys.destinations, 0, -1)]
+        names = [self.keys.destinations, *(key for each in lists for key in (self.keys.due(each), self.keys.waiting(each)))]
+        older: list[Any] = []
+        for number, each in enumerate(lists, 1):
+            waiting: dict[Any, Any] = self.client.hgetall(self.keys.waiting(each))
+            for ident, raw in waiting.items():
+                older += (number, ident, aged(raw))
+        moved = int(self._advance(self.client, names, [ms, MOST_ADVANCED, len(lists), *lists, *older]))
+        if moved < 0:
+            msg = f"more than {MOST_ADVANCED} messages wait for one queue: time is moved on by hand for tests only"
+            raise BrokerError(msg)
+        return moved
 
     def redrive(self, dead_letter_queue: str, letter: bytes, list_name: str, message: bytes, event: Event) -> Answer:
         """Move one dead letter back to its origin, and record it; `ALREADY` where it no longer lies there."""
@@ -168,13 +235,82 @@ class RedisTransport:
         A move is what `redrive` takes behind the queue's name.
         """
         letters, outcomes = self.keys.list(dead_letter_queue), self.keys.outcomes
+        return self._many(
+            self._redrive,
+            (
+                ((letters, self.keys.list(list_name), outcomes), (letter, message, *encoded(event)))
+                for letter, list_name, message, event in moves
+            ),
+        )
+
+    def purge_many(
+        self,
+        dead_letter_queue: str,
+        gone: Sequence[tuple[bytes, Event]],
+        *,
+        down_to: int | None = None,
+    ) -> list[Answer | Exception]:
+        """Remove dead letters for good, each with its event, in one round trip; each has its answer or its error.
+
+        With `down_to`, none goes while the queue holds no more than so many.
+        """
+        names = (self.keys.list(dead_letter_queue), self.keys.outcomes)
+        last = () if down_to is None else (down_to,)
+        return self._many(self._purge, ((names, (letter, *encoded(event), *last)) for letter, event in gone))
+
+    def move_many(
+        self,
+        dead_letter_queue: str,
+        target: str,
+        moves: Sequence[tuple[bytes, bytes, str, tuple[Event, Event]]],
+    ) -> list[Answer | Exception]:
+        """Move dead letters to another dead-letter queue, in one round trip; each has its answer or its error.
+
+        A move is the letter, as it lies there, the letter as it is to lie in `target`, its origin queue, and its two events.
+        """
+        keys = self.keys
+        names = (keys.list(dead_letter_queue), keys.list(target), keys.outcomes, keys.dead_letter_queues)
+        return self._many(
+            self._move,
+            (
+                (names, (letter, moved, target, queue, *(value for event in events for value in encoded(event))))
+                for letter, moved, queue, events in moves
+            ),
+        )
+
+    def _many(
+        self,
+        script: Script,
+        calls: Iterable[tuple[tuple[str, ...], tuple[Any, ...]]],
+    ) -> list[Answer | Exception]:
+        confirmed = self.client if isinstance(self.client, ConfirmedRedis) else None
         with self.client.pipeline(transaction=False) as pipe:
-            pipe.script_load(self._redrive.text)
-            for letter, list_name, message, event in moves:
-                names = (letters, self.keys.list(list_name), outcomes)
-                pipe.execute_command("EVALSHA", self._redrive.sha, len(names), *names, letter, message, *encoded(event))
+            pipe.script_load(script.text)
+            for names, args in calls:
+                pipe.execute_command("EVALSHA", script.sha, len(names), *names, *args)
+            if confirmed is not None and confirmed.replicas is not None:
+                pipe.execute_command("WAIT", confirmed.replicas.wanted, PATIENCE)
             answers = pipe.execute(raise_on_error=False)[1:]
+        if confirmed is not None:
+            answers = confirmed.confirm(answers)
         return [answer if isinstance(answer, Exception) else Answer(_string(answer)) for answer in answers]
+
+    def reschedule(self, list_name: str, ident: str, message: bytes, event: Event, *, due_ms: int | None) -> Answer:
+        """Give a message in the delay store another due time (None: now); `ALREADY` where it no longer waits there."""
+        keys = self.keys
+        names = [keys.destinations, keys.due(list_name), keys.waiting(list_name), keys.outcomes]
+        args = [ident, list_name, "" if due_ms is None else due_ms, message, keys.wake, *encoded(event)]
+        return Answer(_string(self._reschedule(self.client, names, args)))
+
+    def hand_back(self, list_name: str, ident: str, message: bytes) -> Answer:
+        """Move a message out of the delay store into its list, as `message`; `ALREADY` where it no longer waits there."""
+        keys = self.keys
+        names = [keys.destinations, keys.delayed_tasks, keys.due(list_name), keys.waiting(list_name), keys.list(list_name)]
+        return Answer(_string(self._hand_back(self.client, names, [ident, SEPARATOR, list_name, message])))
+
+    def keep_letters(self, token: str, seconds: float) -> bool:
+        """Take or keep the lead among those that keep the dead letters, for this long."""
+        return int(self._lead(self.client, [self.keys.letter_keeper], [token, int(seconds * 1000)])) > 0
 
     def lead(self, token: str, seconds: float) -> bool:
         """Keep or take the lead among the dispatchers for this long."""
@@ -208,9 +344,10 @@ class RedisTransport:
             raw, queue = split_unacked(value)
             yield Held(_string(tag), queue, self.keys.list_name(queue, priority_of(raw)), raw, 0)
 
-    def started(self, tags: Sequence[str]) -> list[bool]:
-        """Which of these tags are recorded as started."""
-        return [value is not None for value in self.client.hmget(self.keys.starts, list(tags))] if tags else []
+    def started(self, tags: Sequence[str]) -> list[str | None]:
+        """How each of these tags was recorded as started: `ACCEPTED`, or when (milliseconds), or not at all."""
+        values: Any = self.client.hmget(self.keys.starts, list(tags)) if tags else []
+        return [None if value is None else _string(value) for value in values]
 
     def extend(self, tags: Iterable[str], seconds: float) -> None:
         """Keep plain workers' sweeps away from these tags for this long, by the server's clock."""
@@ -231,16 +368,15 @@ class RedisTransport:
 
 def encoded(event: Event) -> list[bytes]:
     """An event's values as bytes, whatever is in them."""
-    return [value.encode("utf-8", "replace") for value in event.to_entry()]
+    return [str(value).encode("utf-8", "replace") for value in event.to_entry()]
 
 
 def priority_of(raw: bytes) -> int:
     """The priority that a message was published with; 0 where it has none, or is none."""
     try:
-        priority = json.loads(raw)["properties"]["priority"]
-    except (ValueError, KeyError, TypeError, RecursionError):
+        return int(json.loads(raw)["properties"]["priority"])  # as kombu reads it
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return 0
-    return priority if isinstance(priority, int) and not isinstance(priority, bool) else 0
 
 
 def clock_skew_ms(transport: RedisTransport) -> int:
@@ -269,4 +405,4 @@ def _string(value: Any) -> str:
 
 
 def _encodable(value: str) -> str:
-    return value.encode("utf-8", "replace").decode()
+    return str(value).encode("utf-8", "replace").decode()

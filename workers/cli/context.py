@@ -137,12 +137,10 @@ def _place(exc: BaseException) -> str:
 
 def _reach(app: Celery) -> None:
     """Try the broker once and once more, rather than for ever; what is no Redis is refused by the transport."""
-    try:
-        connection = app.connection_for_write()
-    except KeyError as exc:
-        msg = f"broker_url cannot be used: {exc.args[0]}; write redis://, rediss:// or redis+socket://"
-        raise ConfigurationError(msg) from exc
-    with connection:
+    from redelivery.middleware.broker_url import check_broker_url  # noqa: PLC0415 - only where a broker is needed
+
+    check_broker_url(app)
+    with app.connection_for_write() as connection:
         if getattr(connection.transport, "driver_type", None) != "redis":
             return
         connection.transport_options = {"socket_connect_timeout": PATIENCE, **(connection.transport_options or {})}

@@ -1,19 +1,35 @@
-"""`redelivery delayed`: the messages that wait for their time in the broker."""
+"""`redelivery delayed`: the messages that wait for their time in the broker, to look at, cancel, promote and reschedule.
+
+Refuses a task that does not wait, and a time that cannot be read. What changes something takes `--dry-run`.
+"""
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
 import click
 
+from redelivery.errors import InputError
+from redelivery.middleware.transports.base import Answer
 from redelivery.workers import delayed as store
+from redelivery.workers import delayed_changes
+from redelivery.workers.cli import letters
 from redelivery.workers.cli.context import Context, json_option, pass_context
-from redelivery.workers.cli.output import moment, print_json, safe, short, span, table
+from redelivery.workers.cli.output import SECONDS, counted, facts, lines, moment, print_json, safe, short, span, table
+from redelivery.workers.dead_letters import Letter
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from redelivery.workers.delayed import Delayed
 
 __all__ = ["delayed"]
 
 
 @click.group()
 def delayed() -> None:
-    """Messages that wait for their time."""
+    """Messages that wait for their time: look at them, cancel, promote, reschedule them."""
 
 
 @delayed.command("list")
@@ -46,3 +62,114 @@ def list_(context: Context, queue: str | None, limit: int) -> None:
     ]
     click.echo(table(rows, ("task id", "task", "queue", "due in", "due at")))
     click.echo("\n" + table([(short(name, 60), count) for name, count in totals.items()], ("queue", "waiting")))
+
+
+def _found(context: Context, task_id: str) -> list[Delayed]:
+    """What waits of this task. Raises `InputError` where nothing does."""
+    found = store.of_task(context.transport, task_id)
+    if not found:
+        msg = f"task {task_id} does not wait for its time: `redelivery task show` tells where a task is"
+        raise InputError(msg)
+    return found
+
+
+@delayed.command()
+@click.argument("task_id")
+@json_option
+@pass_context
+def show(context: Context, task_id: str) -> None:
+    """The messages of a task that wait, whole."""
+    found, now, redact = _found(context, task_id), context.transport.now_ms(), context.settings.redact
+    whole = [letters.as_editable(Letter.of(each.contents.raw), redact=redact) for each in found]
+    if context.as_json:
+        kept = ("headers", "properties", "body", "bytes", "attempts_made", "deaths", "args", "kwargs")
+        rows = zip(found, whole, strict=True)
+        print_json([{**each.to_row(), **{name: value for name, value in row.items() if name in kept}} for each, row in rows])
+        return
+    for number, (each, row) in enumerate(zip(found, whole, strict=True)):
+        envelope = each.contents.envelope
+        shown = {
+            "task id": each.contents.task_id,
+            "task": each.contents.task or "-",
+            "queue": each.queue,
+            "due at": f"{moment(each.due_ms)} ({'in ' + span((each.due_ms - now) / 1000) if each.due_ms > now else 'now'})",
+            "generation": envelope.generation,
+            "attempts": envelope.attempt,
+            "dead": "yes: it waits for its dead-letter queue or its handler" if envelope.undelivered or envelope.is_letter else "",
+            "bytes": row["bytes"],
+        }
+        click.echo(("\n" if number else "") + facts(shown))
+        click.echo("arguments\n" + lines(letters.arguments(Letter.of(each.contents.raw), redact=redact)))
+
+
+def _change(
+    context: Context, task_ids: Sequence[str], act: Callable[[Delayed], Answer], *, dry_run: bool, words: tuple[str, str]
+) -> None:
+    """Change what waits of these tasks, each by itself, and say what came of it."""
+    found = [each for task_id in task_ids for each in _found(context, task_id)]
+    for each in found:
+        delayed_changes.changeable(each)
+    done: list[dict[str, Any]] = []
+    for each in found:
+        answer = Answer.DONE if dry_run else act(each)
+        done.append({**each.to_row(), "changed": answer is Answer.DONE, "dry_run": dry_run})
+    if context.as_json:
+        print_json(done)
+        return
+    count = sum(row["changed"] for row in done)
+    click.echo(f"{counted(count, 'message', 'messages')} {words[dry_run]}.")
+    if count < len(done):
+        click.echo(f"{counted(len(done) - count, 'message', 'messages')} had become due meanwhile.")
+
+
+_dry_run = click.option("--dry-run", is_flag=True, help="Look whether it waits, and change nothing.")
+
+
+@delayed.command()
+@click.argument("task_ids", nargs=-1, required=True, metavar="TASK_ID...")
+@_dry_run
+@json_option
+@pass_context
+def cancel(context: Context, task_ids: Sequence[str], *, dry_run: bool) -> None:
+    """Take messages out for good: recorded as cancelled, and REVOKED for whoever waits for their result."""
+    words = ("cancelled", "would be cancelled")
+    _change(context, task_ids, lambda each: delayed_changes.cancel(context.install, each), dry_run=dry_run, words=words)
+
+
+@delayed.command()
+@click.argument("task_ids", nargs=-1, required=True, metavar="TASK_ID...")
+@_dry_run
+@json_option
+@pass_context
+def promote(context: Context, task_ids: Sequence[str], *, dry_run: bool) -> None:
+    """Have messages be due now; a dispatcher moves them to their queue."""
+    words = ("promoted", "would be promoted")
+    change = delayed_changes.reschedule
+    _change(context, task_ids, lambda each: change(context.install, each, due_ms=None), dry_run=dry_run, words=words)
+
+
+@delayed.command()
+@click.argument("task_ids", nargs=-1, required=True, metavar="TASK_ID...")
+@click.option("--in", "after", type=SECONDS, help="Due so long from now, by the broker's clock: 90s, 15m, 2h, 3d.")
+@click.option("--at", "moment_", metavar="TIME", help="Due at this time: 2026-07-01T08:00:00Z; without a zone it is UTC.")
+@_dry_run
+@json_option
+@pass_context
+def reschedule(context: Context, task_ids: Sequence[str], after: float | None, moment_: str | None, *, dry_run: bool) -> None:
+    """Give messages another due time; everything else of them stays."""
+    if (after is None) == (moment_ is None):
+        msg = "when? say --in 15m, or --at 2026-07-01T08:00:00Z"
+        raise click.UsageError(msg)
+    due_ms = context.transport.now_ms() + round(after * 1000) if after is not None else _moment(str(moment_))
+    words = (f"due at {moment(due_ms)}", f"would be due at {moment(due_ms)}")
+    change = delayed_changes.reschedule
+    _change(context, task_ids, lambda each: change(context.install, each, due_ms=due_ms), dry_run=dry_run, words=words)
+
+
+def _moment(text: str) -> int:
+    try:
+        read = datetime.fromisoformat(text)
+    except ValueError as exc:
+        msg = f"{text!r} is no time: write it as 2026-07-01T08:00:00Z"
+        raise InputError(msg) from exc
+    return round((read if read.tzinfo is not None else read.replace(tzinfo=UTC)).timestamp() * 1000)

@@ -1,24 +1,26 @@
-"""`redelivery dlq`: the dead letters, to look at and to send back.
+"""`redelivery dlq`: the dead letters, to look at, to send back, to move and to remove.
 
 Enters: names and filters. Leaves: tables, or JSON. A payload is shown escaped, only where it is JSON, and not at all where the
-settings say `redact`. Refuses a name that is no dead-letter queue, and a redrive that does not say which letters.
+settings say `redact`; files that are exported are complete. Refuses a name that is no dead-letter queue, and whatever changes
+letters and does not say which.
 """
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from redelivery.errors import InputError
 from redelivery.workers import dead_letters
+from redelivery.workers.causes import causes
 from redelivery.workers.cli import letters
+from redelivery.workers.cli.choosing import choosing, filter_of, has_choice, require_choice
 from redelivery.workers.cli.context import Context, json_option, pass_context
-from redelivery.workers.cli.output import SECONDS, age, counted, print_json, safe, short, table
-from redelivery.workers.cli.progress import Progress
-from redelivery.workers.letter_filter import Filter
-from redelivery.workers.redrive import Redrive, redrive
+from redelivery.workers.cli.dlq_changes import move_, purge_, redrive_
+from redelivery.workers.cli.output import age, counted, print_json, safe, short, table
+from redelivery.workers.letter_archive import export_letters
+from redelivery.workers.letter_walk import letters_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,7 +33,7 @@ MOST_REASONS = 3
 
 @click.group()
 def dlq() -> None:
-    """Dead letters: look at them, send them back."""
+    """Dead letters: look at them, send them back, move or remove them."""
 
 
 @dlq.command("list")
@@ -103,121 +105,73 @@ def show(context: Context, name: str, limit: int, task_ids: Sequence[str], *, fu
             click.echo(f"{len(chosen)} of {count} letters; more with --limit, one of them whole with --id.", err=True)
 
 
-class _Rate(click.ParamType[float]):
-    """Letters a second: `50`, `50/s`, `600/m`, `1000/h`."""
-
-    name = "rate"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Read it. Raises click's usage error."""
-        if isinstance(value, float):
-            return value
-        number, _, unit = str(value).partition("/")
-        try:
-            rate = float(number) / {"": 1, "s": 1, "m": 60, "h": 3600}[unit.strip()]
-        except (ValueError, KeyError):
-            rate = 0.0
-        if not 0 < rate < float("inf"):
-            self.fail(f"{value!r} is no rate: write 50/s, 600/m or 1000/h", param, ctx)
-        return rate
-
-
-@dlq.command("redrive")
+@dlq.command("export")
 @click.argument("name")
-@click.option("--id", "task_ids", multiple=True, metavar="TASK_ID", help="This task's letters; may be repeated.")
-@click.option("--all", "everything", is_flag=True, help="All letters.")
-@click.option("--reason", "reasons", multiple=True, help="Letters that died of this; may be repeated.")
-@click.option("--task", "tasks", multiple=True, help="Letters of this task; a shell pattern.")
-@click.option("--exception", "exceptions", multiple=True, help="Letters that raised this class, dotted or its last word.")
-@click.option("--fingerprint", "fingerprints", multiple=True, help="Letters with this fingerprint, or its beginning.")
-@click.option("--older-than", type=SECONDS, help="Letters that died longer ago: 90s, 15m, 2h, 3d.")
-@click.option("--newer-than", type=SECONDS, help="Letters that died since.")
-@click.option("--dry-run", is_flag=True, help="Count what would go back, and change nothing.")
-@click.option("--rate", type=_Rate(), help="At most so many: 50/s, 600/m.")
-@click.option("--limit", type=click.IntRange(1), help="At most so many letters, the oldest first.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@choosing
+@click.option("--to", "uri", metavar="URI", help="Write files there, whole letters; without it, JSON lines are printed.")
 @json_option
 @pass_context
-def redrive_(
-    context: Context,
-    /,
-    name: str,
-    *,
-    dry_run: bool,
-    rate: float | None,
-    limit: int | None,
-    yes: bool,
-    **options: Any,
-) -> None:
-    """Send letters back to their origin queue: the same task, one generation on, its history kept.
-
-    Only letters that were there when it began; those that die again meanwhile are left alone. A terminal is asked first, unless the
-    letters are named by --id.
-    """
-    _require_choice(options)
+def export(context: Context, /, name: str, *, uri: str | None, **options: Any) -> None:
+    """Write letters out, and leave them where they are: to files, or as JSON lines, all of them where none is chosen."""
     transport = context.transport
     dead_letters.required(context.install, name)
-    chosen = _filter(options, transport.now_ms())
-    if not (dry_run or yes or options["task_ids"]) and sys.stdin.isatty():
-        expected = redrive(transport, name, chosen, dry_run=True, limit=limit)
-        if not click.confirm(
-            f"Send {expected.moved} of {counted(expected.total, 'letter', 'letters')} of {safe(name)} back?", err=True
-        ):
-            click.echo("Nothing was changed.", err=True)
-            return
-    with Progress() as progress:
-        done = redrive(
-            transport,
-            name,
-            chosen,
-            dry_run=dry_run,
-            rate=rate,
-            limit=limit,
-            on_progress=lambda so_far: progress.say(f"{so_far.moved} sent back, {so_far.looked_at} of {so_far.total} looked at"),
-        )
-    if context.as_json:
-        print_json(done.to_dict())
-    else:
-        _tell(done)
-
-
-def _require_choice(options: dict[str, Any]) -> None:
-    filters = [name for name, value in options.items() if name != "everything" and value not in (None, ())]
-    if options["everything"] and filters:
-        msg = "--all means every letter: leave it out, or leave the filters out"
-        raise click.UsageError(msg)
-    if not options["everything"] and not filters:
-        msg = "which letters? name them with --id, choose them with a filter (--reason, --task, …), or say --all"
-        raise click.UsageError(msg)
-
-
-def _filter(options: dict[str, Any], now_ms: int) -> Filter:
-    def ago(seconds: float | None) -> int | None:
-        return None if seconds is None else now_ms - round(seconds * 1000)
-
-    return Filter(
-        task_ids=frozenset(options["task_ids"]),
-        reasons=frozenset(options["reasons"]),
-        tasks=options["tasks"],
-        exceptions=options["exceptions"],
-        fingerprints=options["fingerprints"],
-        died_before_ms=ago(options["older_than"]),
-        died_after_ms=ago(options["newer_than"]),
-    )
-
-
-def _tell(done: Redrive) -> None:
-    name = safe(done.dead_letter_queue)
-    if not done.matched:
-        click.echo(f"No letter of {name} was chosen; {counted(done.looked_at, 'was', 'were')} looked at.")
+    if not has_choice(options):
+        options["everything"] = True
+    require_choice(options)
+    chosen = filter_of(options, transport.now_ms())
+    if uri is not None:
+        done = export_letters(transport, name, uri, chosen)
+        if context.as_json:
+            print_json({each: getattr(done, each) for each in ("dead_letter_queue", "destination", "letters", "files")})
+        else:
+            files = counted(len(done.files), "file", "files")
+            click.echo(f"{counted(done.letters, 'letter', 'letters')} of {safe(name)} in {files} below {safe(uri)}.")
         return
-    verb = "would go back" if done.dry_run else "went back"
-    where = ", ".join(f"{safe(queue)} {count}" for queue, count in done.by_queue.most_common())
-    click.echo(f"{counted(done.moved, 'letter', 'letters')} of {name} {verb}{f': {where}' if where else ''}.")
-    if done.chords:
-        its, they = ("its failure", "it runs by itself") if done.chords == 1 else ("their failures", "they run by themselves")
-        click.echo(f"{done.chords} of them belonged to a chord, which has counted {its}: {they}.")
-    for why, count in done.left.most_common():
-        click.echo(f"{counted(count, 'letter', 'letters')} cannot go back and {'stays' if count == 1 else 'stay'}: {safe(why)}.")
-    if done.gone:
-        click.echo(f"{counted(done.gone, 'letter', 'letters')} had left the queue meanwhile.")
+    found = False
+    for letter in letters_of(transport, name):
+        if chosen.passes(letter):
+            found = True
+            print_json(letters.as_editable(letter, redact=context.settings.redact), is_line=True)
+    if not found and options["task_ids"]:
+        msg = f"{name!r} holds no letter of task {', '.join(options['task_ids'])}"
+        raise InputError(msg)
+
+
+@dlq.command("causes")
+@click.argument("name", required=False)
+@click.option("--limit", type=click.IntRange(1), default=20, show_default=True, help="The most frequent so many.")
+@json_option
+@pass_context
+def causes_(context: Context, name: str | None, limit: int) -> None:
+    """What the letters died of, the most frequent first: how many, since when, and an example; of one queue or of all."""
+    transport = context.transport
+    names = list(dead_letters.known(context.install)) if name is None else [dead_letters.required(context.install, name)]
+    found = causes(transport, names)
+    if context.as_json:
+        print_json([each.to_dict() for each in found[:limit]])
+        return
+    if not found:
+        click.echo("There are no dead letters.")
+        return
+    now = transport.now_ms()
+    rows = [
+        (
+            each.count,
+            short(each.fingerprint or "-", 14),
+            short(each.reason, 16),
+            short(", ".join(each.tasks), 40),
+            age(each.first_ms, now),
+            age(each.last_ms, now),
+            short(each.task_id, 40),
+            short(f"{each.exception.rpartition('.')[2]}: {each.message}" if each.message else each.exception, 60),
+        )
+        for each in found[:limit]
+    ]
+    headings = ("letters", "fingerprint", "reason", "task", "first", "last", "example", "exception")
+    click.echo(table(rows, headings))
+    if len(found) > limit:
+        click.echo(f"{limit} of {counted(len(found), 'cause', 'causes')}; more with --limit.", err=True)
+
+
+for _command in (redrive_, purge_, move_):
+    dlq.add_command(_command)

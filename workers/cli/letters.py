@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from redelivery.workers.dead_letters import Letter
 
-__all__ = ["as_json", "as_table", "as_text"]
+__all__ = ["arguments", "as_editable", "as_json", "as_table", "as_text"]
 
 HIDDEN = "(hidden: redact is set)"
 #: Headers in which Celery repeats the arguments.
@@ -50,11 +50,20 @@ def as_json(letter: Letter, *, redact: bool) -> dict[str, Any]:
         "failure": dict(letter.failure),
         "attempts_made": [dict(each) for each in envelope.attempts],
         "deaths": [dict(each) for each in envelope.deaths],
+        "first_death": None if envelope.first_death is None else dict(envelope.first_death),
+        "parked": envelope.parked,
         "headers": headers,
         "properties": {} if contents.message is None else contents.message["properties"],
         "body": HIDDEN if redact else _body(letter),
         "bytes": len(contents.raw),
     }
+
+
+def as_editable(letter: Letter, *, redact: bool) -> dict[str, Any]:
+    """The same, with its arguments by name, where they can be read: what `dlq redrive --with` takes back."""
+    body: Any = None if redact else letter.contents.body()
+    is_protocol_2 = isinstance(body, list) and len(body) == 3  # noqa: PLR2004 - args, kwargs, embed
+    return {**as_json(letter, redact=redact), **({"args": body[0], "kwargs": body[1]} if is_protocol_2 else {})}
 
 
 def as_text(letter: Letter, *, redact: bool) -> str:
@@ -71,13 +80,15 @@ def as_text(letter: Letter, *, redact: bool) -> str:
                 "in queue": letter.queue,
                 "origin": f"{letter.origin_queue or '-'} (exchange {envelope.origin.get('exchange') or '-'})",
                 "generation": letter.generation,
+                "parked": "yes: held here, so that it does not go round" if envelope.parked else "",
+                "first death": _first(envelope.first_death) if len(envelope.deaths) > 1 else "",
                 "attempts": envelope.attempt,
                 "first seen": moment(envelope.first_seen_ms),
                 "fingerprint": letter.failure.get("fingerprint"),
                 "bytes": len(contents.raw),
             },
         ),
-        "arguments\n" + lines(HIDDEN if redact else _arguments(letter)),
+        "arguments\n" + lines(arguments(letter, redact=redact)),
     ]
     if letter.failure:
         said = f"{letter.failure.get('type')}: {letter.failure.get('message')}"
@@ -97,6 +108,11 @@ def _attempt(each: Mapping[str, Any]) -> tuple[str, ...]:
     return moment(_number(each.get("at"))), _text(each.get("worker"), 40), then, _text(each.get("exception"), 80)
 
 
+def _first(death: Mapping[str, Any] | None) -> str:
+    said = {} if death is None else death
+    return f"{moment(_number(said.get('at')))} in {_text(said.get('queue'), 40)}: {_text(said.get('reason'), 20)}"
+
+
 def _death(each: Mapping[str, Any]) -> tuple[str, ...]:
     return (
         moment(_number(each.get("last"))),
@@ -111,7 +127,10 @@ def _body(letter: Letter) -> Any:
     return _why_not(letter) if body is None else body
 
 
-def _arguments(letter: Letter) -> str:
+def arguments(letter: Letter, *, redact: bool) -> str:
+    """The arguments as JSON, a line each, or why they are not shown."""
+    if redact:
+        return HIDDEN
     body = letter.contents.body()
     if body is None:
         return _why_not(letter)

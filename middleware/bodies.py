@@ -1,0 +1,103 @@
+"""The body of a message: read and written anew, without running anything that is in it.
+
+Enters: a message as kombu published it, from anybody. Leaves: its body where that is plain JSON, or the message with another body,
+in the encoding and compression that it had. Refuses, with `EnvelopeError`, to edit what it cannot read. Nothing is ever unpickled.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import TYPE_CHECKING, Any
+
+from celery.utils.saferepr import saferepr as safe_repr
+from kombu.compression import compress, decompress
+
+from redelivery.errors import EnvelopeError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+__all__ = ["decoded", "edited", "with_body", "without_chord"]
+
+JSON = "application/json"
+#: Parts of a body of Celery's protocol 2: args, kwargs, embed.
+PARTS = 3
+
+Raw = dict[str, Any]
+
+
+def decoded(message: Raw) -> Any:
+    """The body, decoded, where it is plain JSON; None where it is anything else, or cannot be read."""
+    if message.get("content-type") != JSON:
+        return None
+    try:
+        return json.loads(_bytes_of(message))
+    except (ValueError, TypeError, RecursionError):
+        return None
+    except Exception:  # noqa: BLE001 - kombu's codecs raise errors of their own, and the bytes are anybody's
+        return None
+
+
+def with_body(message: Raw, body: Any) -> Raw:
+    """The message with this body. Raises `EnvelopeError` where it cannot be JSON."""
+    try:
+        encoded = json.dumps(body, separators=(",", ":")).encode()
+    except (TypeError, ValueError) as exc:
+        msg = f"the arguments are not JSON: {exc}; give values that are"
+        raise EnvelopeError(msg) from exc
+    if isinstance(kind := message["headers"].get("compression"), str):
+        encoded, _ = compress(encoded, kind)
+    is_base64 = message["properties"].get("body_encoding") == "base64"
+    return {**message, "body": base64.b64encode(encoded).decode() if is_base64 else encoded.decode()}
+
+
+def without_chord(message: Raw) -> tuple[Raw, bool]:
+    """The message as it is once it belongs to no chord any more, and whether it belonged to one."""
+    # Members of a chord are members of its group; looking into every body would be slow.
+    body: Any = decoded(message) if message["headers"].get("group") is not None else None
+    if not _is_protocol_2(body) or body[2].get("chord") is None:
+        return message, False
+    return with_body(message, [body[0], body[1], {**body[2], "chord": None}]), True
+
+
+def edited(
+    message: Raw,
+    *,
+    args: Sequence[Any] | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+    task: str | None = None,
+) -> Raw:
+    """The message with other arguments, or for another task; what is None stays.
+
+    Raises `EnvelopeError` where its body is no JSON of Celery's protocol 2, or the new arguments are none.
+    """
+    headers = dict(message["headers"])
+    if task is not None:
+        headers["task"] = task
+    if args is None and kwargs is None:
+        return {**message, "headers": headers}
+    body = decoded(message)
+    if not _is_protocol_2(body):
+        msg = f"its body is {message.get('content-type') or 'of no type'}, no Celery task in JSON: its arguments cannot be edited"
+        raise EnvelopeError(msg)
+    given = list(body[0] if args is None else args), dict(body[1] if kwargs is None else kwargs)
+    for name, value in zip(("argsrepr", "kwargsrepr"), (tuple(given[0]), given[1]), strict=True):
+        if name in headers:
+            headers[name] = safe_repr(value)
+    return with_body({**message, "headers": headers}, [*given, body[2]])
+
+
+def _is_protocol_2(body: Any) -> bool:
+    is_shaped = isinstance(body, list) and len(body) == PARTS
+    return is_shaped and all(isinstance(part, kind) for part, kind in zip(body, (list, dict, dict), strict=True))
+
+
+def _bytes_of(message: Raw) -> bytes:
+    body = message.get("body")
+    if not isinstance(body, str):
+        msg = "the body is no text"
+        raise TypeError(msg)
+    encoded = base64.b64decode(body) if message["properties"].get("body_encoding") == "base64" else body.encode()
+    kind = message["headers"].get("compression")
+    return decompress(encoded, kind) if isinstance(kind, str) else encoded

@@ -1,0 +1,92 @@
+"""Settings of Celery's that cannot hold together with ours: what each would break, and what to do.
+
+Enters: an app. Leaves: one line for each contradiction, or none. It refuses only what breaks a guarantee; what is merely without
+effect is told by `redelivery adopt`. It opens no connection.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from redelivery.middleware.explicit import UNSAID, said_by_app, said_by_task
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from celery import Celery
+    from kombu import Connection
+
+    from redelivery.middleware.install import Redelivery
+
+__all__ = ["contradictions"]
+
+CRASH = "a crash is a counted attempt here, and its message is delivered again or dead-lettered"
+ENDED = "a failed message is dead-lettered and ended in one step here, and must not be rejected beside it"
+TWICE = "Celery would publish the task again, and Redelivery deliver it again: it would run twice"
+
+#: Setting, the value that cannot be, why, and what to do.
+REFUSED: tuple[tuple[str, Any, str, str], ...] = (
+    ("task_reject_on_worker_lost", False, CRASH, "remove the setting, or set enabled = false for the tasks that need it"),
+    ("task_acks_on_failure_or_timeout", False, ENDED, "remove the setting"),
+    ("task_acks_on_failure", False, ENDED, "remove the setting"),
+    ("task_acks_on_timeout", False, ENDED, "remove the setting"),
+    ("task_retry_on_worker_lost", True, TWICE, "remove the setting; max_delivery_attempts is the limit"),
+    (
+        "worker_cancel_long_running_tasks_on_connection_loss",
+        True,
+        "a task goes on when the connection is lost, its lease outlives that, and nobody would deliver a cancelled one again",
+        "remove the setting",
+    ),
+    ("task_protocol", 1, "its messages have no headers to count attempts in", "remove the setting, or set it to 2"),
+)
+
+
+def contradictions(install: Redelivery) -> list[str]:
+    """What must be changed before a worker of this app can start, a line each. In `mode="observe"` only the broker is looked at."""
+    app = install.app
+    found = list(_broker(app))
+    if install.enforces:
+        found += _settings(app)
+        found += _tasks(install)
+    return found
+
+
+def _settings(app: Celery) -> Iterator[str]:
+    for setting, value, why, fix in REFUSED:
+        said = said_by_app(app, setting)
+        if said is not UNSAID and said == value:
+            yield f"{setting} = {value!r} contradicts Redelivery: {why}; {fix}"
+
+
+def _tasks(install: Redelivery) -> Iterator[str]:
+    queues = list(install.app.amqp.queues.consume_from)
+    for name, task in sorted(install.app.tasks.items()):
+        if not any(install.is_enabled(name, queue) for queue in queues):
+            continue
+        for setting, value, why, fix in REFUSED:
+            attribute = setting.removeprefix("task_")
+            if attribute == "reject_on_worker_lost":  # without effect on one task: `adopt` tells
+                continue
+            said = said_by_task(task, attribute) if setting.startswith("task_") else UNSAID
+            if said is not UNSAID and said == value:
+                yield f"task {name!r}: {attribute}={value!r} contradicts Redelivery: {why}; {fix.replace('setting', 'option')}"
+
+
+def _broker(app: Celery) -> Iterator[str]:
+    read, write = app.conf.broker_read_url, app.conf.broker_write_url
+    if read != write:
+        yield "broker_read_url and broker_write_url differ: a message is moved where it was received; set broker_url alone"
+        return
+    try:
+        connection: Connection = app.connection_for_write()
+        transport = connection.get_transport_cls()
+    except KeyError as exc:
+        yield f"broker_url cannot be used: {exc.args[0]}; it looks like redis://host:6379/0"
+        return
+    if getattr(transport, "driver_type", None) != "redis":
+        yield f"broker {connection.as_uri()} is no Redis: this version of redelivery needs a redis:// broker"
+        return
+    if len(connection.alt) > 1 and not all(str(each).startswith("sentinel") for each in connection.alt):
+        yield "broker_url names several servers: a message lives on one; use Sentinel (sentinel://…), or name one"
+    if (connection.transport_options or {}).get("ack_emulation", True) is False:
+        yield "broker_transport_options: ack_emulation = False loses what a dying worker holds; remove it"

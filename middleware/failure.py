@@ -1,0 +1,83 @@
+"""Telling of a death that no attempt could report: its worker died, or the message was stopped before it ran.
+
+Whoever waits for the result (`AsyncResult.get`) is told, the chord and the chain that the task belongs to fail, its error callbacks
+are called and `task_failure` is sent, as Celery does for an attempt that failed.
+
+Enters: the message, and why it died. Refuses nothing: what cannot be read is told of as far as it can be, and what cannot be stored
+is logged; the message's own way is not held up by it.
+"""
+
+from __future__ import annotations
+
+import base64
+from typing import TYPE_CHECKING, Any
+
+from celery import signals
+from celery.app.task import Context
+from celery.app.trace import get_actual_ignore_result  # where Celery 5.6 has it, too
+from celery.exceptions import InvalidTaskError, MaxRetriesExceededError, WorkerLostError
+from kombu.exceptions import DecodeError
+from kombu.message import Message
+from kombu.serialization import prepare_accept_content
+
+from redelivery.middleware.logs import log
+from redelivery.middleware.outcomes import Reason
+
+if TYPE_CHECKING:
+    from celery import Celery
+
+__all__ = ["tell_failure"]
+
+#: What the caller gets for a death of this reason: classes that every Celery knows.
+EXCEPTIONS: dict[Reason, type[Exception]] = {
+    Reason.WORKER_LOST: WorkerLostError,
+    Reason.EXHAUSTED: MaxRetriesExceededError,
+    Reason.UNDECODABLE: DecodeError,
+    Reason.INVALID: InvalidTaskError,
+}
+
+
+def tell_failure(app: Celery, message: dict[str, Any], reason: Reason, text: str) -> None:
+    """Tell all who wait for this task that it has died of this reason; `text` says more. Nothing for what names no task."""
+    headers = message["headers"]
+    task_id, task = headers.get("id"), app.tasks.get(str(headers.get("task")))
+    if not isinstance(task_id, str) or task is None or reason not in EXCEPTIONS:
+        return
+    exc = EXCEPTIONS[reason](text)
+    context = _context(app, message)
+    task.request_stack.push(context)
+    try:
+        stores = task.store_errors_even_if_ignored or not get_actual_ignore_result(task, context)
+        task.backend.mark_as_failure(task_id, exc, request=context, store_result=stores)
+        signals.task_failure.send(
+            sender=task,
+            task_id=task_id,
+            exception=exc,
+            args=context.args,
+            kwargs=context.kwargs,
+            traceback=None,
+            einfo=None,
+        )
+    except Exception:  # noqa: BLE001 - a result that cannot be stored does not hold the message
+        log.exception("hook.failed", task_id=task_id, hook="mark_as_failure")
+    finally:
+        task.request_stack.pop()
+
+
+def _context(app: Celery, message: dict[str, Any]) -> Context:
+    """The request as the task would have seen it; without arguments and callbacks where the body cannot be read."""
+    headers, properties = message["headers"], message["properties"]
+    body = message.get("body")
+    try:
+        encoded = base64.b64decode(str(body)) if properties.get("body_encoding") == "base64" else body
+        args, kwargs, embed = Message(
+            body=encoded,
+            content_type=message.get("content-type"),
+            content_encoding=message.get("content-encoding"),
+            headers=headers,
+            properties=properties,
+            accept=prepare_accept_content(app.conf.accept_content),
+        ).decode()
+        return Context(headers, args=args, kwargs=kwargs, is_eager=False, called_directly=False, **(embed or {}))
+    except Exception:  # noqa: BLE001 - the message is anybody's
+        return Context(headers, args=[], kwargs={}, is_eager=False, called_directly=False)

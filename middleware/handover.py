@@ -1,0 +1,124 @@
+"""The hand-over of a request to the pool, and whatever goes wrong there.
+
+Celery gives the pool's place back for a task that was revoked, and for nothing else: any other exception costs a place until the
+worker is started anew, and its message is held as long. Here each of them ends the message or gives it back, and the place comes
+back:
+
+- what the message itself has done (headers that cannot be pickled, or that Celery cannot read) is its death, reason `invalid`;
+- what it has not (a pool that is going down, a broker or a result backend that does not answer) gives it back, uncounted, after a
+  second in the delay store, so that a broken worker does not ask for it again at once;
+- what a pool of threads, or the worker itself (`solo`), lets out of the task is an attempt that counts: `SystemExit` and
+  `KeyboardInterrupt` are a lost worker, as they are where the pool has processes.
+"""
+
+from __future__ import annotations
+
+import struct
+from pickle import PicklingError
+from typing import TYPE_CHECKING, Any
+
+from billiard.einfo import ExceptionInfo
+from billiard.exceptions import WorkerLostError
+from celery.exceptions import Ignore, TaskRevokedError, WorkerShutdown, WorkerTerminate
+from celery.worker import state
+
+from redelivery.middleware.logs import log
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+    from redelivery.middleware.egress import Egress
+    from redelivery.middleware.install import Redelivery
+
+__all__ = ["hand_over"]
+
+#: What the bytes of a message can make Celery, pickle or the timers raise.
+BY_THE_MESSAGE = (ArithmeticError, AttributeError, LookupError, PicklingError, RecursionError, TypeError, ValueError, struct.error)
+
+
+def hand_over(request: Egress, install: Redelivery) -> None:
+    """Put ourselves around the request's `execute_using_pool`, which is the generated class's."""
+    asked: Any = request
+    execute, must_start = asked.execute_using_pool, request.must_start and not install.shares_process
+    if install.shares_process:
+        asked.on_success = _hearing(request, asked.on_success)
+
+    def execute_using_pool(pool: Any, **kwargs: Any) -> Any:
+        try:
+            if must_start:
+                install.start(request.message.held.tag)
+            result = execute(pool, **kwargs)
+        except TaskRevokedError:
+            raise
+        except Ignore:  # another worker's by now
+            state.task_ready(request)
+            request.acknowledged = True
+            install.owner.drop(request.message.held.tag)
+            raise TaskRevokedError(request.id) from None
+        except (WorkerShutdown, WorkerTerminate) as exc:
+            lose(request, exc)
+            raise
+        except Exception as exc:  # noqa: BLE001 - the message is anybody's, and so is the pool
+            _end(request, pool, exc)
+            raise TaskRevokedError(request.id) from None  # Celery gives the pool's place back for this exception alone
+        if install.shares_process:
+            request.keep_future(result)
+            future = getattr(result, "f", None)
+            if future is not None:
+                future.add_done_callback(lambda done: _look_at(request, done))
+        return result
+
+    asked.execute_using_pool = execute_using_pool
+
+
+def _hearing(request: Egress, on_success: Any) -> Any:
+    """A pool without processes tells of `SystemExit` where it tells of success, and not in its form."""
+
+    def hearing(result: Any, **kwargs: Any) -> None:
+        if isinstance(result, ExceptionInfo):
+            request.on_failure(result)
+        else:
+            on_success(result, **kwargs)
+
+    return hearing
+
+
+def _look_at(request: Egress, done: Future[Any]) -> None:
+    """What has come out of a pool's thread: nobody else looks there."""
+    exc = None if done.cancelled() else done.exception()
+    if exc is not None:
+        lose(request, exc)
+
+
+def lose(request: Egress, exc: BaseException) -> None:
+    """An attempt that has begun was broken off: it counts, as a lost worker does."""
+    if request.has_left:
+        return
+    log.error("message.broken_off", task_id=request.id, exc_info=exc)
+    try:
+        raise WorkerLostError(repr(exc)) from exc  # noqa: TRY301 - what is reported is an exception that was raised
+    except WorkerLostError:
+        request.on_failure(ExceptionInfo())
+
+
+def _end(request: Egress, pool: Any, exc: Exception) -> None:
+    if request.has_left:
+        log.exception("hook.failed", task_id=request.id, hook="execute_using_pool")
+        return
+    _forget(request, pool)
+    if request in state.active_requests:
+        lose(request, exc)
+    elif isinstance(exc, BY_THE_MESSAGE) and pool.active:
+        log.exception("message.invalid", tag=request.message.held.tag, queue=request.message.held.queue)
+        request.invalidate(ExceptionInfo())
+    else:
+        log.exception("message.set_back", task_id=request.id, queue=request.message.held.queue)
+        request.set_back()
+
+
+def _forget(request: Egress, pool: Any) -> None:
+    """What a pool of processes remembers of a task that it never got would keep it from ending."""
+    cache = getattr(getattr(pool, "_pool", None), "_cache", None)
+    for result in list(cache.values()) if isinstance(cache, dict) else []:
+        if getattr(result, "correlation_id", None) == request.id and getattr(result, "_payload", None) is None:
+            result.discard()

@@ -1,0 +1,43 @@
+-- Moves the oldest message of a queue to a dead-letter queue, or away, and records it: because the queue is too long, or because the
+-- message's time is over. Only the message that the caller has made a letter of is moved, and only while it is the oldest.
+-- KEYS[1] outcome log, KEYS[2] dead_letter_queues, KEYS[3] the dead-letter queue's list, KEYS[4] its bindings,
+-- KEYS[5..] all lists of the queue, the most urgent first.
+-- ARGV[1] the most messages that the queue may hold, or '' (the message goes whatever the length), ARGV[2] index in KEYS of the
+-- message's list, or 0 (none is known yet), ARGV[3] the message, ARGV[4] origin queue, ARGV[5] '1' where the dead-letter queue must
+-- be there already, ARGV[6] the letter, or '' (it is discarded), ARGV[7] name of the dead-letter queue, ARGV[8..23] the event, or
+-- nothing, ARGV[24..39] a second event, recorded before it, or nothing.
+-- Returns {state, index of the list, message}: 'done', 'oldest' (another message is the oldest now), each with the one that would go
+-- next; 'within' (there is nothing to do); 'missing' (the dead-letter queue is not there). Bound: one message, at most ten lists.
+-- Checked: every key that is written later is read first; the message leaves its list first, so that a full server lets it die.
+-- uses: append oldest
+redis.call('XLEN', KEYS[1])
+redis.call('HLEN', KEYS[2])
+redis.call('LLEN', KEYS[3])
+local most, at = tonumber(ARGV[1]), tonumber(ARGV[2])
+
+-- What would go next: with a bound of the length, the oldest of all; else the oldest of the same list.
+local function following()
+  if most and length_from(5) <= most then return {'within'} end
+  if most or at == 0 then
+    local index, raw = oldest_from(5)
+    if not index then return {'within'} end
+    return {'oldest', index, raw}
+  end
+  local raw = redis.call('LINDEX', KEYS[at], -1)
+  if not raw then return {'within'} end
+  return {'oldest', at, raw}
+end
+
+local now = following()
+if now[1] == 'within' or at == 0 or now[2] ~= at or now[3] ~= ARGV[3] then return now end
+if ARGV[5] == '1' and redis.call('EXISTS', KEYS[3], KEYS[4]) == 0 then return {'missing', at, ARGV[3]} end
+
+redis.call('RPOP', KEYS[at])
+if ARGV[6] ~= '' then
+  redis.call('LPUSH', KEYS[3], ARGV[6])
+  redis.call('HSET', KEYS[2], ARGV[7], ARGV[4])
+end
+if ARGV[24] then append(KEYS[1], 24) end
+if ARGV[8] then append(KEYS[1], 8) end
+local next = following()
+return {'done', next[2] or 0, next[3] or ''}

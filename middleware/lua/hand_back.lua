@@ -1,0 +1,19 @@
+-- Takes a message out of the delay store and puts it into its list, for plain Celery workers to wait with it.
+-- KEYS[1] delayed (destinations), KEYS[2] delayed:tasks, KEYS[3] delayed:due:<list>, KEYS[4] delayed:messages:<list>, KEYS[5] the list.
+-- ARGV[1] id in the delay store, ARGV[2] separator, ARGV[3] list name, ARGV[4] the message as it goes into the list.
+-- Returns 'done', or 'already' where the message no longer waits. Its first write frees. Bound: one message.
+-- Checked: all types, before anything is changed; a list that refuses the message has it wait as it did.
+for _, read in ipairs({{'ZCARD', 1}, {'ZCARD', 2}, {'ZCARD', 3}, {'LLEN', 5}}) do redis.call(read[1], KEYS[read[2]]) end
+local message = redis.call('HGET', KEYS[4], ARGV[1])
+if not message then return 'already' end
+redis.call('HDEL', KEYS[4], ARGV[1])
+local pushed = redis.pcall('LPUSH', KEYS[5], ARGV[4])
+if type(pushed) == 'table' then
+  redis.call('HSET', KEYS[4], ARGV[1], message)
+  return pushed
+end
+redis.call('ZREM', KEYS[3], ARGV[1])
+redis.call('ZREM', KEYS[2], ARGV[1] .. ARGV[2] .. ARGV[3])
+local next_due = redis.call('ZRANGE', KEYS[3], 0, 0, 'WITHSCORES')[2]
+if next_due then redis.call('ZADD', KEYS[1], next_due, ARGV[3]) else redis.call('ZREM', KEYS[1], ARGV[3]) end
+return 'done'

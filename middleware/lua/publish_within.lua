@@ -1,0 +1,50 @@
+-- Publishes a message to a queue that has bounds, and records it: dated by this server's clock, and within the queue's length.
+-- KEYS[1] outcome log, KEYS[2] dead_letter_queues, KEYS[3] the dead-letter queue's list, KEYS[4] its bindings, KEYS[5] the
+-- message's list, KEYS[6..] all lists of the queue, the most urgent first.
+-- ARGV[1] the message up to its time of publication, ARGV[2] what follows that time, or '' (it has none), ARGV[3] queue expiry in ms
+-- or '', ARGV[4] the most messages that the queue may hold, or '', ARGV[5] '1' where a full queue refuses, ARGV[6..21] the event;
+-- then, for the oldest message, where there must be room: ARGV[22] index in KEYS of its list, or 0, ARGV[23] the message,
+-- ARGV[24] origin queue, ARGV[25] '1' where its dead-letter queue must be there already, ARGV[26] the letter, or '' (it is
+-- discarded), ARGV[27] name of the dead-letter queue, ARGV[28..43] its event, or nothing, ARGV[44..59] an event before that one, or
+-- nothing.
+-- Returns {state, ...}: 'done' and the length of the queue; 'missing' and the length (published, though the queue is full, because
+-- the dead-letter queue is not there); 'refused' and the length; 'oldest', the index of a list, the message that must go first, and
+-- the time: then nothing has changed. Bound: two messages, at most ten lists.
+-- Checked: every key that is written later is read first.
+-- uses: append clock oldest
+redis.call('XLEN', KEYS[1])
+redis.call('HLEN', KEYS[2])
+redis.call('LLEN', KEYS[3])
+local length, most, state = length_from(6), tonumber(ARGV[4]), 'done'
+
+local function evict()
+  redis.call('RPOP', KEYS[tonumber(ARGV[22])])
+  if ARGV[26] ~= '' then
+    redis.call('LPUSH', KEYS[3], ARGV[26])
+    redis.call('HSET', KEYS[2], ARGV[27], ARGV[24])
+  end
+  if ARGV[44] then append(KEYS[1], 44) end
+  if ARGV[28] then append(KEYS[1], 28) end
+end
+
+local evicts = false
+if most and length >= most then
+  if ARGV[5] == '1' then return {'refused', length} end
+  local at, raw = oldest_from(6)
+  if tonumber(ARGV[22] or 0) ~= at or ARGV[23] ~= raw then return {'oldest', at, raw, now_ms()} end
+  if ARGV[25] == '1' and redis.call('EXISTS', KEYS[3], KEYS[4]) == 0 then state = 'missing' else evicts = true end
+end
+
+local message = ARGV[1]
+if ARGV[2] ~= '' then message = message .. string.format('%d', now_ms()) .. ARGV[2] end
+redis.call('LPUSH', KEYS[5], message)
+local added, err = pcall(append, KEYS[1], 6)
+if not added then
+  redis.call('LPOP', KEYS[5])
+  return type(err) == 'table' and err or redis.error_reply(tostring(err))
+end
+if evicts then evict() end
+if ARGV[3] ~= '' then
+  for at = 6, #KEYS do redis.pcall('PEXPIRE', KEYS[at], ARGV[3]) end
+end
+return {state, length_from(6)}

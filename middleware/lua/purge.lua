@@ -1,0 +1,13 @@
+-- Removes a dead letter for good, and records it.
+-- KEYS[1] the dead-letter queue's list, KEYS[2] outcome log.
+-- ARGV[1] the dead letter as it lies there, ARGV[2..17] event, ARGV[18] only while the queue is longer than this, or nothing.
+-- Returns 'done', or 'already' where the letter is no longer there, or the queue is no longer than that. Bound: one message; it is looked for from the oldest on.
+-- Checked: the type of the log, before the letter is taken; where the log refuses the event, the letter goes back, as the oldest.
+-- uses: append attempt
+redis.call('XLEN', KEYS[2])
+if ARGV[18] and redis.call('LLEN', KEYS[1]) <= tonumber(ARGV[18]) then return 'already' end
+if redis.call('LREM', KEYS[1], -1, ARGV[1]) == 0 then return 'already' end
+local err = attempt(
+  function() append(KEYS[2], 2) end,
+  function() redis.call('RPUSH', KEYS[1], ARGV[1]) end)
+return err or 'done'

@@ -1,0 +1,30 @@
+"""Names of a module that are imported when they are first asked for (PEP 562).
+
+Enters: the module's name, and where each of its names lives. Leaves: its `__getattr__`. Refuses any other name as Python does.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+__all__ = ["lazily"]
+
+
+def lazily(module: str, places: Mapping[str, str]) -> Callable[[str], Any]:
+    """`__getattr__` for `module`: a name is taken from the module that `places` names, and kept; a submodule is its own place."""
+
+    def __getattr__(name: str) -> Any:  # noqa: N807 - it is the module's
+        if name not in places:
+            msg = f"module {module!r} has no attribute {name!r}"
+            raise AttributeError(msg)
+        place = import_module(places[name])
+        value = place if places[name] == f"{module}.{name}" else getattr(place, name)
+        setattr(sys.modules[module], name, value)
+        return value
+
+    return __getattr__

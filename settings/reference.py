@@ -1,0 +1,104 @@
+"""The reference of all settings, `docs/settings.md`, from what the code says of each: `python -m redelivery.settings.reference`.
+
+Enters: `RedeliveryPolicy` and `GeneralSettings`, whose docstrings have a line for each field: its name, its unit, its default and
+its meaning. Leaves: Markdown. Refuses, with `ValueError`, a field that has no line, and a line whose default is not the field's.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+from dataclasses import MISSING, dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+from redelivery.settings.fields import FIELDS
+from redelivery.settings.general import GENERAL, GeneralSettings
+from redelivery.settings.policy import RedeliveryPolicy
+from redelivery.settings.sources import CONFIG, DEFAULT, PREFIX
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+__all__ = ["Described", "described", "reference"]
+
+LINE = re.compile(r"- `(\w+)` \(([^;]+); ([^)]+)\): (.+)")
+
+INTRODUCTION = f"""# Settings
+
+Every setting, with its unit, its default and where it can be written. Written by `./dev python -m redelivery.settings.reference`
+from the code; a test compares.
+
+Durations are seconds, or a `timedelta` in Python. 0 is a value, never "unset"; where None is a value, the word `"none"` stands for
+it in TOML and in the environment. A name that is not here is refused, with the nearest one that is.
+
+The sources, the later the stronger: built-in < the TOML file that `{CONFIG}` names < `app.conf.redelivery` < the environment.
+A variable's value is JSON, or else plain text.
+
+## Policy fields
+
+They stand in a row of `queues` or `tasks`, which a pattern begins (`{PREFIX}QUEUES`, `{PREFIX}TASKS`: the whole table, in
+JSON), in `override`, which beats everything but what a task raises (`{PREFIX}OVERRIDE`), and in `@redeliver(...)`. The variable
+of a field sets it for the row `#` of `queues`. Precedence, field by field: built-in < `queues` < `tasks` < `@redeliver` <
+`override`.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """What a docstring says of one setting."""
+
+    name: str
+    unit: str
+    default: str
+    meaning: str
+
+
+def described(owner: type, names: Sequence[str]) -> list[Described]:
+    """The lines of a docstring, one for each name, in this order. Raises `ValueError`."""
+    lines = {each.name: each for each in _lines(owner)}
+    defaults = {each.name: _shown(each.default if each.default is not MISSING else None) for each in fields(owner)}
+    if set(lines) != set(names):
+        msg = f"{owner.__name__}: its docstring lacks, or should not have, {', '.join(sorted(set(lines) ^ set(names)))}"
+        raise ValueError(msg)
+    for name in names:
+        if lines[name].default not in {defaults[name], "none"}:
+            msg = f"{owner.__name__}: {name} is {defaults[name]} by default, and its docstring says {lines[name].default}"
+            raise ValueError(msg)
+    return [lines[name] for name in names]
+
+
+def reference() -> str:
+    """The whole page."""
+    policy = _table(described(RedeliveryPolicy, FIELDS), f"{PREFIX}{DEFAULT}")
+    general = _table(described(GeneralSettings, GENERAL), PREFIX)
+    return f"{INTRODUCTION}\n{policy}\n## General settings\n\nThey stand at the top, beside `queues` and `tasks`.\n\n{general}"
+
+
+def _lines(owner: type) -> Iterator[Described]:
+    text = inspect.getdoc(owner) or ""
+    for paragraph in re.split(r"\n(?=- )|\n\n", text):
+        found = LINE.match(" ".join(paragraph.split()))
+        if found is not None:
+            yield Described(*found.groups())
+
+
+def _shown(default: Any) -> str:
+    if isinstance(default, bool):
+        return str(default).lower()
+    if isinstance(default, str):
+        return f'"{default}"'
+    if isinstance(default, (int, float)):
+        return f"{default:g}" if isinstance(default, float) else str(default)
+    return "none" if default == () else str(default)
+
+
+def _table(rows: Sequence[Described], prefix: str) -> str:
+    head = "| setting | unit | default | variable | meaning |\n|---|---|---|---|---|\n"
+    return head + "".join(
+        f"| `{each.name}` | {each.unit} | {each.default} | `{prefix}{each.name.upper()}` | {each.meaning} |\n" for each in rows
+    )
+
+
+if __name__ == "__main__":
+    sys.stdout.write(reference())

@@ -1,0 +1,62 @@
+"""`redelivery leave`: hand everything that waits back to plain Celery, and say what is left."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from redelivery.workers.cli.context import Context, json_option, pass_context
+from redelivery.workers.cli.output import counted, print_json, safe
+from redelivery.workers.cli.progress import Progress
+from redelivery.workers.leaving import Leaving
+from redelivery.workers.leaving import leave as leave_
+
+__all__ = ["leave"]
+
+
+@click.command()
+@click.option("--dry-run", is_flag=True, help="Count what would be handed back, and change nothing.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@json_option
+@pass_context
+def leave(context: Context, *, dry_run: bool, yes: bool) -> None:
+    """Hand delayed messages back as plain Celery messages with an ETA, and say what is left.
+
+    Stop all workers that have redelivery first; plain ones take over. What dead workers held is given back, which takes a lease.
+    """
+    context.transport  # noqa: B018 - what is wrong with the broker is said before anybody is asked
+    if (
+        not (dry_run or yes)
+        and sys.stdin.isatty()
+        and not click.confirm("Hand all delayed messages back to plain Celery?", err=True)
+    ):
+        click.echo("Nothing was changed.", err=True)
+        return
+    with Progress() as progress:
+        done = leave_(
+            context.install,
+            dry_run=dry_run,
+            on_progress=lambda so_far: progress.say(f"{sum(so_far.handed_back.values())} handed back"),
+        )
+    if context.as_json:
+        print_json(done.to_dict())
+    else:
+        _tell(done)
+
+
+def _tell(done: Leaving) -> None:
+    count, verb = sum(done.handed_back.values()), "would be handed" if done.dry_run else "handed"
+    where = ", ".join(f"{safe(queue)} {number}" for queue, number in done.handed_back.most_common())
+    click.echo(f"{counted(count, 'delayed message', 'delayed messages')} {verb} back{f': {where}' if where else ''}.")
+    for worker in done.recovered:
+        click.echo(f"Worker {safe(worker)} had died: what it held {'would be' if done.dry_run else 'was'} given back.")
+    click.echo("Left in the broker:")
+    for name, letters in done.dead_letters.items():
+        click.echo(f"- {counted(letters, 'dead letter', 'dead letters')} in {safe(name)}, an ordinary queue: `redelivery dlq`")
+    if done.stay:
+        click.echo(f"- {counted(done.stay, 'dead letter', 'dead letters')} in the delay store, for a queue or a handler")
+    if done.held:
+        click.echo(f"- {counted(done.held, 'message', 'messages')} in the hands of workers (`unacked`)")
+    click.echo(f"- the outcome log, {counted(done.events, 'event', 'events')}: `redelivery outcomes export` empties it")
+    click.echo("- keys that begin with `redelivery:`; when letters and log are dealt with, they can be deleted")

@@ -1,0 +1,163 @@
+"""The purge: dead letters go for good, by an operator's hand; and the move to another dead-letter queue.
+
+A purge archives a batch first, where it is told to, and then takes each letter out and records `purged` with reason `operator`, in
+one script. A crash between the two leaves letters that are in the archive and in the queue, and the same purge goes on.
+
+A move is recorded, too: the letter's next generation begins, and dies at once by the operator's hand (`redriven`, `dead_lettered`
+with reason `operator`), so that the books know where it lies and its history says who put it there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from redis.exceptions import RedisError
+
+from redelivery.errors import BrokerError, EnvelopeError, RedriveError
+from redelivery.middleware.envelope import dead, redriven, sealed
+from redelivery.middleware.outcomes import Outcome, Reason
+from redelivery.workers.letter_archive import archive
+from redelivery.workers.letter_walk import Walk, Walked
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from redelivery.middleware.outcomes import Event
+    from redelivery.middleware.transports.base import Answer
+    from redelivery.middleware.transports.redis import RedisTransport
+    from redelivery.workers.dead_letters import Letter
+    from redelivery.workers.letter_filter import Filter
+
+__all__ = ["Move", "Purge", "move", "purge", "purged"]
+
+
+@dataclass(slots=True, kw_only=True)
+class Purge(Walked):
+    """What a purge did, or would do: `moved` letters are gone; `files` of the archive hold them, where there is one."""
+
+    archive: str | None = None
+    files: list[str] = field(default_factory=list)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON has it; what was moved is called purged."""
+        facts = Walked.to_dict(self)
+        return {"purged" if name == "moved" else name: value for name, value in facts.items()}
+
+
+def purge(
+    transport: RedisTransport,
+    name: str,
+    chosen: Filter,
+    *,
+    dry_run: bool = False,
+    limit: int | None = None,
+    archive_to: str | None = None,
+    on_progress: Callable[[Purge], None] = lambda _: None,
+) -> Purge:
+    """Remove letters of one dead-letter queue for good: at most `limit`, archived first where `archive_to` says so.
+
+    Raises `BrokerError` where the broker refuses or does not answer, `InputError` where the archive cannot be written.
+    """
+    result = Purge(dead_letter_queue=name, dry_run=dry_run, archive=archive_to)
+
+    def carry(letters: list[Letter]) -> Sequence[Answer | Exception]:
+        if archive_to is not None:
+            result.files.append(archive(letters, archive_to, name, now_ms=transport.now_ms(), why=Reason.OPERATOR))
+        return transport.purge_many(name, [(each.contents.raw, purged(each, name, Reason.OPERATOR)) for each in letters])
+
+    walk = Walk(
+        transport=transport,
+        chosen=chosen,
+        result=result,
+        prepare=lambda letter: letter,
+        carry=carry,
+        on_progress=on_progress,
+        limit=limit,
+    )
+    try:
+        walk.run()
+    except RedisError as exc:
+        msg = f"the purge of {name!r} stopped when {result.moved} letters had gone: {exc}; the same command goes on"
+        raise BrokerError(msg) from exc
+    return result
+
+
+def purged(letter: Letter, name: str, reason: Reason) -> Event:
+    """The event of a letter that goes for good."""
+    generation = letter.contents.envelope.generation
+    return letter.contents.event(Outcome.PURGED, letter.queue or name, generation=generation, reason=reason)
+
+
+@dataclass(slots=True, kw_only=True)
+class Move(Walked):
+    """What a move did, or would do; `target` is the other dead-letter queue."""
+
+    target: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Moved:
+    parts: tuple[bytes, bytes, str, tuple[Event, Event]]
+
+
+def move(
+    transport: RedisTransport,
+    name: str,
+    target: str,
+    chosen: Filter,
+    *,
+    dry_run: bool = False,
+    limit: int | None = None,
+    on_progress: Callable[[Move], None] = lambda _: None,
+) -> Move:
+    """Move letters to another dead-letter queue, at most `limit`. Raises `BrokerError` where the broker does not answer."""
+    result, now_ms = Move(dead_letter_queue=name, dry_run=dry_run, target=target), transport.now_ms()
+    walk = Walk(
+        transport=transport,
+        chosen=chosen,
+        result=result,
+        prepare=lambda letter: _moved(letter, name, target, now_ms),
+        carry=lambda moves: transport.move_many(name, target, [each.parts for each in moves]),
+        on_progress=on_progress,
+        limit=limit,
+    )
+    try:
+        walk.run()
+    except RedisError as exc:
+        msg = f"the move of {name!r} stopped when {result.moved} letters had been moved: {exc}; the same command goes on"
+        raise BrokerError(msg) from exc
+    return result
+
+
+def _moved(letter: Letter, name: str, target: str, now_ms: int) -> _Moved:
+    contents = letter.contents
+    if not letter.is_message or not letter.death:
+        msg = "it is no letter of ours: its bytes were never a message, or somebody else put it here"
+        raise RedriveError(msg)
+    message, failure = contents.message, contents.envelope.failure
+    assert message is not None  # noqa: S101 - a message has been seen just above
+    try:
+        living = redriven(message)
+    except EnvelopeError as exc:
+        msg = "it names no origin queue"
+        raise RedriveError(msg) from exc
+    again = dead(
+        living,
+        name,
+        dead_letter_queue=target,
+        reason=Reason.OPERATOR,
+        at_ms=now_ms,
+        seen_ms=now_ms,
+        attempt=None,
+        failed=None,
+        detail=f"moved to {target}",
+    )
+    header = again["headers"]["redelivery"]
+    if failure is not None:
+        header["failure"] = dict(failure)
+    header["attempt"] = contents.envelope.attempt
+    generation = contents.envelope.generation + 1
+    opened = contents.event(Outcome.REDRIVEN, letter.origin_queue, generation=generation)
+    died = replace(opened, outcome=Outcome.DEAD_LETTERED, reason=Reason.OPERATOR)
+    return _Moved((contents.raw, sealed(again), letter.origin_queue, (opened, died)))

@@ -1,0 +1,183 @@
+"""The retention of dead letters: what is older than its queue keeps letters, or more than it keeps, goes into the archive.
+
+A duty of every worker; one of them does it, by a lease on the broker. A letter leaves in two steps: first a batch is written to the
+archive (`dead_letter_archive`), then each letter is taken out and recorded as `purged`, in one script: with reason `expired` by the
+`dead_letter_time_to_live` of the queue where it died, with `max_length` by the `max_dead_letters` of the queues that use the
+dead-letter queue. A crash between the two leaves letters in both places, and the next look finishes. Without an archive nothing
+leaves, and a warning says so: letters are never evicted in silence.
+
+Limits: the oldest letters are looked at every half a minute, from the tail of the queue on; one that lies behind younger ones (it
+was moved there by hand) goes within an hour. Times are the broker's.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from redis.exceptions import RedisError
+
+from redelivery.errors import RedeliveryError
+from redelivery.middleware.logs import log
+from redelivery.middleware.outcomes import Reason
+from redelivery.middleware.transports.base import Answer
+from redelivery.workers import dead_letters
+from redelivery.workers.dead_letters import Letter
+from redelivery.workers.letter_archive import archive
+from redelivery.workers.purge import purged
+
+if TYPE_CHECKING:
+    from redelivery.middleware.install import Redelivery
+
+__all__ = ["Retention"]
+
+#: Seconds between two looks, between two that read whole queues, and how long the lead lasts.
+EVERY, THOROUGHLY_EVERY, LEAD = 30.0, 3600.0, 90.0
+#: Letters of one batch, and so of one file.
+BATCH = 500
+#: A missing archive is said again only after so many looks.
+QUIET = 120
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """What holds for one dead-letter queue: its cap, and of its letters those of which queue are kept how long (seconds)."""
+
+    most: int | None
+    lifetimes: dict[str, float | None]
+
+
+class Retention:
+    """Keeps the dead letters within their bounds."""
+
+    def __init__(self, install: Redelivery) -> None:
+        self._install = install
+        self._token = uuid.uuid4().hex
+        self._stopped = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._thorough = -THOROUGHLY_EVERY
+        self._quiet = 0
+
+    def start(self) -> None:
+        """Begin, where any queue has such a setting; a second time changes nothing."""
+        if self._thread is None and self.is_asked_for():
+            self._thread = threading.Thread(target=self._run, name="redelivery-retention", daemon=True)
+            self._thread.start()
+
+    def stop(self) -> None:
+        """End, after the batch that is under way."""
+        self._stopped.set()
+        if self._thread is not None:
+            self._thread.join(5)
+
+    def is_asked_for(self) -> bool:
+        """Whether any row of the settings bounds dead letters."""
+        names = {"dead_letter_time_to_live", "max_dead_letters"}
+        return any(names & row.fields.keys() for row in self._install.settings.rows)
+
+    def _run(self) -> None:
+        while True:
+            try:
+                if self._install.transport.keep_letters(self._token, LEAD):
+                    self.step()
+            except (RedisError, OSError) as exc:
+                log.warning("retention.waiting", error=str(exc))
+            except RedeliveryError as exc:
+                log.error("retention.failed", error=str(exc))
+            except Exception:  # noqa: BLE001 - the duty must go on
+                log.exception("retention.failed")
+            if self._stopped.wait(EVERY):
+                return
+
+    def step(self) -> int:
+        """Look once at every dead-letter queue; how many letters went. Raises what the broker and the archive do."""
+        is_thorough = time.monotonic() - self._thorough >= THOROUGHLY_EVERY
+        gone = 0
+        for name, rule in self._rules().items():
+            gone += self._outlived(name, rule, is_thorough=is_thorough)
+            gone += self._beyond(name, rule)
+        if is_thorough:
+            self._thorough = time.monotonic()
+        return gone
+
+    def _rules(self) -> dict[str, Rule]:
+        """The dead-letter queues that anything bounds."""
+        install, users = self._install, {}
+        for name, origin in dead_letters.known(install).items():
+            users[name] = {origin}
+        for queue in install.app.amqp.queues:
+            target = install.policy_for(queue).dead_letter_queue_for(queue)
+            if target is not None:
+                users.setdefault(target, set()).add(queue)
+        found = {}
+        for name, origins in users.items():
+            caps = [install.policy_for(origin).max_dead_letters for origin in origins]
+            known = [each for each in caps if each is not None]
+            most = max(known) if known and len(known) == len(caps) else None
+            lifetimes = {origin: install.policy_for(origin).dead_letter_time_to_live for origin in origins}
+            found[name] = Rule(most, lifetimes)
+        return found
+
+    def _outlived(self, name: str, rule: Rule, *, is_thorough: bool) -> int:
+        """Purge what is older than its queue keeps it."""
+        if not any(rule.lifetimes.values()):
+            return 0
+        transport, staying, gone = self._install.transport, 0, 0
+        now_ms, key = transport.now_ms(), transport.keys.list(name)
+        while not self._stopped.is_set():
+            page: Any = transport.client.lrange(key, -(staying + BATCH), -(staying + 1))
+            letters = [Letter.of(raw) for raw in reversed(page)]
+            old = [letter for letter in letters if self._is_old(letter, rule, now_ms)]
+            gone += self._purge(name, old, Reason.EXPIRED)
+            staying += len(letters) - len(old)
+            if len(letters) < BATCH or not (old or is_thorough):
+                break
+        return gone
+
+    def _is_old(self, letter: Letter, rule: Rule, now_ms: int) -> bool:
+        if letter.died_ms is None:
+            return False
+        queue = letter.queue
+        if queue not in rule.lifetimes:
+            rule.lifetimes[queue] = self._install.policy_for(queue).dead_letter_time_to_live
+        lifetime = rule.lifetimes[queue]
+        return lifetime is not None and letter.died_ms + lifetime * 1000 <= now_ms
+
+    def _beyond(self, name: str, rule: Rule) -> int:
+        """Purge the oldest of what is too much."""
+        transport, gone = self._install.transport, 0
+        key = transport.keys.list(name)
+        while rule.most is not None and not self._stopped.is_set():
+            excess = int(transport.client.llen(key)) - rule.most
+            if excess <= 0:
+                break
+            page: Any = transport.client.lrange(key, -min(excess, BATCH), -1)
+            went = self._purge(name, [Letter.of(raw) for raw in reversed(page)], Reason.MAX_LENGTH, down_to=rule.most)
+            gone += went
+            if not went:
+                break
+        return gone
+
+    def _purge(self, name: str, letters: list[Letter], reason: Reason, *, down_to: int | None = None) -> int:
+        if not letters:
+            return 0
+        uri, transport = self._install.settings.dead_letter_archive, self._install.transport
+        if uri is None:
+            self._quiet -= 1
+            if self._quiet < 0:
+                self._quiet = QUIET
+                why = "dead_letter_archive is not set: letters are archived before they go, so none goes"
+                log.warning("letters.kept", dead_letter_queue=name, letters=len(letters), reason=reason, why=why)
+            return 0
+        file = archive(letters, uri, name, now_ms=transport.now_ms(), why=reason)
+        gone = [(letter.contents.raw, purged(letter, name, reason)) for letter in letters]
+        answers = transport.purge_many(name, gone, down_to=down_to)
+        went = sum(answer is Answer.DONE for answer in answers)
+        log.info("letters.purged", dead_letter_queue=name, letters=went, reason=reason, archive=uri, file=file)
+        for answer in answers:
+            if isinstance(answer, Exception):
+                raise answer
+        return went

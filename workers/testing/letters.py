@@ -1,0 +1,122 @@
+"""`dead_letters`: what lies in the dead-letter queues of a test's app, read from the broker at each look."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, overload
+
+from redelivery.errors import RedriveError
+from redelivery.workers import dead_letters
+from redelivery.workers.letter_filter import Filter
+from redelivery.workers.redrive import redrive
+
+if TYPE_CHECKING:
+    from redelivery.middleware.transports.redis import RedisTransport
+    from redelivery.workers.testing.worker import RunningWorker
+
+__all__ = ["DeadLetters", "Letter"]
+
+#: Letters of one queue that a test looks at.
+MOST = 10_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Letter:
+    """One dead letter.
+
+    `reason` is why it died (`redelivery.Reason`), `attempts` how many deliveries counted in this `generation`. `exception` is the
+    type's name (built-ins bare, others dotted), `message` what it said, `traceback` its text. `args` and `kwargs` are None where
+    the body is no JSON: nothing is ever unpickled. `died_ms` is the server's time.
+    """
+
+    task_id: str
+    task: str
+    reason: str
+    attempts: int
+    exception: str
+    message: str
+    args: tuple[Any, ...] | None
+    kwargs: dict[str, Any] | None
+    queue: str
+    dead_letter_queue: str
+    generation: int
+    died_ms: int | None
+    traceback: str = field(repr=False)
+    _transport: RedisTransport = field(repr=False, compare=False)
+
+    def redrive(self) -> None:
+        """Send it back to its origin queue, as an operator does. Raises `RedriveError`."""
+        done = redrive(self._transport, self.dead_letter_queue, Filter(task_ids=frozenset({self.task_id})))
+        if done.moved == 0:
+            reasons = ", ".join(done.left) or f"it lies in {self.dead_letter_queue} no more"
+            msg = f"{self.task_id} was not redriven: {reasons}"
+            raise RedriveError(msg)
+
+
+class DeadLetters(Sequence[Letter]):
+    """All letters of the app, the one that died first in front."""
+
+    def __init__(self, worker: RunningWorker) -> None:
+        self._worker = worker
+
+    @overload
+    def __getitem__(self, index: int) -> Letter: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[Letter]: ...
+
+    def __getitem__(self, index: int | slice) -> Letter | list[Letter]:
+        return self._letters()[index]
+
+    def __len__(self) -> int:
+        return len(self._letters())
+
+    def __repr__(self) -> str:
+        return repr(self._letters())
+
+    def of(self, task_id: Any) -> list[Letter]:
+        """The letters of one task: its id, or what `delay` returned."""
+        return [letter for letter in self._letters() if letter.task_id == str(task_id)]
+
+    def redrive(self, letter: Letter | None = None) -> None:
+        """Send this letter back to its origin queue, or the only one that there is. Raises `RedriveError`."""
+        if letter is None:
+            letters = self._letters()
+            if len(letters) != 1:
+                msg = f"there are {len(letters)} dead letters, not one: say which is to go back"
+                raise RedriveError(msg)
+            (letter,) = letters
+        letter.redrive()
+
+    def _letters(self) -> list[Letter]:
+        """What there is when the worker has nothing more to do."""
+        self._worker.settle()
+        install = self._worker.install
+        found = [
+            _letter(letter, name, install.transport)
+            for name in dead_letters.known(install)
+            for letter in dead_letters.newest(install.transport, name, MOST)[::-1]
+        ]
+        return sorted(found, key=lambda letter: letter.died_ms or 0)
+
+
+def _letter(letter: dead_letters.Letter, name: str, transport: RedisTransport) -> Letter:
+    body = letter.contents.body()
+    is_task = isinstance(body, list) and len(body) == 3  # noqa: PLR2004 - args, kwargs, embed
+    return Letter(
+        task_id=letter.task_id,
+        task=letter.task,
+        reason=letter.reason,
+        attempts=letter.contents.envelope.attempt,
+        exception=str(letter.failure.get("type") or ""),
+        message=str(letter.failure.get("message") or ""),
+        traceback=str(letter.failure.get("traceback") or ""),
+        args=tuple(body[0]) if is_task else None,
+        kwargs=dict(body[1]) if is_task else None,
+        queue=letter.queue,
+        dead_letter_queue=name,
+        generation=letter.generation,
+        died_ms=letter.died_ms,
+        _transport=transport,
+    )

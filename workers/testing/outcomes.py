@@ -1,0 +1,67 @@
+"""`outcomes`: what was recorded of a test's tasks, and a way to wait for their end."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from redelivery.middleware.outcomes import TERMINAL, Event, Outcome, entries
+from redelivery.workers import delayed
+from redelivery.workers.testing.worker import until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from redelivery.workers.testing.worker import RunningWorker
+
+__all__ = ["Outcomes"]
+
+
+class Outcomes:
+    """The outcome log of a test: iterate it for all events so far, in order."""
+
+    def __init__(self, worker: RunningWorker) -> None:
+        self._worker = worker
+
+    def __iter__(self) -> Iterator[Event]:
+        transport = self._worker.install.transport
+        raw: Any = transport.client.xrange(transport.keys.outcomes)
+        return iter(entries(raw))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def __repr__(self) -> str:
+        return repr([(event.task, str(event.outcome)) for event in self])
+
+    def of(self, task_id: Any) -> list[Event]:
+        """The events of one task, in order: its id, or what `delay` returned."""
+        return [event for event in self if event.task_id == str(task_id)]
+
+    def names_of(self, task_id: Any) -> list[str]:
+        """The outcomes of one task by name, in order."""
+        return [str(event.outcome) for event in self.of(task_id)]
+
+    def wait_for(self, task_id: Any, outcome: Outcome | str | None = None, timeout: float | None = None) -> Event:
+        """Wait until the task's life has ended, or has had this outcome: the event.
+
+        After a redrive the new life is meant. `timeout` is in seconds, `redelivery_timeout` where it is None. Raises
+        `TimeoutError`, which says what has happened so far and, where the task waits for its time, how long; `ValueError` for an
+        outcome that there is not.
+        """
+        wanted = TERMINAL if outcome is None else frozenset({Outcome(outcome)})
+        seconds = self._worker.timeout if timeout is None else timeout
+        found: Event = until(lambda: self._last(task_id, wanted), seconds, lambda: self._said(task_id, outcome))
+        return found
+
+    def _last(self, task_id: Any, wanted: frozenset[Outcome]) -> Event | None:
+        events = self.of(task_id)
+        newest = max((event.generation for event in events), default=0)
+        return next((event for event in reversed(events) if event.generation == newest and event.outcome in wanted), None)
+
+    def _said(self, task_id: Any, outcome: Outcome | str | None) -> str:
+        names = self.names_of(task_id)
+        wanted = "has not ended" if outcome is None else f"was not {Outcome(outcome)}"
+        said = f"{task_id} {wanted}; so far: {', '.join(names) if names else 'nothing: was it published by this app?'}"
+        transport = self._worker.install.transport
+        waits = [each.due_ms - transport.now_ms() for each in delayed.of_task(transport, str(task_id))]
+        return f"{said}; it waits in the delay store: advance_time({max(min(waits), 0) / 1000:.1f})" if waits else said
