@@ -1,75 +1,131 @@
-"""Runs the comparisons, both sides turn about, and prints medians and the spread of the paired ratios."""
+"""Runs the comparisons, their sides turn about, and prints medians and the spread of the paired ratios.
+
+The results go to `results/<name>.json`, the plots to `plots/`, and the table into `README.md`, all of the output folder (by default
+this one). Exit codes: 0 measured, 1 a measurement failed (the others are run all the same), 2 usage.
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
-import platform
-import statistics
+import signal
 import sys
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
 
-from benchmarks import delays, throughput
+from benchmarks.comparisons import COMPARISONS, Comparison, chosen
+from benchmarks.plots import write_plots
+from benchmarks.profiling import INSTALL, is_installed
+from benchmarks.results import Result, read_all
+from benchmarks.running import MeasurementError, Plan, measured, profile
+from benchmarks.sides import NAMES, ROOT
+from benchmarks.table import fill, number
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
+__all__ = ["main"]
 
-SIDES = ("plain", "redelivery")
-
-
-def comparisons(scale: float) -> dict[str, Callable[[str], dict[str, Any]]]:
-    """Every comparison by name: a function of the side."""
-    count = max(int(4000 * scale), 200)
-    return {
-        "ordinary, prefork": lambda name: throughput.ordinary(name, tasks=count, pool="prefork"),
-        "ordinary, threads": lambda name: throughput.ordinary(name, tasks=count, pool="threads"),
-        "ordinary, 10 kB": lambda name: throughput.ordinary(name, tasks=count // 2, pool="prefork", argument="x" * 10_000),
-        "failing, 5 attempts": lambda name: throughput.failing(name, tasks=max(int(400 * scale), 50)),
-        "lateness, 250/s": lambda name: delays.lateness(name, tasks=max(int(1500 * scale), 250), per_second=250),
-        "memory of waiting": lambda name: delays.memory(name, tasks=max(int(10_000 * scale), 2000)),
-    }
+HERE = Path(__file__).resolve().parent
 
 
-def main() -> int:
+def main(words: list[str] | None = None) -> int:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="./dev bench", description=__doc__)
-    parser.add_argument("--rounds", type=int, default=3, help="how often each side is measured (3)")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that what is being measured is ended too
+    parser = _parser()
+    given = parser.parse_args(words)
+    try:
+        comparisons = chosen(given.names)
+    except ValueError as exc:
+        parser.error(str(exc))
+    plan = Plan(rounds=given.rounds, scale=given.scale, sides=tuple(given.side), calm=given.calm)
+    if given.list:
+        _list()
+        return 0
+    if given.profile:
+        if not is_installed():
+            parser.error(INSTALL)
+        return _profile(comparisons, plan, given.profile)
+    if given.redraw:
+        _draw(given.output)
+        return 0
+    return _measure(comparisons, plan, given.output, is_json=given.json)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="./dev bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument("names", nargs="*", metavar="NAME", help="comparisons, or shell patterns of their names (all)")
+    parser.add_argument("--list", action="store_true", help="name the comparisons, and what each is made of")
+    parser.add_argument("--rounds", type=_positive, default=3, help="how often each side is measured (3)")
     parser.add_argument("--scale", type=float, default=1.0, help="how much work, against the standard amount (1.0)")
-    parser.add_argument("--only", default="", help="only comparisons whose name contains this")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    given = parser.parse_args()
-    report: dict[str, Any] = {"python": platform.python_version(), "machine": platform.machine(), "rounds": given.rounds}
-    for title, measure in comparisons(given.scale).items():
-        if given.only not in title:
+    parser.add_argument("--side", action="append", default=[], choices=list(NAMES), help="only this side; may be given again")
+    parser.add_argument("--calm", type=float, metavar="LOAD", help="begin each comparison below this load of the last minute")
+    parser.add_argument("--json", action="store_true", help="print the results as one JSON object")
+    parser.add_argument("--output", type=Path, default=HERE, metavar="FOLDER", help="where results, plots and table go")
+    parser.add_argument("--redraw", action="store_true", help="measure nothing: make plots and table anew from the results")
+    parser.add_argument("--profile", choices=("main", "child"), help="flame graphs of the workers by py-spy; no figure is kept")
+    return parser
+
+
+def _positive(word: str) -> int:
+    value = int(word)
+    if value < 1:
+        msg = "one at least"
+        raise argparse.ArgumentTypeError(msg)
+    return value
+
+
+def _measure(comparisons: list[Comparison], plan: Plan, output: Path, *, is_json: bool) -> int:
+    results, failed = [], 0
+    for comparison in comparisons:
+        if not plan.of(comparison):
             continue
-        rounds = [{name: measure(name) for name in SIDES} for _ in range(given.rounds)]
-        report[title] = summary = _summary(rounds)
-        if not given.json:
-            sys.stdout.write(f"{title}\n")
-            for figure, row in summary.items():
-                spread = (
-                    f"  ratio {row['ratio']:6.2f}  ({row['lowest']:.2f}-{row['highest']:.2f})" if row["ratio"] is not None else ""
-                )
-                sys.stdout.write(f"  {figure:20} plain {row['plain']:10.1f}   redelivery {row['redelivery']:10.1f}{spread}\n")
-            sys.stdout.flush()
-    if given.json:
-        sys.stdout.write(json.dumps(report, indent=2) + "\n")
+        try:
+            result = measured(comparison, plan, _say)
+        except MeasurementError as exc:
+            _say(f"failed: {exc}")
+            failed = 1
+            continue
+        result.write(output / "results")
+        results.append(result)
+        if not is_json:
+            _print(result)
+    _draw(output)
+    if is_json:
+        sys.stdout.write(json.dumps({each.name: each.to_json() for each in results}, indent=1) + "\n")
+    return failed
+
+
+def _draw(output: Path) -> None:
+    results = read_all(output / "results")
+    write_plots(results, output / "plots")
+    if (readme := output / "README.md").exists():
+        fill(readme, results)
+
+
+def _profile(comparisons: list[Comparison], plan: Plan, which: str) -> int:
+    for comparison in comparisons:
+        for graph in profile(comparison, plan, which, ROOT / ".cache" / "profiles", _say):
+            sys.stdout.write(f"{graph.relative_to(ROOT)}\n")
     return 0
 
 
-def _summary(rounds: list[dict[str, dict[str, float]]]) -> dict[str, dict[str, Any]]:
-    summary: dict[str, dict[str, Any]] = {}
-    for figure in rounds[0]["plain"]:
-        pairs = [(each["plain"][figure], each["redelivery"][figure]) for each in rounds]
-        ratios = [ours / plain for plain, ours in pairs if plain > 0 and ours > 0]
-        summary[figure] = {
-            "plain": statistics.median(plain for plain, _ in pairs),
-            "redelivery": statistics.median(ours for _, ours in pairs),
-            "ratio": statistics.median(ratios) if ratios else None,
-            "lowest": min(ratios, default=None),
-            "highest": max(ratios, default=None),
-        }
-    return summary
+def _print(result: Result) -> None:
+    sys.stdout.write(f"{result.name}: {result.title}\n")
+    for row in result.rows:
+        values = "  ".join(f"{side} {number(row.medians[side]):>9}" for side in result.sides if side in row.medians)
+        ratio = "" if row.ratio is None else f"  ratio {row.ratio.median:.2f} ({row.ratio.lowest:.2f}-{row.ratio.highest:.2f})"
+        sys.stdout.write(f"  {row.name:20} {row.unit:16} {values}{ratio}\n")
+    sys.stdout.flush()
+
+
+def _list() -> None:
+    for each in COMPARISONS.values():
+        amounts = ", ".join(f"{amount.standard:,} {name}" for name, amount in each.amounts.items())
+        sys.stdout.write(f"{each.name:22} {each.title} ({amounts}; {', '.join(each.sides)})\n")
+
+
+def _say(line: str) -> None:
+    sys.stderr.write(f"bench: {line}\n")
+    sys.stderr.flush()
 
 
 if __name__ == "__main__":

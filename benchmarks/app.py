@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from pathlib import Path
 from typing import Any
 
 from celery import Celery
 from celery.signals import worker_ready
 
+from benchmarks.stamps import write_stamp
 from redelivery import Redelivery
 
 app = Celery(os.environ["BENCH_SIDE"], set_as_current=False, broker=os.environ["BENCH_BROKER"])
 app.conf.update(task_acks_late=True, broker_connection_retry_on_startup=True, worker_hijack_root_logger=False)
 app.conf.redelivery = json.loads(os.environ.get("BENCH_SETTINGS", "{}"))
+if os.environ.get("BENCH_RESULTS"):
+    app.conf.result_backend = os.environ["BENCH_BROKER"]
 if os.environ["BENCH_SIDE"] == "redelivery":
     Redelivery(app)
 
@@ -23,7 +25,7 @@ if os.environ["BENCH_SIDE"] == "redelivery":
 @worker_ready.connect
 def ready(**_: Any) -> None:
     """Say that the worker consumes."""
-    Path(os.environ["BENCH_READY"]).touch()
+    Path(f"{os.environ['BENCH_READY']}.{os.getpid()}").touch()
 
 
 @app.task(ignore_result=True)
@@ -31,8 +33,14 @@ def noop(*_: Any) -> None:
     """Does nothing."""
 
 
+@app.task
+def answer() -> int:
+    """Has a result."""
+    return 42
+
+
 @app.task(ignore_result=True, autoretry_for=(RuntimeError,), retry_kwargs={"countdown": 1, "max_retries": 4})
-def plain_failing() -> None:
+def autoretried() -> None:
     """Fails; Celery retries it four times, a second apart."""
     raise RuntimeError
 
@@ -44,9 +52,6 @@ def failing() -> None:
 
 
 @app.task(ignore_result=True)
-def stamp(due: float, path: str) -> None:
-    """Notes when it was due and when it ran."""
-    line = json.dumps([due, time.time()]) + "\n"
-    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-    os.write(descriptor, line.encode())
-    os.close(descriptor)
+def stamp(since: float, path: str) -> None:
+    """Notes when it ran."""
+    write_stamp(since, path)

@@ -2,64 +2,54 @@
 
 from __future__ import annotations
 
-import json
-import statistics
 import time
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-from benchmarks.sides import Side, side
+from benchmarks.figures import less, more, percentile
+from benchmarks.processor import resident_bytes
+from benchmarks.sides import side
+from benchmarks.stamps import late_ms
+
+if TYPE_CHECKING:
+    from benchmarks.figures import Figure
 
 __all__ = ["lateness", "memory"]
 
+#: From the first publication to the first due time: time to publish them all (seconds, and per task).
+AHEAD, AHEAD_EACH = 3.0, 0.0015
+WARM_UP = 100
 
-def lateness(name: str, *, tasks: int, per_second: int) -> dict[str, Any]:
-    """Messages due at a steady rate: milliseconds late, as the task's first line sees it; negative is early."""
-    with side(name) as here:
-        task = here.app.tasks["benchmarks.app.stamp"]
-        with here.worker():
-            begin = time.time() + 4
-            dues = [begin + at / per_second for at in range(tasks)]
-            for due in dues:
-                task.apply_async((due, str(here.folder / "stamps")), countdown=due - time.time())
-            time.sleep(max(dues[-1] - time.time(), 0) + 0.5)
-            here.wait_until_empty()
-        stamps = [json.loads(line) for line in (here.folder / "stamps").read_text().splitlines()]
-    late = sorted((ran - due) * 1000 for due, ran in stamps)
+
+def lateness(name: str, *, tasks: int, per_second: int) -> dict[str, Figure]:
+    """Messages due at a steady rate: milliseconds late, as the task's first line sees it; `earliest` below zero ran early."""
+    with side(name) as here, here.worker():
+        path = here.folder / "stamps"
+        begin = time.time() + AHEAD + tasks * AHEAD_EACH
+        dues = [begin + at / per_second for at in range(tasks)]
+        for due in dues:
+            here.send_later("stamp", due - time.time(), due, str(path))
+        time.sleep(max(dues[-1] - time.time(), 0))
+        here.wait_until_empty()
+        late = late_ms(path, expected=tasks)
     return {
-        "tasks": len(late),
-        "earliest_ms": late[0],
-        "p50_ms": statistics.median(late),
-        "p99_ms": late[int(len(late) * 0.99)],
+        "late_p50": less(percentile(late, 0.5), "ms"),
+        "late_p99": less(percentile(late, 0.99), "ms"),
+        "earliest": more(min(late), "ms"),
     }
 
 
-def memory(name: str, *, tasks: int) -> dict[str, Any]:
+def memory(name: str, *, tasks: int) -> dict[str, Figure]:
     """So many messages wait for an hour: bytes of the worker's main process for each."""
     with side(name) as here, here.worker() as worker:
-        noop = here.app.tasks["benchmarks.app.noop"]
-        for _ in range(100):
-            noop.delay()
+        send = here.sender("noop")
+        for _ in range(WARM_UP):
+            send()
         here.wait_until_empty()
-        before = _resident(worker.pid)
+        before = resident_bytes(worker.pid)
         for _ in range(tasks):
-            noop.apply_async(countdown=3600)
-        _wait_until_taken(here)
-        return {
-            "tasks": tasks,
-            "bytes_per_task": (_resident(worker.pid) - before) / tasks,
-            "resident_mb": _resident(worker.pid) / 1e6,
-        }
-
-
-def _wait_until_taken(here: Side) -> None:
-    while here.server.client.llen("celery"):
-        time.sleep(0.05)
-    time.sleep(1)
-
-
-def _resident(pid: int) -> int:
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith("VmRSS:"):
-            return int(line.split()[1]) * 1024
-    return 0
+            here.send_later("noop", 3600)
+        while here.client.llen("celery"):
+            time.sleep(0.05)
+        time.sleep(1)
+        after = resident_bytes(worker.pid)
+    return {"worker_memory": less((after - before) / tasks, "bytes/task"), "worker_resident": less(after / 1e6, "MB")}

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import uuid
-from typing import Any
+from typing import TYPE_CHECKING
 
+from benchmarks.figures import less
 from benchmarks.sides import side
 from redelivery.middleware.keys import Keys
 from redelivery.middleware.outcomes import ENTRY, Event, Outcome
 from redelivery.middleware.transports.redis import RedisTransport, encoded
 from redelivery.workers.log_keeper import LogKeeper
 
+if TYPE_CHECKING:
+    from benchmarks.figures import Figure
+
 __all__ = ["log_cap"]
 
 CHUNK = 10_000
 
 
-def log_cap(*, tasks: int, cap: int) -> dict[str, Any]:
+def log_cap(name: str, *, tasks: int, cap: int) -> dict[str, Figure]:
     """Record two events for each of so many tasks, with the log's keeper beside: the most that the stream took, against the cap."""
-    with side("redelivery") as here:
+    with side(name) as here:
         client, keys = here.server.client, Keys()
         keeper = LogKeeper(RedisTransport(here.server.client, keys), cap)
         keeper.start()
@@ -41,10 +45,8 @@ def log_cap(*, tasks: int, cap: int) -> dict[str, Any]:
         keeper.stop()
         kept = client.xlen(keys.outcomes)
         return {
-            "events": 2 * tasks,
-            "peak_bytes": peak,
-            "peak_of_cap": peak / cap,
-            "kept": kept,
-            "bytes_per_event": peak / max(kept, 1),
-            "server_mb": client.info("memory")["used_memory"] / 1e6,
+            "peak_of_cap": less(peak / cap, "of the cap"),
+            "peak": less(peak / 1e6, "MB"),
+            "event": less(peak / max(kept, 1), "bytes/event"),
+            "broker": less(client.info("memory")["used_memory"] / 1e6, "MB"),
         }

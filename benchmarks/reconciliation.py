@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
 
+from benchmarks.figures import less, more
 from redelivery.workers.reconciliation.job import Books, reconcile
 from redelivery.workers.reconciliation.schema import EVENTS, INVENTORY
 from redelivery.workers.reconciliation.session import session
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
+    from benchmarks.figures import Figure
+
 __all__ = ["reconciliation"]
 
 NOON = 1_769_860_800_000
@@ -30,8 +33,8 @@ EVENTS_PER_LIFE = 2.1
 GIB = 2**30
 
 
-def reconciliation(events: int, rounds: int = 3) -> dict[str, Any]:
-    """Seconds of both, the best of `rounds`, and `ratio`: how much of the bare speed is left, 1.0 being all of it."""
+def reconciliation(name: str, *, events: int, rounds: int = 3) -> dict[str, Figure]:  # noqa: ARG001 - there is one side
+    """Seconds of both, the best of `rounds`, and `speed_kept`: how much of the bare speed is left, 1.0 being all of it."""
     with tempfile.TemporaryDirectory(prefix="redelivery-bench-") as folder, session(input_bytes=GIB) as spark:
         places: dict[str, Any] = {name: str(Path(folder) / name) for name in ("outcomes", "inventory", "output")}
         _write(spark, round(events / EVENTS_PER_LIFE), places)
@@ -41,7 +44,12 @@ def reconciliation(events: int, rounds: int = 3) -> dict[str, Any]:
             reconcile(spark, Books(**places))
         bare = min(_seconds(lambda: _bare(read)) for _ in range(rounds))
         ours = min(_seconds(lambda: reconcile(spark, Books(**places))) for _ in range(rounds))
-        return {"events": read.count(), "bare_s": bare, "reconcile_s": ours, "ratio": bare / ours}
+        return {
+            "speed_kept": more(bare / ours, "of the bare speed"),
+            "events_per_second": more(read.count() / ours, "events/s"),
+            "bare": less(bare, "s"),
+            "reconcile": less(ours, "s"),
+        }
 
 
 def _seconds(work: Callable[[], object]) -> float:

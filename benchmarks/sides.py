@@ -1,4 +1,8 @@
-"""The two sides of a comparison: the same worker on the same kind of broker, plain and with redelivery."""
+"""A side of a comparison: one producer and one worker, on a fresh private broker of the same kind as every other side's.
+
+Enters: a side's name and what its app is to be told. Leaves: how to send a task to it, how to start its worker, and how much still
+waits. The measures know no more of a side than this, so that each of them is the same work for all.
+"""
 
 from __future__ import annotations
 
@@ -7,110 +11,162 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 import time
-from contextlib import contextmanager
-from dataclasses import dataclass
+from abc import ABC, abstractmethod
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from benchmarks.processor import below
+from benchmarks.profiling import profiled
 from tests.servers import Server, binaries
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
-    from celery import Celery
-
-__all__ = ["Side", "side"]
+__all__ = ["NAMES", "Side", "side"]
 
 ROOT = Path(__file__).resolve().parent.parent
+#: Where each side is.
+NAMES = {
+    "plain": "benchmarks.celery_side:CelerySide",
+    "redelivery": "benchmarks.celery_side:CelerySide",
+    "dramatiq": "benchmarks.peers.dramatiq_side:DramatiqSide",
+    "rq": "benchmarks.peers.rq_side:RqSide",
+}
+#: How long a worker may take to be ready, and how often it is looked whether anything waits (seconds).
+READY, LOOK = 600.0, 0.01
 
 
 @dataclass
-class Side:
-    """One side: its broker, its producer, its worker."""
+class Side(ABC):
+    """One side. `settings` are redelivery's; with `results` its tasks keep theirs in the same broker."""
 
     name: str
     server: Server
     folder: Path
-    settings: dict[str, Any]
+    settings: dict[str, Any] = field(default_factory=dict)
+    results: bool = False
+
+    def __post_init__(self) -> None:
+        self.client = self.server.client
+        os.environ.update(self.environment)
 
     @property
     def environment(self) -> dict[str, str]:
-        """What its processes need."""
+        """What the modules of its tasks read."""
         return {
-            **os.environ,
             "BENCH_BROKER": self.server.url,
+            "BENCH_SOCKET": self.server.socket,
             "BENCH_SIDE": self.name,
             "BENCH_READY": str(self.folder / "ready"),
             "BENCH_SETTINGS": json.dumps(self.settings),
+            "BENCH_RESULTS": "1" if self.results else "",
             "PYTHONPATH": str(ROOT),
         }
 
-    @property
-    def app(self) -> Celery:
-        """The app, as a producer."""
-        os.environ.update(self.environment)
-        sys.modules.pop("benchmarks.app", None)
-        return importlib.import_module("benchmarks.app").app
+    @abstractmethod
+    def sender(self, task: str) -> Callable[..., Any]:
+        """What publishes one task when it is called with the task's arguments. Tasks: `noop`, `answer`, `failing`, `stamp`."""
+
+    @abstractmethod
+    def send_later(self, task: str, seconds: float, *args: Any) -> None:
+        """Publish one task that is due so many seconds from now."""
+
+    @abstractmethod
+    def command(self, pool: str, concurrency: int) -> list[str]:
+        """A worker with so many processes (pool `prefork`) or threads (`threads`)."""
+
+    @abstractmethod
+    def idle_command(self, count: int) -> list[str]:
+        """So many workers of one process each, below one main process."""
+
+    @abstractmethod
+    def waiting(self) -> int:
+        """How many messages wait, are held, or are delayed."""
+
+    def ready(self, pool: str, concurrency: int) -> int:
+        """How many processes say that they consume, once all do."""
+        return concurrency if pool == "prefork" else 1
+
+    def says_ready(self) -> int:
+        """How many processes say so now."""
+        return len(list(self.folder.glob("ready.*")))
 
     @contextmanager
-    def worker(self, *words: str, pool: str = "prefork", concurrency: int = 2) -> Iterator[subprocess.Popen[bytes]]:
-        """A worker that consumes."""
-        ready = self.folder / "ready"
-        ready.unlink(missing_ok=True)
-        command = [
-            sys.executable,
-            "-m",
-            "celery",
-            "-A",
-            "benchmarks.app",
-            "worker",
-            "-P",
-            pool,
-            "-c",
-            str(concurrency),
-            "-l",
-            "WARNING",
-        ]
-        command += ["--without-gossip", "--without-mingle", *words]
+    def worker(self, pool: str = "prefork", concurrency: int = 2) -> Iterator[subprocess.Popen[bytes]]:
+        """A worker that consumes; what it was told to publish beforehand may be under way already."""
+        with self.started(self.command(pool, concurrency), self.ready(pool, concurrency)) as process, profiled(process.pid):
+            yield process
+
+    @contextmanager
+    def idle_workers(self, count: int) -> Iterator[subprocess.Popen[bytes]]:
+        """So many workers; the process is the parent of all of them."""
+        with self.started(self.idle_command(count), count) as process:
+            yield process
+
+    @contextmanager
+    def started(self, command: list[str], ready: int = 0) -> Iterator[subprocess.Popen[bytes]]:
+        """A process of this side, killed at the end with all that it has started."""
+        for each in self.folder.glob("ready.*"):
+            each.unlink()
         with (self.folder / "worker.log").open("ab") as log:
             process = subprocess.Popen(
-                command, env=self.environment, cwd=self.folder, stdout=log, stderr=log, start_new_session=True
+                command, env={**os.environ, **self.environment}, cwd=self.folder, stdout=log, stderr=log, start_new_session=True
             )
         try:
-            while not ready.exists():
-                if process.poll() is not None:
-                    raise RuntimeError((self.folder / "worker.log").read_text()[-2000:])
-                time.sleep(0.005)
+            self._wait_until_ready(process, ready)
             yield process
         finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
+            _kill([process.pid, *below(process.pid)])
             process.wait()
 
-    def wait_until_empty(self, seconds: float = 300) -> float:
-        """Wait until nothing waits and nothing is held; when that was (monotonic seconds)."""
-        client, deadline = self.server.client, time.monotonic() + seconds
-        while time.monotonic() < deadline:
-            with client.pipeline(transaction=False) as pipe:
-                pipe.llen("celery")
-                pipe.hlen("unacked")
-                pipe.zcard("redelivery:delayed:due:celery")
-                if not any(pipe.execute()):
-                    return time.monotonic()
-            time.sleep(0.002)
-        message = f"{self.name}: not empty after {seconds} s"
-        raise TimeoutError(message)
+    def _wait_until_ready(self, process: subprocess.Popen[bytes], ready: int) -> None:
+        deadline = time.monotonic() + READY
+        while self.says_ready() < ready:
+            if process.poll() is not None or time.monotonic() > deadline:
+                msg = f"{self.name}: the worker is not ready; it said: {self.log()}"
+                raise RuntimeError(msg)
+            time.sleep(0.005)
+
+    def log(self) -> str:
+        """The end of what the worker has said."""
+        return (self.folder / "worker.log").read_text(errors="replace")[-3000:]
+
+    def wait_until_empty(self, seconds: float = 1200) -> float:
+        """Wait until nothing waits, is held or is delayed, twice in turn; when that was first so (monotonic seconds).
+
+        Raises `TimeoutError`, with the worker's own words.
+        """
+        deadline, since = time.monotonic() + seconds, None
+        while (now := time.monotonic()) < deadline:
+            if self.waiting():
+                since = None
+            elif since is not None:
+                return since
+            else:
+                since = now
+            time.sleep(LOOK)
+        msg = f"{self.name}: not empty after {seconds} s; the worker said: {self.log()}"
+        raise TimeoutError(msg)
+
+
+def _kill(pids: list[int]) -> None:
+    """All of a worker's processes: some peers put theirs into groups of their own."""
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 @contextmanager
-def side(name: str, settings: dict[str, Any] | None = None, options: dict[str, str] | None = None) -> Iterator[Side]:
-    """One side on a broker of its own."""
+def side(name: str, settings: dict[str, Any] | None = None, *, results: bool = False) -> Iterator[Any]:
+    """One side on a broker of its own. Raises `KeyError` where there is none of that name."""
+    module, _, kind = NAMES[name].partition(":")
     with tempfile.TemporaryDirectory(prefix="rb-", ignore_cleanup_errors=True) as folder:
-        server = Server(Path(folder), binaries()["valkey"], options or {}).start()
+        server = Server(Path(folder), binaries()["valkey"]).start()
         try:
-            yield Side(name, server, Path(folder), settings or {})
+            yield getattr(importlib.import_module(module), kind)(name, server, Path(folder), settings or {}, results)
         finally:
             server.stop()

@@ -1,11 +1,16 @@
-"""The ordinary path and the failing path: how many tasks, or attempts, a second one worker runs."""
+"""The ordinary path and the failing path: tasks, or attempts, that one worker runs in a second, and what each costs."""
 
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import TYPE_CHECKING
 
+from benchmarks.figures import less, more
+from benchmarks.processor import Spent
 from benchmarks.sides import side
+
+if TYPE_CHECKING:
+    from benchmarks.figures import Figure
 
 __all__ = ["failing", "ordinary"]
 
@@ -22,28 +27,41 @@ POLICY = {
 }
 
 
-def ordinary(name: str, *, tasks: int, pool: str, argument: str = "") -> dict[str, Any]:
-    """Publish so many no-ops, then let one worker run them: tasks a second, and the producer's microseconds for each."""
-    with side(name) as here:
-        noop = here.app.tasks["benchmarks.app.noop"]
-        noop.delay(argument)
-        began = time.perf_counter()
+def ordinary(name: str, *, tasks: int, pool: str, argument_bytes: int = 0, results: bool = False) -> dict[str, Figure]:
+    """Publish so many tasks that do nothing, then let one worker run them.
+
+    With `results` each of them has one, which is kept. The clock runs from when all of the worker's processes consume;
+    what they had run by then does not count.
+    """
+    with side(name, results=results) as here:
+        send = here.sender("answer" if results else "noop")
+        arguments = ["x" * argument_bytes] if argument_bytes else []
         for _ in range(tasks):
-            noop.delay(argument)
-        published = time.perf_counter() - began
-        with here.worker(pool=pool):
-            began = time.monotonic()
+            send(*arguments)
+        with here.worker(pool=pool) as worker:
+            left, began, before = here.waiting(), time.monotonic(), Spent.now(here.client, worker.pid)
             seconds = here.wait_until_empty() - began
-        return {"tasks_per_second": tasks / seconds, "publish_us": published / tasks * 1e6}
+            spent = Spent.now(here.client, worker.pid).since(before)
+        return {"tasks_per_second": more(left / seconds, "tasks/s"), **_costs(spent, left, "task", has_children=pool == "prefork")}
 
 
-def failing(name: str, *, tasks: int) -> dict[str, Any]:
-    """So many tasks that fail five times, a second apart: attempts a second, from the first to the last."""
+def failing(name: str, *, tasks: int) -> dict[str, Figure]:
+    """So many tasks that fail five times, a second apart: attempts a second, from when the worker consumes to the last."""
     with side(name, POLICY) as here:
-        task = here.app.tasks[f"benchmarks.app.{'plain_failing' if name == 'plain' else 'failing'}"]
+        send = here.sender("failing")
         for _ in range(tasks):
-            task.delay()
-        with here.worker():
-            began = time.monotonic()
+            send()
+        with here.worker() as worker:
+            began, before = time.monotonic(), Spent.now(here.client, worker.pid)
             seconds = here.wait_until_empty() - began
-        return {"attempts_per_second": tasks * ATTEMPTS / seconds}
+            spent = Spent.now(here.client, worker.pid).since(before)
+        attempts = tasks * ATTEMPTS
+        return {
+            "attempts_per_second": more(attempts / seconds, "attempts/s"),
+            **_costs(spent, attempts, "attempt", has_children=True),
+        }
+
+
+def _costs(spent: Spent, count: int, what: str, *, has_children: bool) -> dict[str, Figure]:
+    parts = {"broker": spent.broker, "main": spent.main, **({"children": spent.children} if has_children else {})}
+    return {f"{part}_processor": less(seconds / count * 1e6, f"µs/{what}") for part, seconds in parts.items()}

@@ -1,0 +1,62 @@
+"""Celery's sides: plain with late acknowledgement, and the same with redelivery."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.sides import Side
+from redelivery.middleware.keys import Keys
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from celery import Celery
+
+__all__ = ["QUEUE", "CelerySide"]
+
+QUEUE = "celery"
+
+
+class CelerySide(Side):
+    """Plain Celery, or redelivery, by its name."""
+
+    @property
+    def app(self) -> Celery:
+        """The app, as a producer."""
+        return importlib.import_module("benchmarks.app").app
+
+    def _task(self, name: str) -> Any:
+        return self.app.tasks[f"benchmarks.app.{'autoretried' if (name, self.name) == ('failing', 'plain') else name}"]
+
+    def sender(self, task: str) -> Callable[..., Any]:
+        """Its `delay`."""
+        return partial(self._task(task).delay)
+
+    def send_later(self, task: str, seconds: float, *args: Any) -> None:
+        """With a countdown."""
+        self._task(task).apply_async(args, countdown=seconds)
+
+    def command(self, pool: str, concurrency: int) -> list[str]:
+        """Gossip and mingle are for fleets; nothing else is left out."""
+        words = [sys.executable, "-m", "celery", "-A", "benchmarks.app", "worker", "-P", pool, "-c", str(concurrency)]
+        return [*words, "-l", "WARNING", "--without-gossip", "--without-mingle"]
+
+    def idle_command(self, count: int) -> list[str]:
+        """A herd of solo workers."""
+        return [sys.executable, "-m", "benchmarks.herd", str(count)]
+
+    def ready(self, pool: str, concurrency: int) -> int:  # noqa: ARG002 - the main process speaks for all
+        """One main process says that it consumes."""
+        return 1
+
+    def waiting(self) -> int:
+        """In the queue, held by a worker, or in the delay store."""
+        keys = Keys()
+        with self.client.pipeline(transaction=False) as pipe:
+            pipe.llen(QUEUE)
+            pipe.hlen(keys.unacked)
+            pipe.zcard(keys.due(QUEUE))
+            return sum(map(int, pipe.execute()))

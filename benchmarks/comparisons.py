@@ -1,0 +1,193 @@
+"""All comparisons, in one table: what is measured, on which sides, with how much work, and what is aimed at."""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+import importlib
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from benchmarks.figures import Figure
+
+__all__ = ["COMPARISONS", "Amount", "Comparison", "chosen"]
+
+TWO = ("plain", "redelivery")
+THREE = (*TWO, "dramatiq")
+FOUR = (*THREE, "rq")
+OURS = ("redelivery",)
+#: RQ forks for each job, and is some ten times slower: a rate needs no more of them.
+FEWER = {"rq": 0.1}
+
+
+@dataclass(frozen=True, slots=True)
+class Amount:
+    """How much of something: the standard, which `--scale` multiplies, and the least that still measures anything."""
+
+    standard: int
+    least: int
+
+    def scaled(self, scale: float) -> int:
+        """The standard times `scale`, the least at the least."""
+        return max(round(self.standard * scale), self.least)
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """One comparison. `measure` is `module:function`, called with a side's name, the amounts and the options.
+
+    `aims` by figure: a ratio to the base, or a value where redelivery is measured alone. `fewer` scales the amounts of a slow side.
+    """
+
+    name: str
+    title: str
+    measure: str
+    sides: tuple[str, ...] = TWO
+    amounts: Mapping[str, Amount] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
+    aims: Mapping[str, float] = field(default_factory=dict)
+    fewer: Mapping[str, float] = field(default_factory=dict)
+
+    def scaled(self, scale: float) -> dict[str, int]:
+        """How much work it is."""
+        return {name: each.scaled(scale) for name, each in self.amounts.items()}
+
+    def run(self, side: str, scale: float) -> dict[str, Figure]:
+        """Measure one side, in this process."""
+        module, _, function = self.measure.partition(":")
+        amounts = self.scaled(scale * self.fewer.get(side, 1.0))
+        figures: dict[str, Figure] = getattr(importlib.import_module(module), function)(side, **amounts, **self.options)
+        return figures
+
+
+def _ordinary(name: str, title: str, sides: tuple[str, ...], aim: float, tasks: int = 6000, **options: Any) -> Comparison:
+    return Comparison(
+        name,
+        title,
+        "benchmarks.throughput:ordinary",
+        sides,
+        {"tasks": Amount(tasks, 200)},
+        {"pool": "prefork", **options},
+        {"tasks_per_second": aim},
+        FEWER,
+    )
+
+
+def _idle(workers: int, sides: tuple[str, ...]) -> Comparison:
+    title = f"{workers} idle worker{'s' if workers > 1 else ''}"
+    return Comparison(f"idle-{workers}", title, "benchmarks.idle:idle", sides, {"seconds": Amount(15, 3)}, {"workers": workers})
+
+
+def _delays(name: str, title: str, sides: tuple[str, ...], tasks: int, per_second: int) -> Comparison:
+    amounts = {"tasks": Amount(tasks, 50)}
+    return Comparison(name, title, "benchmarks.delays:lateness", sides, amounts, {"per_second": per_second}, {"late_p99": 1.0})
+
+
+def _start(name: str, title: str, tasks: int, per_second: int, aim: str) -> Comparison:
+    amounts = {"tasks": Amount(tasks, 50)}
+    return Comparison(name, title, "benchmarks.start:start", THREE, amounts, {"per_second": per_second}, {aim: 1.0})
+
+
+COMPARISONS: Mapping[str, Comparison] = {
+    each.name: each
+    for each in (
+        _ordinary("noop", "no-op, two processes", FOUR, 1.3),
+        _ordinary("noop-threads", "no-op, two threads", THREE, 1.1, pool="threads"),
+        _ordinary("noop-10kb", "10 kB of arguments, two processes", FOUR, 1.3, tasks=4000, argument_bytes=10_000),
+        _ordinary("noop-results", "results kept, two processes", TWO, 1.3, tasks=4000, results=True),
+        _ordinary("noop-results-threads", "results kept, two threads", TWO, 1.1, tasks=4000, results=True, pool="threads"),
+        Comparison(
+            "failing",
+            "five failing attempts, 1 s apart",
+            "benchmarks.throughput:failing",
+            FOUR,
+            {"tasks": Amount(1500, 50)},
+            aims={"attempts_per_second": 2.5},
+            fewer=FEWER,
+        ),
+        _delays("lateness", "due at 250 a second", THREE, 2500, 250),
+        _delays("lateness-slow", "due at 10 a second", FOUR, 200, 10),
+        Comparison(
+            "delayed-memory",
+            "messages that wait an hour",
+            "benchmarks.delays:memory",
+            amounts={"tasks": Amount(10_000, 500)},
+        ),
+        Comparison(
+            "delayed-million",
+            "very many delayed messages",
+            "benchmarks.delay_store:delay_store",
+            OURS,
+            {"messages": Amount(1_000_000, 2000)},
+            aims={"promoted_per_second": 10_000.0},
+        ),
+        Comparison(
+            "redrive",
+            "dead letters go back",
+            "benchmarks.letters:redriven",
+            OURS,
+            {"letters": Amount(100_000, 1000)},
+            aims={"redriven_per_second": 10_000.0},
+        ),
+        Comparison(
+            "first-page",
+            "the first page of very many dead letters",
+            "benchmarks.letters:first_page",
+            OURS,
+            {"letters": Amount(1_000_000, 1000)},
+            aims={"first_page": 100.0},
+        ),
+        Comparison(
+            "producer",
+            "one `delay()`",
+            "benchmarks.producer:producer",
+            FOUR,
+            {"calls": Amount(10_000, 300)},
+            aims={"delay_mean": 1.1},
+        ),
+        _start("start-idle", "from `delay()` to the task, idle (20/s)", 300, 20, "start_p50"),
+        _start("start-loaded", "from `delay()` to the task, at 400/s", 4000, 400, "start_p99"),
+        Comparison(
+            "broker-bytes",
+            "the broker's memory",
+            "benchmarks.broker_bytes:broker_bytes",
+            amounts={"tasks": Amount(10_000, 500)},
+        ),
+        _idle(1, FOUR),
+        _idle(10, FOUR),
+        _idle(100, TWO),
+        Comparison(
+            "outcome-log-cap",
+            "the outcome log without an exporter",
+            "benchmarks.log_cap:log_cap",
+            OURS,
+            {"tasks": Amount(1_000_000, 20_000), "cap": Amount(64 * 2**20, 4 * 2**20)},
+            aims={"peak_of_cap": 1.0},
+        ),
+        Comparison(
+            "reconciliation",
+            "the books, against a bare groupBy",
+            "benchmarks.reconciliation:reconciliation",
+            OURS,
+            {"events": Amount(10_000_000, 10_000)},
+            aims={"speed_kept": 0.7},
+        ),
+    )
+}
+
+
+def chosen(patterns: Sequence[str]) -> list[Comparison]:
+    """The comparisons of these names or shell patterns, in the table's order; all where there is none.
+
+    Raises `ValueError` for one that names nothing, and says what it may have meant.
+    """
+    for pattern in patterns:
+        if not fnmatch.filter(COMPARISONS, pattern):
+            near = difflib.get_close_matches(pattern, COMPARISONS)
+            hint = f"did you mean {near[0]!r}?" if near else "--list names them all"
+            msg = f"there is no comparison {pattern!r}; {hint}"
+            raise ValueError(msg)
+    return [each for each in COMPARISONS.values() if not patterns or any(fnmatch.fnmatchcase(each.name, one) for one in patterns)]

@@ -1,0 +1,73 @@
+"""The machine and the versions that a result was measured with, and how busy the machine was."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import time
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tests.servers import binaries
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["MOST_WAIT", "load", "machine", "versions", "wait_for_calm"]
+
+PACKAGES = ("redelivery", "celery", "kombu", "redis", "dramatiq", "rq", "pyspark")
+#: How long a calm machine is waited for, and how often it is looked (seconds).
+MOST_WAIT, LOOK = 300.0, 2.0
+
+
+def load() -> float:
+    """The load of the last minute: processes that ran or wanted to, on average."""
+    return os.getloadavg()[0]
+
+
+def wait_for_calm(below: float, say: Callable[[str], None]) -> bool:
+    """Wait until the load is below this, at most `MOST_WAIT`; whether it came to be."""
+    deadline = time.monotonic() + MOST_WAIT
+    if load() >= below:
+        say(f"waiting for a load below {below}: it is {load():.2f}")
+    while load() >= below:
+        if time.monotonic() > deadline:
+            say(f"the load is still {load():.2f}: measured all the same, and noted")
+            return False
+        time.sleep(LOOK)
+    return True
+
+
+def machine() -> dict[str, Any]:
+    """Processor, memory and kernel."""
+    return {
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9),
+        "system": f"{platform.system()} {platform.release().partition('-')[0]} {platform.machine()}",
+    }
+
+
+def versions() -> dict[str, str]:
+    """Python, the broker, and what the sides are made of; a package that is not there is left out."""
+    found = {"python": platform.python_version(), "valkey": _valkey()}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def _processor() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def _valkey() -> str:
+    said = subprocess.run([binaries()["valkey"], "--version"], capture_output=True, text=True, check=True).stdout
+    return next((word.removeprefix("v=") for word in said.split() if word.startswith("v=")), said.strip())

@@ -1,0 +1,60 @@
+"""RQ's side: its default worker, which forks for each job, and its scheduler for what is delayed."""
+
+from __future__ import annotations
+
+import sys
+from datetime import timedelta
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any
+
+from rq import Queue, Retry
+
+from benchmarks.peers import rq_tasks
+from benchmarks.sides import Side
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["RqSide"]
+
+
+class RqSide(Side):
+    """RQ. Results are not kept."""
+
+    @cached_property
+    def queue(self) -> Queue:
+        """Its one queue."""
+        return Queue(connection=self.server.client)
+
+    def sender(self, task: str) -> Callable[..., Any]:
+        """The queue's `enqueue`."""
+        retry = Retry(max=4, interval=1) if task == "failing" else None
+        return partial(self.queue.enqueue, getattr(rq_tasks, task), result_ttl=0, retry=retry)
+
+    def send_later(self, task: str, seconds: float, *args: Any) -> None:
+        """For the scheduler, which looks once a second."""
+        self.queue.enqueue_in(timedelta(seconds=max(seconds, 0)), getattr(rq_tasks, task), *args, result_ttl=0)
+
+    def command(self, pool: str, concurrency: int) -> list[str]:
+        """RQ has processes alone. Raises `ValueError` for another pool."""
+        if pool != "prefork":
+            msg = f"RQ has no pool {pool!r}"
+            raise ValueError(msg)
+        return self.idle_command(concurrency)
+
+    def idle_command(self, count: int) -> list[str]:
+        """So many workers."""
+        return [sys.executable, "-m", "benchmarks.peers.rq_worker", str(count)]
+
+    def says_ready(self) -> int:
+        """A worker is in this set once it consumes."""
+        return int(self.client.scard("rq:workers"))
+
+    def waiting(self) -> int:
+        """In the queue, on the way out of it, in work, or scheduled."""
+        with self.client.pipeline(transaction=False) as pipe:
+            pipe.llen("rq:queue:default")
+            pipe.llen("rq:queue:default:intermediate")
+            pipe.zcard("rq:wip:default")
+            pipe.zcard("rq:scheduled:default")
+            return sum(map(int, pipe.execute()))

@@ -1,0 +1,69 @@
+"""What processes cost: seconds of processor and bytes of memory, as Linux counts them."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+if TYPE_CHECKING:
+    from redis import Redis
+
+__all__ = ["Spent", "below", "broker_seconds", "children_of", "resident_bytes"]
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """Seconds of processor so far: of the broker, a worker's main process, and its children (those too that have ended)."""
+
+    broker: float
+    main: float
+    children: float
+
+    @classmethod
+    def now(cls, client: Redis, pid: int) -> Self:
+        """Read them. `pid` is the worker's main process."""
+        return cls(broker_seconds(client), _used(pid), sum(_used(each, with_ended=True) for each in below(pid)))
+
+    def since(self, before: Spent) -> Spent:
+        """What was spent between two readings."""
+        return Spent(self.broker - before.broker, self.main - before.main, self.children - before.children)
+
+
+def broker_seconds(client: Redis) -> float:
+    """Seconds of processor that the broker has used, as it says itself."""
+    facts = client.info("cpu")
+    return float(facts["used_cpu_user"]) + float(facts["used_cpu_sys"])
+
+
+def children_of(pid: int) -> list[int]:
+    """The living children of a process."""
+    try:
+        tasks = list(Path(f"/proc/{pid}/task").iterdir())
+        return [int(each) for task in tasks for each in (task / "children").read_text().split()]
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+
+
+def below(pid: int) -> list[int]:
+    """Its living descendants."""
+    found = children_of(pid)
+    return [*found, *(each for child in found for each in below(child))]
+
+
+def _used(pid: int, *, with_ended: bool = False) -> float:
+    """`with_ended` adds its own children that have ended and were waited for."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0.0
+    return sum(map(int, fields[11 : 15 if with_ended else 13])) / os.sysconf("SC_CLK_TCK")
+
+
+def resident_bytes(pid: int) -> int:
+    """Memory of a process that is in use and in RAM."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1]) * 1024
+    return 0

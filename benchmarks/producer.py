@@ -1,0 +1,38 @@
+"""The producer: what one `delay()` costs the process that calls it. No worker runs beside it."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from typing import TYPE_CHECKING
+
+from benchmarks.figures import less, percentile
+from benchmarks.sides import side
+
+if TYPE_CHECKING:
+    from benchmarks.figures import Figure
+
+__all__ = ["producer"]
+
+WARM_UP = 100
+
+
+def producer(name: str, *, calls: int, argument_bytes: int = 0) -> dict[str, Figure]:
+    """Call it so often: microseconds of one call, and of processor in this process."""
+    with side(name) as here:
+        send = here.sender("noop")
+        arguments = ["x" * argument_bytes] if argument_bytes else []
+        for _ in range(WARM_UP):
+            send(*arguments)
+        took, used = [], time.process_time()
+        for _ in range(calls):
+            began = time.perf_counter()
+            send(*arguments)
+            took.append((time.perf_counter() - began) * 1e6)
+        used = time.process_time() - used
+    return {
+        "delay_mean": less(statistics.fmean(took), "µs"),
+        "delay_p50": less(percentile(took, 0.5), "µs"),
+        "delay_p99": less(percentile(took, 0.99), "µs"),
+        "producer_processor": less(used / calls * 1e6, "µs/call"),
+    }

@@ -1,0 +1,36 @@
+"""From `delay()` to the task's first line, with a worker that waits for work or that is under a steady load."""
+
+from __future__ import annotations
+
+import random
+import time
+from typing import TYPE_CHECKING
+
+from benchmarks.figures import less, percentile
+from benchmarks.sides import side
+from benchmarks.stamps import late_ms
+
+if TYPE_CHECKING:
+    from benchmarks.figures import Figure
+
+__all__ = ["start"]
+
+WARM_UP = 50
+
+
+def start(name: str, *, tasks: int, per_second: float) -> dict[str, Figure]:
+    """Publish so many tasks at random moments (Poisson, the same ones for each side): milliseconds from the call to the task."""
+    moments = random.Random(7)  # noqa: S311 - the same moments for each side, and no secret
+    with side(name) as here, here.worker():
+        noop, stamp, path = here.sender("noop"), here.sender("stamp"), here.folder / "stamps"
+        for _ in range(WARM_UP):
+            noop()
+        here.wait_until_empty()
+        due = time.time() + 0.5
+        for _ in range(tasks):
+            due += moments.expovariate(per_second)
+            time.sleep(max(due - time.time(), 0))
+            stamp(time.time(), str(path))
+        here.wait_until_empty()
+        took = late_ms(path, expected=tasks)
+    return {"start_p50": less(percentile(took, 0.5), "ms"), "start_p99": less(percentile(took, 0.99), "ms")}
