@@ -1,0 +1,1 @@
+"""Orders: they are placed, charged and thanked for."""

@@ -1,0 +1,25 @@
+"""Django's settings; those of Celery and of redelivery stand among them."""
+
+from __future__ import annotations
+
+import os
+
+SECRET_KEY = "an example keeps no secrets"  # noqa: S105 - it says so
+USE_TZ = True
+INSTALLED_APPS = ["orders"]
+DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
+DATABASES = {
+    "default": {
+        "ENGINE": "django.db.backends.sqlite3",
+        "NAME": os.environ.get("SHOP_DATABASE", "shop.sqlite3"),
+        "OPTIONS": {"timeout": 20},
+    },
+}
+
+CELERY_BROKER_URL = os.environ.get("SHOP_BROKER", "redis://localhost:6379/0")
+CELERY_TASK_IGNORE_RESULT = True
+# Short times, so that the example ends soon.
+CELERY_REDELIVERY = {
+    "queues": {"#": {"max_delivery_attempts": 3, "redelivery_delay": 0.2}},
+    "tasks": {"orders.tasks.thank": {"enabled": False}},
+}

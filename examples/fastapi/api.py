@@ -1,0 +1,33 @@
+"""The web application: it publishes tasks, and says how far they are.
+
+It imports the worker's app, and so publishes as that app does: each publication is recorded in the outcome log, in one step with
+the message. An application that shares no code with its workers uses `Celery(broker=…)` with `Redelivery(app)` and `send_task`.
+"""
+
+from __future__ import annotations
+
+from fastapi import FastAPI, HTTPException
+from kombu.exceptions import OperationalError
+from tasks import app as celery
+from tasks import build
+
+__all__ = ["api"]
+
+api = FastAPI()
+
+
+# Plain functions, which FastAPI runs in a thread: publishing waits for the broker, and must not hold up the event loop.
+@api.post("/reports/{name}", status_code=202)
+def order(name: str) -> dict[str, str]:
+    """Order a report; 503 where the broker does not take it."""
+    try:
+        return {"id": build.delay(name).id}
+    except OperationalError as exc:
+        raise HTTPException(503, "no reports can be ordered at the moment") from exc
+
+
+@api.get("/reports/{task_id}")
+def look(task_id: str) -> dict[str, str]:
+    """How far a report is: Celery's states; a report that waits for another attempt is in RETRY."""
+    result = celery.AsyncResult(task_id)
+    return {"state": result.state, "report": str(result.result) if result.ready() else ""}
