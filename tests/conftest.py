@@ -11,11 +11,27 @@ import pytest
 
 from tests.running import Shop
 from tests.servers import Server, binaries
+from tests.trial import forked, stored, trial, trials
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__: list[str] = []
+#: The fixtures of trials are every module's.
+__all__ = ["forked", "stored", "trial", "trials"]
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keep the tests of an `xdist_group` in one process.
+
+    pytest-xdist 3.8 appends the group's name to an attribute of the test that pytest 9.2 does not read any more.
+    """
+    if not getattr(config.option, "loadgroup", False):
+        return
+    for item in items:
+        groups = sorted({str(mark.args[0]) for mark in item.iter_markers("xdist_group")})
+        if groups and not item.nodeid.endswith(f"@{'_'.join(groups)}"):
+            item._id = type(item.id).parse(f"{item.nodeid}@{'_'.join(groups)}")
 
 
 @pytest.fixture

@@ -75,6 +75,8 @@ class Shop:
     conf: dict[str, Any] = field(default_factory=dict)
     backend: bool = False
     plain: bool = False
+    module: str = "tests.shop"
+    kombu: str = ""
     workers: list[Worker] = field(default_factory=list)
     broker: str = ""
     _app: Celery | None = None
@@ -96,6 +98,8 @@ class Shop:
             environment["SHOP_BACKEND"] = self.server.url
         if self.plain:
             environment["SHOP_PLAIN"] = "1"
+        if self.kombu:
+            environment["SHOP_KOMBU"] = self.kombu
         return environment
 
     @property
@@ -112,14 +116,14 @@ class Shop:
 
     def send(self, task: str, *args: Any, **options: Any) -> str:
         """Publish a task as any producer would; its id."""
-        return str(self.app.send_task(f"tests.shop.{task}", args, options.pop("kwargs", None), **options).id)
+        return str(self.app.send_task(f"{self.module}.{task}", args, options.pop("kwargs", None), **options).id)
 
     def start(self, *words: str, pool: str = "prefork", concurrency: int = 2, wait: bool = True) -> Worker:
         """Start a worker, and wait until it consumes."""
         ready = self.folder / "ready"
         ready.unlink(missing_ok=True)
         log = self.folder / f"worker-{len(self.workers)}.log"
-        command = [sys.executable, "-m", "celery", "-A", "tests.shop", "worker", "-P", pool, "-c", str(concurrency), "-l", "INFO"]
+        command = [sys.executable, "-m", "celery", "-A", self.module, "worker", "-P", pool, "-c", str(concurrency), "-l", "INFO"]
         command += ["-n", f"w{len(self.workers)}@shop", "--without-gossip", "--without-mingle", *words]
         with log.open("wb") as out:
             process = subprocess.Popen(

@@ -9,14 +9,16 @@ import time
 from pathlib import Path
 from typing import Any
 
+import kombu
 import structlog
 from celery import Celery
-from celery.exceptions import Ignore, Reject
+from celery.exceptions import Ignore, Reject, WorkerShutdown
 from celery.signals import worker_ready
 from tenacity import retry_if_result, stop_after_attempt, wait_exponential
 
 from redelivery import DeadLetter, RedeliverAfter, Redelivery, redeliver
 
+kombu.__version__ = os.environ.get("SHOP_KOMBU", kombu.__version__)
 app = Celery("shop", broker=os.environ["SHOP_BROKER"], backend=os.environ.get("SHOP_BACKEND"))
 app.conf.update(json.loads(os.environ.get("SHOP_CONF", "{}")))
 app.conf.broker_connection_retry_on_startup = True
@@ -93,6 +95,9 @@ def raises(self: Any, what: str) -> None:
         "ignore": Ignore(),
         "after": RedeliverAfter(0.3),
         "value": ValueError("bad value"),
+        "exit": SystemExit(3),
+        "interrupt": KeyboardInterrupt(),
+        "shutdown": WorkerShutdown(0),
     }[what]
 
 
@@ -155,3 +160,22 @@ def shares(self: Any) -> None:
     """Raises the one object that all its runs raise."""
     note(self.request.id, attempt=self.request.retries + 1)
     raise SHARED
+
+
+@app.task(bind=True, acks_late=False)
+def early_does(self: Any, what: str) -> None:
+    """Is acknowledged before it runs, and then does what it is told."""
+    note(self.request.id, attempt=self.request.retries + 1)
+    if what == "nap":
+        time.sleep(3600)
+    elif what == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif what == "publish":
+        self.retry(kwargs={"what": "nothing"}, args=(), countdown=0)
+    elif what != "nothing":
+        raise {
+            "reject": Reject("no", requeue=False),
+            "requeue": Reject("again", requeue=True),
+            "ignore": Ignore(),
+            "exit": SystemExit(3),
+        }[what]

@@ -115,6 +115,8 @@ def test_a_wrong_app_or_broker_is_one_line(folder: Path, words: tuple[str, ...],
     ("broker", "said"),
     [
         ("nonsense://x", "No such transport: nonsense"),
+        ("redis://:secret@127.0.0.1:port/0", "broker_url cannot be used"),
+        ("redis://:secret@127.0.0.1:1/abc", "not abc"),
         ("redis://127.0.0.1:1/0", "does not answer"),
         ("redis://no.such.host.invalid/0", "does not answer"),
         ("amqp://guest:secret@127.0.0.1:1//", "is no Redis"),

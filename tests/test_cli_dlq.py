@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import unicodedata
 from typing import TYPE_CHECKING
@@ -16,6 +17,7 @@ from tests.desk import LETTERS, QUEUE, Desk, body_of, task_message
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from tests.servers import Server
 
@@ -253,3 +255,153 @@ def test_a_table_without_rows_is_its_heading() -> None:
     """Numbers stand to the right."""
     assert table([], ("a", "b")) == "a  b"
     assert table([("x", 1), ("y", 100)], ("name", "n")) == "name    n\nx       1\ny     100"
+
+
+# what changes letters
+
+
+def test_purge_asks_nobody_where_there_is_no_terminal_and_says_what_it_did(desk: Desk) -> None:
+    """The filters are the redrive's; a choice must be made; --json gives the counts."""
+    ids = [desk.die(reason=reason) for reason in ("expired", "exhausted", "expired")]
+    assert desk.run("dlq", "purge", LETTERS).exit_code == 2
+    assert desk.run("dlq", "purge", LETTERS, "--all", "--reason", "expired").exit_code == 2
+    assert desk.json("dlq", "purge", LETTERS, "--reason", "expired", "--dry-run")["purged"] == 2
+    assert desk.ids(LETTERS) == ids
+    done = desk.run("dlq", "purge", LETTERS, "--reason", "expired")
+    assert (done.exit_code, done.stdout) == (0, f"2 letters of {LETTERS} purged.\n")
+    assert desk.ids(LETTERS) == ids[1:2]
+    assert "No letter" in desk.run("dlq", "purge", LETTERS, "--reason", "expired").stdout
+
+
+def test_purge_archives_first_where_it_is_told_to(desk: Desk, tmp_path: Path) -> None:
+    """And says where."""
+    desk.die()
+    done = desk.run("dlq", "purge", LETTERS, "--all", "--archive", str(tmp_path))
+    assert (done.exit_code, "1 file." in done.stdout) == (0, True)
+    assert len(list(tmp_path.rglob("*.parquet"))) == 1
+
+
+@pytest.mark.parametrize(("answer", "left"), [("n\n", 1), ("y\n", 0)])
+@pytest.mark.parametrize("words", [("purge",), ("move", "--to", "DLQ.b", "--create"), ("redrive",)])
+def test_a_terminal_is_asked_first(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], answer: str, left: int
+) -> None:
+    """No is no; letters that are named by --id need no question."""
+    monkeypatch.setattr("redelivery.workers.cli.dlq_changes.is_terminal", lambda: True)
+    desk.die()
+    command, *more = words
+    done = desk.run("dlq", command, LETTERS, "--all", *more, input=answer)
+    assert (done.exit_code, "1 of 1 letter" in done.output) == (0, True)
+    assert desk.client.llen(LETTERS) == left
+    named = desk.die(task_message("named"))
+    assert "?" not in desk.run("dlq", command, LETTERS, "--id", named, *more).output
+
+
+def test_move_to_another_dead_letter_queue_or_to_a_queue(desk: Desk) -> None:
+    """As dead as it was, or as a redrive; what is neither is refused, and so is where it lies."""
+    for task_id in "abc":
+        desk.die(task_message(task_id))
+    assert "there is no queue 'nowhere'" in desk.run("dlq", "move", LETTERS, "--all", "--to", "nowhere").stderr
+    assert "lie in" in desk.run("dlq", "move", LETTERS, "--all", "--to", LETTERS).stderr
+    assert desk.json("dlq", "move", LETTERS, "--id", "a", "--to", "DLQ.new", "--create")["moved"] == 1
+    done = desk.run("dlq", "move", LETTERS, "--id", "b", "--to", "DLQ.new")
+    assert done.stdout == f"1 letter of {LETTERS} moved to DLQ.new.\n"
+    assert desk.run("dlq", "move", LETTERS, "--id", "c", "--to", QUEUE).exit_code == 0
+    assert (desk.ids("DLQ.new"), desk.ids(), desk.ids(LETTERS)) == (["a", "b"], ["c"], [])
+    assert [event.outcome for event in desk.events][-5:] == ["redriven", "dead_lettered"] * 2 + ["redriven"]
+
+
+def test_redrive_to_another_queue(desk: Desk) -> None:
+    """It goes there, and is still a life of its origin; a dead-letter queue is no place to live."""
+    desk.die(task_message("a"))
+    assert "dlq move" in desk.run("dlq", "redrive", LETTERS, "--all", "--to", LETTERS).stderr
+    assert desk.run("dlq", "redrive", LETTERS, "--all", "--to", "elsewhere").exit_code == 0
+    [message] = desk.messages("elsewhere")
+    assert message["properties"]["delivery_info"] == {"exchange": "", "routing_key": "elsewhere"}
+    assert message["headers"]["redelivery"]["origin"]["queue"] == QUEUE
+    assert desk.events[-1].queue == QUEUE
+
+
+def test_a_letter_is_edited_before_it_goes_back(desk: Desk, tmp_path: Path) -> None:
+    """What `export --id` prints, changed, is what `redrive --with` takes."""
+    body = body_of(1, "wrong")
+    task_id = desk.die(task_message("a", body=body, argsrepr="(1, 'wrong')"))
+    letter = json.loads(desk.run("dlq", "export", LETTERS, "--id", task_id).stdout)
+    assert (letter["args"], letter["kwargs"], letter["deaths"][0]["reason"]) == ([1, "wrong"], {}, "exhausted")
+    file = tmp_path / "letter.json"
+    file.write_text(json.dumps({**letter, "args": [1, "right"], "kwargs": {"more": True}}))
+    assert desk.run("dlq", "redrive", LETTERS, "--id", task_id, "--with", str(file)).exit_code == 0
+    [message] = desk.messages()
+    args, kwargs, embed = json.loads(base64.b64decode(message["body"]))
+    assert (args, kwargs, embed) == ([1, "right"], {"more": True}, json.loads(base64.b64decode(body))[2])
+    assert message["headers"]["argsrepr"] == "(1, 'right')"
+    assert message["headers"]["redelivery"]["generation"] == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("no json", "is no JSON"),
+        ("[]", "holds no object"),
+        ('{"queue": "x"}', "holds no object"),
+        ('{"args": {}}', "args must be a list"),
+        ('{"kwargs": []}', "kwargs must be an object"),
+        ('{"task": ""}', "task must be text"),
+        ('{"task_id": "b", "args": []}', "is the letter of task b, not of a"),
+    ],
+)
+def test_a_change_that_cannot_be_meant_is_refused(desk: Desk, tmp_path: Path, given: str, said: str) -> None:
+    """The letter stays."""
+    desk.die(task_message("a"))
+    (tmp_path / "f").write_text(given)
+    done = desk.run("dlq", "redrive", LETTERS, "--id", "a", "--with", str(tmp_path / "f"))
+    assert (done.exit_code, said in done.stderr, desk.ids(LETTERS)) == (2, True, ["a"])
+
+
+def test_what_cannot_be_edited_stays(desk: Desk, tmp_path: Path) -> None:
+    """A pickled body is never opened, so that its arguments cannot be changed; many letters are not changed at once."""
+    message = {**task_message("a"), "content-type": "application/x-python-serialize"}
+    desk.die(message)
+    (tmp_path / "f").write_text('{"args": [1]}')
+    done = desk.run("dlq", "redrive", LETTERS, "--id", "a", "--with", str(tmp_path / "f"))
+    assert (done.exit_code, "cannot be edited" in done.stdout, desk.ids(LETTERS)) == (0, True, ["a"])
+    assert "--with changes one letter" in desk.run("dlq", "redrive", LETTERS, "--all", "--with", str(tmp_path / "f")).stderr
+
+
+def test_export_writes_files_or_prints_lines(desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All letters where none is chosen; what is printed is redacted where the settings say so; nothing leaves."""
+    ids = [desk.die(task_message(body=body_of("secret-word"))) for _ in range(3)]
+    done = desk.run("dlq", "export", LETTERS)
+    assert [json.loads(line)["task_id"] for line in done.stdout.splitlines()] == ids
+    assert desk.json("dlq", "export", LETTERS, "--to", str(tmp_path))["letters"] == 3
+    assert desk.run("dlq", "export", LETTERS, "--id", ids[0], "--to", str(tmp_path)).stdout.startswith("1 letter of")
+    assert desk.run("dlq", "export", LETTERS, "--id", "nope").exit_code == 2
+    monkeypatch.setenv("REDELIVERY_REDACT", "true")
+    assert "secret-word" not in Desk(desk.server).run("dlq", "export", LETTERS).stdout
+    assert desk.ids(LETTERS) == ids
+
+
+def test_causes_are_told_with_an_example(desk: Desk) -> None:
+    """Of one queue, or of all; as a table, and as JSON."""
+    assert desk.run("dlq", "causes").stdout == "There are no dead letters.\n"
+    for number in range(2):
+        desk.die(task_message(f"v{number}"), said=f"no {number}", ago_ms=7_200_000)
+    desk.die(task_message("t"), exception="http.TimeoutError", into="DLQ.other")
+    done = desk.run("dlq", "causes")
+    assert [line.split()[:3] for line in done.stdout.splitlines()[1:]] == [
+        ["2", "f-ValueError", "exhausted"],
+        ["1", "f-http.Timeou…", "exhausted"],
+    ]
+    assert "ValueError: no 1" in done.stdout
+    [only] = desk.json("dlq", "causes", LETTERS)
+    assert (only["count"], only["task_id"], only["tasks"], only["dead_letter_queues"]) == (2, "v1", {"desk.pack": 2}, {LETTERS: 2})
+    assert "1 of 2 causes" in desk.run("dlq", "causes", "--limit", "1").stderr
+    assert desk.run("dlq", "causes", "nope").exit_code == 2
+
+
+@pytest.mark.parametrize("command", [("export",), ("causes",)])
+def test_hostile_letters_do_nothing_to_a_terminal_in_other_listings(desk: Desk, command: tuple[str, ...]) -> None:
+    """They come out as text."""
+    desk.die(task_message(f"id{HOSTILE}", f"task{HOSTILE}"), exception=f"E{HOSTILE}", said=HOSTILE, reason=HOSTILE)
+    done = desk.run("dlq", *command, LETTERS)
+    assert (done.exit_code, harmless(done.stdout)) == (0, True)

@@ -24,10 +24,10 @@ if TYPE_CHECKING:
         ({"queues": {"celery": {"dead_letter_queue": "celery"}}}, "dead_letter_queue"),
         ({"queues": {"#": {"redelivery_delay": 60, "max_redelivery_delay": 5}}}, "max_redelivery_delay"),
         ({"queus": {}}, "did you mean 'queues'"),
-        ({"mode": "observe"}, "mode 'observe' is not available"),
+        ({"mode": "watch"}, "mode must be"),
         ({"queues": {"#": {"auto_create_dead_letter_resources": False}}}, "dead-letter queue 'DLQ.celery' does not exist"),
     ],
-    ids=["misspelt", "zero", "own-target", "cap-below-delay", "misspelt-table", "observe", "missing-dlq"],
+    ids=["misspelt", "zero", "own-target", "cap-below-delay", "misspelt-table", "unknown-mode", "missing-dlq"],
 )
 def test_wrong_settings_refuse_the_worker_in_one_line(shop: Callable[..., Shop], settings: dict[str, Any], words: str) -> None:
     """The line names the setting; nothing is consumed."""
@@ -40,6 +40,25 @@ def test_wrong_settings_refuse_the_worker_in_one_line(shop: Callable[..., Shop],
     assert words in lines[0]
     assert "Traceback" not in worker.text
     assert here.server.client.lrange("celery", 0, -1) == [b"waits"]
+
+
+@pytest.mark.parametrize(
+    ("broker", "words"),
+    [
+        ("nonsense://:secret@x", "No such transport: nonsense"),
+        ("redis://:secret@127.0.0.1:port/0", "broker_url looks like redis://host:6379/0"),
+        ("redis://:secret@127.0.0.1:1/abc", "not abc"),
+        ("amqp://:secret@127.0.0.1:1//", "is no Redis"),
+    ],
+)
+def test_a_wrong_broker_url_refuses_the_worker_in_one_line(shop: Callable[..., Shop], broker: str, words: str) -> None:
+    """Celery would end in a traceback, or try for ever; the password is not told."""
+    worker = shop(broker=broker).start(wait=False)
+    assert worker.process.wait(60) != 0
+    (line,) = [line for line in worker.text.splitlines() if "redelivery: error:" in line]
+    assert words in line
+    assert "Traceback" not in worker.text
+    assert "secret" not in worker.text
 
 
 def test_a_dead_letter_queue_that_exists_is_enough(shop: Callable[..., Shop]) -> None:
@@ -61,16 +80,13 @@ def test_the_start_up_line_says_what_will_happen(shop: Callable[..., Shop]) -> N
         "queues=celery",
         "dead_letter_queues=DLQ.celery",
         "acknowledged_early=tests.shop.early",
+        "mode=enforce",
+        "received_by=redelivery",
+        "celery: 3 attempts, 0.2 s x 2 up to 600 s",
+        "not_enabled=none",
         here.server.socket,
     ):
         assert words in line
-
-
-def test_a_setting_that_is_not_enforced_is_named(shop: Callable[..., Shop]) -> None:
-    """Nobody is to believe that it holds."""
-    here = shop(settings={"queues": {"#": {"max_length": 10}}})
-    worker = here.start()
-    assert "event=setting.not_enforced queue=celery settings=max_length" in worker.text
 
 
 def test_a_full_server_refuses_publications_and_loses_nothing(shop: Callable[..., Shop]) -> None:

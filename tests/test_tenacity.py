@@ -63,6 +63,7 @@ def asked(strategies: dict[str, Any], *, result: Any = UNSET, settings: dict[str
     """What follows for a task with these strategies, on a queue with these settings."""
     options = Options.of(strategies)
     resolved = RedeliverySettings.load(settings, {}).policy_for("q", "t", options.fields)
+    options = options.under(resolved.sources)
     attempt = {name: known.pop(name) for name in ("task_args", "task_kwargs", "fn", "idle_for") if name in known}
     exception = KeyError("x") if result is UNSET and "cause" not in known else None
     failure = Failure(**{"attempt": 1, "age": 0.0, "exception": exception, **known})
@@ -277,6 +278,26 @@ def test_what_lies_beneath_stays_in_force() -> None:
     ended = asked({"stop": lambda _state: True}, eligible=False)
     assert isinstance(ended, Discard)
     assert ended.reason is Reason.NOT_ELIGIBLE
+
+
+@pytest.mark.parametrize("table", [{"queues": {"q": {}}}, {"tasks": {"t": {}}}])
+@pytest.mark.parametrize(
+    ("strategies", "override", "attempt", "expected"),
+    [
+        ({"wait": wait_fixed(1)}, {"redelivery_delay": 60}, 1, Redeliver(60.0)),
+        ({"wait": wait_fixed(1)}, {"max_redelivery_delay": 7, "redelivery_delay": 5}, 2, Redeliver(7.0)),
+        ({"stop": stop_after_attempt(2), "wait": wait_fixed(1)}, {"max_delivery_attempts": 5}, 4, Redeliver(1.0)),
+        ({"stop": stop_after_attempt(2), "wait": wait_fixed(1)}, {"max_age": 60}, 1, Redeliver(1.0)),
+        ({"wait": wait_fixed(1)}, {"dead_letter_queue": None}, 1, Redeliver(1.0)),
+    ],
+    ids=["delay", "cap", "more attempts", "age", "what no strategy says"],
+)
+def test_an_override_beats_the_strategy_that_says_the_same(
+    table: dict[str, Any], strategies: dict[str, Any], override: dict[str, Any], attempt: int, expected: Any
+) -> None:
+    """In the night of the incident the settings' last word holds against `wait` and `stop` too; the rest is theirs."""
+    settings = {"override": {name: dict.fromkeys(rows, override) for name, rows in table.items()}}
+    assert asked(strategies, settings=settings, attempt=attempt) == expected
 
 
 def test_a_delay_that_the_task_asks_for_is_not_asked_of_wait() -> None:

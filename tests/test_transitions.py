@@ -7,7 +7,9 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from redis.exceptions import OutOfMemoryError, ResponseError
+from redis import Redis
+from redis.exceptions import NoPermissionError, OutOfMemoryError, ResponseError
+from structlog.testing import capture_logs
 
 from redelivery.middleware.keys import Keys, split_unacked, unacked_suffix
 from redelivery.middleware.outcomes import Event, Outcome, Reason, entries
@@ -54,7 +56,7 @@ class Bench:
         fixed = [keys.unacked, keys.unacked_index, keys.received(token), keys.leases]
         lists = [keys.list(keys.list_name(queue, step)) for step in keys.priority_steps for queue in queues]
         suffixes = [unacked_suffix(queue) for queue in queues]
-        args = [token, self.calls, budget, room, len(queues), most_armed, 10_000, *suffixes]
+        args = [token, self.calls, budget, room, len(queues), most_armed, 10_000, *suffixes, 1]
         answer = self.receive_script(self.client, [*fixed, *map(keys.armed, queues), *lists], args)
         return list(answer)
 
@@ -316,7 +318,7 @@ def test_a_start_is_recorded_only_for_what_is_held(bench: Bench) -> None:
     """A message that was given to another must not run here."""
     tag = bench.take()
     assert bench.transport.start(tag) is Answer.DONE
-    assert bench.transport.started([tag, "w:99"]) == [True, False]
+    assert [value is not None for value in bench.transport.started([tag, "w:99"])] == [True, False]
     bench.transport.acknowledge(tag, None)
     assert bench.transport.start(tag) is Answer.REFUSED
     assert not bench.client.exists("redelivery:starts")
@@ -359,3 +361,194 @@ def test_a_script_is_loaded_again_after_the_server_forgot_it(bench: Bench) -> No
     tag = bench.take()
     bench.client.script_flush()
     assert bench.transport.acknowledge(tag, None) is Answer.DONE
+
+
+# what the server refuses changes nothing
+
+
+def everything(bench: Bench) -> dict[bytes, Any]:
+    """All that the broker holds, but for what plain workers find held messages by, and its clock."""
+    read = {
+        b"string": bench.client.get,
+        b"list": lambda name: bench.client.lrange(name, 0, -1),
+        b"hash": bench.client.hgetall,
+        b"zset": lambda name: bench.client.zrange(name, 0, -1),
+        b"stream": bench.client.xrange,
+    }
+    found = {name: read[bench.client.type(name)](name) for name in bench.client.keys("*")}
+    return {name: value for name, value in found.items() if name not in {b"unacked_index", b"redelivery:delayed"}}
+
+
+def moves(bench: Bench, tag: str) -> dict[str, Any]:
+    """Each transition of a held message."""
+    moved = event(Outcome.REDELIVERY_SCHEDULED)
+    return {
+        "acknowledge": lambda: bench.transport.acknowledge(tag, event(Outcome.SUCCEEDED)),
+        "dead_letter": lambda: bench.transport.dead_letter(
+            tag, message(), dead_letter_queue="DLQ", queue=QUEUE, event=event(Outcome.DEAD_LETTERED)
+        ),
+        "defer": lambda: bench.transport.defer(tag, "other", message(), task_id="a", event=moved, delay_ms=60_000),
+        "requeue": lambda: bench.transport.defer(tag, "other", message(), task_id="a", event=moved, delay_ms=0),
+        "put first": lambda: bench.transport.defer(tag, "other", message(), task_id="a", event=moved, delay_ms=0, first=True),
+        "release": lambda: bench.transport.release([Held(tag, "other", "other", message(), 0)]),
+        "accept": lambda: bench.transport.accept(tag),
+    }
+
+
+@pytest.mark.parametrize(
+    ("move", "name"),
+    [
+        ("acknowledge", "redelivery:outcomes"),
+        ("acknowledge", "unacked_index"),
+        ("dead_letter", "DLQ"),
+        ("dead_letter", "redelivery:dead_letter_queues"),
+        ("dead_letter", "redelivery:outcomes"),
+        ("defer", "redelivery:delayed"),
+        ("defer", "redelivery:delayed:due:other"),
+        ("defer", "redelivery:delayed:messages:other"),
+        ("defer", "redelivery:delayed:tasks"),
+        ("defer", "redelivery:outcomes"),
+        ("requeue", "other"),
+        ("requeue", "redelivery:outcomes"),
+        ("put first", "other"),
+        ("put first", "redelivery:outcomes"),
+        ("release", "other"),
+        ("accept", "redelivery:starts"),
+    ],
+)
+def test_a_key_of_another_type_leaves_the_message_held(bench: Bench, move: str, name: str) -> None:
+    """Lua does not roll back: whatever a script cannot add, it has not taken; mended, the same transition is carried out."""
+    tag = bench.take()
+    was: Any = bench.client.dump(name)
+    bench.client.delete(name)
+    bench.client.set(name, "of another type")
+    before = everything(bench)
+    with pytest.raises(ResponseError, match="WRONGTYPE"):
+        moves(bench, tag)[move]()
+    assert everything(bench) == before
+    bench.client.delete(name)
+    if was is not None:
+        bench.client.restore(name, 0, was)
+    assert moves(bench, tag)[move]() in {Answer.DONE, 1}
+    assert bench.client.hexists("unacked", tag) == (move == "accept")
+
+
+@pytest.mark.parametrize(
+    ("move", "command"),
+    [
+        ("acknowledge", "xadd"),
+        ("dead_letter", "lpush"),
+        ("dead_letter", "xadd"),
+        ("defer", "zadd"),
+        ("defer", "xadd"),
+        ("requeue", "xadd"),
+        ("put first", "rpush"),
+        ("release", "rpush"),
+    ],
+)
+def test_a_command_that_may_not_be_used_leaves_the_message_held(bench: Bench, move: str, command: str) -> None:
+    """A user whose rights end in the middle of a script loses nothing by it."""
+    tag = bench.take()
+    before = everything(bench)
+    bench.client.execute_command("ACL", "SETUSER", "limited", "on", "nopass", "~*", "&*", "+@all", f"-{command}")
+    limited = Redis(unix_socket_path=bench.client.connection_pool.connection_kwargs["path"], username="limited", password="-")
+    bench.transport.client, allowed = limited, bench.transport.client
+    with pytest.raises((NoPermissionError, ResponseError)):
+        moves(bench, tag)[move]()
+    bench.transport.client = allowed
+    assert everything(bench) == before
+    assert moves(bench, tag)[move]() in {Answer.DONE, 1}
+
+
+def test_a_publication_that_cannot_be_recorded_is_not_published(bench: Bench) -> None:
+    """Else its publisher would try again, and publish twice."""
+    bench.publish("a")
+    bench.client.set("redelivery:outcomes", "no stream")
+    with pytest.raises(ResponseError, match="WRONGTYPE"):
+        Script("publish")(bench.client, ["redelivery:outcomes", QUEUE], [message("b"), "", *encoded(event(Outcome.PUBLISHED))])
+    assert bench.waiting() == ["a"]
+
+
+def test_a_list_of_another_type_costs_the_batch_nothing(bench: Bench) -> None:
+    """The lists before and behind it are emptied as ever; alone, it is an error, and nothing is taken under that number."""
+    bench.publish("a1", "a2")
+    bench.publish("c")
+    bench.publish("slow", priority=9)
+    bench.client.set("other", "no list")
+    assert bench.bodies(bench.receive(2, queues=(QUEUE, "other"))) == ["a1", "a2"]
+    assert bench.bodies(bench.receive(10, queues=(QUEUE, "other"))) == ["c", "slow"]
+    with pytest.raises(ResponseError, match="WRONGTYPE"):
+        bench.receive(10, queues=(QUEUE, "other"))
+    bench.client.delete("other")
+    bench.publish("d", queue="other")
+    assert bench.bodies(bench.receive(10, number=bench.calls, queues=(QUEUE, "other"))) == ["d"]
+    assert bench.client.hlen("unacked") == 5
+
+
+@pytest.mark.parametrize("name", ["unacked", "unacked_index", "redelivery:received:w"])
+def test_what_cannot_be_recorded_as_held_stays_in_its_list(bench: Bench, name: str) -> None:
+    """No message of the batch is taken, and the number stands for the next call."""
+    bench.publish("a", "b")
+    bench.client.set(name, "of another type")
+    with pytest.raises(ResponseError, match="WRONGTYPE"):
+        bench.receive(2)
+    bench.client.delete(name)
+    assert bench.bodies(bench.receive(2, number=1)) == ["a", "b"]
+
+
+def test_promote_leaves_a_destination_alone_whose_list_is_of_another_type(bench: Bench) -> None:
+    """Its messages wait, the others' move, and it is not asked again in a circle."""
+    for body, where in (("a", "broken"), ("b", QUEUE)):
+        bench.transport.defer(bench.take(body), where, message(body), task_id=body, event=None, delay_ms=1)
+    bench.client.set("broken", "no list")
+    time.sleep(0.01)  # the server's clock must pass the due times
+    with capture_logs() as lines:
+        moved, missing, wait = bench.transport.promote(10)
+    assert (moved, missing, bench.waiting()) == (1, 0, ["b"])
+    assert wait is not None
+    assert wait > 0.5
+    assert [line["event"] for line in lines] == ["delayed.refused"]
+    bench.client.delete("broken")
+    while not bench.transport.promote(10)[0]:
+        time.sleep(0.01)  # until it is asked again
+    assert bench.waiting("broken") == ["a"]
+    assert not bench.client.exists("redelivery:delayed:tasks")
+
+
+@pytest.mark.parametrize("name", [QUEUE, "redelivery:outcomes"])
+def test_a_redrive_that_cannot_end_leaves_the_letter_where_it_was(bench: Bench, name: str) -> None:
+    """In its place among the others, and recorded as nothing."""
+    letters = [message(body) for body in "abc"]
+    bench.client.rpush("DLQ", *letters)
+    bench.client.set(name, "of another type")
+    with pytest.raises(ResponseError, match="WRONGTYPE"):
+        bench.transport.redrive("DLQ", letters[1], QUEUE, message("again"), event(Outcome.REDRIVEN))
+    assert bench.client.lrange("DLQ", 0, -1) == letters
+
+
+def test_release_gives_back_the_others(bench: Bench) -> None:
+    """One list of another type does not keep its neighbours' messages."""
+    tags = [bench.take(body) for body in "ab"]
+    bench.client.set("other", "no list")
+    held = [Held(tag, where, where, message(body), 0) for tag, where, body in zip(tags, (QUEUE, "other"), "ab", strict=True)]
+    with pytest.raises(ResponseError, match="WRONGTYPE"):
+        bench.transport.release(held)
+    assert (bench.waiting(), bench.client.hkeys("unacked")) == (["a"], [tags[1].encode()])
+
+
+@pytest.mark.parametrize("name", ["redelivery:recovering", "redelivery:owners"])
+def test_an_owner_is_fenced_or_registered_whole_or_not_at_all(bench: Bench, name: str) -> None:
+    """A lease that ends is noted as to be recovered; one that begins, as somebody's."""
+    bench.client.delete(name)
+    bench.client.set(name, "of another type")
+    with pytest.raises(ResponseError, match="WRONGTYPE"):
+        bench.transport.fence("w", b"0") if name.endswith("recovering") else bench.transport.register("v", {})
+    assert bench.client.hgetall("redelivery:leases") == {b"w": b"0"}
+
+
+def test_a_full_server_lets_an_event_alone_through(bench: Bench) -> None:
+    """Else the worker that could empty it would wait behind an arrival that cannot be recorded."""
+    bench.client.config_set("maxmemory-policy", "noeviction")
+    bench.client.config_set("maxmemory", 1)
+    assert bench.transport.acknowledge("", event(Outcome.RECEIVED)) is Answer.DONE
+    bench.client.config_set("maxmemory", 0)

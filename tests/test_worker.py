@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from celery.exceptions import TaskRevokedError
+from celery.exceptions import TaskRevokedError, WorkerLostError
 
 from redelivery.middleware.envelope import Envelope
 from tests.running import until
@@ -375,7 +375,7 @@ def test_a_dead_workers_messages_are_with_another_within_the_lease(shop: Callabl
 
 def test_a_task_that_kills_its_whole_worker_is_counted_from_the_second_time_on(shop: Callable[..., Shop]) -> None:
     """Poison: at most one start more than its policy allows, whatever it takes down with it."""
-    here = shop(settings={"lease": 2, "queues": {"#": {"max_delivery_attempts": 2, "redelivery_delay": 0.1}}})
+    here = shop(settings={"lease": 2, "queues": {"#": {"max_delivery_attempts": 2, "redelivery_delay": 0.1}}}, backend=True)
     task_id = here.send("kills", kwargs={"group": True})
     survivor = here.send("ok")
 
@@ -387,4 +387,6 @@ def test_a_task_that_kills_its_whole_worker_is_counted_from_the_second_time_on(s
     (end,) = until(another_worker, 60, "the poison to die")
     assert end.reason == "worker_lost"
     assert len(here.runs(task_id)) <= 3
+    with pytest.raises(WorkerLostError):  # told by the worker that found the message
+        here.app.AsyncResult(task_id).get(timeout=60)
     here.ended(survivor, "succeeded")

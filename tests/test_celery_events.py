@@ -1,0 +1,185 @@
+"""Celery's events, Flower and beat: what watches a worker sees what it would see of any worker."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import urllib.error
+import urllib.request
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.control import SETTINGS, Floor, floor
+from tests.running import until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+pytestmark = pytest.mark.xdist_group("celery-events")
+
+SCHEDULE = {"tick": {"task": "tests.control_app.ok", "schedule": 0.5, "args": ["tick"]}}
+
+
+class Watcher:
+    """Keeps every event that the workers send, as a monitor does."""
+
+    def __init__(self, here: Floor) -> None:
+        self.events: list[dict[str, Any]] = []
+        self._connection = here.app.connection_for_read()
+        self._receiver = here.app.events.Receiver(self._connection, handlers={"*": self.events.append})
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        with contextlib.suppress(OSError, ConnectionError, AttributeError):
+            self._receiver.capture(limit=None, timeout=None, wakeup=True)
+
+    def types(self, task_id: str) -> list[str]:
+        """What was told of a task, in order."""
+        return [event["type"] for event in self.events if event.get("uuid") == task_id]
+
+    def close(self) -> None:
+        """Stop watching."""
+        self._receiver.should_stop = True
+        self._thread.join(30)
+        self._connection.release()
+
+
+@pytest.fixture(scope="module")
+def here() -> Iterator[Floor]:
+    """A worker that sends events (`-E`), a producer that tells what it sends, and a result backend."""
+    conf = {"task_send_sent_event": True, "task_track_started": True, "beat_schedule": SCHEDULE}
+    with floor(backend=True, settings=SETTINGS, conf=conf) as made:
+        made.start("-E")
+        yield made
+
+
+@pytest.fixture(scope="module")
+def watcher(here: Floor) -> Iterator[Watcher]:
+    """A monitor of the worker."""
+    made = Watcher(here)
+    until(lambda: [event for event in made.events if event["type"] == "worker-heartbeat"], what="a heartbeat")
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def run(here: Floor) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
+    """Starts Celery's other programs beside the worker, and ends them."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(*words: str, **variables: str) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "celery", "-A", here.module, *words]
+        log = (here.folder / f"{words[0]}.log").open("wb")
+        environment = {**here.environment, **variables}
+        with log:
+            process = subprocess.Popen(
+                command, env=environment, cwd=here.folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait(30)
+
+
+BEGUN = ["task-received", "task-started"]
+
+
+def test_a_success_is_told_in_celerys_events(here: Floor, watcher: Watcher) -> None:
+    """Sent by the producer, then received, started and succeeded, with the fields that monitors show."""
+    task_id = here.send("ok", 7)
+    until(lambda: "task-succeeded" in watcher.types(task_id), what="its success to be told")
+    until(lambda: "task-sent" in watcher.types(task_id), what="its sending to be told")
+    assert [each for each in watcher.types(task_id) if each != "task-sent"] == [*BEGUN, "task-succeeded"]
+    by_type = {event["type"]: event for event in watcher.events if event.get("uuid") == task_id}
+    assert by_type["task-received"]["name"] == "tests.control_app.ok"
+    assert by_type["task-received"]["retries"] == 0
+    assert by_type["task-received"]["hostname"] == "w0@shop"
+    assert by_type["task-succeeded"]["result"] == "7"
+    assert by_type["task-succeeded"]["runtime"] >= 0
+
+
+def test_failures_are_told_as_retries_and_the_last_one_as_a_failure(here: Floor, watcher: Watcher) -> None:
+    """One life: each attempt received and started, each redelivery a `task-retried`, at last `task-failed`, once."""
+    task_id = here.send("fails")
+    until(lambda: "task-failed" in watcher.types(task_id), what="its failure to be told")
+    told = [each for each in watcher.types(task_id) if each != "task-sent"]
+    assert told == [*BEGUN, "task-retried", *BEGUN, "task-retried", *BEGUN, "task-failed"]
+    by_type = {event["type"]: event for event in watcher.events if event.get("uuid") == task_id}
+    assert by_type["task-received"]["retries"] == 2
+    assert by_type["task-retried"]["exception"] == by_type["task-failed"]["exception"] == "RuntimeError('no')"
+    assert "raise RuntimeError(message)" in by_type["task-failed"]["traceback"]
+
+
+def test_a_rejection_is_told(here: Floor, watcher: Watcher) -> None:
+    """As Celery's own requests tell it."""
+    task_id = here.send("rejects")
+    until(lambda: "task-rejected" in watcher.types(task_id), what="its rejection to be told")
+    (event,) = [event for event in watcher.events if event.get("uuid") == task_id and event["type"] == "task-rejected"]
+    assert event["requeue"] is False
+
+
+@pytest.mark.parametrize("place", ["running", "delayed"])
+def test_a_revoke_is_told_wherever_the_message_is(here: Floor, watcher: Watcher, place: str) -> None:
+    """Once, and whether the task was terminated."""
+    if place == "running":
+        (task_id,) = here.filled(1, place)
+    else:
+        task_id = here.send("ok", countdown=3600)
+        here.ended(task_id, "deferred")
+    here.app.control.revoke(task_id, terminate=place == "running", signal="SIGKILL")
+    until(lambda: "task-revoked" in watcher.types(task_id), what="its revoke to be told")
+    (event,) = [event for event in watcher.events if event.get("uuid") == task_id and event["type"] == "task-revoked"]
+    assert (event["terminated"], event["expired"]) == (place == "running", False)
+
+
+def test_flower_sees_the_worker_and_its_tasks(here: Floor, run: Callable[..., subprocess.Popen[bytes]]) -> None:
+    """A real Flower: the worker with its queues and its statistics, and tasks with the states that they had."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    process = run("flower", f"--port={port}", "--address=127.0.0.1", FLOWER_UNAUTHENTICATED_API="true")
+
+    def get(path: str) -> Any:
+        assert process.poll() is None, (here.folder / "flower.log").read_text()[-2000:]
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/api/{path}", timeout=30) as answer:
+                return json.load(answer)
+        except (urllib.error.URLError, OSError, ValueError):
+            return None
+
+    worker = until(lambda: (get("workers?refresh=1") or {}).get("w0@shop"), what="Flower to know the worker")
+    assert worker["stats"]["pool"]["max-concurrency"] == 2
+    assert [queue["name"] for queue in worker["active_queues"]] == ["celery"]
+    fine, bad = here.send("ok"), here.send("fails")
+    seen = until(lambda: _both(get, fine, bad), what="Flower to have seen both tasks end")
+    assert seen[fine]["state"] == "SUCCESS"
+    assert seen[bad]["exception"] == "RuntimeError('no')"
+    assert seen[bad]["retries"] == 2
+
+
+def _both(get: Callable[[str], Any], fine: str, bad: str) -> dict[str, Any] | None:
+    tasks = {task_id: get(f"task/info/{task_id}") or {} for task_id in (fine, bad)}
+    return tasks if (tasks[fine].get("state"), tasks[bad].get("state")) == ("SUCCESS", "FAILURE") else None
+
+
+def test_beat_sends_what_is_due_and_it_is_recorded(here: Floor, run: Callable[..., subprocess.Popen[bytes]]) -> None:
+    """A real beat: every half second a task, published and accounted for like any other."""
+    beat = run("beat", "-s", str(here.folder / "schedule"))
+    ticks = until(lambda: found if len(found := [run["id"] for run in here.runs() if run.get("value") == "tick"]) >= 3 else None)
+    assert beat.poll() is None
+    beat.terminate()
+    beat.wait(60)
+    here.all_ended(ticks)
+    here.ran_once(ticks)

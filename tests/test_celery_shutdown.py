@@ -1,0 +1,118 @@
+"""The ways in which a worker is stopped: warm, cold and soft. What was not finished goes back at once, and nothing is lost."""
+
+from __future__ import annotations
+
+import json
+import signal
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.control import Floor, floor
+from tests.running import until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.running import Worker
+
+pytestmark = pytest.mark.xdist_group("celery-shutdown")
+
+
+@pytest.fixture(scope="module")
+def here() -> Iterator[Floor]:
+    """A broker; each test starts its own worker on a queue of its own. A lease lasts so long that no recovery can help."""
+    with floor(settings={"lease": 600, "queues": {"#": {"redelivery_delay": 0.1}}}) as made:
+        yield made
+
+
+def waiting_ids(here: Floor, queue: str) -> list[str]:
+    """The task ids in a queue, the next to be taken first."""
+    raws: Any = here.server.client.lrange(queue, 0, -1)
+    return [json.loads(raw)["headers"]["id"] for raw in reversed(raws)]
+
+
+def occupied(here: Floor, queue: str, *words: str) -> tuple[Worker, list[str], list[str]]:
+    """A worker with two tasks that run and six that wait in it, and four more in the queue."""
+    worker = here.start("-Q", queue, *words)
+    running = here.filled(2, queue, queue=queue)
+    waiting = [here.send("holds", queue, queue=queue) for _ in range(10)]
+    until(lambda: here.server.client.llen(queue) == 4, what="the window to be full")
+    return worker, running, waiting
+
+
+def heard(worker: Worker, words: str) -> None:
+    """Wait until a worker says that it has heard a signal."""
+    until(lambda: words in worker.text or worker.process.poll() is not None, what=words)
+
+
+def all_are_back(here: Floor, queue: str, running: list[str], waiting: list[str]) -> None:
+    """Nothing is held; what ran is delivered again and says so; what only waited is as it was, in its order."""
+    assert here.leftovers() == {}
+    ids = waiting_ids(here, queue)
+    assert sorted(ids) == sorted([*running, *waiting])
+    assert [task_id for task_id in ids if task_id in waiting] == waiting
+    assert {tuple(here.outcomes_of(task_id)) for task_id in waiting} == {("published",)}
+    assert {tuple(here.outcomes_of(task_id)) for task_id in running} == {("published", "redelivery_scheduled")}
+
+
+@pytest.mark.parametrize("signals", [("QUIT",), ("TERM", "QUIT")], ids=["quit", "term-then-quit"])
+def test_a_cold_shutdown_gives_everything_back(here: Floor, signals: tuple[str, ...]) -> None:
+    """What runs is ended and goes back as a suspect, at once and not when the lease ends; what waited is not counted."""
+    queue = "-".join(signals)
+    worker, running, waiting = occupied(here, queue)
+    for name in signals:
+        worker.process.send_signal(getattr(signal, f"SIG{name}"))
+        heard(worker, {"TERM": "Warm shutdown", "QUIT": "Cold shutdown"}[name])
+    worker.process.wait(60)
+    all_are_back(here, queue, running, waiting)
+    if signals == ("QUIT",):
+        here.open(queue)
+        here.start("-Q", queue, pool="threads")
+        here.all_ended([*running, *waiting])
+        here.ran_once(waiting)
+        assert [[run["redelivered"] for run in here.noted(task_id)] for task_id in running] == [[False, True]] * 2
+
+
+def test_sigterm_can_be_made_to_mean_a_cold_shutdown(here: Floor) -> None:
+    """`REMAP_SIGTERM=SIGQUIT`, as container platforms need it."""
+    here.variables = {"REMAP_SIGTERM": "SIGQUIT"}
+    worker, running, waiting = occupied(here, "remapped")
+    here.variables = {}
+    worker.process.terminate()
+    worker.process.wait(60)
+    assert "Cold shutdown" in worker.text
+    all_are_back(here, "remapped", running, waiting)
+
+
+def test_a_soft_shutdown_waits_for_what_can_end_in_time(here: Floor) -> None:
+    """`worker_soft_shutdown_timeout`: what ends meanwhile has succeeded; what does not is given back."""
+    here.conf["worker_soft_shutdown_timeout"] = 4
+    worker = here.start("-Q", "soft")
+    del here.conf["worker_soft_shutdown_timeout"]
+    (short,), (long,) = here.filled(1, "soft-short", queue="soft"), here.filled(1, "soft-long", queue="soft")
+    waiting = [here.send("holds", "soft-long", queue="soft") for _ in range(3)]
+    worker.process.send_signal(signal.SIGQUIT)
+    heard(worker, "Initiating Soft Shutdown")
+    here.open("soft-short")
+    worker.process.wait(60)
+    assert here.outcomes_of(short) == ["published", "succeeded"]
+    assert len(here.noted(short)) == 1
+    all_are_back(here, "soft", [long], waiting)
+
+
+def test_a_warm_shutdown_gives_back_what_waits_for_a_moment_or_a_rate(here: Floor) -> None:
+    """A short countdown and a token are waited for in the worker: it does not wait for them when it stops."""
+    worker = here.start("-Q", "moments")
+    first, limited = here.send("hourly", queue="moments"), here.send("hourly", queue="moments")
+    here.ended(first, "succeeded")
+    (running,) = here.filled(1, "moments", queue="moments")
+    until(lambda: here.server.client.hlen("unacked") == 2, what="the second to wait for its token")
+    worker.process.terminate()
+    heard(worker, "Warm shutdown")
+    here.open("moments")
+    assert worker.process.wait(60) == 0
+    here.ended(running, "succeeded")
+    assert here.leftovers() == {}
+    assert waiting_ids(here, "moments") == [limited]
+    assert here.outcomes_of(limited) == ["published"]
