@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 from billiard.einfo import ExceptionInfo, ExceptionWithTraceback
 from celery import signals
 from celery.app.task import Context
-from celery.exceptions import Ignore, Reject, Retry, Terminated, TimeLimitExceeded, WorkerLostError
+from celery.exceptions import Ignore, InvalidTaskError, Reject, Retry, Terminated, TimeLimitExceeded, WorkerLostError
 from celery.states import FAILURE
 from celery.utils.log import get_logger
 from celery.worker import state
@@ -39,6 +39,7 @@ from redelivery.middleware.departure import burial, resting_place, tell_death
 from redelivery.middleware.envelope import ANNOUNCED, HEADER, Attempt, Envelope, Failed, eligible_of, opened, redelivered, sealed
 from redelivery.middleware.lifetime import PUBLISHED, TIME_TO_LIVE, expiry_ms
 from redelivery.middleware.logs import log
+from redelivery.middleware.lost_child import success_was_stored, worker_lost_info
 from redelivery.middleware.observing import Observing
 from redelivery.middleware.outcomes import Event, Outcome, Reason
 from redelivery.middleware.task import CONTEXT, DECIDED, Redelivering, failed_of
@@ -81,6 +82,7 @@ class Egress(Observing):
     """Celery's request, whose message leaves by a transition; one that we do not hold, or that is not `enabled`, is observed."""
 
     _held: Held | None = None
+    _eta: datetime | None
     _expires: datetime | None
     _expires_ms: int | None = None
     _ending: Ending | None = None
@@ -102,6 +104,8 @@ class Egress(Observing):
         if self._envelope.served_eta is not None and self._request_dict.get("eta") == self._envelope.served_eta:
             # The delay store has waited for this ETA, by the server's clock: Celery must not judge it again by this machine's.
             self._eta = None
+        elif self._eta is not None:
+            self._eta = self._by_this_clock(self._eta)
         if install.keeps_time or self._expires is not None or TIME_TO_LIVE in message.headers:
             self._begin_lifetime(message)
         self._request_dict[CONTEXT] = self._context_of(install)
@@ -109,6 +113,13 @@ class Egress(Observing):
         self._request_dict["headers"] = {key: value for key, value in message.headers.items() if key not in NO_CUSTOM_HEADERS}
         if not self._task.acks_late:
             self.on_success: Any = self._recording(self.on_success)
+
+    def _by_this_clock(self, eta: datetime) -> datetime:
+        """What this machine's clock says when the server's says `eta`: Celery waits for what is due so soon by this machine's."""
+        try:
+            return datetime.fromtimestamp(time.time() + eta.timestamp() - self._install.owner.now_ms() / 1000, UTC)
+        except (ArithmeticError, ValueError, OSError):
+            return eta  # no time that either clock will ever say
 
     def _context_of(self, install: Redelivery) -> dict[str, Any]:
         held, envelope = self._held, self._envelope
@@ -122,6 +133,8 @@ class Egress(Observing):
             "first_seen_ms": first_seen,
             "age": max(held.seen_ms - first_seen, 0) / 1000,
             "received": time.monotonic(),
+            "received_ms": install.owner.now_ms(),
+            "expires_ms": self._expires_ms,
             "waited": sum(each.get("delay") or 0 for each in envelope.attempts) / 1000,
             "eligible": eligible_of(self._request_dict),
             "must_start": self.must_start and install.shares_process,
@@ -134,6 +147,15 @@ class Egress(Observing):
         if eventer is None or not eventer.enabled or not self._task.send_events:
             return False
         return not eventer.groups or "task" in eventer.groups
+
+    @property
+    def _context(self) -> Context:
+        """As Celery's; where the body has another shape, what the headers say, so that its end can be told."""
+        try:
+            context: Context = super()._context
+        except Exception:  # noqa: BLE001 - the body is anybody's
+            context = Context(self._request_dict)
+        return context
 
     @property
     def attempt(self) -> int:
@@ -179,6 +201,8 @@ class Egress(Observing):
         self._ending = self._death(decided, failed_of(exc))
         try:
             super().on_failure(exc_info)
+        except Exception:  # noqa: BLE001 - a result backend takes no empty id, say: the worker must not end by that
+            log.exception("hook.failed", task_id=self.id, hook="mark_as_failure")
         finally:
             if not self._left:
                 self._leave(self._ending)
@@ -252,22 +276,33 @@ class Egress(Observing):
             state.task_ready(self)  # a hard time limit has ended it already
             return
         if isinstance(exc, (SystemExit, KeyboardInterrupt)) and not self._already_cancelled and not self._already_revoked:
-            exc_info = self._worker_lost_info(exc)
+            exc_info = worker_lost_info(self, exc)
             exc = _unwrapped(exc_info.exception)
         if isinstance(exc, (WorkerLostError, TimeLimitExceeded, MemoryError)):
             if hasattr(exc, DECIDED):
                 self._end_of_report(exc, exc_info)
                 return
-            if not self._success_was_stored():
+            if not success_was_stored(self):
                 self._on_lost(exc, exc_info)
                 return
         if isinstance(exc, Ignore):
             self._ending = Ending(Outcome.IGNORED)
         elif not isinstance(exc, (Reject, WorkerLostError)):
             self._ending = self._death_of(exc, exc_info)
-        super().on_failure(exc_info, send_failed_event, return_ok)
-        if not self._task.acks_late and self._ending is not None and not self._left:
-            self._leave(self._ending)
+        self._let_celery_fail(exc_info, send_failed_event, return_ok=return_ok)
+
+    def _let_celery_fail(self, exc_info: ExceptionInfo, send_failed_event: bool, *, return_ok: bool) -> None:
+        """What Celery does; a result that cannot be stored (under an empty id, say) does not keep the message from leaving."""
+        ending, must_leave = self._ending, not self._task.acks_late
+        try:
+            super().on_failure(exc_info, send_failed_event, return_ok)
+        except Exception:
+            if ending is None:
+                raise
+            log.exception("hook.failed", task_id=self.id, hook="mark_as_failure")
+            must_leave = True
+        if must_leave and ending is not None and not self._left:
+            self._leave(ending)
 
     def _end_of_report(self, exc: BaseException, exc_info: ExceptionInfo) -> None:
         """The attempt reported what Celery takes for a lost child, or ends its worker for (`MemoryError`): all are told already."""
@@ -361,7 +396,9 @@ class Egress(Observing):
     def _death_of(self, exc: BaseException, exc_info: ExceptionInfo) -> Ending:
         """What the child decided; or, where its word was lost with an exception that cannot be pickled, what follows here."""
         decided, failed, tag = getattr(exc, DECIDED, (None, None, None))
-        if decided is None or tag != self._request_dict[CONTEXT]["tag"]:  # an exception object may be raised by many tasks
+        if isinstance(exc, InvalidTaskError) and decided is None:  # Celery could not begin it
+            decided = decision.ending(self._policy, Reason.INVALID, str(exc), eligible=self._eligible)
+        elif decided is None or tag != self._request_dict[CONTEXT]["tag"]:  # an exception object may be raised by many tasks
             failed, decided = self._decide(exc, None)
         if isinstance(decided, decision.Redeliver):
             # FAILURE is stored and has been acted on: what failed outside the attempt ends here.

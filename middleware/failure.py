@@ -13,8 +13,8 @@ import base64
 from typing import TYPE_CHECKING, Any
 
 from celery import signals
+from celery.app import trace  # where Celery 5.6 has `get_actual_ignore_result`, too
 from celery.app.task import Context
-from celery.app.trace import get_actual_ignore_result  # where Celery 5.6 has it, too
 from celery.exceptions import InvalidTaskError, MaxRetriesExceededError, WorkerLostError
 from kombu.exceptions import DecodeError
 from kombu.message import Message
@@ -26,7 +26,7 @@ from redelivery.middleware.outcomes import Reason
 if TYPE_CHECKING:
     from celery import Celery
 
-__all__ = ["tell_failure"]
+__all__ = ["stores_errors", "tell_failure"]
 
 #: What the caller gets for a death of this reason: classes that every Celery knows.
 EXCEPTIONS: dict[Reason, type[Exception]] = {
@@ -35,6 +35,13 @@ EXCEPTIONS: dict[Reason, type[Exception]] = {
     Reason.UNDECODABLE: DecodeError,
     Reason.INVALID: InvalidTaskError,
 }
+
+
+def stores_errors(task: Any, request: Any) -> bool:
+    """Whether this run's failure is stored where there is a result backend. The first of Celery 5.6 ask the task alone."""
+    asked = getattr(trace, "get_actual_ignore_result", None)
+    ignores = task.ignore_result if asked is None else asked(task, request)
+    return bool(task.store_errors_even_if_ignored or not ignores)
 
 
 def tell_failure(app: Celery, message: dict[str, Any], reason: Reason, text: str) -> None:
@@ -47,8 +54,7 @@ def tell_failure(app: Celery, message: dict[str, Any], reason: Reason, text: str
     context = _context(app, message)
     task.request_stack.push(context)
     try:
-        stores = task.store_errors_even_if_ignored or not get_actual_ignore_result(task, context)
-        task.backend.mark_as_failure(task_id, exc, request=context, store_result=stores)
+        task.backend.mark_as_failure(task_id, exc, request=context, store_result=stores_errors(task, context))
         signals.task_failure.send(
             sender=task,
             task_id=task_id,

@@ -212,7 +212,7 @@ def dead_letter_handler(install: Redelivery, queues: Sequence[str], options: Map
                 raise ConfigurationError(msg)
             install.letter_handlers[queue] = name
         run.__doc__, run.__module__ = handler.__doc__, handler.__module__
-        install.app.task(run, **{**options, **settled, "name": name})
+        install.app.task(run, **{**options, **settled, "name": name, "shared": False})
         return handler
 
     return register

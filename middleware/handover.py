@@ -63,9 +63,7 @@ def hand_over(request: Egress, install: Redelivery) -> None:
             raise TaskRevokedError(request.id) from None  # Celery gives the pool's place back for this exception alone
         if install.shares_process:
             request.keep_future(result)
-            future = getattr(result, "f", None)
-            if future is not None:
-                future.add_done_callback(lambda done: _look_at(request, done))
+            _listen(request, result)
         return result
 
     asked.execute_using_pool = execute_using_pool
@@ -81,6 +79,15 @@ def _hearing(request: Egress, on_success: Any) -> Any:
             on_success(result, **kwargs)
 
     return hearing
+
+
+def _listen(request: Egress, result: Any) -> None:
+    """Hear of what comes out of a thread, or of a greenlet, that could not report: nobody else looks there."""
+    future = getattr(result, "f", None)
+    if future is not None:
+        future.add_done_callback(lambda done: _look_at(request, done))
+    elif hasattr(result, "link_exception"):  # gevent: its loop calls this, and must not be kept waiting
+        result.link_exception(lambda done: type(done).spawn(lose, request, done.exception))
 
 
 def _look_at(request: Egress, done: Future[Any]) -> None:

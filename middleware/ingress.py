@@ -172,8 +172,9 @@ class Ingress(bootsteps.StartStopStep):
         headers = message.headers
         if not isinstance(headers, dict):
             return False
-        if HEADER in headers and (letter := Envelope.of(headers)).is_letter:
-            return self._meet_letter(message, held, letter)
+        known = Envelope.of(headers) if HEADER in headers else None
+        if known is not None and known.is_letter:
+            return self._meet_letter(message, held, known)
         if headers.get(HEADER) is None:
             self._note_arrival(headers, message.properties, held)
         if not _is_sound(headers):
@@ -183,7 +184,7 @@ class Ingress(bootsteps.StartStopStep):
         eta, envelope = headers.get("eta"), headers.get(HEADER)
         if eta is None and envelope is None and not self.install.keeps_time and DELIVERY_DELAY not in headers:
             return False
-        known = Envelope.of(headers)
+        known = Envelope.of(headers) if known is None else known
         if known.undelivered is not None:
             self._bury_at_last(held, known)
             return True
@@ -339,7 +340,12 @@ class Ingress(bootsteps.StartStopStep):
 
     def _on_garbage(self, held: Held, exc: Exception) -> None:
         log.error("message.undecodable", tag=held.tag, queue=held.queue, error=str(exc))
-        self._note_arrival({}, {}, held)
+        try:
+            message = opened(held.raw)
+        except EnvelopeError:
+            message = {"headers": {}, "properties": {}}
+        if message["headers"].get(HEADER) is None:
+            self._note_arrival(message["headers"], message["properties"], held)  # under the id that its death has
         self._die(held, Reason.UNDECODABLE, failed_of(exc))
 
     def _die(self, held: Held, reason: Reason, failed: Failed, *, told: bool = True) -> None:
@@ -354,7 +360,7 @@ class Ingress(bootsteps.StartStopStep):
         headers = message["headers"]
         if not isinstance(headers.get("id"), str):
             headers["id"] = raw_id(held.raw)  # so that the letter can be found under the id that its event has
-        elif not told:
+        elif not told and not Envelope.of(headers).is_letter:  # whoever waits for a letter's task was told when it died
             tell_failure(self.install.app, message, reason, f"{failed.type}: {failed.message}")
         policy = self.install.policy_for(held.queue, str(headers.get("task")))
         ending = decision.ending(policy, reason, eligible=eligible_of(headers))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from redelivery.errors import EnvelopeError
 from redelivery.middleware import decision
 from redelivery.middleware.departure import about, burial, resting_place
-from redelivery.middleware.envelope import Attempt, Envelope, Failed, eligible_of, opened, redelivered, sealed
+from redelivery.middleware.envelope import ANNOUNCED, HEADER, Attempt, Envelope, Failed, eligible_of, opened, redelivered, sealed
 from redelivery.middleware.failure import tell_failure
 from redelivery.middleware.outcomes import Outcome, Reason
 from redelivery.middleware.transports.base import Answer
@@ -44,6 +44,10 @@ def recover(install: Redelivery, held: Held, *, started: str | None, worker: str
     is_letter = Envelope.of(message["headers"]).is_letter  # its life has ended: what its handler does is no step of it
     if is_letter:
         held = replace(held, list_name=transport.keys.list_name(held.queue))  # letters lie in one list, whatever their priority
+    if ANNOUNCED not in message["headers"] and HEADER not in message["headers"]:
+        # The dead worker may not have come to record its arrival, and from here on it does not look like a first one.
+        arrived = about(message["headers"], held, Outcome.RECEIVED, reason="unannounced", worker=worker)
+        transport.acknowledge("", arrived)
     if started == ACCEPTED:
         return _lost(install, held, message, worker, now_ms)
     if started is not None:

@@ -35,12 +35,11 @@ class Replicas:
         self.question = b"".join([b"*3\r\n", *(b"$%d\r\n%b\r\n" % (len(part), part) for part in parts)])
         self._say_at = 0.0
 
-    def heard(self, confirmed: int) -> None:
+    def heard(self, confirmed: int, why: str = "what was answered may be lost if the master dies now") -> None:
         """The server's answer: how many replicas have it."""
         now = time.monotonic()
         if confirmed < self.wanted and now >= self._say_at:
             self._say_at = now + QUIET
-            why = "what was answered may be lost if the master dies now"
             log.warning("replicas.behind", wanted=self.wanted, confirmed=confirmed, why=why)
 
 

@@ -12,10 +12,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from billiard.einfo import ExceptionInfo
 from celery import signals
-from celery.app.trace import LOG_RETRY, TraceInfo, build_tracer, get_actual_ignore_result, get_task_name, info, task_has_custom
+from celery.app.task import Context
+from celery.app.trace import LOG_RETRY, TraceInfo, build_tracer, get_task_name, info, task_has_custom
 from celery.backends.base import DisabledBackend
+from celery.states import FAILURE
 
+from redelivery.middleware.failure import stores_errors
 from redelivery.middleware.logs import log
 
 if TYPE_CHECKING:
@@ -80,8 +84,7 @@ def is_heard(task: Any, request: Any, *, has_events: bool) -> bool:
     """Whether anybody could see the traceback of a redelivery of this task."""
     if has_events or signals.task_retry.receivers or task_has_custom(task, "on_retry"):
         return True
-    stores = task.store_errors_even_if_ignored or not get_actual_ignore_result(task, request)
-    return stores and not isinstance(task.backend, DisabledBackend)
+    return stores_errors(task, request) and not isinstance(task.backend, DisabledBackend)
 
 
 def lighten(app: Celery, install: Redelivery, hostname: str | None) -> None:
@@ -90,4 +93,21 @@ def lighten(app: Celery, install: Redelivery, hostname: str | None) -> None:
         return
     for name, task in app.tasks.items():
         if install.is_enabled(name):
-            task.__trace__ = build_tracer(name, task, app.loader, hostname, app=app, Info=Info)
+            task.__trace__ = _honest(task, build_tracer(name, task, app.loader, hostname, app=app, Info=Info))
+
+
+def _honest(task: Any, trace: Any) -> Any:
+    """Celery's tracer, which reports a task that it could not begin (its keywords are a list, say) as one that succeeded."""
+
+    def honest(uuid: Any, args: Any, kwargs: Any, request: Any = None) -> Any:
+        traced = trace(uuid, args, kwargs, request)
+        if traced[1] is not None or not isinstance(traced[0], ExceptionInfo):
+            return traced
+        failure = Info(FAILURE, traced[0].exception)
+        try:
+            failure.handle_error_state(task, Context(request or {}, args=(), kwargs={}, called_directly=False))
+        except Exception as exc:  # noqa: BLE001 - the message is anybody's
+            log.exception("hook.failed", task_id=str(uuid), hook="on_failure", exception=type(exc).__name__)
+        return traced[0], failure, *traced[2:]
+
+    return honest

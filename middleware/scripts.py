@@ -5,6 +5,7 @@ A script's text is its file in `middleware/lua/`, behind the shared pieces that 
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import cache, lru_cache
 from hashlib import sha1
 from importlib.resources import files
@@ -36,7 +37,7 @@ def _file(name: str) -> str:
     return files("redelivery.middleware.lua").joinpath(f"{name}.lua").read_text("utf-8")
 
 
-#: What these write is asked for again every second, or is a copy of what a lost message comes back from: no replica is waited for.
+#: No replica is waited for by these: what is lost of theirs is done again, within a second or two, from what is still there.
 UNCONFIRMED = frozenset({"lead", "renew", "fence", "promote", "bound"})
 
 
@@ -93,9 +94,13 @@ def _answer(client: Redis, command: bytes, replicas: Replicas | None) -> Any:
         try:
             answer = connection.read_response()
         except ResponseError:
-            connection.read_response()
+            with suppress(ResponseError):
+                connection.read_response()
             raise
-        replicas.heard(connection.read_response())
+        try:
+            replicas.heard(connection.read_response())
+        except ResponseError as exc:  # the command stands all the same: to fail now would have it done twice
+            replicas.heard(0, f"the server refuses WAIT: {exc}")
         return answer
 
     try:

@@ -57,10 +57,20 @@ def _required(install: Redelivery, queue: str) -> list[str]:
     return sorted({target for target in targets if target is not None})
 
 
+def warn_of_eviction(install: Redelivery) -> None:
+    """Say where the server may throw messages away by itself: the only deaths on Redis that nobody records."""
+    memory = install.transport.client.info("memory")
+    policy = memory.get("maxmemory_policy", "noeviction")
+    if memory.get("maxmemory") and policy != "noeviction":
+        why = "a full server throws messages away, unrecorded: set maxmemory-policy noeviction"
+        log.warning("broker.evicts", maxmemory_policy=policy, maxmemory=memory["maxmemory"], why=why)
+
+
 def announce(install: Redelivery, consumer: Consumer, *, is_ours: bool) -> None:
     """Say which broker, which guarantees, which policies, and where the dead letters go; `is_ours` is who receives."""
     queues = list(install.app.amqp.queues.consume_from)
     policies = {queue: install.policy_for(queue) for queue in queues}
+    warn_of_eviction(install)
     if install.enforces and not is_known():
         why = f"known are {_KNOWN}; messages are received by kombu's own receive"
         log.warning("kombu.unknown", version=kombu.__version__, why=why)

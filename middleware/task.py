@@ -18,6 +18,7 @@ import sys
 import time
 import traceback
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
@@ -268,6 +269,12 @@ def _retry_of(task: Task, install: Redelivery, original: Callable[..., Any]) -> 
         if throw and args is None and kwargs is None and not options:
             raise attempt.conclude(decided, cause, reported=exc)
         options["headers"] = {**(options.get("headers", request.headers) or {}), **_history(attempt, cause, decided)}
+        now_ms = delivery["received_ms"] + (time.monotonic() - delivery["received"]) * 1000  # by the server's clock
+        delay = _delay(task, eta, countdown)
+        if delay:  # Celery would add it to what this machine's clock says
+            eta, countdown = datetime.fromtimestamp(now_ms / 1000 + delay, UTC), None
+        if delivery["expires_ms"] is not None:
+            options.setdefault("expires", max(delivery["expires_ms"] - now_ms, 0) / 1000)
         try:
             return original(args, kwargs, exc, throw, eta, countdown, max_retries, **options)
         except Reject as rejected:  # Celery's word for a publication that failed: here the message stays, and runs again

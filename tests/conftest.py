@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import signal
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from celery import _state
 
+from tests.proofs import pytest_runtest_logreport, pytest_sessionfinish, pytest_terminal_summary
 from tests.running import Shop
 from tests.servers import Server, binaries
 from tests.trial import forked, stored, trial, trials
@@ -16,8 +19,21 @@ from tests.trial import forked, stored, trial, trials
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-#: The fixtures of trials are every module's.
-__all__ = ["forked", "stored", "trial", "trials"]
+#: The fixtures of trials are every module's, and the hooks of proofs are the whole run's.
+__all__ = [
+    "forked",
+    "pytest_runtest_logreport",
+    "pytest_sessionfinish",
+    "pytest_terminal_summary",
+    "stored",
+    "trial",
+    "trials",
+]
+
+
+def pytest_configure() -> None:
+    """Hear SIGINT, and let the commands that tests start hear it: a shell ignores it for what it runs in the background."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(trylast=True)
@@ -32,6 +48,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         groups = sorted({str(mark.args[0]) for mark in item.iter_markers("xdist_group")})
         if groups and not item.nodeid.endswith(f"@{'_'.join(groups)}"):
             item._id = type(item.id).parse(f"{item.nodeid}@{'_'.join(groups)}")
+
+
+@pytest.fixture(autouse=True)
+def no_tasks_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Celery gives every app that is made the tasks of all others in the process: here, of all tests that ran in it before."""
+    own = {each for each in _state._on_app_finalizers if each.__module__ == "celery.app.builtins"}
+    monkeypatch.setattr(_state, "_on_app_finalizers", own)
 
 
 @pytest.fixture

@@ -146,6 +146,10 @@ class Shop:
         """End all workers."""
         for worker in self.workers:
             worker.kill()
+        consumer = getattr(self._app.backend, "result_consumer", None) if self._app is not None and self.backend else None
+        if consumer is not None:
+            consumer.stop()
+            consumer._pubsub = None  # else Celery 5.6 looks for the broker in each result's `__del__`, for twenty seconds
 
     # what is left behind
 

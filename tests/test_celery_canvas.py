@@ -66,7 +66,9 @@ def publish(trial: Trial, workflow: Callable[[Parts], Any], **options: Any) -> l
     published = []
     for side in trial.sides:
         parts = Parts(side)
-        published.append((parts, workflow(parts).apply_async(**options)))
+        whole = workflow(parts)
+        whole._app = side.app  # Celery 5.6 does not find it in what a chord is nested in
+        published.append((parts, whole.apply_async(**options)))
     return published
 
 

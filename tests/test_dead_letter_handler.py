@@ -191,6 +191,28 @@ def test_garbage_reaches_its_handler_too(handled: Shop) -> None:
     assert (call["task"], call["args"], call["reason"]) == ("", None, "undecodable")
 
 
+@pytest.mark.parametrize("pool", ["threads", "solo"])
+def test_a_handler_works_where_the_pool_shares_the_workers_process(place: Path, pool: str) -> None:
+    """Decisions and failures take another way there, to the same ends."""
+    server = served(place / pool)
+    settings = {
+        "lease": 2,
+        "queues": {"#": {"max_delivery_attempts": 1}, "DLQ.#": {"max_delivery_attempts": 2, "redelivery_delay": 0}},
+    }
+    shop = Shop(server, place / pool, settings=settings, module="tests.letter_shop")
+    try:
+        shop.start("-Q", "celery,DLQ.celery", pool=pool)
+        edited, discarded, failing = (shop.send("picky", what) for what in ("edit", "discard", "fail"))
+        shop.ended(edited, "succeeded")
+        shop.ended(discarded, "discarded")
+        assert parked(shop, failing)["deaths"][0]["reason"] == "exhausted"
+        assert len(calls(shop, failing)) == 2
+        assert shop.leftovers() == {}
+    finally:
+        shop.stop()
+        server.stop(9)
+
+
 # without a handler
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, assert_type
 
 import pytest
 import tenacity
-from celery import Celery, Task, _state, shared_task
+from celery import Celery, Task, shared_task
 from celery.local import PromiseProxy
 from tenacity import (
     retry_if_exception_type,
@@ -31,9 +31,8 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture
-def app(monkeypatch: pytest.MonkeyPatch) -> Iterator[Celery]:
-    """An app that nothing else knows, and whose tasks no other app is told of."""
-    monkeypatch.setattr(_state, "_on_app_finalizers", set(_state._on_app_finalizers))
+def app() -> Iterator[Celery]:
+    """An app that nothing else knows."""
     app = Celery("shop", set_as_current=False)
     yield app
     app.close()

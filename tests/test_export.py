@@ -17,6 +17,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from structlog.testing import capture_logs
 
 from redelivery.errors import BrokerError, InputError
+from redelivery.middleware import scripts
 from redelivery.middleware.outcomes import Outcome
 from redelivery.workers.export import export_outcomes
 from redelivery.workers.outcome_log import bound
@@ -238,14 +239,21 @@ def test_later_gaps_are_added_to_earlier_ones(server: Server, folder: Path) -> N
 
 
 class AtLastStep(Redis):
-    """A client to which something happens when the export calls its script: `act` is given the call."""
+    """A client to which something happens at its last step: the one that is a script."""
 
     act: Callable[[Callable[[], Any]], Any]
 
-    def execute_command(self, *args: Any, **options: Any) -> Any:
-        """Hand the script's call to `act`."""
-        call = partial(super().execute_command, *args, **options)
-        return self.act(call) if args[0] in {"EVALSHA", "EVAL"} else call()
+
+@pytest.fixture(autouse=True)
+def acting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let what happens to such a client happen."""
+    answer = scripts._answer
+
+    def acting(client: Redis, *args: Any) -> Any:
+        call = partial(answer, client, *args)
+        return client.act(call) if isinstance(client, AtLastStep) else call()
+
+    monkeypatch.setattr(scripts, "_answer", acting)
 
 
 def at_last_step(server: Server, act: Callable[[Callable[[], Any]], Any]) -> Redis:

@@ -85,7 +85,8 @@ def of_task(transport: RedisTransport, task_id: str) -> list[Delayed]:
     members: Any = transport.client.zrangebylex(transport.keys.delayed_tasks, b"[" + begin, b"(" + begin + b"\xff", 0, MOST_OF_TASK)
     found = []
     for member in members:
-        ident, _, name = member.rpartition(SEPARATOR.encode())
+        unique, _, name = member[len(begin) :].partition(SEPARATOR.encode())  # a priority's list has the separator in its name
+        ident = begin + unique
         score = transport.client.zscore(transport.keys.due(name.decode()), ident)
         if score is not None:
             found += _read(transport, name.decode(), [(ident, score)])

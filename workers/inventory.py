@@ -110,6 +110,7 @@ def take(install: Redelivery) -> Inventory:
         walk.queues()
         walk.unacked()
     walk.dead_letter_queues()
+    walk.unacked()  # once more: a dead-letter handler may have taken a letter from ahead of the walk
     for event in _events_since(install, began_ms):
         walk.inventory.hear(event)
     return walk.inventory

@@ -150,7 +150,7 @@ class RedisTransport:
         event: Event | None,
         must_exist: bool = False,
     ) -> Answer:
-        """Move the message to `dead_letter_queue`, and record `event`; where the queue `must_exist` and does not, change nothing."""
+        """Move the message to `dead_letter_queue`, and record `event`; a queue that `must_exist` and does not changes nothing."""
         names = [self.keys.outcomes, self.keys.list(dead_letter_queue), self.keys.dead_letter_queues]
         if must_exist:
             names.append(self.keys.bindings(dead_letter_queue))
@@ -172,7 +172,8 @@ class RedisTransport:
         if not held:
             return 0
         newest_first = sorted(held, key=lambda each: int(each.tag.rpartition(":")[2]), reverse=True)
-        names = [self.keys.unacked, self.keys.unacked_index, *(self.keys.list(each.list_name) for each in newest_first)]
+        lists = [self.keys.list(each.list_name) for each in newest_first]
+        names = [self.keys.unacked, self.keys.unacked_index, self.keys.starts, *lists]
         count, error = self._release(self.client, names, [part for each in newest_first for part in (each.tag, each.raw)])
         if error:
             raise ResponseError(_string(error))

@@ -1,0 +1,101 @@
+"""`./dev chaos`: one run, as long as one likes. Exit 0 where nothing was lost, 1 where anything was, 2 where it could not run."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import secrets
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from tests.chaos.harness import Run
+from tests.chaos.plan import Plan
+
+
+def main() -> int:
+    """Run, judge, print."""
+    options = _options()
+    seed = secrets.randbelow(10**6) if options.seed is None else options.seed
+    say = (lambda _: None) if options.json else _say
+    say(f"seed {seed}")
+    with tempfile.TemporaryDirectory(prefix="rd-", ignore_cleanup_errors=True) as name:
+        folder = Path(options.keep or name)
+        folder.mkdir(parents=True, exist_ok=True)
+        run = Run(folder, seed, Plan(seed, options.each), fault_every=options.fault_every, workers=options.workers, say=say)
+        began = time.monotonic()
+        run.open()
+        try:
+            run.go(seconds=options.minutes * 60, kills=options.kills)
+            say("coming to rest")
+            found = _found(run, books=not options.no_books)
+        finally:
+            run.close()
+    figures = {"seed": seed, "seconds": round(time.monotonic() - began), **found}
+    print(json.dumps(figures) if options.json else _table(figures))  # noqa: T201 - what the command is for
+    return 1 if figures["faults"] else 0
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="./dev chaos", description="Kill, cut and fill, and look whether the books balance.")
+    parser.add_argument("--minutes", type=float, default=5.0, help="at most so long, before everything has to come to rest (5)")
+    parser.add_argument("--kills", type=int, default=0, help="at least so many, where the time allows")
+    parser.add_argument("--each", type=int, default=3, help="hit every boundary so often (3)")
+    parser.add_argument("--seed", type=int, help="of the plan and of the faults; a random one is printed")
+    parser.add_argument("--workers", type=int, default=2, help="how many workers at a time (2)")
+    parser.add_argument("--fault-every", type=float, default=5.0, help="seconds between two of the other faults, about (5)")
+    parser.add_argument("--no-books", action="store_true", help="leave the reconciliation out, which needs Spark")
+    parser.add_argument("--keep", metavar="FOLDER", help="keep the logs, the notes and the exports there; its path must be short")
+    parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+    return parser.parse_args()
+
+
+def _found(run: Run, *, books: bool) -> dict[str, Any]:
+    faults: list[str] = []
+    try:
+        run.settle()
+    except AssertionError as exc:
+        faults.append(str(exc))
+    verdict = run.judge()
+    faults += verdict.faults
+    summary: dict[str, Any] = {}
+    if books:
+        summary = run.reconcile()
+        if not summary["balanced"]:
+            faults.append(f"the reconciliation does not balance: {summary['verdicts']}, gaps {summary['gaps']}")
+    return {
+        "lives": verdict.lives,
+        "kills": sum(run.kills.values()),
+        "by_boundary": dict(sorted(run.kills.items())),
+        "missing": run.plan.missing,
+        "other_faults": dict(run.done),
+        "lost": len(verdict.lost),
+        "duplicated": len(verdict.duplicated),
+        "repeats": verdict.repeats,
+        "unnamed_repeats": len(verdict.unnamed),
+        "verdicts": summary.get("verdicts"),
+        "faults": faults[:50],
+    }
+
+
+def _say(line: str) -> None:
+    print(f"{time.strftime('%H:%M:%S')} {line}", flush=True)  # noqa: T201 - what the command is for
+
+
+def _table(figures: dict[str, Any]) -> str:
+    lines = [f"{'where':<32}{'kills':>7}"]
+    lines += [f"{name:<32}{count:>7}" for name, count in figures["by_boundary"].items()]
+    lines += [f"{'in all':<32}{figures['kills']:>7}", ""]
+    lines += [
+        f"{name.replace('_', ' ')}: {value}" for name, value in figures.items() if name not in {"by_boundary", "faults", "kills"}
+    ]
+    lines += ["", *(f"FAULT {fault}" for fault in figures["faults"])]
+    if figures["faults"]:
+        lines.append(f"again with: ./dev chaos --seed {figures['seed']}")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,89 @@
+"""The verdict on a run: what the outcome log, the broker and the tasks' own notes say, read by plain Python.
+
+Enters: the exported events, what is left on the broker, what the tasks noted, what the producers were told. Leaves: a list of
+faults, each a sentence. It shares nothing with the reconciliation but the names of the outcomes; a run asks that too.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+__all__ = ["Verdict", "judge", "read_lines"]
+
+TERMINAL = {"succeeded", "dead_lettered", "discarded", "expired", "revoked", "ignored", "purged", "cancelled"}
+OPENING = {"published", "redriven", "received"}
+
+
+@dataclass
+class Verdict:
+    """What was found: nothing lost or ended twice, and every repeat named, or the sentences that say what."""
+
+    lost: list[str] = field(default_factory=list)
+    duplicated: list[str] = field(default_factory=list)
+    unnamed: list[str] = field(default_factory=list)
+    other: list[str] = field(default_factory=list)
+    lives: int = 0
+    repeats: int = 0
+
+    @property
+    def faults(self) -> list[str]:
+        """Everything that must not be."""
+        return [*self.lost, *self.duplicated, *self.unnamed, *self.other]
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The whole lines of a file of JSON lines; nothing where there is none."""
+    if not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_text("utf-8").rpartition("\n")[0].splitlines()]
+
+
+def judge(
+    events: Iterable[dict[str, Any]], letters: set[str], runs: Iterable[dict[str, Any]], ledger: Iterable[dict[str, Any]]
+) -> Verdict:
+    """The verdict; `letters` are the ids of the tasks that a dead-letter queue holds."""
+    verdict = Verdict()
+    lives: dict[tuple[str, int, int, str], list[dict[str, Any]]] = defaultdict(list)
+    named, redriven = set(), Counter[str]()
+    for event in {each["event_id"]: each for each in events}.values():
+        lives[event["task_id"], event.get("nesting") or 0, event["generation"], event["queue"]].append(event)
+        if event["outcome"] == "redelivery_scheduled" and event["reason"] == "worker_lost":
+            named.add(event["task_id"])
+        redriven[event["task_id"]] += event["outcome"] == "redriven"
+    for life, told in lives.items():
+        _judge_life(verdict, "/".join(map(str, life)), told)
+    verdict.lives = len(lives)
+    known = {life[0] for life in lives}
+    sure = {line["id"] for line in ledger if line["said"] == "published"}
+    verdict.lost += [f"{task_id}: its publication was answered, and the books do not know it" for task_id in sorted(sure - known)]
+    verdict.other += [f"{task_id}: a letter that the books do not know" for task_id in sorted(letters - known)]
+    last = {task_id: max(life[2] for life in lives if life[0] == task_id) for task_id in letters & known}
+    for task_id, generation in last.items():
+        words = {each["outcome"] for life, told in lives.items() if life[0] == task_id and life[2] == generation for each in told}
+        if "dead_lettered" not in words:
+            verdict.other.append(f"{task_id}: a letter of a life that did not die")
+    again = Counter((run["id"], run.get("attempt", 1)) for run in runs if run.get("event") != "end")
+    repeated = {task_id for (task_id, _), count in again.items() if count > 1 + redriven[task_id]}
+    verdict.repeats = len(repeated)
+    verdict.unnamed += [f"{task_id}: ran twice, and nothing names it" for task_id in sorted(repeated - named)]
+    return verdict
+
+
+def _judge_life(verdict: Verdict, name: str, told: list[dict[str, Any]]) -> None:
+    words = Counter(event["outcome"] for event in told)
+    ends = [event["outcome"] for event in told if event["outcome"] in TERMINAL]
+    if not OPENING & words.keys():
+        verdict.other.append(f"{name}: nothing opens it: {dict(words)}")
+    closed = words["dead_lettered"] and (words["purged"] or words["discarded"])
+    count = len(ends) - (1 if closed else 0)
+    if not count:
+        verdict.lost.append(f"{name}: no end: {dict(words)}")
+    elif count > max(words["published"] + words["redriven"], 1):
+        verdict.duplicated.append(f"{name}: ended {count} times: {dict(words)}")

@@ -1,0 +1,1 @@
+"""The model of the Redis scripts: where each message must be after each step."""

@@ -1,0 +1,72 @@
+"""Proofs: the tests that `docs/parity.md` names are not merely there: in a whole run, none of them was skipped or left out.
+
+A whole run is one that was asked for nothing in particular: `pytest` without paths, names, marks, or what else leaves tests out.
+In a run that failed, or was broken off, nothing is added: one failure is enough.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+__all__ = ["DOCUMENT", "named", "pytest_runtest_logreport", "pytest_sessionfinish", "pytest_terminal_summary", "unproved"]
+
+DOCUMENT = Path(__file__).resolve().parent.parent / "docs" / "parity.md"
+NAME = re.compile(r"`(test_\w+\.py)::(test_\w+)`")
+#: Options that leave tests out.
+NARROWING = ("keyword", "markexpr", "lf", "stepwise", "deselect", "ignore", "ignore_glob", "collectonly")
+
+_outcomes: dict[tuple[str, str], set[str]] = defaultdict(set)
+_found: list[str] = []
+
+
+def named(document: Path) -> list[tuple[str, str]]:
+    """The tests that a document names: file and function."""
+    return sorted(set(NAME.findall(document.read_text())))
+
+
+def unproved(wanted: Iterable[tuple[str, str]], outcomes: Mapping[tuple[str, str], set[str]]) -> list[str]:
+    """What the named tests leave unproved: of a test with parameters, one that passed is enough."""
+    found = []
+    for each in wanted:
+        seen = outcomes.get(each, set())
+        if seen <= {"skipped"}:
+            found.append(f"{each[0]}::{each[1]} {'was skipped' if seen else 'did not run'}")
+    return found
+
+
+def _is_whole(config: pytest.Config) -> bool:
+    asked = config.args_source is pytest.Config.ArgsSource.TESTPATHS
+    return asked and not any(getattr(config.option, name, None) for name in NARROWING)
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Note how a test ended; xdist hands the reports of its workers to its controller."""
+    path, _, rest = report.nodeid.partition("::")
+    key = (path.rpartition("/")[2], rest.partition("[")[0].partition("@")[0].rpartition("::")[2])
+    if report.when == "call" or report.skipped or report.failed:
+        _outcomes[key].add(report.outcome)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish(session: Any, exitstatus: int) -> None:
+    """Fail a whole run that left a named test unproved."""
+    config = session.config
+    if hasattr(config, "workerinput") or exitstatus != pytest.ExitCode.OK or not _is_whole(config):
+        return
+    _found.extend(unproved(named(DOCUMENT), _outcomes))
+    if _found:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Say what is unproved."""
+    for each in _found:
+        terminalreporter.write_line(f"UNPROVED {DOCUMENT.name}: {each}", red=True)

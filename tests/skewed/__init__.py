@@ -1,0 +1,1 @@
+"""On the path of a worker whose clock is wrong: the folder of its `sitecustomize`."""

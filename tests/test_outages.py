@@ -1,0 +1,190 @@
+"""Outages, each by itself, on a real worker: replies lost in flight, a full broker, a stalled worker, silence, large bodies."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import signal
+import tempfile
+import uuid
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from kombu.exceptions import OperationalError
+from redis.exceptions import RedisError
+
+from redelivery.middleware.scripts import Script
+from tests.chaos.proxy import Proxy
+from tests.running import Shop, until
+from tests.servers import Server, binaries
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = pytest.mark.xdist_group("outages")
+
+LEASE = 2
+SETTINGS = {"lease": LEASE, "queues": {"#": {"redelivery_delay": 0.2, "max_delivery_attempts": 3}}}
+
+
+class Floor(Shop):
+    """A broker behind a proxy, with one worker that the tests share; producers and questions go to the broker directly."""
+
+    proxy: Proxy
+
+    def send(self, task: str, *args: Any, **options: Any) -> str:
+        """Publish directly, whatever becomes of the proxy."""
+        module = "tests.chaos.floor" if task == "lags" else "tests.shop"
+        options.setdefault("queue", None if "exchange" in options else "celery")
+        return str(self.direct.send_task(f"{module}.{task}", args, **options).id)
+
+    @property
+    def direct(self) -> Any:
+        """The producer's app."""
+        broker, self.broker = self.broker, ""
+        try:
+            return self.app
+        finally:
+            self.broker = broker
+
+
+@pytest.fixture(scope="module")
+def floor() -> Iterator[Floor]:
+    """One broker, one proxy, one worker on prefork."""
+    with tempfile.TemporaryDirectory(prefix="rd-", ignore_cleanup_errors=True) as name:
+        server = Server(Path(name), binaries()["valkey"]).start()
+        floor = Floor(server, Path(name), settings=SETTINGS, module="tests.chaos.floor")
+        floor.proxy = Proxy(server.socket).start()
+        floor.broker = floor.proxy.url
+        floor.start("-Q", "celery,left,right")
+        yield floor
+        floor.stop()
+        floor.proxy.stop()
+        server.stop(9)
+
+
+@pytest.mark.parametrize(
+    ("script", "task", "args", "outcomes"),
+    [
+        ("acknowledge", "ok", [], ["succeeded"]),
+        ("defer", "fails", [1], ["redelivery_scheduled", "succeeded"]),
+        ("dead_letter", "raises", ["dead_letter"], ["dead_lettered"]),
+        ("receive", "ok", [], ["succeeded"]),
+    ],
+)
+def test_a_reply_that_is_lost_in_flight_is_no_step_twice(
+    floor: Floor, script: str, task: str, args: list[Any], outcomes: list[str]
+) -> None:
+    """The broker has done it, and the connection is cut before the worker hears so: it asks again, and nothing happens twice."""
+    before, letters = floor.proxy.swallowed, len(floor.letters())
+    floor.proxy.swallow_reply(Script(script).sha.encode())
+    task_id = floor.send(task, *args)
+    floor.ended(task_id, outcomes[-1])
+    assert floor.proxy.swallowed == before + 1
+    until(lambda: not floor.leftovers(), what="everything to be at rest")
+    assert floor.outcomes_of(task_id) == ["published", *outcomes]
+    assert len(floor.runs(task_id)) == len(outcomes)
+    assert len(floor.letters()) == letters + (outcomes[-1] == "dead_lettered")
+
+
+def test_a_publication_to_two_queues_is_two_messages(floor: Floor) -> None:
+    """One publish through an exchange with two queues carries one tag in both: it runs once from each, and both lives end."""
+    task_id = floor.send("ok", exchange="twins", routing_key="twins")
+    until(lambda: floor.outcomes_of(task_id).count("succeeded") == 2, what="both to end")
+    assert sorted(event.queue for event in floor.events_of(task_id) if event.outcome == "succeeded") == ["left", "right"]
+    assert len(floor.runs(task_id)) == 2
+    until(lambda: not floor.leftovers(), what="everything to be at rest")
+
+
+def test_remote_control_answers_again_after_an_outage(floor: Floor) -> None:
+    """While the worker hears nothing there is no answer; afterwards there is, and what ran meanwhile has run once."""
+    task_id = floor.send("naps", LEASE * 2)
+    until(lambda: floor.runs(task_id), what="the nap to begin")
+    floor.proxy.black_hole()
+    try:
+        assert floor.direct.control.ping(timeout=1) == []
+        assert floor.direct.control.inspect(timeout=1).active() is None
+    finally:
+        floor.proxy.let_through()
+    floor.proxy.cut()
+    until(lambda: floor.direct.control.ping(timeout=2), what="an answer")
+    until(lambda: floor.direct.control.inspect(timeout=2).active_queues(), what="an answer")
+    floor.ended(task_id, "succeeded")
+    assert [run["event"] for run in floor.runs(task_id)] == ["start", "end"]
+    assert floor.outcomes_of(task_id) == ["published", "succeeded"]
+
+
+def test_a_full_broker_is_worked_off(floor: Floor) -> None:
+    """`maxmemory` reached: publishing is refused, what is there is run and acknowledged, and afterwards all goes on."""
+    ids = [floor.send("naps", 0.2) for _ in range(12)]
+    floor.server.client.config_set("maxmemory", 1)
+    try:
+        with pytest.raises((OperationalError, RedisError)):
+            floor.send("ok", retry=False)
+        for task_id in ids:
+            floor.ended(task_id, "succeeded")
+    finally:
+        floor.server.client.config_set("maxmemory", 0)
+    floor.ended(floor.send("ok"), "succeeded")
+    for task_id in ids:
+        assert floor.outcomes_of(task_id) == ["published", "succeeded"]
+        assert [run["event"] for run in floor.runs(task_id)] == ["start", "end"]
+
+
+def test_large_and_deep_bodies_pass_or_die_and_cost_the_worker_nothing(floor: Floor) -> None:
+    """32 MB run; a body that no decoder can descend into is dead-lettered as it is; what is behind them runs."""
+    large = floor.send("ok", "y" * (32 << 20))
+    deep = str(uuid.uuid4())
+    message: dict[str, Any] = {
+        "body": base64.b64encode(b"[" * 200_000).decode(),
+        "content-type": "application/json",
+        "content-encoding": "utf-8",
+        "headers": {"id": deep, "task": "tests.shop.ok"},
+        "properties": {
+            "delivery_tag": deep,
+            "body_encoding": "base64",
+            "delivery_info": {"exchange": "", "routing_key": "celery"},
+            "priority": 0,
+        },
+    }
+    floor.server.client.lpush("celery", json.dumps(message))
+    garbage = b"[" * 150_000
+    floor.server.client.lpush("celery", garbage)
+    behind = floor.send("ok")
+    for task_id in (large, behind):
+        floor.ended(task_id, "succeeded")
+    assert floor.ended(deep, "dead_lettered").reason == "undecodable"
+    for kept in (message["body"].encode(), base64.b64encode(garbage)):
+        until(lambda kept=kept: any(kept in raw for raw in floor.server.client.lrange("DLQ.celery", 0, -1)), what="the bytes")  # type: ignore[misc]
+    until(lambda: not floor.leftovers(), what="everything to be at rest")
+
+
+def test_a_solo_worker_that_is_blocked_for_longer_than_its_lease_keeps_it(floor: Floor) -> None:
+    """Its task blocks the event loop for three leases; another worker watches, and does not take it for dead."""
+    worker = floor.start("-Q", "aside", pool="solo")
+    task_id = floor.send("naps", LEASE * 3, queue="aside")
+    floor.ended(task_id, "succeeded")
+    assert [run["event"] for run in floor.runs(task_id)] == ["start", "end"]
+    assert floor.outcomes_of(task_id) == ["published", "succeeded"]
+    worker.stop()
+
+
+def test_a_stalled_worker_neither_retries_nor_dead_letters_what_is_no_longer_its_own(floor: Floor) -> None:
+    """SIGSTOP past the lease, then SIGCONT: both transitions are refused and said so, and each message has one history."""
+    stalled = floor.start("-Q", "aside", pool="threads")
+    retried, dead = floor.send("lags", 1, "retry", queue="aside"), floor.send("lags", 1, "die", queue="aside")
+    until(lambda: floor.runs(retried) and floor.runs(dead), what="both to begin")
+    os.killpg(stalled.process.pid, signal.SIGSTOP)
+    floor.direct.control.add_consumer("aside", destination=["w0@shop"])
+    floor.ended(retried, "succeeded")
+    floor.ended(dead, "dead_lettered")
+    os.killpg(stalled.process.pid, signal.SIGCONT)
+    until(lambda: stalled.text.count("transition.refused") >= 2, what="both refusals")
+    assert floor.outcomes_of(retried) == ["published", "redelivery_scheduled", "redelivery_scheduled", "succeeded"]
+    assert floor.outcomes_of(dead) == ["published", "redelivery_scheduled", "dead_lettered"]
+    assert [event.reason for event in floor.events_of(dead)] == ["", "worker_lost", "non_retryable"]
+    assert sum(letter["headers"]["id"] == dead for letter in floor.letters("DLQ.aside")) == 1
+    stalled.kill()
+    floor.direct.control.cancel_consumer("aside", destination=["w0@shop"])

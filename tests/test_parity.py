@@ -1,0 +1,150 @@
+"""`docs/parity.md`: each row of what three brokers and the best libraries do has its answer here, and a test that proves it."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+from redelivery.settings import UNLIMITED, RedeliverySettings
+from tests.proofs import DOCUMENT, named, unproved
+
+pytest_plugins = ["pytester"]
+
+ROOT = Path(__file__).resolve().parent.parent
+ROW = re.compile(r"^\| \*?\*?([A-Z]\d+(?:, [A-Z]\d+)*) ", re.MULTILINE)
+ROWS = [*(f"A{n}" for n in range(1, 19)), *(f"S{n}" for n in range(1, 13)), *(f"R{n}" for n in range(1, 16))]
+ADDED = [f"L{n}" for n in range(1, 18)]
+
+
+def rows() -> dict[str, list[str]]:
+    """Each row's cells, by its name."""
+    found: dict[str, list[str]] = {}
+    for line in DOCUMENT.read_text().splitlines():
+        match = ROW.match(line)
+        for name in match[1].split(", ") if match else ():
+            assert name not in found, f"{name} stands twice"
+            found[name] = [cell.strip() for cell in line.strip("|").split(" | ")]
+    return found
+
+
+def test_every_row_of_the_checklist_is_there() -> None:
+    """Artemis, Solace, RabbitMQ, and what the best libraries add, each once."""
+    assert sorted(rows()) == sorted([*ROWS, *ADDED])
+
+
+def test_each_row_names_its_proof_on_redis_or_says_that_it_is_open() -> None:
+    """No row is claimed without a test; RabbitMQ's column is still empty."""
+    for name, cells in rows().items():
+        assert len(cells) == 5, name
+        assert cells[3] == "not yet", name
+        assert named_in(cells[2]) or cells[2] == "open", name
+        assert cells[2] != "open" or cells[4], f"{name} is open, and does not say why"
+
+
+def named_in(cell: str) -> list[str]:
+    """The tests in a cell."""
+    return re.findall(r"`test_\w+\.py::test_\w+`", cell)
+
+
+@pytest.mark.parametrize(("file", "name"), named(DOCUMENT))
+def test_a_test_that_is_named_exists(file: str, name: str) -> None:
+    """As a function that pytest collects, and that nothing skips unconditionally."""
+    tree = ast.parse((ROOT / "tests" / file).read_text())
+    [found] = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name == name]
+    marks = [ast.unparse(mark) for mark in found.decorator_list]
+    assert not [mark for mark in marks if re.match(r"pytest\.mark\.(skip\b|xfail)", mark)]
+
+
+def test_skipped_or_not_run_is_unproved() -> None:
+    """Of a test with parameters, one that passed is enough; a failure is told by itself."""
+    outcomes = {
+        ("a.py", "b"): {"skipped"},
+        ("a.py", "c"): {"skipped", "passed"},
+        ("a.py", "d"): {"failed"},
+        ("a.py", "e"): {"passed"},
+    }
+    wanted = [("a.py", name) for name in "bcdef"]
+    assert unproved(wanted, outcomes) == ["a.py::b was skipped", "a.py::f did not run"]
+
+
+SUITE = """
+import pytest
+
+@pytest.mark.parametrize("kind", ["one", "two"])
+@pytest.mark.xdist_group("g")
+def test_either(kind):
+    if kind == "two":
+        pytest.skip("no such server")
+
+def test_skipped():
+    pytest.skip("no server")
+
+def test_fails():
+    assert {fine}
+"""
+
+
+@pytest.mark.parametrize(
+    ("fine", "table", "words", "code", "told"),
+    [
+        (True, "test_either test_skipped", (), 1, ["was skipped"]),
+        (True, "test_either test_skipped", ("-p", "xdist", "-n", "2", "--dist", "loadgroup"), 1, ["was skipped"]),
+        (True, "test_either test_gone", (), 1, ["did not run"]),
+        (True, "test_either", (), 0, []),
+        (True, "test_skipped", ("-k", "either"), 0, []),
+        (True, "test_skipped", ("suite/test_it.py",), 0, []),
+        (False, "test_skipped test_fails", (), 1, []),
+    ],
+)
+def test_a_whole_run_fails_where_a_named_test_was_skipped(
+    pytester: pytest.Pytester,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    fine: bool,
+    table: str,
+    words: tuple[str, ...],
+    code: int,
+    told: list[str],
+) -> None:
+    """Also when it is spread over processes; never when only some tests were asked for, or one has failed already."""
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # a process of its own has enough to load
+    pytester.makeconftest(
+        f"""
+        import sys
+        from pathlib import Path
+        sys.path.insert(0, {str(ROOT)!r})
+        import tests.proofs
+        from tests.proofs import pytest_runtest_logreport, pytest_sessionfinish, pytest_terminal_summary
+        tests.proofs.DOCUMENT = Path({str(pytester.path)!r}) / "parity.md"
+        """
+    )
+    pytester.makeini("[pytest]\ntestpaths = suite\naddopts = --import-mode=importlib\nmarkers = xdist_group: x")
+    (pytester.path / "suite").mkdir()
+    (pytester.path / "suite" / "test_it.py").write_text(SUITE.format(fine=fine))
+    (pytester.path / "parity.md").write_text(" ".join(f"`test_it.py::{name}`" for name in table.split()))
+    done = pytester.runpytest_subprocess("-p", "no:cacheprovider", *words)
+    assert done.ret == code
+    assert [line.split()[-2:] for line in done.outlines if line.startswith("UNPROVED")] == [each.split()[-2:] for each in told]
+
+
+# rows that no other test proves
+
+
+def test_one_queue_has_no_limit_where_all_others_have_theirs() -> None:
+    """A9: a dead-letter address and ten attempts for all, no limit on one queue, which keeps everything else."""
+    settings = RedeliverySettings.load(
+        {"queues": {"#": {"max_delivery_attempts": 10, "dead_letter_queue": "dead"}, "queue.no": {"max_delivery_attempts": -1}}}
+    )
+    found = {queue: settings.policy_for(queue).policy for queue in ("queue.no", "queue.yes")}
+    assert {queue: each.max_delivery_attempts for queue, each in found.items()} == {"queue.no": UNLIMITED, "queue.yes": 10}
+    assert {each.dead_letter_queue_for(queue) for queue, each in found.items()} == {"dead"}
+
+
+def test_a_dead_letter_queue_is_named_by_prefix_and_suffix() -> None:
+    """A11: Artemis's own example, an empty prefix and the suffix `.DLQ`."""
+    rows = {"#": {"dead_letter_queue_prefix": "", "dead_letter_queue_suffix": ".DLQ"}}
+    assert RedeliverySettings.load({"queues": rows}).policy_for("orders").policy.dead_letter_queue_for("orders") == "orders.DLQ"
+    assert RedeliverySettings.load({}).policy_for("orders").policy.dead_letter_queue_for("orders") == "DLQ.orders"
