@@ -32,6 +32,7 @@ __all__ = [
     "burial_at_last",
     "milliseconds",
     "raw_id",
+    "recorded_id",
     "resting_place",
     "tell_death",
     "wrapped",
@@ -47,9 +48,9 @@ UNDELIVERED_WAIT = 5_000
 def about(headers: Mapping[str, Any], held: Held, outcome: Outcome, **facts: Any) -> Event:
     """The event of a step of this message, whatever its headers are; `facts` are further fields of `Event`."""
     envelope = Envelope.of(headers)
-    task_id, nesting = headers.get("id"), headers.get("replaced_task_nesting")
+    nesting = headers.get("replaced_task_nesting")
     return Event(
-        task_id=task_id[:MOST_TEXT] if isinstance(task_id, str) and task_id else raw_id(held.raw),
+        task_id=recorded_id(headers.get("id"), held.raw),
         outcome=outcome,
         generation=envelope.generation,
         task=_text(headers.get("task")),
@@ -193,6 +194,11 @@ def _delivery(
 
 
 MISSING = "auto_create_dead_letter_resources is off: declare the queue; until then its letters wait and nothing is discarded"
+
+
+def recorded_id(said: object, raw: bytes) -> str:
+    """The id under which a message is recorded that says this of its id: cut, or made from its bytes, where it is none."""
+    return said[:MOST_TEXT] if isinstance(said, str) and said else raw_id(raw)
 
 
 def raw_id(raw: bytes) -> str:

@@ -35,7 +35,7 @@ from celery.worker import state
 from celery.worker.request import Request
 
 from redelivery.middleware import decision
-from redelivery.middleware.departure import burial, resting_place, tell_death
+from redelivery.middleware.departure import burial, recorded_id, resting_place, tell_death
 from redelivery.middleware.envelope import ANNOUNCED, HEADER, Attempt, Envelope, Failed, eligible_of, opened, redelivered, sealed
 from redelivery.middleware.lifetime import PUBLISHED, TIME_TO_LIVE, expiry_ms
 from redelivery.middleware.logs import log
@@ -588,7 +588,7 @@ class Egress(Observing):
         request, envelope, held = self._request_dict, self._envelope, self._held
         assert held is not None  # noqa: S101 - the callers have looked
         return Event(
-            task_id=self.id,
+            task_id=recorded_id(self.id, held.raw),
             outcome=outcome,
             generation=envelope.generation,
             task=self._type,

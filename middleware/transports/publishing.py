@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from kombu.utils.json import dumps
 from redis.exceptions import OutOfMemoryError, ReadOnlyError
 
+from redelivery.middleware.departure import MOST_TEXT
 from redelivery.middleware.envelope import ANNOUNCED, HEADER, Envelope
 from redelivery.middleware.eviction import publish_within
 from redelivery.middleware.keys import Keys
@@ -81,12 +82,12 @@ def published(message: dict[str, Any], queue: str) -> Event | None:
     """The event of a publication; None for what is no task. What Celery's own `retry` publishes is a redelivery of one life."""
     headers = message.get("headers") or {}
     task_id, task = headers.get("id"), headers.get("task")
-    if not isinstance(task_id, str) or not isinstance(task, str):
+    if not isinstance(task_id, str) or not task_id or not isinstance(task, str):
         return None
     retries = headers.get("retries") or 0
     envelope = _FIRST if HEADER not in headers else Envelope.of(headers)
     return Event(
-        task_id=task_id,
+        task_id=task_id[:MOST_TEXT],
         outcome=Outcome.REDELIVERY_SCHEDULED if retries or envelope.attempt else Outcome.PUBLISHED,
         generation=envelope.generation,
         task=task,
