@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from redis.exceptions import NoScriptError, ResponseError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from redis import Redis
 
@@ -59,6 +59,16 @@ class Script:
             return _answer(client, packed(self.sha, keys, args), replicas)
 
 
+    def many(self, client: Redis, calls: Iterable[tuple[Sequence[str], Sequence[Any]]]) -> list[Any]:
+        """Run it for each of these names and arguments, in one round trip; each has its answer, or its error as an exception."""
+        replicas = getattr(client, "replicas", None)
+        commands = [_command(b"SCRIPT", b"LOAD", self.text.encode()), *(packed(self.sha, keys, args) for keys, args in calls)]
+        if replicas is not None:
+            commands.append(replicas.question)
+        _, *answers = _answers(client, commands)
+        return answers if replicas is None else client.confirm(answers)  # type: ignore[attr-defined]
+
+
 def packed(sha: str, keys: Sequence[str], args: Sequence[Any]) -> bytes:
     """The call of a script as it goes over the wire.
 
@@ -76,6 +86,31 @@ def packed(sha: str, keys: Sequence[str], args: Sequence[Any]) -> bytes:
 def _packed_names(sha: str, keys: tuple[str, ...]) -> bytes:
     values = [each.encode() for each in ("EVALSHA", sha, str(len(keys)), *keys)]
     return b"".join(b"$%d\r\n%b\r\n" % (len(value), value) for value in values)
+
+
+def _command(*words: bytes) -> bytes:
+    return b"".join([b"*%d\r\n" % len(words), *(b"$%d\r\n%b\r\n" % (len(word), word) for word in words)])
+
+
+def _answers(client: Redis, commands: list[bytes]) -> list[Any]:
+    """Send packed commands at once, and read all their answers; what the server refuses is an answer, too."""
+    pool = client.connection_pool
+    connection = pool.get_connection()
+
+    def ask() -> list[Any]:
+        connection.send_packed_command([b"".join(commands)])
+        answers = []
+        for _ in commands:
+            try:
+                answers.append(connection.read_response())
+            except ResponseError as exc:
+                answers.append(exc)
+        return answers
+
+    try:
+        return connection.retry.call_with_retry(ask, lambda _: connection.disconnect())
+    finally:
+        pool.release(connection)
 
 
 def _answer(client: Redis, command: bytes, replicas: Replicas | None) -> Any:

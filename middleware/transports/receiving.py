@@ -25,6 +25,7 @@ from redis.exceptions import NoScriptError, ResponseError
 
 from redelivery.middleware.keys import Keys, split_unacked, unacked_suffix
 from redelivery.middleware.logs import log
+from redelivery.middleware.scripts import packed
 from redelivery.middleware.transports.base import Held
 from redelivery.middleware.transports.publishing import Publishing
 from redelivery.middleware.transports.receiver import FIRST_POLL, LONGEST_POLL, REST, SAFETY_NET, Receiver
@@ -170,7 +171,7 @@ class Receiving:
         receiver.asked()
         self._in_poll = self.client.connection
         self._brpop_sent_at = time.monotonic()
-        self._in_poll.send_command("EVALSHA", receiver.script.sha, len(names), *names, *args)
+        self._in_poll.send_packed_command([packed(receiver.script.sha, names, args)])
 
     def _names_of(self: Any, queues: tuple[str, ...], token: str) -> tuple[list[str], list[str]]:
         """What the script is given for these queues, in this order; remembered, since the order only rotates."""

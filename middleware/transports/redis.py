@@ -20,7 +20,7 @@ from redelivery.errors import BrokerError, BrokerUnavailable
 from redelivery.middleware.broker_url import check_broker_url
 from redelivery.middleware.keys import SEPARATOR, Keys, split_unacked
 from redelivery.middleware.logs import log
-from redelivery.middleware.replicas import PATIENCE, ConfirmedRedis
+from redelivery.middleware.replicas import ConfirmedRedis
 from redelivery.middleware.scripts import Script
 from redelivery.middleware.transports.base import Answer, Held
 
@@ -279,21 +279,8 @@ class RedisTransport:
             ),
         )
 
-    def _many(
-        self,
-        script: Script,
-        calls: Iterable[tuple[tuple[str, ...], tuple[Any, ...]]],
-    ) -> list[Answer | Exception]:
-        confirmed = self.client if isinstance(self.client, ConfirmedRedis) else None
-        with self.client.pipeline(transaction=False) as pipe:
-            pipe.script_load(script.text)
-            for names, args in calls:
-                pipe.execute_command("EVALSHA", script.sha, len(names), *names, *args)
-            if confirmed is not None and confirmed.replicas is not None:
-                pipe.execute_command("WAIT", confirmed.replicas.wanted, PATIENCE)
-            answers = pipe.execute(raise_on_error=False)[1:]
-        if confirmed is not None:
-            answers = confirmed.confirm(answers)
+    def _many(self, script: Script, calls: Iterable[tuple[Sequence[str], Sequence[Any]]]) -> list[Answer | Exception]:
+        answers = script.many(self.client, calls)
         return [answer if isinstance(answer, Exception) else Answer(_string(answer)) for answer in answers]
 
     def reschedule(self, list_name: str, ident: str, message: bytes, event: Event, *, due_ms: int | None) -> Answer:
