@@ -58,7 +58,6 @@ class Script:
             client.script_load(self.text)
             return _answer(client, packed(self.sha, keys, args), replicas)
 
-
     def many(self, client: Redis, calls: Iterable[tuple[Sequence[str], Sequence[Any]]]) -> list[Any]:
         """Run it for each of these names and arguments, in one round trip; each has its answer, or its error as an exception."""
         replicas = getattr(client, "replicas", None)
