@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from redelivery.middleware.transports.redis import RedisTransport
     from tests.servers import Server
 
-__all__ = ["QUEUE", "Desk", "body_of", "task_message"]
+__all__ = ["QUEUE", "Desk", "body_of", "copies", "task_message"]
 
 QUEUE, LETTERS = "orders", "DLQ.orders"
 
@@ -176,3 +176,12 @@ class Desk:
         done = self.run(*words, "--json")
         assert done.exit_code == 0, done.output
         return json.loads(done.stdout)
+
+
+def copies(desk: Desk, count: int) -> list[str]:
+    """So many letters, made in one go; their task ids, the oldest first."""
+    desk.die(task_message("first"))
+    raw: Any = desk.client.lpop(LETTERS)
+    ids = [f"task-{number:05}" for number in range(count)]
+    desk.client.lpush(LETTERS, *[raw.replace(b'"id":"first"', f'"id":"{each}"'.encode()) for each in ids])
+    return ids

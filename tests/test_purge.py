@@ -19,7 +19,7 @@ from redelivery.workers.letter_archive import COLUMNS, archive, export_letters
 from redelivery.workers.letter_filter import Filter
 from redelivery.workers.letter_walk import BATCH
 from redelivery.workers.purge import move, purge
-from tests.desk import LETTERS, QUEUE, Desk, task_message
+from tests.desk import LETTERS, QUEUE, Desk, copies, task_message
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,15 +36,6 @@ def desk(any_server: Server) -> Iterator[Desk]:
     desk = Desk(any_server)
     yield desk
     desk.transport.close()
-
-
-def copies(desk: Desk, count: int) -> list[str]:
-    """So many letters, made in one go; their task ids, the oldest first."""
-    desk.die(task_message("first"))
-    raw: Any = desk.client.lpop(LETTERS)
-    ids = [f"task-{number:05}" for number in range(count)]
-    desk.client.lpush(LETTERS, *[raw.replace(b'"id":"first"', f'"id":"{each}"'.encode()) for each in ids])
-    return ids
 
 
 def rows_in(folder: Path) -> list[dict[str, Any]]:

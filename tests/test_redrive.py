@@ -15,7 +15,7 @@ from redelivery.middleware.envelope import opened, sealed
 from redelivery.middleware.outcomes import Outcome
 from redelivery.workers.letter_filter import Filter
 from redelivery.workers.redrive import BATCH, redrive
-from tests.desk import LETTERS, QUEUE, Desk, body_of, task_message
+from tests.desk import LETTERS, QUEUE, Desk, body_of, copies, task_message
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,15 +31,6 @@ def desk(any_server: Server) -> Iterator[Desk]:
     desk = Desk(any_server)
     yield desk
     desk.transport.close()
-
-
-def copies(desk: Desk, count: int) -> list[str]:
-    """So many letters, made in one go; their task ids, the oldest first."""
-    desk.die(task_message("first"))
-    raw: Any = desk.client.lpop(LETTERS)
-    ids = [f"task-{number:05}" for number in range(count)]
-    desk.client.lpush(LETTERS, *[raw.replace(b'"id":"first"', f'"id":"{each}"'.encode()) for each in ids])
-    return ids
 
 
 def test_a_letter_becomes_its_original_message_one_generation_on(desk: Desk) -> None:
