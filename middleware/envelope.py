@@ -3,9 +3,8 @@
 The life of a message, and what each step writes:
 
 1. *Published.* `redelivery-announced` says that the publication was recorded. A producer may set `redelivery-dead-letter-eligible`,
-`redelivery-time-to-live-ms` and
-   `redelivery-delivery-delay-ms`, and no others. `redelivery-published` is when it was published, by the broker's clock, where its
-   lifetime needs that.
+   `redelivery-time-to-live-ms` and `redelivery-delivery-delay-ms`, and no others. `redelivery-published` is when it was published,
+   by the broker's clock, where its lifetime needs that.
 2. *Received.* Nothing is written: a first delivery has attempt 1, generation 0, and is first seen when its worker receives it.
 3. *Redelivered* (`redelivered`). `headers["redelivery"]` appears: one more attempt, the delay it was given, when it was first seen
    and where it came from. Celery's `retries` is counted on (not by a crash or a `Reject`), its `eta` says until when the message
@@ -25,6 +24,8 @@ The life of a message, and what each step writes:
    the history stays. `since` is the generation that an operator, or a handler, began; a worker that consumes a dead-letter queue
    as any other begins a generation too, but circles are looked for from `since` on.
 
+What is written, and read again, is in `header`: `Envelope`, and what it is made of.
+
 The body, all other properties and all other headers are never touched. Histories are bounded: the last 20 attempts, 20 deaths (the
 first one always stays), a traceback of 16 KiB.
 
@@ -35,11 +36,23 @@ JSON codec, not kombu's, so that values with a meaning to kombu come out as they
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from redelivery.errors import EnvelopeError
+from redelivery.middleware.header import (
+    ANNOUNCED,
+    ELIGIBLE,
+    HEADER,
+    MOST_MESSAGE,
+    Attempt,
+    Envelope,
+    Failed,
+    count,
+    eligible_of,
+    mapping,
+)
 from redelivery.middleware.lifetime import PUBLISHED, TIME_TO_LIVE
 
 if TYPE_CHECKING:
@@ -55,6 +68,7 @@ __all__ = [
     "dead",
     "deferred",
     "eligible_of",
+    "iso",
     "opened",
     "redelivered",
     "redriven",
@@ -63,180 +77,10 @@ __all__ = [
     "undelivered",
 ]
 
-HEADER = "redelivery"
-#: Set by our own producers, which record what they publish.
-ANNOUNCED = "redelivery-announced"
-ELIGIBLE = "redelivery-dead-letter-eligible"
-VERSION = 1
-#: Every field of the header that this version knows. What a newer version wrote beside them is kept as it is.
-KNOWN = frozenset(
-    {
-        *("version", "attempt", "delivery", "generation", "first_seen", "origin", "attempts", "deaths", "failure", "suspect"),
-        *("served_eta", "undelivered", "first_death", "parked", "handled", "since"),
-    }
-)
 MOST_ATTEMPTS = 20
 MOST_DEATHS = 20
-MOST_TRACEBACK = 16 * 1024
-MOST_MESSAGE = 1024
 
 Raw = dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Failed:
-    """What an attempt died of. `fingerprint` is equal for failures of one cause."""
-
-    type: str
-    message: str = ""
-    traceback: str = ""
-    fingerprint: str = ""
-
-    def to_header(self) -> dict[str, str]:
-        """The header's `failure`, with its caps applied: a traceback keeps its end, where the error is."""
-        return {
-            "type": self.type,
-            "message": self.message[:MOST_MESSAGE],
-            "traceback": self.traceback[-MOST_TRACEBACK:],
-            "fingerprint": self.fingerprint,
-        }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Attempt:
-    """One counted delivery that ended: when (ms), at which worker, of what, and the delay (ms) that followed."""
-
-    at_ms: int
-    worker: str
-    exception: str
-    delay_ms: int | None = None
-
-    def to_header(self) -> dict[str, Any]:
-        """One entry of the header's `attempts`."""
-        return {"at": self.at_ms, "worker": self.worker, "exception": self.exception[:MOST_MESSAGE], "delay": self.delay_ms}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Envelope:
-    """What a message's `redelivery` header says.
-
-    `attempt` counts the deliveries that ended and count; `delivery` every hand-over that ended. `suspect` says that a worker died
-    while it held the message. `served_eta` is the ETA that the delay store has already waited for. `undelivered` names the missing
-    dead-letter queue that a dead message waits for. `first_death` says queue, reason and time of its very first death; `parked`
-    that it is held where it is; `handled` how often a dead-letter handler has failed on it; `since` which generation was begun on
-    purpose. `unknown` is what a newer `version` wrote beside these.
-    """
-
-    attempt: int = 0
-    delivery: int = 0
-    generation: int = 0
-    first_seen_ms: int | None = None
-    origin: Mapping[str, Any] = field(default_factory=dict)
-    attempts: tuple[Mapping[str, Any], ...] = ()
-    deaths: tuple[Mapping[str, Any], ...] = ()
-    failure: Mapping[str, Any] | None = None
-    suspect: bool = False
-    served_eta: str | None = None
-    undelivered: str | None = None
-    first_death: Mapping[str, Any] | None = None
-    parked: bool = False
-    handled: int = 0
-    since: int = 0
-    version: int = VERSION
-    unknown: Mapping[str, Any] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, headers: Mapping[str, Any] | None) -> Envelope:
-        """Read it from a message's headers; what is absent or cannot be read has its default."""
-        header = headers.get(HEADER) if isinstance(headers, dict) else None
-        if not isinstance(header, dict):
-            return UNWRITTEN
-        return cls(
-            attempt=_count(header.get("attempt")),
-            delivery=_count(header.get("delivery")),
-            generation=_count(header.get("generation")),
-            first_seen_ms=_count(header.get("first_seen")) or None,
-            origin=_mapping(header.get("origin")),
-            attempts=_mappings(header.get("attempts")),
-            deaths=_mappings(header.get("deaths")),
-            failure=_mapping(header.get("failure")) or None,
-            suspect=header.get("suspect") is True,
-            served_eta=header["served_eta"] if isinstance(header.get("served_eta"), str) else None,
-            undelivered=header["undelivered"] if isinstance(header.get("undelivered"), str) else None,
-            first_death=_mapping(header.get("first_death")) or None,
-            parked=header.get("parked") is True,
-            handled=_count(header.get("handled")),
-            since=_count(header.get("since")),
-            version=max(_count(header.get("version")), VERSION),
-            unknown={name: value for name, value in header.items() if name not in KNOWN},
-        )
-
-    @property
-    def is_letter(self) -> bool:
-        """Whether the message has died, lies in a dead-letter queue, and has not been given another life since."""
-        if not self.deaths or self.undelivered is not None:
-            return False
-        died_in = self.deaths[0].get("generation")
-        if isinstance(died_in, int):
-            return died_in == self.generation
-        # A letter of a version that did not write it: what was given another life is seen anew.
-        return self.first_seen_ms is not None and self.first_seen_ms <= _count(self.deaths[0].get("last"))
-
-    def closes_circle(self, target: str) -> bool:
-        """Whether dying into `target` would send it round: it died there since it was last sent off, and nobody rejected it.
-
-        RabbitMQ drops such a message; a circle with a rejection in it is somebody's will.
-        """
-        for each in self.deaths:
-            if _count(each.get("generation")) < self.since or each.get("reason") == "rejected":
-                return False
-            if each.get("queue") == target:
-                return True
-        return False
-
-    def life_queue(self, queue: str) -> str:
-        """The queue that names the life in the books: its first; a task may have sent itself to `queue` since."""
-        first = self.origin.get("queue")
-        return first if isinstance(first, str) and first else queue
-
-    def to_header(self) -> dict[str, Any]:
-        """What is written; what has its default is left out, but for the counters."""
-        header: dict[str, Any] = {
-            **self.unknown,
-            "version": self.version,
-            "attempt": self.attempt,
-            "delivery": self.delivery,
-            "generation": self.generation,
-            "first_seen": self.first_seen_ms,
-            "origin": dict(self.origin),
-        }
-        if self.attempts:
-            header["attempts"] = [dict(each) for each in self.attempts]
-        if self.deaths:
-            header["deaths"] = [dict(each) for each in self.deaths]
-        if self.failure is not None:
-            header["failure"] = dict(self.failure)
-        if self.suspect:
-            header["suspect"] = True
-        if self.served_eta is not None:
-            header["served_eta"] = self.served_eta
-        if self.undelivered is not None:
-            header["undelivered"] = self.undelivered
-        header.update({name: value for name, value in self._rare() if value})
-        return header
-
-    def _rare(self) -> tuple[tuple[str, Any], ...]:
-        """What few messages have, by the header's names."""
-        return (
-            ("first_death", self.first_death and dict(self.first_death)),
-            ("parked", self.parked),
-            ("handled", self.handled),
-            ("since", self.since),
-        )
-
-
-#: What a first delivery has: nearly every message.
-UNWRITTEN = Envelope()
 
 
 def opened(raw: bytes) -> Raw:
@@ -284,7 +128,7 @@ def redelivered(
         attempt = None
     headers = {**message["headers"], "redelivered": True}
     if attempt is not None and not crash and not requeued:
-        headers["retries"] = _count(headers.get("retries")) + 1
+        headers["retries"] = count(headers.get("retries")) + 1
     if due_ms is not None:
         headers["eta"] = iso(due_ms)
     envelope = replace(
@@ -304,7 +148,7 @@ def republished(header: object, delivery_info: object, queue: str, *, seen_ms: i
 
     `header` and `delivery_info` are this message's, whatever they are; `attempt` is the delivery that ends.
     """
-    message = {"headers": {HEADER: header}, "properties": {"delivery_info": _mapping(delivery_info)}}
+    message = {"headers": {HEADER: header}, "properties": {"delivery_info": mapping(delivery_info)}}
     again = redelivered(message, queue, seen_ms=seen_ms, attempt=attempt)
     return {**again["headers"][HEADER], "served_eta": None}
 
@@ -338,7 +182,7 @@ def dead(
     envelope = _begun(Envelope.of(message["headers"]), message, queue, seen_ms)
     failure: Mapping[str, Any] | None = None if failed is None else failed.to_header()
     if envelope.is_letter:
-        said = "" if failed is None else f"{failed.type}: {failed.message}"
+        said = "" if failed is None else failed.text
         attempt, failure, detail = None, envelope.failure, " | ".join(part for part in (detail, said) if part)
     attempts = envelope.attempts if attempt is None else (*envelope.attempts, attempt.to_header())[-MOST_ATTEMPTS:]
     headers = dict(message["headers"])
@@ -402,12 +246,6 @@ def redriven(message: Raw, queue: str | None = None, *, on_purpose: bool = True,
     return {**message, "headers": headers, "properties": {**message["properties"], "delivery_info": info}}
 
 
-def eligible_of(headers: Mapping[str, Any]) -> bool | None:
-    """What the producer said of keeping the message as a dead letter; None where it said nothing."""
-    said = headers.get(ELIGIBLE)
-    return said if isinstance(said, bool) else None
-
-
 def iso(ms: int) -> str:
     """This time (milliseconds since the epoch) as Celery writes an ETA."""
     return datetime.fromtimestamp(ms / 1000, UTC).isoformat()
@@ -418,14 +256,14 @@ def _begun(envelope: Envelope, message: Raw, queue: str, seen_ms: int) -> Envelo
     if envelope.first_seen_ms is None:
         envelope = replace(envelope, first_seen_ms=seen_ms)
     if not envelope.origin.get("queue"):
-        info = _mapping(message["properties"].get("delivery_info"))
+        info = mapping(message["properties"].get("delivery_info"))
         origin = {"queue": queue, "exchange": info.get("exchange", ""), "routing_key": info.get("routing_key", queue)}
         envelope = replace(envelope, origin=origin)
     return envelope
 
 
 def _redelivered_properties(message: Raw) -> Raw:
-    info = {**_mapping(message["properties"].get("delivery_info")), "redelivered": True}
+    info = {**mapping(message["properties"].get("delivery_info")), "redelivered": True}
     return {**message["properties"], "delivery_info": info}
 
 
@@ -433,7 +271,7 @@ def _first_death(envelope: Envelope) -> Mapping[str, Any] | None:
     """The first death as it is known so far; that of an older version's letter is the one that began first."""
     if envelope.first_death is not None or not envelope.deaths:
         return envelope.first_death
-    first = min(envelope.deaths, key=lambda each: _count(each.get("first")))
+    first = min(envelope.deaths, key=lambda each: count(each.get("first")))
     return {"queue": first.get("queue"), "reason": first.get("reason"), "at": first.get("first")}
 
 
@@ -448,12 +286,12 @@ def _with_death(
     detail: str,
 ) -> tuple[Mapping[str, Any], ...]:
     """One entry for each queue and reason, the newest first (RabbitMQ's `x-death`); the one that began first stays."""
-    deaths, info = envelope.deaths, _mapping(message["properties"].get("delivery_info"))
+    deaths, info = envelope.deaths, mapping(message["properties"].get("delivery_info"))
     known = next((each for each in deaths if each.get("queue") == queue and each.get("reason") == reason), None)
     death: dict[str, Any] = {
         "queue": queue,
         "reason": reason,
-        "count": 1 + (_count(known.get("count")) if known else 0),
+        "count": 1 + (count(known.get("count")) if known else 0),
         "first": known.get("first", at_ms) if known else at_ms,
         "last": at_ms,
         "generation": envelope.generation,
@@ -465,20 +303,7 @@ def _with_death(
         death["detail"] = detail[:MOST_MESSAGE]
     others = [each for each in deaths if each is not known]
     if len(others) >= MOST_DEATHS:
-        first = min(range(len(others)), key=lambda at: _count(others[at].get("first")))
+        first = min(range(len(others)), key=lambda at: count(others[at].get("first")))
         staying = [at for at in range(len(others)) if at != first][: MOST_DEATHS - 2]
         others = [others[at] for at in sorted({*staying, first})]
     return (death, *others)
-
-
-def _count(value: object) -> int:
-    """A counter from an untrusted header: a whole number that is not negative, or 0."""
-    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**53 else 0
-
-
-def _mapping(value: object) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
-
-
-def _mappings(value: object) -> tuple[Mapping[str, Any], ...]:
-    return tuple(each for each in value if isinstance(each, dict)) if isinstance(value, list) else ()

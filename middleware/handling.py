@@ -14,27 +14,28 @@
    has ended, and only a decision closes it or opens the next one.
 
 Without a handler, a worker that consumes a dead-letter queue runs the tasks in it, each in a new generation (`ingress`).
-Refuses, as a failure of the handler: anything that is no decision. Never unpickles a letter: a body that is not JSON has no `args`.
+Refuses, as a failure of the handler: anything that is no decision. What a letter says, and what can be decided, is in `letter`.
 Limits: a worker that dies after the decision and before the transition has the handler asked again.
 """
 
 from __future__ import annotations
 
 import base64
-import functools
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from celery.exceptions import Ignore
 from celery.utils.imports import symbol_by_name
 from celery.worker import state
 from kombu.serialization import dumps
 
-from redelivery.errors import ConfigurationError, EnvelopeError, RedriveError
-from redelivery.middleware.bodies import decoded, edited, without_chord
+from redelivery.errors import ConfigurationError, EnvelopeError
+from redelivery.middleware.bodies import edited, without_chord
 from redelivery.middleware.departure import about, raw_id
-from redelivery.middleware.egress import Egress, Ending
-from redelivery.middleware.envelope import HEADER, Attempt, Envelope, Failed, opened, redelivered, redriven, sealed
+from redelivery.middleware.egress import Egress
+from redelivery.middleware.ending import Ending
+from redelivery.middleware.envelope import HEADER, Envelope, Failed, opened, redriven, sealed
+from redelivery.middleware.letter import Letter, LetterDecision
 from redelivery.middleware.logs import log
 from redelivery.middleware.outcomes import Outcome, Reason
 from redelivery.middleware.raised import DeadLetter
@@ -46,143 +47,11 @@ if TYPE_CHECKING:
 
     from redelivery.middleware.install import Redelivery
 
-__all__ = ["Handled", "Letter", "LetterDecision", "LetterRequest", "call_for", "dead_letter_handler", "handlers_of"]
+__all__ = ["Handled", "LetterRequest", "call_for", "dead_letter_handler", "handlers_of"]
 
 PREFIX = "redelivery.dead_letters."
 #: By name: this room does not import that one.
 ARCHIVE = "redelivery.workers.letter_archive:archive_raw"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LetterDecision:
-    """What is to become of a letter. Made by the methods of `Letter`; `detail` is for the log."""
-
-    kind: Literal["redrive", "archive", "discard", "park"]
-    detail: str = ""
-    args: tuple[Any, ...] | None = None
-    kwargs: Mapping[str, Any] | None = None
-    task: str | None = None
-    queue: str | None = None
-
-
-@dataclass(frozen=True)
-class Letter:
-    """A dead letter, as its handler sees it. Times are milliseconds since the epoch, by the broker's clock."""
-
-    raw: bytes
-    message: dict[str, Any]
-    envelope: Envelope = field(repr=False)
-
-    @classmethod
-    def of(cls, raw: bytes) -> Letter:
-        """Read it. Raises `EnvelopeError` where it is no message."""
-        message = opened(raw)
-        return cls(raw, message, Envelope.of(message["headers"]))
-
-    @property
-    def task_id(self) -> str:
-        """The task's id."""
-        said = self.message["headers"].get("id")
-        return said if isinstance(said, str) else raw_id(self.raw)
-
-    @property
-    def task(self) -> str:
-        """The task's name; empty where the letter is no task."""
-        return str(self.message["headers"].get("task") or "")
-
-    @property
-    def headers(self) -> Mapping[str, Any]:
-        """The message's headers."""
-        headers: Mapping[str, Any] = self.message["headers"]
-        return headers
-
-    @functools.cached_property
-    def _body(self) -> Any:
-        body = decoded(self.message)
-        return body if isinstance(body, list) and len(body) == 3 else None  # noqa: PLR2004 - args, kwargs, embed
-
-    @property
-    def args(self) -> list[Any] | None:
-        """The positional arguments; None where the body is not JSON."""
-        return None if self._body is None else list(self._body[0])
-
-    @property
-    def kwargs(self) -> dict[str, Any] | None:
-        """The keyword arguments; None where the body is not JSON."""
-        return None if self._body is None else dict(self._body[1])
-
-    @property
-    def reason(self) -> str:
-        """Why it died last."""
-        return str(self.envelope.deaths[0].get("reason") or "") if self.envelope.deaths else ""
-
-    @property
-    def queue(self) -> str:
-        """The queue that it goes back to."""
-        return str(self.envelope.origin.get("queue") or "")
-
-    @property
-    def deaths(self) -> tuple[Mapping[str, Any], ...]:
-        """Its deaths, the newest first: queue, reason, count, first, last."""
-        return self.envelope.deaths
-
-    @property
-    def first_death(self) -> Mapping[str, Any] | None:
-        """Queue, reason and time of the first one."""
-        return self.envelope.first_death
-
-    @property
-    def failure(self) -> Mapping[str, Any]:
-        """What it died of: type, message, traceback, fingerprint."""
-        return self.envelope.failure or {}
-
-    @property
-    def generation(self) -> int:
-        """How often it was sent back before."""
-        return self.envelope.generation
-
-    @property
-    def attempts(self) -> int:
-        """How many deliveries its task had."""
-        return self.envelope.attempt
-
-    @property
-    def handled(self) -> int:
-        """How often a handler has failed on it."""
-        return self.envelope.handled
-
-    # decisions
-
-    def redrive(
-        self,
-        *,
-        args: Sequence[Any] | None = None,
-        kwargs: Mapping[str, Any] | None = None,
-        task: str | None = None,
-        queue: str | None = None,
-    ) -> LetterDecision:
-        """Back to its origin, or to `queue`, for another life; with other arguments or another task where they are given.
-
-        Raises `RedriveError` where it cannot go back, or its arguments cannot be edited.
-        """
-        try:
-            edited(redriven(self.message, queue), args=args, kwargs=kwargs, task=task)
-        except EnvelopeError as exc:
-            raise RedriveError(str(exc)) from exc
-        given = None if args is None else tuple(args), None if kwargs is None else dict(kwargs)
-        return LetterDecision(kind="redrive", args=given[0], kwargs=given[1], task=task, queue=queue)
-
-    def archive(self, why: str = "") -> LetterDecision:
-        """Into the archive (`dead_letter_archive`), and out of the queue: recorded as `purged`."""
-        return LetterDecision(kind="archive", detail=why)
-
-    def discard(self, why: str = "") -> LetterDecision:
-        """Away: recorded as `discarded`."""
-        return LetterDecision(kind="discard", detail=why)
-
-    def park(self, why: str = "") -> LetterDecision:
-        """Into the dead-letter queue of this dead-letter queue: held, and not delivered again."""
-        return LetterDecision(kind="park", detail=why)
 
 
 class Handled(Ignore):
@@ -347,12 +216,7 @@ class LetterRequest(Egress):
         self._left = True
         held = self._held
         assert held is not None  # noqa: S101 - the callers have looked
-        now = self._install.owner.now_ms()
-        attempt = Attempt(at_ms=now, worker=str(self._hostname), exception=f"{failed.type}: {failed.message}", delay_ms=delay_ms)
-        due_ms = now + delay_ms if delay_ms else None
-        raw = sealed(
-            redelivered(opened(held.raw), held.queue, seen_ms=held.seen_ms, attempt=attempt, crash=crash, due_ms=due_ms),
-        )
+        raw = self._again(self._install.owner.now_ms(), delay_ms, failed, crash=crash)
         transport, tag, task_id = self._install.transport, self._tag, self._about(Outcome.DEFERRED).task_id
         log.warning("letter.handler_failed", task_id=task_id, handler=self.name, attempt=self.attempt, error=failed.type)
         self._carry_out(

@@ -27,12 +27,12 @@ from celery.worker import state
 from celery.worker.request import Request
 
 from redelivery.middleware import decision
+from redelivery.middleware.attempt import classes_of, failed_of
 from redelivery.middleware.departure import about
 from redelivery.middleware.envelope import eligible_of
 from redelivery.middleware.explicit import PLAIN
 from redelivery.middleware.logs import log
 from redelivery.middleware.outcomes import Outcome, Reason
-from redelivery.middleware.task import classes_of, failed_of
 from redelivery.middleware.transports.base import Held
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     from redelivery.middleware.install import Redelivery
 
-__all__ = ["Observing", "record"]
+__all__ = ["Observing", "queue_of", "record", "unwrapped"]
 
 
 class AsCelery:
@@ -92,14 +92,14 @@ class Observing(Request):
         """As Celery's: it has published the next attempt itself, and so recorded it."""
         super().on_retry(exc_info)
         if self._observer is not None:
-            exc = _unwrapped(exc_info.exception)
+            exc = unwrapped(exc_info.exception)
             cause = exc.exc if isinstance(exc.exc, BaseException) else exc
             self._say(cause, requested_delay=_seconds(exc.when), celery="retried")
 
     def on_failure(self, exc_info: ExceptionInfo, send_failed_event: bool = True, return_ok: bool = False) -> None:
         """As Celery's; then record what it did."""
         super().on_failure(exc_info, send_failed_event, return_ok)
-        exc = _unwrapped(exc_info.exception)
+        exc = unwrapped(exc_info.exception)
         if self._observer is None or isinstance(exc, (Retry, Terminated)) or state.should_terminate or self._already_cancelled:
             return
         if isinstance(exc, Ignore):
@@ -200,5 +200,6 @@ def _seconds(when: Any) -> float | None:
     return float(max(when.timestamp() - time.time(), 0.0))
 
 
-def _unwrapped(exc: Any) -> Any:
+def unwrapped(exc: Any) -> Any:
+    """The exception itself, where the pool handed it over in billiard's wrapping."""
     return exc.exc if isinstance(exc, ExceptionWithTraceback) else exc

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from redelivery.errors import EnvelopeError
-from redelivery.middleware import envelope
+from redelivery.middleware import envelope, header
 from redelivery.middleware.envelope import Attempt, Envelope, Failed
 
 FAILED = Failed(type="ValueError", message="m" * 5000, traceback="t" * 50_000 + "END", fingerprint="f")
@@ -94,8 +94,8 @@ def test_what_is_kept_of_a_failure_is_bounded_and_keeps_the_end_of_the_traceback
     """The end is where the error is."""
     failure = Envelope.of(die(fresh())["headers"]).failure
     assert failure is not None
-    assert len(failure["message"]) == envelope.MOST_MESSAGE
-    assert len(failure["traceback"]) == envelope.MOST_TRACEBACK
+    assert len(failure["message"]) == header.MOST_MESSAGE
+    assert len(failure["traceback"]) == header.MOST_TRACEBACK
     assert failure["traceback"].endswith("END")
 
 

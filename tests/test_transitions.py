@@ -16,6 +16,7 @@ from redelivery.middleware.outcomes import Event, Outcome, Reason, entries
 from redelivery.middleware.scripts import Script
 from redelivery.middleware.transports.base import Answer, Held
 from redelivery.middleware.transports.redis import RedisTransport, encoded
+from tests.running import until
 
 if TYPE_CHECKING:
     from tests.servers import Server
@@ -73,6 +74,11 @@ class Bench:
     def waiting(self, name: str = QUEUE) -> list[str]:
         """What lies in a list, the next to be taken first."""
         return [json.loads(raw)["body"] for raw in reversed(self.client.lrange(self.keys.list(name), 0, -1))]
+
+    def let_pass(self, ms: int) -> None:
+        """Wait until the server's clock has gone on by so much: it says what is due."""
+        begun = self.transport.now_ms()
+        until(lambda: self.transport.now_ms() > begun + ms, what="the server's clock to go on")
 
     @property
     def events(self) -> list[Event]:
@@ -254,8 +260,7 @@ def test_promote_moves_the_earliest_first_and_no_more_than_its_bound(bench: Benc
     soon = bench.transport.now_ms() + 200
     for body in "cab":
         bench.transport.defer(bench.take(body), QUEUE, message(body), task_id=body, event=None, due_ms=soon + ord(body))
-    while bench.transport.now_ms() <= soon + ord("c"):
-        time.sleep(0.01)  # the server's clock must pass the due times
+    until(lambda: bench.transport.now_ms() > soon + ord("c"), what="all to be due")
     assert bench.transport.promote(2)[0] == 2
     assert bench.waiting() == ["a", "b"]
     assert bench.transport.promote(2)[0] == 1
@@ -269,7 +274,7 @@ def test_promote_says_what_is_missing(bench: Bench) -> None:
     name = "redelivery:delayed:messages:orders"
     lost = next(key for key in bench.client.hkeys(name) if key.startswith(b"a"))
     bench.client.hdel(name, lost)
-    time.sleep(0.01)  # the server's clock must pass the due times
+    bench.let_pass(1)
     assert bench.transport.promote(10)[:2] == (1, 1)
     assert bench.waiting() == ["b"]
 
@@ -350,7 +355,7 @@ def test_a_full_server_still_lets_messages_end_and_move(bench: Bench) -> None:
     dead = event(Outcome.DEAD_LETTERED)
     answer = bench.transport.dead_letter(tags[2], message("c"), dead_letter_queue="DLQ", queue=QUEUE, event=dead)
     assert answer is Answer.DONE
-    time.sleep(0.01)  # the server's clock must pass the due time
+    bench.let_pass(1)
     assert bench.transport.promote(1)[0] == 1
     assert len(bench.events) == 3
     bench.client.config_set("maxmemory", 0)
@@ -501,7 +506,7 @@ def test_promote_leaves_a_destination_alone_whose_list_is_of_another_type(bench:
     for body, where in (("a", "broken"), ("b", QUEUE)):
         bench.transport.defer(bench.take(body), where, message(body), task_id=body, event=None, delay_ms=1)
     bench.client.set("broken", "no list")
-    time.sleep(0.01)  # the server's clock must pass the due times
+    bench.let_pass(1)
     with capture_logs() as lines:
         moved, missing, wait = bench.transport.promote(10)
     assert (moved, missing, bench.waiting()) == (1, 0, ["b"])
@@ -509,8 +514,7 @@ def test_promote_leaves_a_destination_alone_whose_list_is_of_another_type(bench:
     assert wait > 0.5
     assert [line["event"] for line in lines] == ["delayed.refused"]
     bench.client.delete("broken")
-    while not bench.transport.promote(10)[0]:
-        time.sleep(0.01)  # until it is asked again
+    until(lambda: bench.transport.promote(10)[0], what="the destination to be asked again")
     assert bench.waiting("broken") == ["a"]
     assert not bench.client.exists("redelivery:delayed:tasks")
 

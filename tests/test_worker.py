@@ -211,7 +211,8 @@ def test_an_expired_message_is_a_death(shop: Callable[..., Shop], settings: dict
     """Celery would drop it; here it is kept, and its caller is told in Celery's words."""
     here = shop(settings={"queues": {"#": settings}}, backend=True)
     task_id = here.send("ok", expires=0.2)
-    time.sleep(0.3)  # the time to live must pass before a worker looks
+    sent = here.server.now_ms()
+    until(lambda: here.server.now_ms() > sent + 200, what="its time to live to pass before a worker looks")
     here.start()
     end = here.ended(task_id, "dead_lettered")
     assert (end.reason, here.runs(task_id)) == ("expired", [])

@@ -7,14 +7,12 @@ the server's clock's word. Two leaders at once would only share the work: a mess
 
 from __future__ import annotations
 
-import threading
 import time
 import uuid
 from typing import TYPE_CHECKING, Any
 
-from redis.exceptions import RedisError
-
 from redelivery.middleware.logs import log
+from redelivery.workers.duty import Duty
 
 if TYPE_CHECKING:
     from redelivery.middleware.transports.redis import RedisTransport
@@ -27,41 +25,28 @@ LONGEST_SLEEP = 1.0
 BATCH = 500
 
 
-class Dispatcher:
-    """One dispatcher: `run` in a thread or a process of its own, until `stop`."""
+class Dispatcher(Duty):
+    """One dispatcher. A step of it lasts until it is stopped, or the broker does not answer."""
+
+    title = "dispatcher"
+    begins_at_once = True
 
     def __init__(self, transport: RedisTransport) -> None:
+        super().__init__(LONGEST_SLEEP)
         self._transport = transport
         self._token = uuid.uuid4().hex
-        self._stopped = threading.Event()
-        self._thread: threading.Thread | None = None
         self._leads = False
 
-    def start(self) -> None:
-        """Run in a thread; a second time changes nothing."""
-        if self._thread is None:
-            self._thread = threading.Thread(target=self.run, name="redelivery-dispatcher", daemon=True)
-            self._thread.start()
+    def unanswered(self, exc: Exception) -> None:
+        """It goes on in a second."""
+        log.warning("dispatcher.waiting", error=str(exc))
 
-    def stop(self) -> None:
-        """End, after the batch that is under way, and hand the lead on."""
-        self._stopped.set()
-        if self._thread is not None:
-            self._thread.join(LONGEST_SLEEP * 5)
+    def failed(self, exc: Exception) -> None:  # noqa: ARG002 - the line has what is being handled
+        """A fault of ours."""
+        log.exception("dispatcher.failed")
 
-    def run(self) -> None:
-        """Dispatch until stopped; a broker that does not answer is waited for."""
-        while not self._stopped.is_set():
-            try:
-                self._dispatch()
-            except (RedisError, OSError) as exc:
-                log.warning("dispatcher.waiting", error=str(exc))
-                self._stopped.wait(LONGEST_SLEEP)
-            except Exception:  # noqa: BLE001 - the duty must go on
-                log.exception("dispatcher.failed")
-                self._stopped.wait(LONGEST_SLEEP)
-
-    def _dispatch(self) -> None:
+    def step(self) -> None:
+        """Dispatch until stopped, then hand the lead on. Raises whatever the broker does."""
         client, keys = self._transport.client, self._transport.keys
         with client.pubsub() as wake:
             wake.subscribe(keys.wake)

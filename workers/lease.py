@@ -8,13 +8,11 @@ watch anew, and so does an answer that was long in coming, so an outage of the b
 
 from __future__ import annotations
 
-import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from redis.exceptions import RedisError
-
 from redelivery.middleware.logs import log
+from redelivery.workers.duty import Duty
 from redelivery.workers.recoverer import name_of
 
 if TYPE_CHECKING:
@@ -30,43 +28,30 @@ EVERY = 1.0
 HELD_FOR, REFRESH_EVERY = 86_400.0, 3_600.0
 
 
-class Lease:
+class Lease(Duty):
     """Renews this worker's lease, and fences those of dead ones. `on_fenced` is called where something is to be recovered."""
 
+    title = "lease"
+
     def __init__(self, install: Redelivery, on_fenced: Callable[[], None]) -> None:
+        super().__init__(min(EVERY, install.settings.lease / 8))
         self._install = install
         self._on_fenced = on_fenced
-        self._stopped = threading.Event()
-        self._thread: threading.Thread | None = None
         self._seen: dict[bytes, tuple[bytes, float]] = {}
         self._run_id = ""
         self._looked = time.monotonic()
-        self._every = min(EVERY, install.settings.lease / 8)
         self._refreshed = time.monotonic()
 
-    def start(self) -> None:
-        """Begin; a second time changes nothing."""
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="redelivery-lease", daemon=True)
-            self._thread.start()
+    def unanswered(self, exc: Exception) -> None:
+        """Whoever was watched is watched from the beginning."""
+        if self._seen:
+            log.warning("lease.watch_restarted", error=str(exc))
+        self._seen.clear()
 
-    def stop(self) -> None:
-        """End, after the step that is under way."""
-        self._stopped.set()
-        if self._thread is not None:
-            self._thread.join(EVERY * 5)
-
-    def _run(self) -> None:
-        while not self._stopped.wait(self._every):
-            try:
-                self.step()
-            except (RedisError, OSError) as exc:
-                if self._seen:
-                    log.warning("lease.watch_restarted", error=str(exc))
-                self._seen.clear()
-            except Exception:  # noqa: BLE001 - the lease must be renewed whatever else fails
-                self._seen.clear()
-                log.exception("lease.failed")
+    def failed(self, exc: Exception) -> None:  # noqa: ARG002 - the line has what is being handled
+        """The lease must be renewed whatever else fails."""
+        self._seen.clear()
+        log.exception("lease.failed")
 
     def step(self) -> None:
         """Renew once, look once, fence who is dead. Raises whatever the broker does."""

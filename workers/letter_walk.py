@@ -10,11 +10,15 @@ from __future__ import annotations
 import time
 from collections import Counter
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
-from redelivery.errors import RedriveError
+from amqp.exceptions import AMQPError
+from redis.exceptions import RedisError
+
+from redelivery.errors import BrokerError, RedriveError
 from redelivery.middleware.transports.base import Answer
 from redelivery.workers.dead_letters import Letter, may_be
+from redelivery.workers.letter_list import letters_at
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -24,12 +28,15 @@ if TYPE_CHECKING:
 
 __all__ = ["BATCH", "Walk", "Walked", "letters_of"]
 
-#: Letters that go in one round trip, and that are read in one.
-BATCH, PAGE = 250, 1000
-#: Pages get smaller where letters are huge.
-MOST_BYTES = 8 * 1024 * 1024
+#: Letters that go in one round trip.
+BATCH = 250
 #: With a rate, letters go in batches of this part of a second.
 BEAT = 0.1
+
+#: Why a letter stays that the broker cannot route.
+UNROUTABLE = "nothing takes it where it came from: start a worker that declares its queue, or send it elsewhere with --to"
+#: What a broker that refuses or is gone raises.
+BROKER_ERRORS = (RedisError, AMQPError, ConnectionError, TimeoutError)
 
 Job = TypeVar("Job")
 
@@ -39,8 +46,12 @@ class Walked:
     """What a walk did, or (`dry_run`) would do.
 
     Of the `total` letters that were there when it began, `looked_at` were read and `matched` chosen. Of these `moved` went; `gone`
-    had left the queue meanwhile; `left` counts those that cannot go, by reason.
+    had left the queue meanwhile; `left` counts those that cannot go, by reason. `kind` names the walk, and `went` says what its
+    letters did.
     """
+
+    kind: ClassVar[str] = "walk"
+    went: ClassVar[str] = "had gone"
 
     dead_letter_queue: str
     dry_run: bool
@@ -78,23 +89,28 @@ class Walk(Generic[Job]):
     _next: float = field(default_factory=time.monotonic)
 
     def run(self) -> None:
-        """Walk. Raises what the broker does, after the count of what had been moved."""
+        """Walk. Raises `BrokerError` where the broker refuses or does not answer: it says how many letters had been moved."""
         result = self.result
-        client, key = self.transport.client, self.transport.keys.list(result.dead_letter_queue)
+        try:
+            self._walk(result)
+        except BROKER_ERRORS as exc:
+            so_far = f"the {result.kind} of {result.dead_letter_queue!r} stopped when {result.moved} letters {result.went}"
+            msg = f"{so_far}: {exc}; the same command goes on"
+            raise BrokerError(msg) from exc
+
+    def _walk(self, result: Walked) -> None:
         self._began_ms = self.transport.now_ms()
-        result.total = int(client.llen(key))
-        staying, size = 0, PAGE
-        while result.looked_at < result.total and not self._is_full():
-            count = min(size, result.total - result.looked_at)
-            page: Any = client.lrange(key, -(staying + count), -(staying + 1))
-            if not page:
-                return
-            before = result.moved + result.gone
-            self._take(page[::-1])
-            self.on_progress(result)
-            left_queue = 0 if result.dry_run else result.moved + result.gone - before
-            staying += len(page) - left_queue
-            size = max(size // 2, 1) if sum(map(len, page)) > MOST_BYTES else min(size * 2, PAGE)
+        with letters_at(self.transport, result.dead_letter_queue) as letters:
+            result.total = letters.total
+            for page in letters.pages(self._gone):
+                self._take(page)
+                self.on_progress(result)
+                if self._is_full():
+                    return
+
+    def _gone(self) -> int:
+        """How many letters have left the queue."""
+        return 0 if self.result.dry_run else self.result.moved + self.result.gone
 
     def _is_full(self) -> bool:
         return self.limit is not None and self.result.matched >= self.limit
@@ -149,6 +165,8 @@ class Walk(Generic[Job]):
                 self.count(job)
             elif answer is Answer.ALREADY:
                 self.result.gone += 1
+            elif answer is Answer.MISSING:
+                self.result.left[UNROUTABLE] += 1
         for answer in answers:
             if isinstance(answer, Exception):
                 raise answer
@@ -165,12 +183,6 @@ def letters_of(transport: RedisTransport, name: str) -> Iterator[Letter]:
 
     Letters that leave meanwhile move the others: some may then be passed over.
     """
-    key, seen, size = transport.keys.list(name), 0, PAGE
-    total = int(transport.client.llen(key))
-    while seen < total:
-        page: Any = transport.client.lrange(key, -(seen + min(size, total - seen)), -(seen + 1))
-        if not page:
-            return
-        yield from map(Letter.of, page[::-1])
-        seen += len(page)
-        size = max(size // 2, 1) if sum(map(len, page)) > MOST_BYTES else min(size * 2, PAGE)
+    with letters_at(transport, name) as letters:
+        for page in letters.pages():
+            yield from map(Letter.of, page)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 from typing import TYPE_CHECKING
 
-from redis.exceptions import RedisError
-
 from redelivery.middleware.logs import log
+from redelivery.workers.duty import Duty
 from redelivery.workers.outcome_log import bound
 
 if TYPE_CHECKING:
@@ -22,36 +20,24 @@ ACT_AT = 0.9
 QUIET = 300
 
 
-class LogKeeper:
+class LogKeeper(Duty):
     """Looks at the outcome log once a second."""
 
+    title = "log"
+
     def __init__(self, transport: RedisTransport, max_bytes: int) -> None:
+        super().__init__(EVERY)
         self._transport = transport
         self._max_bytes = max_bytes
-        self._stopped = threading.Event()
-        self._thread: threading.Thread | None = None
         self._quiet = 0
 
-    def start(self) -> None:
-        """Begin; a second time changes nothing."""
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="redelivery-log", daemon=True)
-            self._thread.start()
+    def unanswered(self, exc: Exception) -> None:
+        """It looks again in a second."""
+        log.debug("outcome_log.not_seen", error=str(exc))
 
-    def stop(self) -> None:
-        """End, after the look that is under way."""
-        self._stopped.set()
-        if self._thread is not None:
-            self._thread.join(EVERY * 3)
-
-    def _run(self) -> None:
-        while not self._stopped.wait(EVERY):
-            try:
-                self.step()
-            except (RedisError, OSError) as exc:
-                log.debug("outcome_log.not_seen", error=str(exc))
-            except Exception:  # noqa: BLE001 - the duty must go on
-                log.exception("outcome_log.failed")
+    def failed(self, exc: Exception) -> None:  # noqa: ARG002 - the line has what is being handled
+        """A fault of ours."""
+        log.exception("outcome_log.failed")
 
     def step(self) -> None:
         """Look once. Raises whatever the broker does."""

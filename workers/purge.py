@@ -10,11 +10,9 @@ with reason `operator`), so that the books know where it lies and its history sa
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from redis.exceptions import RedisError
-
-from redelivery.errors import BrokerError, EnvelopeError, RedriveError
+from redelivery.errors import EnvelopeError, RedriveError
 from redelivery.middleware.envelope import dead, redriven, sealed
 from redelivery.middleware.outcomes import Outcome, Reason
 from redelivery.workers.letter_archive import archive
@@ -35,6 +33,8 @@ __all__ = ["Move", "Purge", "move", "purge", "purged"]
 @dataclass(slots=True, kw_only=True)
 class Purge(Walked):
     """What a purge did, or would do: `moved` letters are gone; `files` of the archive hold them, where there is one."""
+
+    kind: ClassVar[str] = "purge"
 
     archive: str | None = None
     files: list[str] = field(default_factory=list)
@@ -75,11 +75,7 @@ def purge(
         on_progress=on_progress,
         limit=limit,
     )
-    try:
-        walk.run()
-    except RedisError as exc:
-        msg = f"the purge of {name!r} stopped when {result.moved} letters had gone: {exc}; the same command goes on"
-        raise BrokerError(msg) from exc
+    walk.run()
     return result
 
 
@@ -92,6 +88,9 @@ def purged(letter: Letter, name: str, reason: Reason) -> Event:
 @dataclass(slots=True, kw_only=True)
 class Move(Walked):
     """What a move did, or would do; `target` is the other dead-letter queue."""
+
+    kind: ClassVar[str] = "move"
+    went: ClassVar[str] = "had been moved"
 
     target: str
 
@@ -122,11 +121,7 @@ def move(
         on_progress=on_progress,
         limit=limit,
     )
-    try:
-        walk.run()
-    except RedisError as exc:
-        msg = f"the move of {name!r} stopped when {result.moved} letters had been moved: {exc}; the same command goes on"
-        raise BrokerError(msg) from exc
+    walk.run()
     return result
 
 

@@ -16,10 +16,7 @@ run: a message is evicted by one script, once.
 
 from __future__ import annotations
 
-import threading
 from typing import TYPE_CHECKING, Any
-
-from redis.exceptions import RedisError
 
 from redelivery.errors import EnvelopeError
 from redelivery.middleware.departure import milliseconds
@@ -30,6 +27,7 @@ from redelivery.middleware.logs import log
 from redelivery.middleware.outcomes import Reason
 from redelivery.middleware.scripts import Script
 from redelivery.settings import DEFAULT_QUEUE
+from redelivery.workers.duty import Duty
 
 if TYPE_CHECKING:
     from redelivery.middleware.install import Redelivery
@@ -44,36 +42,24 @@ MOST = 5_000
 QUIET = 60
 
 
-class QueueKeeper:
+class QueueKeeper(Duty):
     """Looks at the queues once a second."""
 
+    title = "queues"
+
     def __init__(self, install: Redelivery) -> None:
+        super().__init__(EVERY)
         self._install = install
-        self._stopped = threading.Event()
-        self._thread: threading.Thread | None = None
         self._quiet: dict[str, int] = {}
         self._forget = Script("forget")
 
-    def start(self) -> None:
-        """Begin; a second time changes nothing."""
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="redelivery-queues", daemon=True)
-            self._thread.start()
+    def unanswered(self, exc: Exception) -> None:
+        """It looks again in a second."""
+        log.debug("queue.not_seen", error=str(exc))
 
-    def stop(self) -> None:
-        """End, after the look that is under way."""
-        self._stopped.set()
-        if self._thread is not None:
-            self._thread.join(EVERY * 3)
-
-    def _run(self) -> None:
-        while not self._stopped.wait(EVERY):
-            try:
-                self.step()
-            except (RedisError, OSError) as exc:
-                log.debug("queue.not_seen", error=str(exc))
-            except Exception:  # noqa: BLE001 - the duty must go on
-                log.exception("queue.failed")
+    def failed(self, exc: Exception) -> None:  # noqa: ARG002 - the line has what is being handled
+        """A fault of ours."""
+        log.exception("queue.failed")
 
     def step(self) -> None:
         """Look once. Raises whatever the broker does."""

@@ -13,12 +13,11 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from redis.exceptions import RedisError
-
 from redelivery.middleware.logs import log
 from redelivery.middleware.outbox import is_not_now
 from redelivery.middleware.recovery import recover
 from redelivery.middleware.transports.base import Answer
+from redelivery.workers.duty import Duty
 
 if TYPE_CHECKING:
     from redelivery.middleware.install import Redelivery
@@ -32,21 +31,16 @@ FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
 PAGE = 100
 
 
-class Recoverer:
+class Recoverer(Duty):
     """Recovers the messages of all fenced owners."""
 
-    def __init__(self, install: Redelivery) -> None:
-        self._install = install
-        self._stopped = False
-        self._woken = threading.Event()
-        self._thread: threading.Thread | None = None
-        self._pauses: dict[str, tuple[float, float]] = {}  # token → how long, until when
+    title = "recoverer"
 
-    def start(self) -> None:
-        """Begin; a second time changes nothing."""
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="redelivery-recoverer", daemon=True)
-            self._thread.start()
+    def __init__(self, install: Redelivery) -> None:
+        super().__init__(EVERY)
+        self._install = install
+        self._woken = threading.Event()
+        self._pauses: dict[str, tuple[float, float]] = {}  # token → how long, until when
 
     def wake(self) -> None:
         """Somebody has been fenced: look now."""
@@ -54,21 +48,22 @@ class Recoverer:
 
     def stop(self) -> None:
         """End, after the message that is under way; another worker's recoverer goes on."""
-        self._stopped = True
+        self._stopped.set()
         self._woken.set()
-        if self._thread is not None:
-            self._thread.join(EVERY * 5)
+        super().stop()
 
-    def _run(self) -> None:
-        while not self._stopped:
-            self._woken.wait(EVERY)
-            self._woken.clear()
-            try:
-                self.step()
-            except (RedisError, OSError) as exc:
-                log.warning("recoverer.waiting", error=str(exc))
-            except Exception:  # noqa: BLE001 - the duty must go on
-                log.exception("recoverer.failed")
+    def rest(self) -> None:
+        """Wait until somebody is fenced, or a second."""
+        self._woken.wait(self._every)
+        self._woken.clear()
+
+    def unanswered(self, exc: Exception) -> None:
+        """It goes on in a second."""
+        log.warning("recoverer.waiting", error=str(exc))
+
+    def failed(self, exc: Exception) -> None:  # noqa: ARG002 - the line has what is being handled
+        """A fault of ours."""
+        log.exception("recoverer.failed")
 
     def step(self) -> None:
         """Recover whoever is to be recovered. Raises what the broker does where it is away."""
@@ -77,7 +72,7 @@ class Recoverer:
         tokens = [token.decode() for token in fenced]
         self._pauses = {token: pause for token, pause in self._pauses.items() if token in tokens}
         for token in tokens:
-            if not self._stopped and time.monotonic() >= self._pauses.get(token, (0.0, 0.0))[1]:
+            if not self._stopped.is_set() and time.monotonic() >= self._pauses.get(token, (0.0, 0.0))[1]:
                 self._recover(token)
 
     def _recover(self, token: str) -> None:
@@ -87,7 +82,7 @@ class Recoverer:
         for at in range(0, len(newest_first), PAGE):
             page = newest_first[at : at + PAGE]
             for held, started in zip(page, transport.started([each.tag for each in page]), strict=True):
-                if self._stopped:
+                if self._stopped.is_set():
                     return
                 try:
                     answer = recover(self._install, held, started=started, worker=worker, now_ms=now_ms)

@@ -15,11 +15,9 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from redis.exceptions import RedisError
-
-from redelivery.errors import BrokerError, EnvelopeError, RedriveError
+from redelivery.errors import EnvelopeError, RedriveError
 from redelivery.middleware.bodies import edited
 from redelivery.middleware.envelope import redriven, sealed
 from redelivery.middleware.outcomes import Outcome
@@ -44,6 +42,9 @@ class Redrive(Walked):
     `moved` went back, by the queue that they went to in `by_queue`, and `chords` of them had belonged to a chord; the rest is as a
     walk's.
     """
+
+    kind: ClassVar[str] = "redrive"
+    went: ClassVar[str] = "had gone back"
 
     chords: int = 0
     by_queue: Counter[str] = field(default_factory=Counter)
@@ -94,9 +95,6 @@ def redrive(
     )
     try:
         walk.run()
-    except RedisError as exc:
-        msg = f"the redrive of {name!r} stopped when {result.moved} letters had gone back: {exc}; the same command goes on"
-        raise BrokerError(msg) from exc
     finally:
         on_progress(result)
     return result

@@ -12,13 +12,10 @@ was moved there by hand) goes within an hour. Times are the broker's.
 
 from __future__ import annotations
 
-import threading
 import time
 import uuid
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-
-from redis.exceptions import RedisError
 
 from redelivery.errors import RedeliveryError
 from redelivery.middleware.logs import log
@@ -26,6 +23,7 @@ from redelivery.middleware.outcomes import Reason
 from redelivery.middleware.transports.base import Answer
 from redelivery.workers import dead_letters
 from redelivery.workers.dead_letters import Letter
+from redelivery.workers.duty import Duty
 from redelivery.workers.letter_archive import archive
 from redelivery.workers.purge import purged
 
@@ -50,47 +48,43 @@ class Rule:
     lifetimes: dict[str, float | None]
 
 
-class Retention:
-    """Keeps the dead letters within their bounds."""
+class Retention(Duty):
+    """Keeps the dead letters within their bounds, where any setting asks for it."""
+
+    title = "retention"
+    begins_at_once = True
 
     def __init__(self, install: Redelivery) -> None:
+        super().__init__(EVERY)
         self._install = install
         self._token = uuid.uuid4().hex
-        self._stopped = threading.Event()
-        self._thread: threading.Thread | None = None
         self._thorough = -THOROUGHLY_EVERY
         self._quiet = 0
 
     def start(self) -> None:
         """Begin, where any queue has such a setting; a second time changes nothing."""
-        if self._thread is None and self.is_asked_for():
-            self._thread = threading.Thread(target=self._run, name="redelivery-retention", daemon=True)
-            self._thread.start()
-
-    def stop(self) -> None:
-        """End, after the batch that is under way."""
-        self._stopped.set()
-        if self._thread is not None:
-            self._thread.join(5)
+        if self.is_asked_for():
+            super().start()
 
     def is_asked_for(self) -> bool:
         """Whether any row of the settings bounds dead letters."""
         names = {"dead_letter_time_to_live", "max_dead_letters"}
         return any(names & row.fields.keys() for row in self._install.settings.rows)
 
-    def _run(self) -> None:
-        while True:
-            try:
-                if self._install.transport.keep_letters(self._token, LEAD):
-                    self.step()
-            except (RedisError, OSError) as exc:
-                log.warning("retention.waiting", error=str(exc))
-            except RedeliveryError as exc:
-                log.error("retention.failed", error=str(exc))
-            except Exception:  # noqa: BLE001 - the duty must go on
-                log.exception("retention.failed")
-            if self._stopped.wait(EVERY):
-                return
+    def leads(self) -> bool:
+        """One worker keeps the letters, by a lease on the broker."""
+        return self._install.transport.keep_letters(self._token, LEAD)
+
+    def unanswered(self, exc: Exception) -> None:
+        """It looks again in half a minute."""
+        log.warning("retention.waiting", error=str(exc))
+
+    def failed(self, exc: Exception) -> None:
+        """The archive cannot be written, or a fault of ours."""
+        if isinstance(exc, RedeliveryError):
+            log.error("retention.failed", error=str(exc))
+        else:
+            log.exception("retention.failed")
 
     def step(self) -> int:
         """Look once at every dead-letter queue; how many letters went. Raises what the broker and the archive do."""
