@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 import uuid
 from typing import TYPE_CHECKING
 
 from redis.exceptions import ResponseError
 
 from redelivery.middleware.logs import log
+from redelivery.middleware.server_clock import ServerClock
 
 if TYPE_CHECKING:
     from redelivery.middleware.transports.base import Held
@@ -33,7 +33,7 @@ class Owner:
         self.held: dict[str, Held] = {}
         self.token = ""
         self.calls = 0
-        self._offset_ms = 0.0
+        self._clock = ServerClock()
         self._beginning = threading.Lock()
 
     def begin(self, instead_of: str) -> None:
@@ -64,13 +64,13 @@ class Owner:
 
     def saw_server_time(self, now_ms: int) -> None:
         """Remember what the server's clock said just now."""
-        self._offset_ms = now_ms - time.monotonic() * 1000
+        self._clock.heard(now_ms)
 
     def now_ms(self) -> int:
         """The server's time, as far as this worker can tell without asking; its own clock is not looked at."""
-        if not self._offset_ms:
+        if not self._clock.is_known:
             self.saw_server_time(self.transport.now_ms())
-        return int(time.monotonic() * 1000 + self._offset_ms)
+        return self._clock.now_ms()
 
     def drop(self, tag: str) -> None:
         """Its transition has been answered: the message is no longer held."""
