@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from tests.chaos.harness import Process
+    from tests.chaos.fleet import Process
     from tests.chaos.verdict import Verdict
 
 
@@ -70,9 +70,9 @@ def _stalled(folder: Path, build: str) -> Verdict:
         stalled.signal(signal.SIGSTOP)
         task_ids = _in_hand(run, stalled)
         until(lambda: _turned(run, lambda: task_ids & run.ended()), 240, "another worker to end what the stalled one runs")
-        before = run.ran_in(stalled)
+        before = _ran_in(run, stalled)
         stalled.signal(signal.SIGCONT)
-        until(lambda: _turned(run, lambda: run.ran_in(stalled) > before + 4), 240, "the stalled worker to go on")
+        until(lambda: _turned(run, lambda: _ran_in(run, stalled) > before + 4), 240, "the stalled worker to go on")
         run.settle(240)
         return run.judge(export=False)
     finally:
@@ -81,7 +81,7 @@ def _stalled(folder: Path, build: str) -> Verdict:
 
 def _running(run: Run) -> Process | None:
     """A worker that has a task of a second in hand."""
-    return next((each for each in run.workers() if _in_hand(run, each)), None)
+    return next((each for each in run.fleet.workers() if _in_hand(run, each)), None)
 
 
 def _in_hand(run: Run, worker: Process) -> set[str]:
@@ -91,6 +91,11 @@ def _in_hand(run: Run, worker: Process) -> set[str]:
         if line["pid"] == worker.pid and line.get("event"):
             said[line["event"]].add(line["id"])
     return said["start"] - said["end"]
+
+
+def _ran_in(run: Run, worker: Process) -> int:
+    """How many notes are this process's."""
+    return sum(line["pid"] == worker.pid for line in run.notes())
 
 
 def _turned(run: Run, condition: Callable[[], Any]) -> Any:

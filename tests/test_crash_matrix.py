@@ -1,8 +1,7 @@
-"""The crash matrix: which steps of the product are boundaries of the chaos run, and those that need a run of their own."""
+"""Kills that are looked at one by one, beside the chaos run: what a process left half done, and that the next one finishes it."""
 
 from __future__ import annotations
 
-from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -10,7 +9,7 @@ import pytest
 from redelivery.middleware.recovery import recover
 from tests.chaos.boundary import Order
 from tests.chaos.harness import SETTINGS, Run
-from tests.chaos.plan import BOUNDARIES, Plan
+from tests.chaos.plan import Plan
 from tests.desk import Desk, task_message
 from tests.running import until
 
@@ -19,24 +18,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.servers import Server
-
-#: Scripts that no message goes through: nothing can be lost there.
-NO_MESSAGE = {"advance", "bind", "bound", "forget"}
-#: Scripts that are hit here and not in the chaos run, because they need a fleet that stands still, or settings of their own.
-HERE = {"hand_back"}
-
-
-def test_every_script_that_moves_a_message_is_a_boundary() -> None:
-    """A script that is added without a boundary is found here; the shared pieces are no scripts."""
-    texts = {
-        path.name.removesuffix(".lua"): path.read_text()
-        for path in files("redelivery.middleware.lua").iterdir()
-        if path.name.endswith(".lua")
-    }
-    scripts = {name for name, text in texts.items() if ("-- KEYS[1]" in text and "Shared by" not in text) or name == "lead"}
-    steps = {each.partition(".")[0] for boundaries in BOUNDARIES.values() for each in boundaries}
-    assert scripts - NO_MESSAGE - HERE <= steps
-    assert scripts >= NO_MESSAGE | HERE
 
 
 @pytest.fixture
@@ -57,7 +38,7 @@ def runs(folder: Path) -> Iterator[Callable[..., Run]]:
 
 def killed(run: Run, argv: list[str], order: str) -> None:
     """Start a process that is to die there, and wait until it has."""
-    process = run.start("worker", argv, Order.read(order))
+    process = run.fleet.start("worker", argv, Order.read(order))
     until(lambda: not process.is_alive, 120, f"the process to die at {order}")
     assert process.ended == -9, process.log.read_text()
 
@@ -66,14 +47,14 @@ def killed(run: Run, argv: list[str], order: str) -> None:
 def test_a_leave_that_is_killed_half_way_is_finished_by_the_next(runs: Callable[..., Run]) -> None:
     """Before or behind its script, each delayed message is in the delay store or in its queue, once."""
     run = runs()
-    desk = Desk(run.server)
+    desk = Desk(run.fleet.server)
     ids = sorted(desk.delay(task_message()) for _ in range(6))
     desk.transport.unregister("w")
     killed(run, ["redelivery", "leave", "--yes"], "hand_back.before:2")
     killed(run, ["redelivery", "leave", "--yes"], "hand_back.after:2")
     assert desk.client.llen("orders") == 3
     assert desk.client.zcard(desk.keys.due("orders")) == 3
-    run.ask("leave", "--yes")
+    run.fleet.ask("leave", "--yes")
     assert sorted(desk.ids()) == ids
     assert not desk.client.zcard(desk.keys.due("orders"))
 
@@ -83,7 +64,7 @@ def test_retention_that_is_killed_half_way_loses_no_letter(runs: Callable[..., R
     """Each letter that left its queue stands in the archive, and is recorded as purged once."""
     archive = folder / "archive"
     run = runs(dead_letter_archive=str(archive), queues={"#": {"max_dead_letters": 2}})
-    desk = Desk(run.server)
+    desk = Desk(run.fleet.server)
     ids = [desk.die() for _ in range(6)]
     worker = ["worker", "-P", "solo", "-Q", "celery", "--without-gossip", "--without-mingle", "-l", "INFO", "-n"]
     killed(run, [*worker, "one@chaos"], "purge.before:1")

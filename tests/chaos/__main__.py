@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from tests.chaos import page
 from tests.chaos.harness import Run
 from tests.chaos.plan import Plan
 
@@ -34,6 +35,8 @@ def main() -> int:
         finally:
             run.close()
     figures = {"seed": seed, "seconds": round(time.monotonic() - began), **found}
+    if options.page is not None:
+        page.write(options.page, figures)
     print(json.dumps(figures) if options.json else _table(figures))  # noqa: T201 - what the command is for
     return 1 if figures["faults"] else 0
 
@@ -48,6 +51,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--fault-every", type=float, default=5.0, help="seconds between two of the other faults, about (5)")
     parser.add_argument("--no-books", action="store_true", help="leave the reconciliation out, which needs Spark")
     parser.add_argument("--keep", metavar="FOLDER", help="keep the logs, the notes and the exports there; its path must be short")
+    parser.add_argument("--page", metavar="FILE", type=Path, help="write the figures into this page, between its two marks")
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     return parser.parse_args()
 
@@ -62,15 +66,19 @@ def _found(run: Run, *, books: bool) -> dict[str, Any]:
     faults += verdict.faults
     summary: dict[str, Any] = {}
     if books:
-        summary = run.reconcile()
-        if not summary["balanced"]:
-            faults.append(f"the reconciliation does not balance: {summary['verdicts']}, gaps {summary['gaps']}")
+        try:
+            summary = run.reconcile()
+        except AssertionError as exc:
+            faults.append(f"the reconciliation failed: {str(exc)[:1000]}")
+        else:
+            if not summary["balanced"]:
+                faults.append(f"the reconciliation does not balance: {summary['verdicts']}, gaps {summary['gaps']}")
     return {
         "lives": verdict.lives,
         "kills": sum(run.kills.values()),
         "by_boundary": dict(sorted(run.kills.items())),
         "missing": run.plan.missing,
-        "other_faults": dict(run.done),
+        "other_faults": dict(run.faults.done),
         "lost": len(verdict.lost),
         "duplicated": len(verdict.duplicated),
         "repeats": verdict.repeats,

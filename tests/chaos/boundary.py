@@ -3,7 +3,8 @@
 A boundary is `<step>.before` (the process is about to ask the broker) or `<step>.after` (the broker has done it, and the answer
 has not been used yet). Steps are the scripts, by their names, and what is no script: `receive` (the batch has been answered),
 `hand_over` (it is in line, and goes to its consumers), `run` (the task's own code), `recover` (one message of a dead worker),
-`unregister`, `export_write` (a file of the outcome log).
+`unregister`, `extend` (plain workers are kept away), `resign` (a dispatcher goes), `write` (a file: of the outcome log, of an
+inventory, of an archive) and in the middle of it `name` (its bytes are on the disk, and it gets its name).
 
 Enters: an order in the environment, `CHAOS_ORDER=<boundary>:<n>` for the process that is started, and for the children of its pool
 `CHAOS_CHILDREN=<seed>:<most>:<boundary>,...`: each of them draws one, and the number where it often comes by. Leaves: a line in
@@ -26,7 +27,8 @@ from redelivery.middleware import scripts
 from redelivery.middleware.transports.receiver import Receiver
 from redelivery.middleware.transports.receiving import Receiving
 from redelivery.middleware.transports.redis import RedisTransport
-from redelivery.workers import export, recoverer
+from redelivery.workers import letter_archive, recoverer, tables
+from redelivery.workers.dispatcher import Dispatcher
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,7 +38,7 @@ __all__ = ["Order", "here", "install"]
 #: Steps whose first argument is the tag of the message; where it is empty, none is in hand.
 TAGGED = {"acknowledge", "defer", "dead_letter", "start", "accept"}
 #: Steps that hold no message themselves: a message is in hand where somebody holds one.
-DUTIES = {"renew", "fence", "lead", "register", "unregister", "bind", "bound", "forget"}
+DUTIES = {"renew", "fence", "lead", "register", "bind", "bound", "forget"}
 
 
 @dataclass(frozen=True)
@@ -122,6 +124,7 @@ def install() -> None:
     _at_scripts()
     _at_receiving()
     _at_duties()
+    _at_files()
     signals.task_prerun.connect(_before_run, weak=False)
     signals.task_postrun.connect(_after_run, weak=False)
 
@@ -167,7 +170,11 @@ def _is_in_hand(name: str, client: Any, keys: Any, args: Any, answer: Any) -> bo
         seconds, micros = client.time()
         first: Any = client.zrange(keys[0], 0, 0, withscores=True)
         return bool(first) and float(first[0][1]) <= seconds * 1000 + micros / 1000
-    return name not in DUTIES or client.hlen("unacked") > 0
+    return name not in DUTIES or _somebody_holds(client)
+
+
+def _somebody_holds(client: Any) -> bool:
+    return int(client.hlen("unacked")) > 0
 
 
 def _at_receiving() -> None:
@@ -194,27 +201,27 @@ def _at_receiving() -> None:
 
 
 def _at_duties() -> None:
-    rescuing: Any = recoverer  # what these modules import is no name that they export
-    exporting: Any = export
-    recover, unregister, write_rows = rescuing.recover, RedisTransport.unregister, exporting.write_rows
+    rescuing: Any = recoverer  # what this module imports is no name that it exports
+    _stand_around(rescuing, "recover", "recover")
+    _stand_around(RedisTransport, "unregister", "unregister", lambda self, _token: _somebody_holds(self.client))
+    _stand_around(RedisTransport, "extend", "extend", lambda _self, tags, _seconds: tags)
+    _stand_around(Dispatcher, "_resign", "resign", lambda self: self._leads and _somebody_holds(self._transport.client))
 
-    def recover_here(*args: Any, **facts: Any) -> Any:
-        here("recover.before", _yes)
-        answer = recover(*args, **facts)
-        here("recover.after", _yes)
+
+def _at_files() -> None:
+    _stand_around(tables, "_whole", "write")
+    _stand_around(tables, "_name", "name")
+    _stand_around(letter_archive, "_write_lines", "write")
+
+
+def _stand_around(owner: Any, name: str, step: str, in_hand: Callable[..., Any] = lambda *_: True) -> None:
+    """Stand before and behind this function; `in_hand` is given what the function is given."""
+    inner = getattr(owner, name)
+
+    def outer(*args: Any, **facts: Any) -> Any:
+        here(f"{step}.before", lambda: in_hand(*args))
+        answer = inner(*args, **facts)
+        here(f"{step}.after", lambda: in_hand(*args))
         return answer
 
-    def unregister_here(self: Any, token: str) -> None:
-        here("unregister.before", lambda: self.client.hlen("unacked"))
-        unregister(self, token)
-        here("unregister.after", lambda: self.client.hlen("unacked"))
-
-    def write_here(*args: Any, **facts: Any) -> Any:
-        here("export_write.before", _yes)
-        answer = write_rows(*args, **facts)
-        here("export_write.after", _yes)
-        return answer
-
-    rescuing.recover = recover_here
-    RedisTransport.unregister = unregister_here  # type: ignore[method-assign]
-    exporting.write_rows = write_here
+    setattr(owner, name, outer)

@@ -1,4 +1,7 @@
-"""The app of the chaos runs: the tests' shop with queues that are counted and capped, a task that publishes, and a producer."""
+"""The app of the chaos runs: the tests' shop with queues that are counted, capped or judged, a task that publishes, and a producer.
+
+`judged` has a dead-letter handler, which decides by the letter's id, so that a letter which is handled twice has one decision.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +10,19 @@ import os
 import random
 import time
 import uuid
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kombu import Exchange, Queue
 
-from redelivery import DeadLetter
+from redelivery import DeadLetter, Letter
+from tests.chaos.fleet import QUEUES
 from tests.shop import app, note
 
-__all__ = ["QUEUES", "app", "produce"]
+if TYPE_CHECKING:
+    from redelivery.middleware.letter import LetterDecision
 
-QUEUES = ("celery", "counted", "capped", "aside")
+__all__ = ["app", "produce"]
+
 TWINS = Exchange("twins", "direct")
 app.conf.task_queues = [Queue(name, routing_key=name) for name in QUEUES]
 app.conf.task_queues += [Queue(name, TWINS, routing_key="twins") for name in ("left", "right")]
@@ -41,6 +47,13 @@ def lags(self: Any, seconds: float, then: str) -> None:
         raise DeadLetter(why)
     if self.request.retries == 0:
         raise RuntimeError
+
+
+@app.redelivery.dead_letter_handler("judged")
+def judge(letter: Letter) -> LetterDecision:
+    """Whatever a handler may decide; what is sent back and dies again gets the next decision."""
+    decisions = (letter.redrive, letter.archive, letter.discard, letter.park)
+    return decisions[(sum(letter.task_id.encode()) + letter.generation) % 4]()
 
 
 def produce(seed: str, count: int, ledger: str, mix: str) -> None:
@@ -71,18 +84,20 @@ def _drawn(chance: random.Random, mix: str) -> tuple[str, list[Any], dict[str, A
     options: dict[str, Any] = {"priority": chance.choice([0, 0, 0, 3, 6, 9])}
     weights = MIXES[mix]
     kind = chance.choices(list(weights), list(weights.values()))[0]
-    if kind == "later":
-        return "ok", [], {**options, "countdown": chance.uniform(0.5, 3)}
-    if kind == "counted":
-        return "ok", [], {**options, "queue": "counted"}
-    if kind == "much_later":
-        return "ok", [], {**options, "countdown": 6}
+    if kind in DELAYED:
+        return "ok", [], {**options, "countdown": chance.uniform(*DELAYED[kind])}
+    if kind in {"counted", "capped"}:
+        return "ok", [], {**options, "queue": kind}
+    if kind == "judged":
+        return "raises", ["dead_letter"], {**options, "queue": kind}
     args: dict[str, list[Any]] = {"naps": [0.03], "dozes": [1.0], "fails": [chance.choice([1, 2])], "dies": [], "kills": [1]}
     if kind == "fans":
         return "fans", [chance.choice(["celery", "capped"])], options
     return {"dies": "fails", "dozes": "naps"}.get(kind, kind), args.get(kind, []), options
 
 
+#: From how many seconds on, and up to how many.
+DELAYED = {"later": (0.5, 3.0), "much_later": (6.0, 6.0), "waits": (9.0, 12.0)}
 MIXES = {
     "all": {
         "ok": 30,
@@ -96,7 +111,10 @@ MIXES = {
         "early": 5,
         "kills": 2,
         "fans": 14,
+        "capped": 3,
+        "judged": 3,
     },
+    "waits": {"waits": 1},
     "plain": {"ok": 50, "naps": 30, "fails": 20},
     "slow": {"dozes": 15, "ok": 85},
 }

@@ -21,22 +21,28 @@ def _around(*steps: str) -> tuple[str, ...]:
     return tuple(f"{step}.{side}" for step in steps for side in ("before", "after"))
 
 
+#: A file is written as a whole, and named when its bytes are on the disk; behind that, nothing is left but to say so.
+FILE = ("write.before", "name.before", "write.after")
 #: Who can be killed where. What a worker's pool child does is in `child`; commands are killed in the steps that they are there for.
 BOUNDARIES: dict[str, tuple[str, ...]] = {
     "worker": (
-        *_around("receive", "acknowledge", "defer", "dead_letter", "start", "accept", "release"),
-        *_around("register", "renew", "fence", "recover", "evict"),
-        *("hand_over.before", "hand_over.after", "unregister.before"),
+        *_around("receive", "hand_over", "acknowledge", "defer", "dead_letter", "start", "accept", "release"),
+        *_around("register", "unregister", "renew", "extend", "fence", "recover", "bind"),
+        *_around("evict", "forget", "bound", "lead", "purge"),
+        *FILE,
     ),
-    "child": _around("run", "publish", "publish_within"),
-    "dispatcher": _around("promote", "lead"),
-    "producer": _around("publish"),
+    "child": (*_around("run", "publish", "publish_within"), *FILE),
+    "dispatcher": _around("promote", "lead", "resign"),
+    "producer": _around("publish", "publish_within"),
     "redrive": _around("redrive"),
-    "purge": _around("purge"),
+    "purge": (*_around("purge"), *FILE),
     "move": _around("move"),
+    "archivist": FILE,
     "cancel": _around("cancel"),
     "reschedule": _around("reschedule"),
-    "exporter": _around("export_write", "exported"),
+    "exporter": (*_around("exported"), *FILE),
+    "inventory": FILE,
+    "leave": _around("hand_back"),
 }
 #: Of these there are many in the life of a process: any of the first few may be the one.
 FREQUENT = {"receive", "acknowledge", "defer", "hand_over", "publish", "run"}
@@ -52,19 +58,25 @@ class Plan:
         self.hits: Counter[str] = Counter()
         self.given: Counter[str] = Counter()
 
-    def next(self, role: str, *, only_missing: bool) -> Order | None:
-        """An order for a process of this role: what is missing most; with nothing missing any, or none where `only_missing`."""
-        missing = {name: self.wanted[name] - self.hits[name] for name in self.wanted if name.startswith(f"{role}:")}
-        if not missing or (only_missing and max(missing.values()) <= 0):
+    def next(self, role: str) -> Order | None:
+        """An order for a process of this role: of what is missing, what was given out least; None where nothing is missing."""
+        missing = [name for name in self.missing if name.startswith(f"{role}:")]
+        if not missing:
             return None
-        fewest = min(self.given[name] for name in missing if missing[name] > 0 or max(missing.values()) <= 0)
-        name = self.chance.choice(
-            sorted(name for name in missing if self.given[name] == fewest and (missing[name] > 0 or max(missing.values()) <= 0))
-        )
+        fewest = min(self.given[name] for name in missing)
+        name = self.chance.choice([name for name in missing if self.given[name] == fewest])
         self.given[name] += 1
         boundary = name.partition(":")[2]
         frequent = boundary.partition(".")[0] in FREQUENT
         return Order(boundary, self.chance.randint(1, 6) if frequent else 1)
+
+    def left(self, role: str) -> int:
+        """How many hits this role's boundaries lack."""
+        return sum(max(wanted - self.hits[name], 0) for name, wanted in self.wanted.items() if name.startswith(f"{role}:"))
+
+    def lacks(self, *boundaries: str) -> bool:
+        """Whether any of these, as they are named here, has not been hit often enough; a step stands for both its sides."""
+        return any(name.startswith(boundaries) for name in self.missing)
 
     def hit(self, role: str, boundary: str) -> None:
         """A process has died there."""

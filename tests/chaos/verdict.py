@@ -6,17 +6,20 @@ faults, each a sentence. It shares nothing with the reconciliation but the names
 
 from __future__ import annotations
 
-import json
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+
+from pyarrow import parquet
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-__all__ = ["Verdict", "judge", "read_lines"]
+__all__ = ["Verdict", "archived_in", "judge"]
 
+#: Task id, nesting, generation and queue.
+Life = tuple[str, int, int, str]
 TERMINAL = {"succeeded", "dead_lettered", "discarded", "expired", "revoked", "ignored", "purged", "cancelled"}
 OPENING = {"published", "redriven", "received"}
 
@@ -38,42 +41,59 @@ class Verdict:
         return [*self.lost, *self.duplicated, *self.unnamed, *self.other]
 
 
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The whole lines of a file of JSON lines; nothing where there is none."""
-    if not path.exists():
-        return []
-    return [json.loads(line) for line in path.read_text("utf-8").rpartition("\n")[0].splitlines()]
+def archived_in(folder: Path) -> set[tuple[str, int]]:
+    """Task id and generation of each letter in an archive."""
+    tables = [parquet.read_table(file) for file in folder.rglob("*.parquet")]
+    return {(row["task_id"], row["generation"]) for table in tables for row in table.to_pylist()}
 
 
 def judge(
-    events: Iterable[dict[str, Any]], letters: set[str], runs: Iterable[dict[str, Any]], ledger: Iterable[dict[str, Any]]
+    events: Iterable[dict[str, Any]],
+    letters: set[str],
+    runs: Iterable[dict[str, Any]],
+    ledger: Iterable[dict[str, Any]],
+    archived: set[tuple[str, int]],
 ) -> Verdict:
-    """The verdict; `letters` are the ids of the tasks that a dead-letter queue holds."""
+    """The verdict; `letters` are the ids of the tasks that a dead-letter queue holds, `archived` what stands in the archive."""
     verdict = Verdict()
-    lives: dict[tuple[str, int, int, str], list[dict[str, Any]]] = defaultdict(list)
-    named, redriven = set(), Counter[str]()
+    lives: dict[Life, list[dict[str, Any]]] = defaultdict(list)
+    named, opened = set(), {"published": Counter[str](), "redriven": Counter[str]()}
     for event in {each["event_id"]: each for each in events}.values():
         lives[event["task_id"], event.get("nesting") or 0, event["generation"], event["queue"]].append(event)
         if event["outcome"] == "redelivery_scheduled" and event["reason"] == "worker_lost":
             named.add(event["task_id"])
-        redriven[event["task_id"]] += event["outcome"] == "redriven"
+        if event["outcome"] in opened:
+            opened[event["outcome"]][event["task_id"]] += 1
+        if event["outcome"] == "purged" and (event["task_id"], event["generation"]) not in archived:
+            verdict.lost.append(f"{event['task_id']}/{event['generation']}: purged, and no archive has it")
     for life, told in lives.items():
         _judge_life(verdict, "/".join(map(str, life)), told)
     verdict.lives = len(lives)
     known = {life[0] for life in lives}
     sure = {line["id"] for line in ledger if line["said"] == "published"}
     verdict.lost += [f"{task_id}: its publication was answered, and the books do not know it" for task_id in sorted(sure - known)]
-    verdict.other += [f"{task_id}: a letter that the books do not know" for task_id in sorted(letters - known)]
-    last = {task_id: max(life[2] for life in lives if life[0] == task_id) for task_id in letters & known}
-    for task_id, generation in last.items():
-        words = {each["outcome"] for life, told in lives.items() if life[0] == task_id and life[2] == generation for each in told}
-        if "dead_lettered" not in words:
-            verdict.other.append(f"{task_id}: a letter of a life that did not die")
+    _judge_letters(verdict, lives, letters)
     again = Counter((run["id"], run.get("attempt", 1)) for run in runs if run.get("event") != "end")
-    repeated = {task_id for (task_id, _), count in again.items() if count > 1 + redriven[task_id]}
+    most = {task_id: max(opened["published"][task_id], 1) + opened["redriven"][task_id] for task_id, _ in again}
+    repeated = {task_id for (task_id, _), count in again.items() if count > most[task_id]}
     verdict.repeats = len(repeated)
     verdict.unnamed += [f"{task_id}: ran twice, and nothing names it" for task_id in sorted(repeated - named)]
     return verdict
+
+
+def _judge_letters(verdict: Verdict, lives: dict[Life, list[dict[str, Any]]], letters: set[str]) -> None:
+    """Whether the dead-letter queues hold what died and stayed dead, and nothing else."""
+    of_task = defaultdict(list)
+    for life in lives:
+        of_task[life[0]].append(life)
+    verdict.other += [f"{task_id}: a letter that the books do not know" for task_id in sorted(letters - of_task.keys())]
+    for task_id, its in of_task.items():
+        last = max(life[2] for life in its)
+        words = {each["outcome"] for life in its if life[2] == last for each in lives[life]}
+        if task_id in letters and "dead_lettered" not in words:
+            verdict.other.append(f"{task_id}: a letter of a life that did not die")
+        if task_id not in letters and "dead_lettered" in words and not words & {"purged", "discarded"}:
+            verdict.lost.append(f"{task_id}/{last}: it died, and no dead-letter queue has it")
 
 
 def _judge_life(verdict: Verdict, name: str, told: list[dict[str, Any]]) -> None:

@@ -1,0 +1,83 @@
+"""An operator's commands in a run: each is started to be killed in what it is there for, and leaves the rest to the next one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from redis.exceptions import RedisError
+
+from redelivery.middleware.keys import SEPARATOR
+
+if TYPE_CHECKING:
+    import random
+
+    from tests.chaos.fleet import Fleet
+    from tests.chaos.plan import Plan
+
+__all__ = ["PATIENCE", "Commands"]
+
+#: Seconds that a process may take to come to where it is to die; then it is killed where it is.
+PATIENCE = 20.0
+#: At a time; two of one kind share its letters.
+SLOTS = ("command-0", "command-1")
+#: The roles of what works on dead letters.
+LETTERS = {
+    "redrive": ["redrive", "--limit", "10"],
+    "purge": ["purge", "--limit", "2"],
+    "move": ["move", "--limit", "2", "--to", "DLQ.spare", "--create"],
+    "archivist": ["export"],
+}
+ROLES = (*LETTERS, "cancel", "reschedule", "exporter", "inventory")
+
+
+class Commands:
+    """Keeps commands running whose boundaries have not been hit often enough."""
+
+    def __init__(self, fleet: Fleet, plan: Plan, chance: random.Random) -> None:
+        self._fleet, self._plan, self._chance = fleet, plan, chance
+
+    def turn(self) -> None:
+        """Start what is missing most in each slot that is free; whoever takes too long is killed where it is."""
+        for slot in SLOTS:
+            running = self._fleet.alive(slot)
+            if running is None:
+                self._start(slot)
+            elif running.age > PATIENCE:
+                self._fleet.slay(running, "at_random")
+
+    def are_running(self) -> bool:
+        """Whether any command is still there."""
+        return any(self._fleet.alive(slot) is not None for slot in SLOTS)
+
+    def _start(self, slot: str) -> None:
+        left = [self._plan.left(role) for role in ROLES]
+        if not any(left):
+            return
+        role = self._chance.choices(ROLES, left)[0]
+        words = self._words(role)
+        if words is not None:
+            self._fleet.start(role, ["redelivery", *words], self._plan.next(role), slot=slot)
+
+    def _words(self, role: str) -> list[str] | None:
+        """The command, or None where it would find nothing to do."""
+        folder, client = self._fleet.folder, self._fleet.client
+        if role == "exporter":
+            return ["outcomes", "export", "--to", str(folder / "outcomes"), "--format", "jsonl"]
+        if role == "inventory":
+            return ["inventory", "export", "--to", str(folder / "inventory"), "--format", "jsonl"]
+        try:
+            if role in LETTERS:
+                return self._about_letters(role) if client.llen("DLQ.celery") else None
+            ids = client.zrange("redelivery:delayed:tasks", 0, 0)
+        except RedisError:
+            return None
+        later = ["--in", "1s"] if role == "reschedule" else []
+        return ["delayed", role, ids[0].decode().split(SEPARATOR)[0], *later] if ids else None
+
+    def _about_letters(self, role: str) -> list[str]:
+        verb, *more = LETTERS[role]
+        if role == "archivist":
+            return ["dlq", verb, "DLQ.celery", "--to", str(self._fleet.folder / "letters"), *more]
+        if role == "purge":
+            more += ["--archive", str(self._fleet.archive)]
+        return ["dlq", verb, "DLQ.celery", "--all", "--yes", *more]
