@@ -8,7 +8,8 @@ back:
 - what it has not (a pool that is going down, a broker or a result backend that does not answer) gives it back, uncounted, after a
   second in the delay store, so that a broken worker does not ask for it again at once;
 - what a pool of threads, or the worker itself (`solo`), lets out of the task is an attempt that counts: `SystemExit` and
-  `KeyboardInterrupt` are a lost worker, as they are where the pool has processes.
+  `KeyboardInterrupt` are a lost worker, as they are where the pool has processes;
+- a greenlet that was ended from outside has not succeeded, although its pool says so: whoever ended it tells what became of it.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ __all__ = ["hand_over"]
 
 #: What the bytes of a message can make Celery, pickle or the timers raise.
 BY_THE_MESSAGE = (ArithmeticError, AttributeError, LookupError, PicklingError, RecursionError, TypeError, ValueError, struct.error)
+#: What Celery's pools of greenlets report of one that they have ended: no failure, no value, and, unlike any success, no run time.
+ENDED = (False, None, None)
 
 
 def hand_over(request: Egress, install: Redelivery) -> None:
@@ -63,37 +66,49 @@ def hand_over(request: Egress, install: Redelivery) -> None:
             raise TaskRevokedError(request.id) from None  # Celery gives the pool's place back for this exception alone
         if install.shares_process:
             request.keep_future(result)
-            _listen(request, result)
+            _listen(request, result, pool)
         return result
 
     asked.execute_using_pool = execute_using_pool
 
 
 def _hearing(request: Egress, on_success: Any) -> Any:
-    """A pool without processes tells of `SystemExit` where it tells of success, and not in its form."""
+    """A pool without processes tells of `SystemExit`, and of a task that it has ended, where it tells of success."""
 
     def hearing(result: Any, **kwargs: Any) -> None:
         if isinstance(result, ExceptionInfo):
             request.on_failure(result)
-        else:
+        elif result != ENDED:
             on_success(result, **kwargs)
 
     return hearing
 
 
-def _listen(request: Egress, result: Any) -> None:
+def _listen(request: Egress, result: Any, pool: Any) -> None:
     """Hear of what comes out of a thread, or of a greenlet, that could not report: nobody else looks there."""
     future = getattr(result, "f", None)
     if future is not None:
         future.add_done_callback(lambda done: _look_at(request, done))
     elif hasattr(result, "link_exception"):  # gevent: its loop calls this, and must not be kept waiting
         result.link_exception(lambda done: type(done).spawn(lose, request, done.exception))
+    elif result is None and getattr(pool, "is_green", False):  # eventlet's pool gives nothing back: it is the last one begun
+        greenlet = next(reversed(pool._pool_map.values()), None)  # noqa: SLF001 - Celery's own
+        if greenlet is not None:
+            greenlet.link(_look_at_greenlet, request)
 
 
 def _look_at(request: Egress, done: Future[Any]) -> None:
     """What has come out of a pool's thread: nobody else looks there."""
     exc = None if done.cancelled() else done.exception()
     if exc is not None:
+        lose(request, exc)
+
+
+def _look_at_greenlet(greenlet: Any, request: Egress) -> None:
+    """What has come out of one of eventlet's; it is asked in that greenlet, and does not wait."""
+    try:
+        greenlet.wait()
+    except Exception as exc:  # noqa: BLE001 - the task's own code
         lose(request, exc)
 
 

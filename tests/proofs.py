@@ -1,4 +1,4 @@
-"""Proofs: the tests that `docs/parity.md` names are not merely there: in a whole run, none of them was skipped or left out.
+"""Proofs: the tests that `docs/parity.md` and `docs/celery.md` name are not merely there: in a whole run, none was skipped.
 
 A whole run is one that was asked for nothing in particular: `pytest` without paths, names, marks, or what else leaves tests out.
 In a run that failed, or was broken off, nothing is added: one failure is enough.
@@ -16,9 +16,19 @@ import pytest
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-__all__ = ["DOCUMENT", "named", "pytest_runtest_logreport", "pytest_sessionfinish", "pytest_terminal_summary", "unproved"]
+__all__ = [
+    "DOCUMENT",
+    "DOCUMENTS",
+    "named",
+    "pytest_runtest_logreport",
+    "pytest_sessionfinish",
+    "pytest_terminal_summary",
+    "unproved",
+]
 
 DOCUMENT = Path(__file__).resolve().parent.parent / "docs" / "parity.md"
+#: All documents whose named tests must have run.
+DOCUMENTS = (DOCUMENT, DOCUMENT.with_name("celery.md"))
 NAME = re.compile(r"`(test_\w+\.py)::(test_\w+)`")
 #: Options that leave tests out.
 NARROWING = ("keyword", "markexpr", "lf", "stepwise", "deselect", "ignore", "ignore_glob", "collectonly")
@@ -61,7 +71,8 @@ def pytest_sessionfinish(session: Any, exitstatus: int) -> None:
     config = session.config
     if hasattr(config, "workerinput") or exitstatus != pytest.ExitCode.OK or not _is_whole(config):
         return
-    _found.extend(unproved(named(DOCUMENT), _outcomes))
+    for document in DOCUMENTS:
+        _found.extend(f"{document.name}: {each}" for each in unproved(named(document), _outcomes))
     if _found:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
@@ -69,4 +80,4 @@ def pytest_sessionfinish(session: Any, exitstatus: int) -> None:
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     """Say what is unproved."""
     for each in _found:
-        terminalreporter.write_line(f"UNPROVED {DOCUMENT.name}: {each}", red=True)
+        terminalreporter.write_line(f"UNPROVED {each}", red=True)

@@ -8,6 +8,7 @@ import pytest
 
 from tests.control import Floor, floor
 from tests.running import until
+from tests.watching import Watcher
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -18,7 +19,7 @@ pytestmark = pytest.mark.xdist_group("celery-control")
 @pytest.fixture(scope="module")
 def here() -> Iterator[Floor]:
     """A prefork worker with room for two; the last test ends it."""
-    with floor() as made:
+    with floor(conf={"worker_pool_restarts": True}) as made:
         made.start()
         yield made
 
@@ -80,6 +81,35 @@ def test_the_pool_grows_and_shrinks_while_it_works(here: Floor) -> None:
     here.ran_once([*running, third, *rest])
 
 
+def test_the_pool_is_restarted_while_it_works(here: Floor) -> None:
+    """`pool_restart`: what runs is finished, what waits is run by the processes that follow, and nothing runs twice."""
+    running = here.filled(2, "restarted")
+    waiting = [here.send("ok") for _ in range(20)]
+    assert here.tell("pool_restart") == {"ok": "reload started"}
+    here.open("restarted")
+    here.all_ended([*running, *waiting])
+    after = [here.send("ok") for _ in range(20)]
+    here.all_ended(after)
+    here.ran_once([*running, *waiting, *after])
+    assert {here.noted(task_id)[0]["pid"] for task_id in running} - {here.noted(task_id)[0]["pid"] for task_id in after}
+
+
+def test_events_are_sent_while_they_are_enabled(here: Floor) -> None:
+    """`disable_events` and `enable_events`: the tasks between the two are run and recorded, and not told of."""
+    watcher = Watcher(here)
+    until(lambda: here.tell("heartbeat") is None and watcher.events, what="the watcher to hear")
+    assert here.tell("enable_events") == {"ok": "task events enabled"}
+    assert here.tell("disable_events") == {"ok": "task events disabled"}
+    untold = here.send("ok")
+    here.ended(untold, "succeeded")
+    assert here.tell("enable_events") == {"ok": "task events enabled"}
+    told = here.send("ok")
+    until(lambda: "task-succeeded" in watcher.types(told), what="its success to be told")
+    assert watcher.types(untold) == []
+    assert here.tell("disable_events") == {"ok": "task events disabled"}
+    watcher.close()
+
+
 def test_a_queue_is_added_and_cancelled_under_load(here: Floor) -> None:
     """Messages flow on both queues meanwhile; what was taken from the cancelled one runs or goes back, what was not stays."""
     sent: list[str] = []
@@ -90,6 +120,8 @@ def test_a_queue_is_added_and_cancelled_under_load(here: Floor) -> None:
 
     load(10)
     assert here.tell("add_consumer", "extra") == {"ok": "add consumer extra"}
+    # Celery answers before it does it, and what it has put off is done in no order: a cancellation could come first.
+    until(lambda: "extra" in {queue["name"] for queue in here.ask("active_queues")}, what="the queue to be consumed")
     load(30)
     assert here.tell("cancel_consumer", "extra") == {"ok": "no longer consuming from extra"}
     load(10)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
 import socket
 import subprocess
 import sys
-import threading
 import urllib.error
 import urllib.request
 from typing import TYPE_CHECKING, Any
@@ -18,6 +16,7 @@ import pytest
 
 from tests.control import SETTINGS, Floor, floor
 from tests.running import until
+from tests.watching import Watcher
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -25,31 +24,6 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.xdist_group("celery-events")
 
 SCHEDULE = {"tick": {"task": "tests.control_app.ok", "schedule": 0.5, "args": ["tick"]}}
-
-
-class Watcher:
-    """Keeps every event that the workers send, as a monitor does."""
-
-    def __init__(self, here: Floor) -> None:
-        self.events: list[dict[str, Any]] = []
-        self._connection = here.app.connection_for_read()
-        self._receiver = here.app.events.Receiver(self._connection, handlers={"*": self.events.append})
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        with contextlib.suppress(OSError, ConnectionError, AttributeError):
-            self._receiver.capture(limit=None, timeout=None, wakeup=True)
-
-    def types(self, task_id: str) -> list[str]:
-        """What was told of a task, in order."""
-        return [event["type"] for event in self.events if event.get("uuid") == task_id]
-
-    def close(self) -> None:
-        """Stop watching."""
-        self._receiver.should_stop = True
-        self._thread.join(30)
-        self._connection.release()
 
 
 @pytest.fixture(scope="module")

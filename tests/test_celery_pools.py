@@ -1,7 +1,8 @@
-"""The core stories of a message on every pool: prefork, threads, solo and gevent. One worker for each, ended by the last story."""
+"""The core stories of a message on every pool: prefork, threads, solo, gevent and eventlet. One worker each, ended by the last."""
 
 from __future__ import annotations
 
+import os
 import time
 from typing import TYPE_CHECKING
 
@@ -11,18 +12,21 @@ from celery.exceptions import TaskRevokedError
 from redelivery.middleware.envelope import Envelope
 from tests.control import Floor, floor
 from tests.running import until
+from tests.trial import missing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-POOLS = ["prefork", "threads", "solo", "gevent"]
+POOLS = ["prefork", "threads", "solo", "gevent", "eventlet"]
 #: Pools in which a task can be ended from outside; in the others Celery says so and lets it run.
-CAN_TERMINATE = {"prefork", "gevent"}
+CAN_TERMINATE = {"prefork", "gevent", "eventlet"}
 
 
 @pytest.fixture(scope="module", params=[pytest.param(pool, marks=pytest.mark.xdist_group(f"pools-{pool}")) for pool in POOLS])
 def on(request: pytest.FixtureRequest) -> Iterator[tuple[str, Floor]]:
-    """A worker of each pool, with room for two tasks (one on solo) and a result backend."""
+    """A worker of each pool, with room for two tasks (one on solo) and a result backend. In CI no pool may be missing."""
+    if missing(request.param):
+        (pytest.fail if os.environ.get("CI") else pytest.skip)(missing(request.param))
     with floor(backend=True) as made:
         made.start(pool=request.param)
         yield request.param, made

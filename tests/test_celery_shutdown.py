@@ -10,6 +10,7 @@ import pytest
 
 from tests.control import Floor, floor
 from tests.running import until
+from tests.trial import missing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -92,6 +93,8 @@ def test_a_soft_shutdown_waits_for_what_can_end_in_time(here: Floor) -> None:
     del here.conf["worker_soft_shutdown_timeout"]
     (short,), (long,) = here.filled(1, "soft-short", queue="soft"), here.filled(1, "soft-long", queue="soft")
     waiting = [here.send("holds", "soft-long", queue="soft") for _ in range(3)]
+    until(lambda: here.server.client.hlen("unacked") == 5, what="all to be received")
+    here.ask("ping")  # the loop has come round since
     worker.process.send_signal(signal.SIGQUIT)
     heard(worker, "Initiating Soft Shutdown")
     here.open("soft-short")
@@ -116,3 +119,57 @@ def test_a_warm_shutdown_gives_back_what_waits_for_a_moment_or_a_rate(here: Floo
     assert here.leftovers() == {}
     assert waiting_ids(here, "moments") == [limited]
     assert here.outcomes_of(limited) == ["published"]
+
+
+def scattered(here: Floor, queue: str) -> list[str]:
+    """The task ids in a queue, and of what comes back to it in a second: what the pool could not be given any more."""
+    later: Any = here.server.client.hvals(f"redelivery:delayed:messages:{queue}")
+    return [*waiting_ids(here, queue), *(json.loads(raw)["headers"]["id"] for raw in later)]
+
+
+@pytest.mark.parametrize("pool", ["gevent", "eventlet"])
+def test_a_cold_shutdown_ends_greenlets_and_does_not_take_them_for_done(here: Floor, pool: str) -> None:
+    """Celery reports a greenlet that it has ended as a success, and acknowledges its message: the task is lost there."""
+    if missing(pool):
+        pytest.skip(missing(pool))
+    worker = here.start("-Q", pool, pool=pool)
+    running = here.filled(2, pool, queue=pool)
+    waiting = [here.send("holds", pool, queue=pool) for _ in range(6)]
+    until(lambda: here.server.client.hlen("unacked") > 2, what="a message that waits for room in the pool")
+    worker.process.send_signal(signal.SIGQUIT)
+    worker.process.wait(60)
+    ended = {"succeeded", "dead_lettered", "discarded", "revoked"}
+    assert [task_id for task_id in [*running, *waiting] if ended & set(here.outcomes_of(task_id))] == []
+    held: Any = here.server.client.hvals("unacked")  # what eventlet still begins while it stops is given back by its lease
+    assert len(held) <= (0 if pool == "gevent" else 1)
+    for raw in held:
+        waiting.remove(json.loads(raw)[0]["headers"]["id"])
+    here.server.client.delete("unacked", "unacked_index")
+    assert sorted(scattered(here, pool)) == sorted([*running, *waiting])
+    assert {tuple(here.outcomes_of(task_id)) for task_id in running} == {("published", "redelivery_scheduled")}
+
+
+def test_a_cold_shutdown_of_threads_takes_no_message_for_an_invalid_one(here: Floor) -> None:
+    """Celery #10490: the handler of the signal raises, out of the message that is just being received; that one was buried."""
+    worker = here.start("-Q", "threads", pool="threads")
+    running = here.filled(2, "threads", queue="threads")
+    waiting = [here.send("holds", "threads", queue="threads") for _ in range(6)]
+    worker.process.send_signal(signal.SIGQUIT)
+    heard(worker, "event=worker.terminated")
+    here.open("threads")
+    worker.process.wait(60)
+    here.all_ended(running)
+    ended = [task_id for task_id in waiting if here.outcomes_of(task_id)[1:]]
+    here.ran_once([*running, *ended])
+    assert here.leftovers() == {}
+    assert sorted(scattered(here, "threads")) == sorted(set(waiting) - set(ended))
+
+
+def test_a_cold_shutdown_ends_the_task_of_a_solo_worker(here: Floor) -> None:
+    """The worker ends in the middle of it, and gives it back, as a suspect; Celery's own fails the task, and acknowledges it."""
+    worker = here.start("-Q", "solo", pool="solo")
+    running = here.filled(1, "solo", queue="solo")
+    waiting = [here.send("holds", "solo", queue="solo") for _ in range(6)]
+    worker.process.send_signal(signal.SIGQUIT)
+    worker.process.wait(60)
+    all_are_back(here, "solo", running, waiting)

@@ -10,6 +10,7 @@ import itertools
 import json
 import tempfile
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,7 @@ from tests.servers import Server, binaries
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["KINDS", "QUEUES", "Side", "Story", "Trial", "kind", "opened", "step"]
+__all__ = ["KINDS", "QUEUES", "Side", "Story", "Trial", "kind", "missing", "opened", "step"]
 
 #: What the queues of a trial are for: `celery` has ten attempts, `thrice` three, `once` one, and `unkept` one and no letters.
 QUEUES = ("celery", "once", "thrice", "unkept", "other")
@@ -190,13 +191,35 @@ def opened(
     return side
 
 
+def missing(pool: str) -> str:
+    """Why a worker with this pool cannot be had here; nothing where it can."""
+    return f"{pool} is not installed" if pool in {"gevent", "eventlet"} and find_spec(pool) is None else ""
+
+
 def kind(*, backend: bool, pool: str) -> Any:
     """A fixture parameter: all tests with it run in one process of the test run, and share its workers."""
     name = f"{'backend' if backend else 'no-backend'}-{pool}"
-    return pytest.param((backend, pool), id=name, marks=pytest.mark.xdist_group(f"trial-{name}"))
+    marks = [
+        pytest.mark.xdist_group(f"trial-{name}"),
+        pytest.mark.skipif(bool(missing(pool)), reason=missing(pool) or "it is there"),
+    ]
+    return pytest.param((backend, pool), id=name, marks=marks)
 
 
-KINDS = (kind(backend=True, pool="prefork"), kind(backend=True, pool="threads"), kind(backend=False, pool="prefork"))
+PREFORK, THREADS = kind(backend=True, pool="prefork"), kind(backend=True, pool="threads")
+#: Each pool, and each kind of pool (processes, threads, greenlets, the worker itself) with and without a result backend.
+KINDS = (
+    PREFORK,
+    kind(backend=False, pool="prefork"),
+    THREADS,
+    kind(backend=False, pool="threads"),
+    kind(backend=True, pool="gevent"),
+    kind(backend=False, pool="gevent"),
+    kind(backend=True, pool="solo"),
+    kind(backend=False, pool="solo"),
+    kind(backend=True, pool="eventlet"),
+)
+STORED = tuple(each for each in KINDS if each.values[0][0])
 
 
 class Trials:
@@ -245,14 +268,14 @@ def trial(request: pytest.FixtureRequest, trials: Trials) -> Trial:
     return trials.of(backend=backend, pool=pool)
 
 
-@pytest.fixture(params=KINDS[:2])
+@pytest.fixture(params=STORED)
 def stored(request: pytest.FixtureRequest, trials: Trials) -> Trial:
     """Both workers, with a result backend, on each pool."""
     backend, pool = request.param
     return trials.of(backend=backend, pool=pool)
 
 
-@pytest.fixture(params=KINDS[:1])
+@pytest.fixture(params=[PREFORK])
 def forked(request: pytest.FixtureRequest, trials: Trials) -> Trial:
     """Both workers, with a result backend, on prefork alone: for what the pool does not matter to."""
     backend, pool = request.param

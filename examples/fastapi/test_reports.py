@@ -1,0 +1,55 @@
+"""The reports' own tests, with the fixtures of `redelivery.testing`: a real worker on a private broker, and no time to wait for.
+
+Run them in this folder: `pytest`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from tasks import app, build
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from celery import Celery
+
+    from redelivery.testing import Clock, DeadLetters, Outcomes, RunningWorker
+
+
+@pytest.fixture
+def redelivery_app() -> Celery:
+    """The app under test."""
+    return app
+
+
+@pytest.fixture
+def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the figures are."""
+    monkeypatch.setenv("REPORTS_SOURCE", str(tmp_path))
+    return tmp_path
+
+
+def test_a_report_asks_to_be_built_later(redelivery_worker: RunningWorker, source: Path, advance_time: Clock) -> None:
+    """`RedeliverAfter`: it waits in the broker, and is built when its time has come."""
+    (source / "later").write_text("figures")
+    result = build.delay("later")
+    redelivery_worker.settle()
+    advance_time(0.5)
+    assert result.get(timeout=60) == "later: 7 characters, at attempt 2"
+
+
+def test_a_report_without_a_source_is_a_dead_letter_and_can_be_sent_back(
+    source: Path, outcomes: Outcomes, dead_letters: DeadLetters, advance_time: Clock
+) -> None:
+    """Three attempts, a letter that says why, and a report after all."""
+    result = build.delay("lost")
+    advance_time(60)
+    assert outcomes.wait_for(result).reason == "exhausted"
+    (letter,) = dead_letters
+    assert "FileNotFoundError" in letter.exception
+    (source / "lost").write_text("found")
+    letter.redrive()
+    assert outcomes.wait_for(result).outcome == "succeeded"
+    assert result.get(timeout=60) == "lost: 5 characters, at attempt 1"

@@ -1,0 +1,124 @@
+"""Every command of remote control is answered by our worker as by a plain one; what it then does is in `test_celery_control.py`.
+
+Asked of the two workers of a trial, each on its own broker, in the same words.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from celery.worker.control import Panel
+
+from tests.running import until
+from tests.trial import step
+
+if TYPE_CHECKING:
+    from tests.trial import Side, Trial
+
+TASK = "tests.celery_app.play"
+#: Command, arguments, and the form of the answer that is compared: all of it, or the names of what a mapping holds.
+ASKED: list[tuple[str, dict[str, Any], str]] = [
+    ("ping", {}, "all"),
+    ("clock", {}, "names"),
+    ("report", {}, "names"),
+    ("stats", {}, "names"),
+    ("registered", {}, "all"),
+    ("registered", {"taskinfoitems": ["rate_limit", "max_retries"]}, "all"),
+    ("active_queues", {}, "all"),
+    ("active", {}, "all"),
+    ("reserved", {}, "all"),
+    ("query_task", {"ids": ["nobody"]}, "all"),
+    ("conf", {}, "names"),
+    ("hello", {"from_node": "other@shop"}, "names"),
+    ("heartbeat", {}, "all"),
+    ("enable_events", {}, "all"),
+    ("enable_events", {}, "all"),
+    ("disable_events", {}, "all"),
+    ("disable_events", {}, "all"),
+    ("rate_limit", {"task_name": TASK, "rate_limit": "1000/s"}, "all"),
+    ("rate_limit", {"task_name": TASK, "rate_limit": "often"}, "all"),
+    ("rate_limit", {"task_name": "nothing", "rate_limit": "1/s"}, "all"),
+    ("rate_limit", {"task_name": TASK, "rate_limit": None}, "all"),
+    ("time_limit", {"task_name": TASK, "hard": 100, "soft": 90}, "all"),
+    ("time_limit", {"task_name": TASK}, "all"),
+    ("time_limit", {"task_name": "nothing", "hard": 1}, "all"),
+    ("pool_grow", {"n": 1}, "all"),
+    ("pool_shrink", {"n": 1}, "all"),
+    ("pool_restart", {}, "all"),
+    ("autoscale", {"max": 3, "min": 1}, "all"),
+    ("add_consumer", {"queue": "also", "exchange": "also", "exchange_type": "direct", "routing_key": "too"}, "all"),
+    ("add_consumer", {"queue": "also"}, "all"),
+    ("active_queues", {}, "all"),
+    ("cancel_consumer", {"queue": "also"}, "all"),
+    ("election", {"id": "e", "topic": "t"}, "all"),
+    ("revoke", {"task_id": "revoked-elsewhere"}, "all"),
+    ("terminate", {"task_id": "revoked-elsewhere", "signal": "KILL"}, "all"),
+    ("revoke_by_stamped_headers", {"headers": {"customer": ["nobody"]}}, "all"),
+    ("memsample", {}, "type"),
+]
+#: Of the worker's own life, shown elsewhere with its effect: `scheduled`, `revoked` and `shutdown`; `objgraph` and `memdump` look
+#: at the memory of a worker with tools that are not installed.
+ELSEWHERE = {"scheduled", "revoked", "shutdown", "objgraph", "memdump"}
+
+
+def answer(side: Side, command: str, arguments: dict[str, Any]) -> Any:
+    """What the side's worker says."""
+    replies = side.app.control.broadcast(command, arguments=arguments, reply=True, timeout=60, destination=["w0@shop"])
+    assert replies, f"no answer to {command}"
+    return replies[0]["w0@shop"]
+
+
+def form(said: Any, kind: str) -> Any:
+    """What of an answer is the same on two workers."""
+    if kind == "names":
+        return sorted(said) if isinstance(said, dict) else said
+    return type(said).__name__ if kind == "type" else said
+
+
+def is_idle(side: Side) -> None:
+    """Wait until nothing runs on the side's worker."""
+    until(lambda: answer(side, "active", {}) == [], what="nothing to run")
+
+
+def test_every_command_of_celerys_is_asked_somewhere() -> None:
+    """A command that a later Celery adds is found here."""
+    known = {name for name, handler in Panel.data.items() if handler.__module__ == "celery.worker.control"}
+    aliases = {
+        "dump_active",
+        "dump_conf",
+        "dump_reserved",
+        "dump_revoked",
+        "dump_schedule",
+        "dump_tasks",
+        "list_registered",
+        "meminfo",
+    }
+    assert {command for command, *_ in ASKED} | ELSEWHERE >= known - aliases
+
+
+def test_our_worker_answers_as_a_plain_one(forked: Trial) -> None:
+    """Each command, with sound and unsound arguments: the same answers, in Celery's own words."""
+    for command, arguments, kind in ASKED:
+        if command in {"pool_shrink", "active"}:
+            for side in forked.sides:
+                is_idle(side)
+        plain, ours = (form(answer(side, command, arguments), kind) for side in forked.sides)
+        if command == "conf":
+            plain = sorted({*plain, "redelivery"} - {"task_acks_late", "task_reject_on_worker_lost"})
+            ours = sorted({*ours} - {"task_acks_late", "task_reject_on_worker_lost"})
+        assert ours == plain, f"{command} {arguments}"
+
+
+def test_a_running_task_is_shown_as_on_a_plain_worker(forked: Trial) -> None:
+    """`active` and `query_task`: the same fields, the same values where the message is the same."""
+    ids = [side.play(step("nap", seconds=3), task="hooked", priority=6) for side in forked.sides]
+    shown = []
+    for side, task_id in zip(forked.sides, ids, strict=True):
+        side.noted(task_id, "run")
+        state, entry = answer(side, "query_task", {"ids": [task_id]})[task_id]
+        assert state == "active"
+        own = {"id", "time_start", "worker_pid"}
+        shown.append((sorted(entry), {key: value for key, value in entry.items() if key not in own}))
+    assert shown[0] == shown[1]
+    for side, task_id in zip(forked.sides, ids, strict=True):
+        side.state(task_id, "SUCCESS")
