@@ -124,7 +124,11 @@ def value(chance: random.Random) -> Any:
 
 def hostile(number: int, chance: random.Random) -> bytes:
     """One message."""
-    kinds: tuple[Callable[[int, random.Random], bytes], ...] = (_garbage, _broken, _misshapen, _body, _history, *[_field] * 5)
+    kinds: tuple[Callable[[int, random.Random], bytes], ...] = (
+        *[_garbage, _broken, _misshapen, _body] * 2,
+        _history,
+        *[_field] * 3,
+    )
     return chance.choice(kinds)(number, chance)
 
 

@@ -12,7 +12,7 @@ from tests.shop import app, note
 
 if TYPE_CHECKING:
     from redelivery import Letter
-    from redelivery.middleware.handling import LetterDecision
+    from redelivery.middleware.letter import LetterDecision
 
 __all__ = ["app"]
 

@@ -12,8 +12,12 @@ from celery.exceptions import TaskRevokedError
 from redelivery import RedeliveryPolicy
 from redelivery.middleware.envelope import Envelope
 from redelivery.middleware.lifetime import PUBLISHED, TIME_TO_LIVE, expiry_ms
+from redelivery.middleware.transports.base import Answer
+from redelivery.workers import delayed
+from redelivery.workers.delayed_changes import reschedule
 from redelivery.workers.letter_filter import Filter
 from redelivery.workers.redrive import redrive
+from redelivery.workers.testing.clock import aged
 from tests.running import Shop, until
 from tests.servers import Server, binaries
 
@@ -23,6 +27,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.xdist_group("expiry")
 
 NOW = 1_700_000_000_000
+HOUR = 3600
 
 
 def ends(headers: dict[str, Any], envelope: Envelope | None = None, expires_ms: int | None = None, **fields: Any) -> int | None:
@@ -95,7 +100,7 @@ SETTINGS = {
         "unread": {"max_time_to_live": 3},
     },
 }
-CONSUMED = "celery,brief,brief.failing,brief.elsewhere,brief.nowhere,deaf"
+CONSUMED = "celery,brief,brief.failing,brief.elsewhere,brief.nowhere,deaf,paused"
 
 
 class Expiring(Shop):
@@ -200,6 +205,25 @@ def test_what_expires_in_the_delay_store_dies_then(here: Expiring, name: str) ->
     end = here.ended(task_id, "dead_lettered")
     assert (end.reason, here.runs(task_id)) == ("expired", [])
     assert here.outcomes_of(task_id) == ["published", "deferred", "dead_lettered"]
+
+
+def test_what_expires_after_the_delay_store_dies_unrun(here: Expiring) -> None:
+    """It became due in time, and then lay in its queue for too long: nobody consumed it."""
+    task_id = here.send("ok", queue="paused", countdown=HOUR, expires=2 * HOUR)
+    here.ended(task_id, "deferred")
+    here.app.control.cancel_consumer("paused", reply=True, timeout=60, limit=1)
+    install = here.app.redelivery
+    [waiting] = [each for each in delayed.soonest(install.transport, 100) if each.contents.task_id == task_id]
+    assert reschedule(install, waiting, due_ms=None) is Answer.DONE
+    [raw] = until(lambda: here.server.client.lrange("paused", 0, -1), what="it to be promoted")
+    here.server.client.lset("paused", 0, aged(raw, 2 * HOUR * 1000))
+    here.app.control.add_consumer("paused", reply=True, timeout=60, limit=1)
+    end = here.ended(task_id, "dead_lettered")
+    assert (end.reason, here.runs(task_id)) == ("expired", [])
+    assert here.outcomes_of(task_id) == ["published", "deferred", "deferred", "dead_lettered"]  # the second: due now, by hand
+    (letter,) = here.letters("DLQ.paused")
+    (death,) = Envelope.of(letter["headers"]).deaths
+    assert (death["queue"], death["reason"], death["count"]) == ("paused", "expired", 1)
 
 
 def test_what_expires_while_it_waits_for_its_redelivery_dies_then(here: Expiring) -> None:

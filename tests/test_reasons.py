@@ -10,7 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from redelivery.middleware.envelope import Envelope
+from redelivery.middleware.envelope import MOST_ATTEMPTS, Envelope
+from redelivery.workers.letter_filter import Filter
+from redelivery.workers.purge import move
+from redelivery.workers.redrive import Edit, redrive
 from tests.running import Shop, until
 from tests.servers import Server, binaries
 
@@ -142,51 +145,106 @@ def test_what_cannot_be_run_is_kept_with_its_bytes(here: Deaths, name: str) -> N
     lives(here)
 
 
+def died(here: Deaths, task_id: str, reason: str, *, attempts: int, queue: str = "celery") -> Envelope:
+    """Wait for its death: queue, reason, history and events are what one death after so many attempts leaves. Its envelope."""
+    end = here.ended(task_id, "dead_lettered")
+    assert (end.reason, end.queue, end.generation, len(here.runs(task_id))) == (reason, queue, 0, attempts)
+    envelope = Envelope.of(letter_of(here, task_id, f"DLQ.{queue}")["headers"])
+    (death,) = envelope.deaths
+    assert (death["queue"], death["reason"], death["count"]) == (queue, reason, 1)
+    assert death["first"] == death["last"]
+    assert envelope.first_death == {"queue": queue, "reason": reason, "at": death["first"]}
+    assert (envelope.attempt, len(envelope.attempts), envelope.origin["queue"]) == (attempts, attempts, queue)
+    steps = ["published", *["redelivery_scheduled"] * (attempts - 1), "dead_lettered"]
+    assert [each for each in here.outcomes_of(task_id) if each != "deferred"] == steps
+    return envelope
+
+
 @pytest.mark.parametrize("how", list(PLAYED))
 def test_what_a_task_does_decides(here: Deaths, how: str) -> None:
     """It runs as often as its reason allows, and its letter tells each attempt."""
     reason, attempts = PLAYED[how]
     task_id = here.send("dies", how)
-    end = here.ended(task_id, "dead_lettered")
-    assert (end.reason, end.attempt, len(here.runs(task_id))) == (reason, attempts, attempts)
-    envelope = Envelope.of(letter_of(here, task_id)["headers"])
-    assert [(death["queue"], death["reason"]) for death in envelope.deaths] == [("celery", reason)]
-    assert len(envelope.attempts) == attempts
-    assert here.outcomes_of(task_id) == ["published", *["redelivery_scheduled"] * (attempts - 1), "dead_lettered"]
+    envelope = died(here, task_id, reason, attempts=attempts)
+    assert here.ended(task_id, "dead_lettered").attempt == attempts
+    assert all(each["exception"] for each in envelope.attempts)
     lives(here)
 
 
 def test_a_message_too_old_for_its_next_delay_dies_of_age(here: Deaths) -> None:
     """Before the delay that would pass `max_age`, not after it."""
     task_id = here.send("dies", "fails", queue="aged")
-    end = here.ended(task_id, "dead_lettered")
-    assert (end.reason, len(here.runs(task_id))) == ("max_age", 1)
-    (death,) = Envelope.of(letter_of(here, task_id, "DLQ.aged")["headers"]).deaths
+    (death,) = died(here, task_id, "max_age", attempts=1, queue="aged").deaths
     assert "would pass max_age (60 s)" in death["detail"]
 
 
 def test_a_message_whose_time_is_over_dies_unrun(here: Deaths) -> None:
     """The other ways of expiring have a module of their own."""
-    task_id = here.send("ok", countdown=3600, expires=0.1)
-    end = here.ended(task_id, "dead_lettered")
-    assert (end.reason, here.runs(task_id)) == ("expired", [])
+    died(here, here.send("ok", countdown=3600, expires=0.1), "expired", attempts=0)
 
 
 def test_a_task_that_leaves_its_process_is_a_lost_worker(here: Deaths) -> None:
     """`SystemExit` ends a pool's child, and would stop the worker where that is the worker's own process."""
-    task_id = here.send("dies", "exit")
-    end = here.ended(task_id, "dead_lettered")
-    assert (end.reason, len(here.runs(task_id))) == ("worker_lost", 2)
+    died(here, here.send("dies", "exit"), "worker_lost", attempts=2)
     lives(here)
+
+
+def test_what_is_not_to_be_kept_is_discarded_with_its_reason(here: Deaths) -> None:
+    """Its producer said so: no letter, one event, and the log's line says what it died of."""
+    task_id = here.send("dies", "fails", headers={"redelivery-dead-letter-eligible": False})
+    end = here.ended(task_id, "discarded")
+    assert (end.reason, end.queue, end.attempt, len(here.runs(task_id))) == ("not_eligible", "celery", 2, 2)
+    assert here.outcomes_of(task_id) == ["published", "redelivery_scheduled", "discarded"]
+    assert task_id not in {letter["headers"]["id"] for letter in here.letters()}
+    until(lambda: any(task_id in line and "exhausted" in line for line in here.workers[0].text.splitlines()), what="the line")
+
+
+def test_a_letter_that_an_operator_moves_dies_by_his_hand(here: Deaths) -> None:
+    """From one dead-letter queue to another: the next generation, dead; what it died of before stays in its history."""
+    task_id = here.send("dies", "gives up")
+    died(here, task_id, "non_retryable", attempts=1)
+    chosen = Filter(task_ids=frozenset({task_id}))
+    assert move(here.app.redelivery.transport, "DLQ.celery", "DLQ.later", chosen).moved == 1
+    envelope = Envelope.of(letter_of(here, task_id, "DLQ.later")["headers"])
+    assert [(each["queue"], each["reason"]) for each in envelope.deaths] == [
+        ("DLQ.celery", "operator"),
+        ("celery", "non_retryable"),
+    ]
+    assert (envelope.first_death or {})["reason"] == "non_retryable"
+    assert [(event.outcome, event.generation, event.reason) for event in here.events_of(task_id)[1:]] == [
+        ("dead_lettered", 0, "non_retryable"),
+        ("redriven", 1, ""),
+        ("dead_lettered", 1, "operator"),
+    ]
+    assert task_id not in {letter["headers"]["id"] for letter in here.letters()}
+
+
+@pytest.mark.parametrize("here", on("threads"), indirect=True)
+def test_a_task_that_dies_again_and_again_has_one_short_history(here: Deaths) -> None:
+    """Redriven 24 times, here and there: newest first, each kind counted once, the first as it was, and it does not grow."""
+    task_id, transport, sizes = here.send("dies", "gives up"), here.app.redelivery.transport, []
+    first = died(here, task_id, "non_retryable", attempts=1).first_death
+    for generation in range(1, 25):
+        came, goes = ("aged", "celery") if generation % 2 == 0 else ("celery", "aged")
+        there = redrive(transport, f"DLQ.{came}", Filter(task_ids=frozenset({task_id})), edit=Edit(queue=goes))
+        assert there.moved == 1
+        until(lambda: here.events_of(task_id)[-1].outcome == "dead_lettered", what="its next death")
+        letter = letter_of(here, task_id, f"DLQ.{goes}")
+        envelope = Envelope.of(letter["headers"])
+        counts = [(each["queue"], each["count"]) for each in envelope.deaths]
+        assert counts == [(goes, generation // 2 + 1), (came, (generation + 1) // 2)]
+        assert envelope.deaths[0]["last"] >= envelope.deaths[1]["last"]
+        assert (envelope.first_death, envelope.generation, envelope.attempt) == (first, generation, 1)
+        assert len(envelope.attempts) == min(generation + 1, MOST_ATTEMPTS)
+        sizes.append(len(json.dumps(letter)))
+    assert max(sizes[MOST_ATTEMPTS:]) - min(sizes[MOST_ATTEMPTS:]) < 100  # a digit more here and there
 
 
 @pytest.mark.parametrize("here", on("prefork"), indirect=True)
 def test_a_killed_child_is_a_lost_worker(here: Deaths) -> None:
     """Only prefork has children. Counted by name; the caller is told."""
     task_id = here.send("dies", "killed")
-    end = here.ended(task_id, "dead_lettered")
-    assert (end.reason, len(here.runs(task_id))) == ("worker_lost", 2)
-    assert len(Envelope.of(letter_of(here, task_id)["headers"]).attempts) == 2
+    died(here, task_id, "worker_lost", attempts=2)
     assert here.app.AsyncResult(task_id).state == "FAILURE"
     lives(here)
 
@@ -194,11 +252,7 @@ def test_a_killed_child_is_a_lost_worker(here: Deaths) -> None:
 @pytest.mark.parametrize("here", on("prefork"), indirect=True)
 def test_a_hard_time_limit_is_one_death(here: Deaths) -> None:
     """Only prefork has one. The pool reports the time-out and the lost child: one attempt each time, and one letter."""
-    task_id = here.send("dies", "hangs", time_limit=1)
-    end = here.ended(task_id, "dead_lettered")
-    assert (end.reason, len(here.runs(task_id))) == ("time_limit", 2)
-    assert here.outcomes_of(task_id) == ["published", "redelivery_scheduled", "dead_lettered"]
-    assert len(Envelope.of(letter_of(here, task_id)["headers"]).attempts) == 2
+    died(here, here.send("dies", "hangs", time_limit=1), "time_limit", attempts=2)
     lives(here)
 
 
@@ -208,9 +262,10 @@ def test_a_queue_that_is_too_long_loses_its_oldest(here: Deaths) -> None:
     ids = [plain.send("ok", queue="bounded") for _ in range(5)]
     for task_id in ids[:2]:
         assert here.ended(task_id, "dead_lettered").reason == "max_length"
+        assert here.outcomes_of(task_id) == ["received", "dead_lettered"]
     assert [letter["headers"]["id"] for letter in here.letters("DLQ.bounded")] == ids[1::-1]
     (death,) = Envelope.of(letter_of(here, ids[0], "DLQ.bounded")["headers"]).deaths
-    assert (death["queue"], death["reason"]) == ("bounded", "max_length")
+    assert (death["queue"], death["reason"], death["count"]) == ("bounded", "max_length", 1)
     waiting = [json.loads(raw)["headers"]["id"] for raw in here.server.client.lrange("bounded", 0, -1)]
     assert waiting == ids[:1:-1]
     until(lambda: here.app.AsyncResult(ids[0]).state == "FAILURE", what="its caller to be told")
