@@ -1,4 +1,4 @@
-"""The connections of an app with `Redelivery`: kombu's, with our transport where kombu would use its own for Redis.
+"""The connections of an app with `Redelivery`: kombu's, with our transport where kombu would use its own for Redis or RabbitMQ.
 
 A subclass rather than a setting, because kombu forgets a transport when it copies a connection for a pool, or fails over to another
 address. Connections of other apps in the process are not touched, and never share a pool with ours.
@@ -10,9 +10,11 @@ import functools
 from typing import TYPE_CHECKING, Any
 
 from kombu.connection import ConnectionPool, PooledConnection
+from kombu.transport import pyamqp
 from kombu.transport import redis as kombu_redis
 from kombu.utils.collections import HashedSeq
 
+from redelivery.middleware.transports.amqp_channel import RabbitTlsTransport, RabbitTransport
 from redelivery.middleware.transports.receiving import ReceivingTransport, SentinelReceivingTransport
 
 if TYPE_CHECKING:
@@ -23,7 +25,12 @@ if TYPE_CHECKING:
 
 __all__ = ["install_connections"]
 
-OURS = {kombu_redis.Transport: ReceivingTransport, kombu_redis.SentinelTransport: SentinelReceivingTransport}
+OURS = {
+    kombu_redis.Transport: ReceivingTransport,
+    kombu_redis.SentinelTransport: SentinelReceivingTransport,
+    pyamqp.Transport: RabbitTransport,
+    pyamqp.SSLTransport: RabbitTlsTransport,
+}
 
 
 def install_connections(app: Celery) -> None:

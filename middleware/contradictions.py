@@ -72,6 +72,27 @@ def _tasks(install: Redelivery) -> Iterator[str]:
                 yield f"task {name!r}: {attribute}={value!r} contradicts Redelivery: {why}; {fix.replace('setting', 'option')}"
 
 
+#: Policy fields and settings that only Redis's transport keeps, and what does the same on RabbitMQ.
+ONLY_REDIS = {
+    "max_length": "declare the queue with x-max-length and x-overflow=reject-publish",
+    "dead_letter_time_to_live": "purge with `redelivery dlq purge`",
+    "max_dead_letters": "purge with `redelivery dlq purge`",
+    "auto_delete_dead_letter_resources": "delete the empty queue with rabbitmqctl delete_queue --if-empty",
+}
+
+
+def _on_rabbitmq(app: Celery) -> Iterator[str]:
+    """What the settings ask for and RabbitMQ cannot keep: refused, rather than left out in silence."""
+    install = app.redelivery
+    rows = [*(row.fields for row in install.settings.rows)]
+    rows += [options.fields for name in app.tasks if (options := install.options_of(name)) is not None]
+    for field, instead in ONLY_REDIS.items():
+        if any(fields.get(field) for fields in rows):
+            yield f"{field} is not kept on RabbitMQ: take it out; {instead}"
+    if install.settings.wait_replicas:
+        yield "wait_replicas is Redis's: take it out; a quorum queue confirms what most of its replicas have"
+
+
 def _broker(app: Celery) -> Iterator[str]:
     read, write = app.conf.broker_read_url, app.conf.broker_write_url
     if read != write:
@@ -83,8 +104,11 @@ def _broker(app: Celery) -> Iterator[str]:
     except KeyError as exc:
         yield f"broker_url cannot be used: {exc.args[0]}; it looks like redis://host:6379/0"
         return
+    if getattr(transport, "driver_type", None) == "amqp":
+        yield from _on_rabbitmq(app)
+        return
     if getattr(transport, "driver_type", None) != "redis":
-        yield f"broker {connection.as_uri()} is no Redis: this version of redelivery needs a redis:// broker"
+        yield f"broker {connection.as_uri()} is no Redis and no RabbitMQ: redelivery needs a redis:// or an amqp:// broker"
         return
     if len(connection.alt) > 1 and not all(str(each).startswith("sentinel") for each in connection.alt):
         yield "broker_url names several servers: a message lives on one; use Sentinel (sentinel://…), or name one"

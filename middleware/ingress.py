@@ -18,7 +18,7 @@ import sys
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from celery import bootsteps, signals
 from celery.utils.imports import symbol_by_name
@@ -27,8 +27,9 @@ from celery.worker.request import Request
 from kombu.exceptions import ContentDisallowed
 from redis.exceptions import RedisError
 
-from redelivery.errors import EnvelopeError, RedeliveryError
+from redelivery.errors import BrokerError, EnvelopeError, RedeliveryError
 from redelivery.middleware import decision
+from redelivery.middleware.attempt import failed_of
 from redelivery.middleware.bodies import without_chord
 from redelivery.middleware.contradictions import contradictions
 from redelivery.middleware.departure import about, burial, burial_at_last, milliseconds, raw_id, resting_place, tell_death, wrapped
@@ -41,9 +42,11 @@ from redelivery.middleware.lifetime import DELIVERY_DELAY, due_ms, expiry_ms
 from redelivery.middleware.logs import log
 from redelivery.middleware.observing import queue_of, record
 from redelivery.middleware.outcomes import Outcome, Reason
+from redelivery.middleware.recovery import recover
 from redelivery.middleware.report import lighten
 from redelivery.middleware.startup import announce, check_dead_letter_queues, check_policies
-from redelivery.middleware.task import failed_of, guard
+from redelivery.middleware.suspects import PAUSE, SET_BACK_MS, Suspects, must_be_alone
+from redelivery.middleware.task import guard
 from redelivery.middleware.transports.base import Held
 from redelivery.middleware.transports.fallback import is_known, taken_by_kombu
 from redelivery.middleware.transports.receiver import Receiver
@@ -73,6 +76,8 @@ class Ingress(bootsteps.StartStopStep):
         with _refusing():
             check_policies(self.install)
         _refuse(contradictions(self.install))
+        self._consumer = consumer
+        self._suspects = Suspects()
         self._letter_handlers: dict[str, str] = {}
         if self.install.letter_handlers:
             from redelivery.middleware.handling import handlers_of  # noqa: PLC0415 - few apps have one
@@ -112,6 +117,8 @@ class Ingress(bootsteps.StartStopStep):
         """The consumer has connected, for the first time or again."""
         is_first = not self.install.worker
         self.install.begin(consumer.hostname)
+        if not self.install.has_leases and self.install.enforces:
+            self._attach(consumer)
         channel = consumer.task_consumer.channel
         is_ours = self.install.enforces and isinstance(channel, Receiving) and self.install.settings.fast_receive and is_known()
         if is_first:
@@ -121,6 +128,14 @@ class Ingress(bootsteps.StartStopStep):
         if is_ours:
             pool = consumer.pool
             channel.arm(Receiver(self.install.owner, self._limit(consumer), lambda: 2 * int(pool.num_processes), self._on_garbage))
+
+    def _attach(self, consumer: Consumer) -> None:
+        """Where the broker itself gives back what a dead worker held: from here on, this channel's deliveries are ours."""
+        transport: Any = self.install.transport
+        try:
+            transport.attach(consumer)
+        except BrokerError as exc:  # as Celery's consumer knows it: it connects again
+            raise ConnectionError(str(exc)) from exc
 
     def stop(self, consumer: Consumer) -> None:
         """The consumer has stopped, or lost its connection: nothing is given back yet, tasks are running."""
@@ -138,15 +153,19 @@ class Ingress(bootsteps.StartStopStep):
             def on_task_received(message: Any) -> Any:
                 held = self._held(message)
                 if held is None or not self._is_enabled(message, held):
+                    self._leave_alone(held)
                     self._observe_arrival(message)
                     return handle(message)
                 try:
-                    if self._must_stop(message, held):
+                    if (held.handed_over_before and self._recover(message, held)) or self._must_stop(message, held):
                         return None
-                    return handle(message)
+                    return self._pause(held, partial(handle, message)) if held.pauses else handle(message)
                 except (RedisError, ConnectionError):  # not kombu's connection errors: they include KeyError
                     raise
                 except Exception as exc:  # noqa: BLE001 - the message is anybody's
+                    if state.should_terminate:  # what the handler of a signal raises comes out of what it has interrupted
+                        log.exception("message.interrupted", tag=held.tag, queue=held.queue)
+                        return None
                     log.exception("message.invalid", tag=held.tag, queue=held.queue)
                     if held.request is None or not (held.request.is_running() or held.request.was_handed_over()):
                         self._die(held, Reason.INVALID, failed_of(exc), told=False)
@@ -159,7 +178,30 @@ class Ingress(bootsteps.StartStopStep):
     def _held(self, message: Any) -> Held | None:
         """The message as we hold it, whoever received it; None where it is Celery's alone."""
         held: Held | None = getattr(message, "held", None)
-        return taken_by_kombu(message, self.install.owner) if held is None and self.install.enforces else held
+        if held is not None or not self.install.enforces:
+            return held
+        owner: Any = self.install.owner
+        taken: Held | None = taken_by_kombu(message, owner) if self.install.has_leases else owner.take(message)
+        return taken
+
+    def _leave_alone(self, held: Held | None) -> None:
+        """Celery alone ends this message, on its own channel."""
+        if held is not None and not self.install.has_leases:
+            self.install.owner.drop(held.tag)
+
+    def _recover(self, message: Any, held: Held) -> bool:
+        """The broker hands over again what a worker held that is gone: what `workers.recoverer` does where messages are leased.
+
+        Nobody can tell whether it had begun, so the first times do not count; from then on each does, for no start can be recorded
+        here, and a worker holds one such message at a time (`suspects`).
+        """
+        headers = message.headers if isinstance(message.headers, dict) else {}
+        policy = self.install.policy_for(held.queue, str(headers.get("task")))
+        counts = must_be_alone(Envelope.of(headers)) or policy.persist_delivery_count == "always"
+        log.info("message.handed_over_again", tag=held.tag, queue=held.queue, times=held.handed_over_before, counts=counts)
+        recover(self.install, held, started="" if counts else None, worker="", now_ms=held.seen_ms)
+        self.install.owner.drop(held.tag)
+        return True
 
     def _observe_arrival(self, message: Any) -> None:
         headers = message.headers
@@ -199,7 +241,35 @@ class Ingress(bootsteps.StartStopStep):
             failed = Failed(type="redelivery.Exhausted", message=f"{known.attempt} deliveries", fingerprint="exhausted")
             self._die(held, Reason.EXHAUSTED, failed, told=False)
             return True
-        return False
+        return known.suspect and not self.install.has_leases and must_be_alone(known) and self._set_back(held, known)
+
+    def _set_back(self, held: Held, known: Envelope) -> bool:
+        """Whether this suspect waits for another one that is held here: it comes again a little later, uncounted (`suspects`)."""
+        if not self._suspects.must_wait(held, self.install.owner):
+            held.pauses = True
+            return False
+        transport, task_id = self.install.transport, about({}, held, Outcome.DEFERRED).task_id
+        log.debug("suspect.set_back", tag=held.tag, queue=held.queue, deliveries=known.delivery)
+        back = partial(transport.defer, held.tag, held.list_name, held.raw, task_id=task_id, event=None, delay_ms=SET_BACK_MS)
+        self._carry_out(held, back)
+        return True
+
+    def _pause(self, held: Held, handle: Callable[[], Any]) -> None:
+        """Let this suspect run when whatever has come beside it has left, so that a crash finds nothing half moved."""
+        install, transport = self.install, cast("Any", self.install.transport)
+
+        def begin() -> None:
+            if held.tag not in install.owner.held:
+                return  # its channel is gone: the broker delivers it again
+            transport.drain(PAUSE)
+            try:
+                handle()
+            except Exception as exc:  # noqa: BLE001 - the message is anybody's
+                log.exception("message.invalid", tag=held.tag, queue=held.queue)
+                if held.request is None:
+                    self._die(held, Reason.INVALID, failed_of(exc), told=False)
+
+        self._consumer.timer.call_after(PAUSE, begin)
 
     def _meet_letter(self, message: Any, held: Held, letter: Envelope) -> bool:
         """A dead-letter queue is consumed: its handler decides, or, where it has none, the task runs in a new generation."""
@@ -309,8 +379,9 @@ class Ingress(bootsteps.StartStopStep):
 
         def dying(*args: Any) -> Any:
             message = args[at]
-            held: Held | None = getattr(message, "held", None)
+            held = self._held(message)
             if held is None or not self._is_enabled(message, held):
+                self._leave_alone(held)
                 answer = original(*args)
                 self._note_end(message, reason)
                 return answer
@@ -361,7 +432,7 @@ class Ingress(bootsteps.StartStopStep):
         if not isinstance(headers.get("id"), str):
             headers["id"] = raw_id(held.raw)  # so that the letter can be found under the id that its event has
         elif not told and not Envelope.of(headers).is_letter:  # whoever waits for a letter's task was told when it died
-            tell_failure(self.install.app, message, reason, f"{failed.type}: {failed.message}")
+            tell_failure(self.install.app, message, reason, failed.text)
         policy = self.install.policy_for(held.queue, str(headers.get("task")))
         ending = decision.ending(policy, reason, eligible=eligible_of(headers))
         wanted = policy.dead_letter_queue_for(held.queue) if isinstance(ending, decision.DeadLetter) else None

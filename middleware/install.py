@@ -24,8 +24,8 @@ from redelivery.middleware.outbox import Outbox
 from redelivery.middleware.owner import Owner
 from redelivery.middleware.recovery import recover
 from redelivery.middleware.tenacious import StrategyFailed, decide_with_tenacity
-from redelivery.middleware.transports.base import Answer
-from redelivery.middleware.transports.redis import RedisTransport
+from redelivery.middleware.transports import transport_of
+from redelivery.middleware.transports.base import Answer, Capability
 from redelivery.settings import RedeliverySettings
 from redelivery.settings.general import read_general
 
@@ -35,9 +35,10 @@ if TYPE_CHECKING:
     from celery import Celery
 
     from redelivery.middleware.decision import Decision, Failure
-    from redelivery.middleware.handling import Letter, LetterDecision
+    from redelivery.middleware.letter import Letter, LetterDecision
     from redelivery.middleware.options import Options
     from redelivery.middleware.transports.base import Held
+    from redelivery.middleware.transports.redis import RedisTransport
     from redelivery.settings import RedeliveryPolicy
 
     Handler = TypeVar("Handler", bound=Callable[[Letter], LetterDecision])
@@ -100,8 +101,12 @@ class Redelivery:
 
     @functools.cached_property
     def transport(self) -> RedisTransport:
-        """The transitions, on a client of their own. Raises `BrokerUnavailable`, `BrokerError`."""
-        return RedisTransport.of(self.app)
+        """The transitions, on a client of their own. Raises `BrokerUnavailable`, `BrokerError`.
+
+        On another broker than Redis it is that broker's, which has the same transitions, and says in `capabilities` what it lacks.
+        """
+        found: RedisTransport = transport_of(self.app)
+        return found
 
     @property
     def owner(self) -> Owner:
@@ -182,20 +187,35 @@ class Redelivery:
                 return
             if self._owner is None:
                 try:
-                    self._owner = Owner(self.transport, worker)
+                    self._owner = self._claim(worker)
                 except BrokerError as exc:  # as Celery's consumer knows it: it connects again
                     raise ConnectionError(str(exc)) from exc
+            if not self.has_leases:
+                return  # the broker itself gives back what a dead worker held
             owner = self._owner
             token = owner.token
             if not owner.is_alive():
                 owner.begin(token)
                 return
+        leaving = self.outbox.tags()  # they are over, and leave as soon as the broker hears of it
         keep, suspects = self._standing(owner)
+        suspects = [held for held in suspects if held.tag not in leaving]
         for held in suspects:
             recover(self, held, started=None, worker=worker, now_ms=owner.now_ms())
             owner.held.pop(held.tag, None)
-        given_back = owner.release(keep | self.outbox.tags())
+        given_back = owner.release(keep | leaving | self.outbox.tags())
         log.info("owner.reconnected", worker=worker, holds=len(keep), suspects=len(suspects), given_back=given_back)
+
+    @property
+    def has_leases(self) -> bool:
+        """Whether this broker's messages are held under leases, and not by the broker itself."""
+        return Capability.LEASES in self.transport.capabilities
+
+    def _claim(self, worker: str) -> Owner:
+        """What holds this worker's messages: an owner under a lease, or the transport's own."""
+        transport: Any = self.transport
+        claim: Owner = Owner(transport, worker) if self.has_leases else transport.claim_for(worker)
+        return claim
 
     def _reach(self) -> None:
         """Where we only observe: the client that records is there."""
@@ -209,6 +229,9 @@ class Redelivery:
         from celery.worker import state  # noqa: PLC0415 - a producer needs no worker's modules
 
         owner = self._owner
+        if owner is not None and not self.has_leases:
+            self._end_without_lease(owner)
+            return
         if owner is None:
             self.outbox.drain(DRAIN)
             return
@@ -228,6 +251,17 @@ class Redelivery:
         else:
             self.transport.unregister(owner.token)
         log.info("owner.released", worker=self.worker, given_back=given_back)
+        self._owner = None
+
+    def _end_without_lease(self, owner: Owner) -> None:
+        """Give back what has not begun; what has, or may have, comes again marked, as soon as the connection is closed."""
+        transport: Any = self.transport
+        running, suspects = self._standing(owner)
+        given_back = owner.release(keep=running | {held.tag for held in suspects})
+        if not (self.outbox.drain(DRAIN) and transport.drain(DRAIN)):
+            log.error("outbox.abandoned", waiting=transport.waiting(), why="the broker does not answer; the messages come again")
+        log.info("owner.released", worker=self.worker, given_back=given_back)
+        transport.close()
         self._owner = None
 
     def _make_room(self, tag: str) -> None:

@@ -136,6 +136,16 @@ class Keys:
         return self._own("letter_keeper")
 
     @property
+    def letter_watcher(self) -> str:
+        """String with a time to live: the token of the worker that says where letters lie unread."""
+        return self._own("letter_watcher")
+
+    @property
+    def exporter(self) -> str:
+        """String with a time to live: the token of the exporter that exports the outcome log."""
+        return self._own("exporter")
+
+    @property
     def wake(self) -> str:
         """Channel: says that something became due earlier than what the dispatcher waits for."""
         return self._own("wake")

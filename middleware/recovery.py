@@ -17,7 +17,7 @@ from redelivery.middleware.departure import about, burial, resting_place
 from redelivery.middleware.envelope import ANNOUNCED, HEADER, Attempt, Envelope, Failed, eligible_of, opened, redelivered, sealed
 from redelivery.middleware.failure import tell_failure
 from redelivery.middleware.outcomes import Outcome, Reason
-from redelivery.middleware.transports.base import Answer
+from redelivery.middleware.transports.base import Answer, Capability
 from redelivery.middleware.transports.redis import ACCEPTED
 
 if TYPE_CHECKING:
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 __all__ = ["recover"]
 
+#: How long publishing a copy and acknowledging the original may be apart (milliseconds).
+LONGEST_GAP_MS = 1000
 LOST = Failed(type="celery.exceptions.WorkerLostError", message="the worker that held the message died", fingerprint="worker-lost")
 
 
@@ -53,14 +55,16 @@ def recover(install: Redelivery, held: Held, *, started: str | None, worker: str
     if started is not None:
         return _counted(install, held, message, worker, now_ms)
     again = redelivered(message, held.queue, seen_ms=now_ms, attempt=None, suspect=True)
-    event = _event(message["headers"], held, Outcome.REDELIVERY_SCHEDULED, worker, delay_ms=0)
+    # Without atomic moves the copy must not run, and kill its worker, before the original is acknowledged.
+    delay_ms = 0 if Capability.ATOMIC_MOVES in transport.capabilities else LONGEST_GAP_MS
+    event = _event(message["headers"], held, Outcome.REDELIVERY_SCHEDULED, worker, delay_ms=delay_ms)
     return transport.defer(
         held.tag,
         held.list_name,
         sealed(again),
         task_id=event.task_id,
         event=None if is_letter else event,
-        delay_ms=0,
+        delay_ms=delay_ms,
         first=True,
     )
 

@@ -25,8 +25,8 @@ from redelivery.middleware.logs import log
 if TYPE_CHECKING:
     from celery import Celery
 
+    from redelivery.middleware.attempt import Redelivering
     from redelivery.middleware.install import Redelivery
-    from redelivery.middleware.task import Redelivering
 
 __all__ = ["Info", "Report", "is_heard", "lighten"]
 

@@ -6,12 +6,13 @@ not be made by us. Every other broker discards in that case; we do not start.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import kombu
 
 from redelivery.errors import ConfigurationError
 from redelivery.middleware.logs import log
+from redelivery.middleware.transports.base import Capability
 from redelivery.middleware.transports.fallback import KNOWN, is_known
 from redelivery.settings import UNLIMITED
 
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 __all__ = ["announce", "check_dead_letter_queues", "check_policies", "summary"]
 
+#: What a worker's line says of a broker that cannot do it.
+OF_A_WORKER = frozenset(Capability) - {Capability.REDELIVERY_COUNTS, Capability.LEASES}
 _KNOWN = " and ".join(".".join(map(str, each)) for each in KNOWN)
 
 
@@ -37,16 +40,22 @@ def check_dead_letter_queues(install: Redelivery) -> None:
     """Look for the dead-letter queues that may not be made on the way; where we only observe, none is needed."""
     if not install.enforces:
         return
-    client, keys = install.transport.client, install.transport.keys
     for queue in install.app.amqp.queues.consume_from:
         for target in _required(install, queue):
-            if not client.exists(keys.list(target), keys.bindings(target)):
+            if not _has_queue(install, target):
                 words = f"Queue({target!r}, Exchange({target!r}), routing_key={target!r})(channel).declare()"
                 msg = (
                     f"queue {queue!r}: dead-letter queue {target!r} does not exist, and auto_create_dead_letter_resources is off; "
                     f"declare it (kombu: {words}), or let it be created"
                 )
                 raise ConfigurationError(msg)
+
+
+def _has_queue(install: Redelivery, name: str) -> bool:
+    transport: Any = install.transport
+    if not install.has_leases:
+        return bool(transport.has_queue(name))
+    return bool(transport.client.exists(transport.keys.list(name), transport.keys.bindings(name)))
 
 
 def _required(install: Redelivery, queue: str) -> list[str]:
@@ -59,6 +68,8 @@ def _required(install: Redelivery, queue: str) -> list[str]:
 
 def warn_of_eviction(install: Redelivery) -> None:
     """Say where the server may throw messages away by itself: the only deaths on Redis that nobody records."""
+    if not install.has_leases:
+        return
     memory = install.transport.client.info("memory")
     policy = memory.get("maxmemory_policy", "noeviction")
     if memory.get("maxmemory") and policy != "noeviction":
@@ -66,12 +77,34 @@ def warn_of_eviction(install: Redelivery) -> None:
         log.warning("broker.evicts", maxmemory_policy=policy, maxmemory=memory["maxmemory"], why=why)
 
 
+#: What a queue's declaration may make the broker do by itself, past every policy here.
+BYPASSES = ("x-dead-letter-exchange", "x-message-ttl", "x-expires", "x-max-length", "x-max-length-bytes", "x-delivery-limit")
+
+
+def warn_of_bypasses(install: Redelivery) -> None:
+    """Say where the queues' own declarations let RabbitMQ end messages by itself; its policies are not to be seen over AMQP."""
+    if install.has_leases:
+        return
+    queues = install.app.amqp.queues
+    for name in queues.consume_from:
+        queue = queues[name]
+        said = {**(queue.queue_arguments or {}), **({"x-message-ttl": queue.message_ttl} if queue.message_ttl is not None else {})}
+        said.update({"x-expires": queue.expires} if queue.expires is not None else {})
+        said.update({"x-max-length": queue.max_length} if queue.max_length is not None else {})
+        said.update({"x-max-length-bytes": queue.max_length_bytes} if queue.max_length_bytes is not None else {})
+        found = [argument for argument in BYPASSES if argument in said]
+        if found:
+            why = "the broker ends messages by these itself, unrecorded: take them out, and use max_time_to_live and the like"
+            log.warning("broker.bypasses", queue=name, arguments=",".join(found), why=why)
+
+
 def announce(install: Redelivery, consumer: Consumer, *, is_ours: bool) -> None:
     """Say which broker, which guarantees, which policies, and where the dead letters go; `is_ours` is who receives."""
     queues = list(install.app.amqp.queues.consume_from)
     policies = {queue: install.policy_for(queue) for queue in queues}
     warn_of_eviction(install)
-    if install.enforces and not is_known():
+    warn_of_bypasses(install)
+    if install.enforces and install.has_leases and not is_known():
         why = f"known are {_KNOWN}; messages are received by kombu's own receive"
         log.warning("kombu.unknown", version=kombu.__version__, why=why)
     early = sorted(name for name, task in install.app.tasks.items() if not task.acks_late)
@@ -88,12 +121,15 @@ def announce(install: Redelivery, consumer: Consumer, *, is_ours: bool) -> None:
         max_delivery_attempts=",".join(str(policy.max_delivery_attempts) for policy in policies.values()),
         policies="; ".join(f"{queue}: {summary(policy)}" for queue, policy in policies.items()),
         not_enabled=",".join(queue for queue, policy in policies.items() if not policy.enabled) or "none",
+        broker_lacks=",".join(sorted(OF_A_WORKER - install.transport.capabilities)) or "nothing",
     )
 
 
 def _guarantees(install: Redelivery, *, is_ours: bool) -> str:
     if not install.enforces:
         return "Celery's own: observed, nothing is changed"
+    if not install.has_leases:
+        return "at least once: published with confirm, recorded, then acknowledged; a crash between two of these repeats a message"
     if not is_ours:
         return "each transition atomic; kombu's own receive may lose what a crash interrupts"
     return "at least once, each transition atomic"

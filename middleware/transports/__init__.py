@@ -1,1 +1,44 @@
 """How messages are received, moved and ended, for each kind of broker."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from celery import Celery
+
+__all__ = ["Kind", "kind_of", "transport_of"]
+
+Kind = Literal["redis", "amqp", "generic"]
+
+
+def kind_of(app: Celery) -> Kind:
+    """The kind of this app's broker, by its address alone. Raises `KeyError` for a transport that kombu does not know."""
+    driver = getattr(app.connection_for_write().transport, "driver_type", "")
+    if driver == "redis":
+        return "redis"
+    return "amqp" if driver == "amqp" else "generic"
+
+
+def transport_of(app: Celery) -> Any:
+    """The transitions on this app's broker. Raises `BrokerUnavailable`, `BrokerError`, `ConfigurationError`."""
+    from redelivery.errors import BrokerError  # noqa: PLC0415 - a transport is imported where its broker is used
+    from redelivery.middleware.broker_url import check_broker_url  # noqa: PLC0415
+
+    check_broker_url(app)
+    try:
+        kind = kind_of(app)
+    except KeyError as exc:
+        msg = f"broker {exc} is no transport that kombu knows; is broker_url right? It looks like redis://host:6379/0"
+        raise BrokerError(msg) from exc
+    if kind == "redis":
+        from redelivery.middleware.transports.redis import RedisTransport  # noqa: PLC0415
+
+        return RedisTransport.of(app)
+    if kind == "amqp":
+        from redelivery.middleware.transports.amqp import AmqpTransport  # noqa: PLC0415
+
+        return AmqpTransport.of(app)
+    where = app.connection_for_write().as_uri()
+    msg = f"broker {where} is no Redis and no RabbitMQ: redelivery needs a redis:// or an amqp:// broker"
+    raise BrokerError(msg)

@@ -1,4 +1,4 @@
-"""Publishing on Redis: a task and its outcome event in one step, by every channel of an app with `Redelivery`.
+"""Publishing on Redis: a task and its outcome event in one step, by every channel of an app with `Redelivery`. So is its purge.
 
 What is no task (replies, remote control, events) and what kombu publishes in batches goes kombu's own way. A binding is let in on a
 full server, so that a worker can come and empty it.
@@ -19,6 +19,7 @@ from redelivery.middleware.lifetime import is_dated
 from redelivery.middleware.outcomes import Event, Outcome
 from redelivery.middleware.replicas import ConfirmedRedis
 from redelivery.middleware.scripts import Script
+from redelivery.middleware.transports.purging import purge
 from redelivery.middleware.transports.redis import encoded
 
 if TYPE_CHECKING:
@@ -62,6 +63,11 @@ class Publishing:
         name = keys.list(list_name)
         lists = [keys.list(each) for each in keys.list_names(queue)] if expires != "" else []
         return _PUBLISH(client, [keys.outcomes, name, *lists], [dumps(message), expires, *encoded(event)])
+
+    def _purge(self: Any, queue: str) -> int:
+        """Discard what waits in a queue, as kombu does, and record it: `celery purge` is an operator's hand."""
+        client, keys = self._publisher()
+        return purge(client, keys, queue)
 
     def _publisher(self: Any) -> tuple[Redis, Keys]:
         """The client that publishes: without kombu's prefixing, which knows no script with several keys; made anew after a fork."""

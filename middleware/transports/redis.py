@@ -22,7 +22,7 @@ from redelivery.middleware.keys import SEPARATOR, Keys, split_unacked
 from redelivery.middleware.logs import log
 from redelivery.middleware.replicas import ConfirmedRedis
 from redelivery.middleware.scripts import Script
-from redelivery.middleware.transports.base import Answer, Held
+from redelivery.middleware.transports.base import Answer, Capability, Held
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -44,6 +44,9 @@ MOST_ADVANCED = 10_000
 
 class RedisTransport:
     """The transitions, on one client; safe to call from any thread."""
+
+    #: All that any transport can do, but for what only a broker that gives messages back by itself needs.
+    capabilities = frozenset(Capability) - {Capability.REDELIVERY_COUNTS}
 
     def __init__(self, client: Redis, keys: Keys) -> None:
         self.client = client
@@ -299,6 +302,10 @@ class RedisTransport:
     def keep_letters(self, token: str, seconds: float) -> bool:
         """Take or keep the lead among those that keep the dead letters, for this long."""
         return int(self._lead(self.client, [self.keys.letter_keeper], [token, int(seconds * 1000)])) > 0
+
+    def watch_letters(self, token: str, seconds: float) -> bool:
+        """Take or keep the lead among those that say where letters lie unread, for this long."""
+        return int(self._lead(self.client, [self.keys.letter_watcher], [token, int(seconds * 1000)])) > 0
 
     def lead(self, token: str, seconds: float) -> bool:
         """Keep or take the lead among the dispatchers for this long."""

@@ -1,0 +1,297 @@
+"""The transitions on RabbitMQ: publish with confirm and `mandatory`, record, then acknowledge (`amqp_publisher`).
+
+Enters: a tag and what is to become of its message. Leaves: an `Answer`. What is asked for is put in line, and is carried out as
+soon as the broker answers; `DONE` says that it is in line and will be, or that its delivery will come again. Only a letter whose
+queue may not be made by us is waited for.
+
+Limits, all declared in `capabilities`: a transition is three steps, so that a crash between two of them delivers a message again
+which has been moved or recorded already; delays are whole seconds, rounded up; nothing can be put back at a queue's head; the
+broker's clock is nobody's to read.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from kombu.exceptions import OperationalError
+
+from redelivery.errors import BrokerError, BrokerUnavailable
+from redelivery.middleware.broker_url import check_broker_url
+from redelivery.middleware.envelope import opened
+from redelivery.middleware.logs import log
+from redelivery.middleware.outcomes import Outcome
+from redelivery.middleware.transports.amqp_claim import ChannelClaim
+from redelivery.middleware.transports.amqp_messages import message_of
+from redelivery.middleware.transports.amqp_names import LONGEST_DELAY, AmqpNames, delay_key
+from redelivery.middleware.transports.amqp_publisher import Move, Publisher
+from redelivery.middleware.transports.amqp_topology import (
+    bind_to_delays,
+    declare_delays,
+    declare_letters,
+    declare_outcomes,
+    has_exchange,
+    has_queue,
+    queue_type_of,
+)
+from redelivery.middleware.transports.base import Answer, Capability
+from redelivery.settings.general import GeneralSettings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from celery import Celery
+    from celery.worker.consumer import Consumer
+
+    from redelivery.middleware.outcomes import Event
+    from redelivery.middleware.transports.base import Held
+
+__all__ = ["AmqpTransport"]
+
+DEFAULT_MAX_BYTES = GeneralSettings().outcome_log_max_bytes
+#: Seconds that a letter whose queue may not be made by us is waited for.
+LONGEST_LOOK = 30.0
+
+
+class AmqpTransport:
+    """The transitions; safe to call from any thread."""
+
+    capabilities = frozenset(
+        {Capability.BROKER_DELAYS, Capability.DEAD_LETTER_QUEUES, Capability.OUTCOME_LOG, Capability.REDELIVERY_COUNTS},
+    )
+
+    def __init__(self, app: Celery) -> None:
+        self.app = app
+        self.keys = AmqpNames()
+        self.claim: ChannelClaim | None = None
+        self.publisher = Publisher(self.connect, self.keys, self._declare_outcomes)
+        self._ready: set[tuple[str, str]] = set()
+
+    @classmethod
+    def of(cls, app: Celery) -> AmqpTransport:
+        """The transitions on the broker of this app. Raises `BrokerUnavailable`, `BrokerError`, `ConfigurationError`."""
+        check_broker_url(app)
+        transport = cls(app)
+        with transport.connect():
+            return transport
+
+    def connect(self) -> Any:
+        """A new connection (kombu's), open. Raises `BrokerUnavailable` where nothing answers, `BrokerError` where it refuses."""
+        connection = self.app.connection_for_write()
+        try:
+            connection.connect()
+        except OperationalError as exc:
+            msg = f"broker {connection.as_uri()} does not answer: {exc}; is it running, and is broker_url right?"
+            raise BrokerUnavailable(msg) from exc
+        except connection.connection_errors as exc:
+            kind = BrokerError if type(exc).__name__ in {"AccessRefused", "NotAllowed"} else BrokerUnavailable
+            msg = f"broker {connection.as_uri()} refused the connection: {exc}"
+            raise kind(msg) from exc
+        return connection
+
+    # the worker's side
+
+    def claim_for(self, worker: str) -> ChannelClaim:
+        """What this worker holds, from now on."""
+        self.claim = ChannelClaim(self, worker)
+        return self.claim
+
+    def attach(self, consumer: Consumer) -> None:
+        """The consumer has connected: what it needs is declared, and what it consumes is bound to the delay store."""
+        self._ready.clear()
+        connection = self.connect()
+        with connection:
+            made = connection.connection
+            self._declare_outcomes(made)
+            declare_delays(made, self.keys)
+            with made.channel() as channel:
+                for queue in consumer.task_consumer.queues:
+                    bind_to_delays(channel, queue.name, self.keys)
+                    self._ready.add(("delay", queue.name))
+        assert self.claim is not None  # noqa: S101 - the caller has begun it
+        self.claim.attach(consumer)
+
+    # transitions of a message that a worker holds
+
+    def acknowledge(self, tag: str, event: Event | None) -> Answer:
+        """End the message, and record `event`."""
+        return self._carry(tag, event)
+
+    def defer(
+        self,
+        tag: str,
+        list_name: str,
+        message: bytes,
+        *,
+        task_id: str,
+        event: Event | None,
+        delay_ms: int | None = None,
+        due_ms: int | None = None,
+        first: bool = False,  # noqa: ARG002 - nothing can be put at a queue's head
+    ) -> Answer:
+        """Move the message to the delay store for `delay_ms`, or until `due_ms`, in whole seconds, rounded up.
+
+        Where nothing is left to wait it goes straight back to its queue, behind all others; a redriven one to where it was first
+        published to. A delay of 2**28 seconds (eight years and a half) or more becomes the longest.
+        """
+        now_ms = ChannelClaim.now_ms()
+        wait_ms = (due_ms - now_ms if due_ms is not None else delay_ms) or 0
+        seconds = min(math.ceil(wait_ms / 1000), LONGEST_DELAY - 1)
+        queue = self.keys.queue_of(list_name)
+        if seconds <= 0:
+            home = self._home(message) if event is not None and event.outcome == Outcome.REDRIVEN else None
+            if home is None:
+                return self._carry(tag, event, message, ("", queue))
+            return self._carry_home(tag, event, message, home, queue)
+        if wait_ms / 1000 > seconds:
+            log.warning("delay.shortened", task_id=task_id, queue=queue, wanted=wait_ms / 1000, given=seconds)
+        target = (self.keys.level(seconds.bit_length() - 1), delay_key(queue, seconds))
+        return self._carry(tag, event, message, target, self._delaying(queue))
+
+    def dead_letter(
+        self,
+        tag: str,
+        message: bytes,
+        *,
+        dead_letter_queue: str,
+        queue: str,
+        event: Event | None,
+        must_exist: bool = False,
+    ) -> Answer:
+        """Move the message to a dead-letter queue, of the type of its origin, where that is there, or may be made."""
+        prepare = self._looking(dead_letter_queue) if must_exist else self._keeping(dead_letter_queue, queue)
+        move = self._move(tag, event, message, ("", dead_letter_queue), prepare)
+        if not must_exist:
+            return Answer.DONE
+        if not move.ended.wait(LONGEST_LOOK):
+            log.warning("transition.postponed", tag=tag, error="the broker does not answer")
+        return move.answer or Answer.DONE
+
+    def start(self, tag: str) -> Answer:
+        """Whether the message is still this worker's to run; RabbitMQ has no place to record a start."""
+        return Answer.DONE if self.claim is None or self.claim.holds(tag) else Answer.REFUSED
+
+    def release(self, held: Sequence[Held]) -> int:
+        """Put messages that were not run back into their queues, unmarked, behind all others."""
+        for each in held:
+            self._move(each.tag, None, each.raw, ("", each.queue))
+        return len(held)
+
+    def now_ms(self) -> int:
+        """This machine's time: RabbitMQ tells nobody its own."""
+        return ChannelClaim.now_ms()
+
+    # what is there
+
+    def has_queue(self, name: str) -> bool:
+        """Whether the broker has this queue."""
+        with self.connect() as connection:
+            return has_queue(connection.connection, name)
+
+    def drain(self, seconds: float) -> bool:
+        """Wait until what was asked for is carried out and acknowledged, at most this long."""
+        is_done = self.publisher.drain(seconds)
+        if self.claim is not None:
+            self.claim.flush()
+        return is_done
+
+    def waiting(self) -> int:
+        """How many transitions are not carried out."""
+        return self.publisher.waiting()
+
+    def close(self) -> None:
+        """Close the connection."""
+        self.publisher.close()
+
+    # carrying out
+
+    def _declare_outcomes(self, connection: Any) -> None:
+        install = getattr(self.app, "redelivery", None)
+        declare_outcomes(connection, self.keys, DEFAULT_MAX_BYTES if install is None else install.settings.outcome_log_max_bytes)
+
+    def _carry(
+        self,
+        tag: str,
+        event: Event | None,
+        message: bytes | None = None,
+        target: tuple[str, str] = ("", ""),
+        prepare: Callable[[Any, bool], bool] = lambda _, __: True,
+    ) -> Answer:
+        self._move(tag, event, message, target, prepare)
+        return Answer.DONE
+
+    def _move(
+        self,
+        tag: str,
+        event: Event | None,
+        message: bytes | None = None,
+        target: tuple[str, str] = ("", ""),
+        prepare: Callable[[Any, bool], bool] = lambda _, __: True,
+    ) -> Move:
+        return self.publisher.submit(self._made(tag, event, message, target, prepare))
+
+    def _made(
+        self,
+        tag: str,
+        event: Event | None,
+        message: bytes | None,
+        target: tuple[str, str],
+        prepare: Callable[[Any, bool], bool],
+    ) -> Move:
+        claim = self.claim
+
+        def then(answer: Answer) -> None:
+            if claim is None or not tag:
+                return
+            if answer is Answer.DONE:
+                claim.settle(tag)
+            elif answer is Answer.REFUSED:
+                log.warning("transition.refused", tag=tag, why="its channel is gone: the broker delivers the message again")
+
+        made = None if message is None else message_of(message, target=target)
+        current = (lambda: True) if claim is None else (lambda: claim.is_current(tag))
+        return Move(event, then, made, target, prepare, current)
+
+    def _delaying(self, queue: str) -> Callable[[Any, bool], bool]:
+        def prepare(connection: Any, is_again: bool) -> bool:
+            if is_again or ("delay", queue) not in self._ready:
+                declare_delays(connection, self.keys)
+                with connection.channel() as channel:
+                    bind_to_delays(channel, queue, self.keys)
+                self._ready.add(("delay", queue))
+            return True
+
+        return prepare
+
+    def _keeping(self, name: str, queue: str) -> Callable[[Any, bool], bool]:
+        def prepare(connection: Any, is_again: bool) -> bool:
+            if is_again or ("letters", name) not in self._ready:
+                declare_letters(connection, name, queue_type_of(self.app, queue))
+                self._ready.add(("letters", name))
+            return True
+
+        return prepare
+
+    @staticmethod
+    def _looking(name: str) -> Callable[[Any, bool], bool]:
+        return lambda connection, _: has_queue(connection, name)
+
+    def _carry_home(self, tag: str, event: Event | None, message: bytes, home: tuple[str, str], queue: str) -> Answer:
+        """To where it was first published; straight to its queue where that leads nowhere any more."""
+        moves: list[Move] = []
+
+        def prepare(connection: Any, is_again: bool) -> bool:
+            if is_again or not has_exchange(connection, home[0]):
+                moves[0].target = ("", queue)
+            return True
+
+        moves.append(self._made(tag, event, message, home, prepare))
+        self.publisher.submit(moves[0])
+        return Answer.DONE
+
+    @staticmethod
+    def _home(message: bytes) -> tuple[str, str] | None:
+        """The exchange and routing key that a redriven message goes back to; None where that is its queue."""
+        info = opened(message)["properties"].get("delivery_info") or {}
+        exchange, routing_key = str(info.get("exchange") or ""), str(info.get("routing_key") or "")
+        return (exchange, routing_key) if exchange else None

@@ -1,0 +1,100 @@
+"""What this project declares on a RabbitMQ broker: the outcome log, the delay store and its bindings, dead-letter queues.
+
+Everything is durable, and declared as often as one likes. What is there already, declared with other arguments by somebody else, is
+used as it is. A refused declaration closes its channel, so each that may be refused has a channel of its own.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from amqp.exceptions import NotFound, PreconditionFailed
+from kombu.transport.native_delayed_delivery import declare_native_delayed_delivery_exchanges_and_queues
+
+from redelivery.middleware.logs import log
+
+if TYPE_CHECKING:
+    from celery import Celery
+
+    from redelivery.middleware.transports.amqp_names import AmqpNames
+
+__all__ = ["bind_to_delays", "declare_delays", "declare_letters", "declare_outcomes", "has_exchange", "has_queue", "queue_type_of"]
+
+QUEUE_TYPE = "x-queue-type"
+CLASSIC = "classic"
+#: A look at a letter in a quorum queue counts as a delivery; RabbitMQ 4 drops after 20, and -1 is refused before 4.
+DELIVERY_LIMIT, NO_LIMIT = "x-delivery-limit", 2**31 - 1
+
+
+def declare_outcomes(connection: Any, names: AmqpNames, max_bytes: int) -> None:
+    """The outcome log: a durable queue, bound to an exchange at which others may listen, too.
+
+    Beyond `max_bytes` the oldest events go, and the numbers in the ids of the others show the gap. A queue that is there already
+    keeps the bound that it was made with.
+    """
+    if not has_queue(connection, names.outcomes):
+        with connection.channel() as channel:
+            channel.queue_declare(names.outcomes, durable=True, auto_delete=False, arguments={"x-max-length-bytes": max_bytes})
+    with connection.channel() as channel:
+        channel.queue_bind(names.outcomes, names.outcomes_exchange, names.outcomes)
+
+
+def declare_delays(connection: Any, names: AmqpNames) -> None:
+    """The delay store: kombu's levels. Its last exchange is declared last: where that is there, all of it is."""
+    if not _exists(connection, lambda channel: channel.exchange_declare(names.delivery_exchange, "topic", passive=True)):
+        channels: Any = _Channels(connection)
+        declare_native_delayed_delivery_exchanges_and_queues(channels, "quorum", names.delay_prefix)
+        log.info("delay_store.declared", prefix=names.delay_prefix)
+
+
+def bind_to_delays(channel: Any, queue: str, names: AmqpNames) -> None:
+    """Let what has waited for this queue go to it, and to no other."""
+    channel.queue_bind(queue, names.delivery_exchange, names.binding_of(queue))
+
+
+def declare_letters(connection: Any, name: str, queue_type: str) -> None:
+    """A dead-letter queue: durable, of this type, unless there is one of this name already."""
+    arguments = {} if queue_type == CLASSIC else {QUEUE_TYPE: queue_type, DELIVERY_LIMIT: NO_LIMIT}
+    with connection.channel() as channel:
+        try:
+            channel.queue_declare(name, durable=True, auto_delete=False, arguments=arguments)
+        except PreconditionFailed:
+            log.debug("dead_letter_queue.kept", dead_letter_queue=name, why="it is there, with other arguments")
+
+
+def has_queue(connection: Any, name: str) -> bool:
+    """Whether there is a queue of this name."""
+    return _exists(connection, lambda channel: channel.queue_declare(name, passive=True))
+
+
+def has_exchange(connection: Any, name: str) -> bool:
+    """Whether there is an exchange of this name."""
+    return _exists(connection, lambda channel: channel.exchange_declare(name, "direct", passive=True))
+
+
+def queue_type_of(app: Celery, queue: str) -> str:
+    """The type that the app declares this queue with; classic where it says nothing, or does not know the queue."""
+    queues = app.amqp.queues
+    known = queues[queue] if queue in queues else None  # noqa: SIM401 - `queues[...]` makes what is missing
+    said = (getattr(known, "queue_arguments", None) or {}).get(QUEUE_TYPE)
+    default = getattr(app.conf, "task_default_queue_type", None) if known is None else None
+    return str(said or default or CLASSIC)
+
+
+def _exists(connection: Any, look: Any) -> bool:
+    with connection.channel() as channel:
+        try:
+            look(channel)
+        except NotFound:
+            return False
+    return True
+
+
+class _Channels:
+    """What kombu's function asks of a connection: one channel, however often; ours is not kombu's `Connection`."""
+
+    def __init__(self, connection: Any) -> None:
+        self._channel = connection.channel()
+
+    def channel(self) -> Any:
+        return self._channel

@@ -1,0 +1,31 @@
+"""The queues of RabbitMQ's own users: topic and direct exchanges, several queues of both types, bound twice."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kombu import Exchange, Queue
+
+if TYPE_CHECKING:
+    from celery import Celery
+
+__all__ = ["configure"]
+
+QUORUM = {"x-queue-type": "quorum"}
+SHOP, POST = Exchange("shop", "topic"), Exchange("post", "direct")
+
+
+def configure(app: Celery) -> None:
+    """Give this app the queues."""
+    app.conf.task_queues = [
+        Queue("orders", SHOP, routing_key="orders.#", queue_arguments=QUORUM),
+        Queue("audit", SHOP, routing_key="#", queue_arguments=QUORUM),
+        Queue("mails", POST, routing_key="mail"),
+        Queue("eu.mails", POST, routing_key="mail.eu"),
+        Queue("urgent", POST, routing_key="urgent", queue_arguments={"x-max-priority": 9}),
+    ]
+    app.conf.task_default_queue = "orders"
+    app.conf.task_default_exchange = "shop"
+    app.conf.task_default_exchange_type = "topic"
+    app.conf.task_default_routing_key = "orders.new"
+    app.conf.broker_transport_options = {"confirm_publish": True}
