@@ -12,6 +12,7 @@ import pytest
 from celery import _state
 
 from tests.proofs import pytest_runtest_logreport, pytest_sessionfinish, pytest_terminal_summary
+from tests.rabbit import private_rabbit, rabbit, rabbit_node
 from tests.running import Shop
 from tests.servers import Server, binaries
 from tests.trial import forked, stored, trial, trials
@@ -19,12 +20,15 @@ from tests.trial import forked, stored, trial, trials
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-#: The fixtures of trials are every module's, and the hooks of proofs are the whole run's.
+#: The fixtures of trials and of RabbitMQ are every module's, and the hooks of proofs are the whole run's.
 __all__ = [
     "forked",
+    "private_rabbit",
     "pytest_runtest_logreport",
     "pytest_sessionfinish",
     "pytest_terminal_summary",
+    "rabbit",
+    "rabbit_node",
     "stored",
     "trial",
     "trials",

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 from celery import Celery
 
 from redelivery import Redelivery
-from redelivery.middleware.outcomes import Event, entries
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from redelivery.middleware.outcomes import Event
     from tests.servers import Server
 
 __all__ = ["Shop", "Worker", "until"]
@@ -67,7 +67,10 @@ class Worker:
 
 @dataclass
 class Shop:
-    """The tests' app on one private broker: its producers here, its workers in processes."""
+    """The tests' app on one private broker: its producers here, its workers in processes.
+
+    `server` may be a `tests.rabbit.Rabbit` as well, for tests that ask it for nothing but its URL, events, letters and leftovers.
+    """
 
     server: Server
     folder: Path
@@ -156,7 +159,7 @@ class Shop:
     @property
     def events(self) -> list[Event]:
         """The outcome log."""
-        return entries(self.server.client.xrange(f"{self.conf.get('prefix', '')}redelivery:outcomes"))
+        return self.server.events(self.conf.get("prefix", ""))
 
     def events_of(self, task_id: str) -> list[Event]:
         """One task's events, in order."""
@@ -183,11 +186,8 @@ class Shop:
 
     def letters(self, queue: str = "DLQ.celery") -> list[dict[str, Any]]:
         """The letters in a dead-letter queue, the newest first."""
-        return [json.loads(raw) for raw in self.server.client.lrange(queue, 0, -1)]
+        return self.server.letters(queue)
 
     def leftovers(self) -> dict[str, int]:
         """What waits or is held on the broker."""
-        client = self.server.client
-        sizes = {"celery": client.llen("celery"), "unacked": client.hlen("unacked"), "unacked_index": client.zcard("unacked_index")}
-        sizes["delayed"] = client.zcard("redelivery:delayed:due:celery")
-        return {name: int(size) for name, size in sizes.items() if size}
+        return self.server.leftovers()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -13,10 +14,14 @@ from typing import TYPE_CHECKING, Any
 from redis import Redis
 from redis.exceptions import RedisError
 
+from redelivery.middleware.outcomes import entries
+
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["Server", "binaries"]
+    from redelivery.middleware.outcomes import Event
+
+__all__ = ["Asked", "Server", "binaries"]
 
 
 def binaries() -> dict[str, str]:
@@ -30,8 +35,39 @@ def binaries() -> dict[str, str]:
     return found
 
 
+class Asked:
+    """What tests ask a server for, however it is reached."""
+
+    @property
+    def client(self) -> Any:
+        """A new client; redis-py types its answers for two protocols at once, so they are nobody's here."""
+        raise NotImplementedError
+
+    def now_ms(self) -> int:
+        """What its clock says, in milliseconds since the epoch: it alone says what is due, and what is over."""
+        seconds, microseconds = self.client.time()
+        return int(seconds) * 1000 + int(microseconds) // 1000
+
+    # what tests of either broker ask for; `tests/rabbit.py` has the same
+
+    def events(self, prefix: str = "") -> list[Event]:
+        """The outcome log."""
+        return entries(self.client.xrange(f"{prefix}redelivery:outcomes"))
+
+    def letters(self, queue: str = "DLQ.celery") -> list[dict[str, Any]]:
+        """The letters in a dead-letter queue, the newest first."""
+        return [json.loads(raw) for raw in self.client.lrange(queue, 0, -1)]
+
+    def leftovers(self) -> dict[str, int]:
+        """What waits or is held on the broker."""
+        client = self.client
+        sizes = {"celery": client.llen("celery"), "unacked": client.hlen("unacked"), "unacked_index": client.zcard("unacked_index")}
+        sizes["delayed"] = client.zcard("redelivery:delayed:due:celery")
+        return {name: int(size) for name, size in sizes.items() if size}
+
+
 @dataclass
-class Server:
+class Server(Asked):
     """One server. `options` are its command line's, without dashes."""
 
     folder: Path
@@ -51,7 +87,7 @@ class Server:
 
     @property
     def client(self) -> Any:
-        """A new client; redis-py types its answers for two protocols at once, so they are nobody's here."""
+        """A new client."""
         return Redis(unix_socket_path=self.socket)
 
     def start(self) -> Server:

@@ -13,7 +13,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
 from redelivery.errors import InputError
+from redelivery.middleware.transports.base import Capability
 from redelivery.workers.contents import Contents
+from redelivery.workers.letter_list import letters_at
 from redelivery.workers.pages import list_pages
 
 if TYPE_CHECKING:
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
     from redelivery.middleware.install import Redelivery
     from redelivery.middleware.transports.redis import RedisTransport
 
-__all__ = ["DeadLetterQueue", "Letter", "found", "known", "may_be", "newest", "required", "summaries"]
+__all__ = ["DeadLetterQueue", "Letter", "depth", "found", "known", "may_be", "newest", "required", "summaries"]
 
 #: Letters whose reasons stand for all of a queue's.
 SAMPLE = 200
@@ -127,8 +129,9 @@ def known(install: Redelivery) -> dict[str, str]:
         target = install.policy_for(queue).dead_letter_queue_for(queue)
         if target is not None:
             names[target] = queue
-    used: Any = transport.client.hgetall(transport.keys.dead_letter_queues)
-    names.update({name.decode(errors="replace"): origin.decode(errors="replace") for name, origin in used.items()})
+    if Capability.BROWSE_LETTERS_UNMARKED in transport.capabilities:  # RabbitMQ has no place to note which were used
+        used: Any = transport.client.hgetall(transport.keys.dead_letter_queues)
+        names.update({name.decode(errors="replace"): origin.decode(errors="replace") for name, origin in used.items()})
     return dict(sorted(names.items()))
 
 
@@ -148,6 +151,8 @@ def summaries(install: Redelivery) -> list[DeadLetterQueue]:
 
 
 def _summary(transport: RedisTransport, name: str, origin: str) -> DeadLetterQueue:
+    if Capability.BROWSE_LETTERS_UNMARKED not in transport.capabilities:
+        return DeadLetterQueue(name, origin, depth(transport, name))
     key = transport.keys.list(name)
     with transport.client.pipeline(transaction=False) as pipe:
         pipe.llen(key)
@@ -169,14 +174,27 @@ def _summary(transport: RedisTransport, name: str, origin: str) -> DeadLetterQue
     )
 
 
+def depth(transport: RedisTransport, name: str) -> int:
+    """How many letters there are; none is looked at."""
+    if Capability.BROWSE_LETTERS_UNMARKED in transport.capabilities:
+        return int(transport.client.llen(transport.keys.list(name)))
+    from redelivery.workers.amqp_letters import AmqpDesk  # noqa: PLC0415 - only where the broker is RabbitMQ
+
+    other: Any = transport
+    return AmqpDesk.of(other).depth(name) or 0
+
+
 def newest(transport: RedisTransport, name: str, limit: int) -> list[Letter]:
-    """The `limit` newest letters, the newest first, whatever the queue's size."""
-    raws: Any = transport.client.lrange(transport.keys.list(name), 0, limit - 1) if limit > 0 else []
-    return [Letter.of(raw) for raw in raws]
+    """The `limit` newest letters, the newest first."""
+    with letters_at(transport, name) as letters:
+        return [Letter.of(raw) for raw in letters.newest(limit)]
 
 
 def found(transport: RedisTransport, name: str, task_ids: Collection[str]) -> Iterator[Letter]:
     """The letters of these tasks, the newest first; reads the whole queue, in pages."""
+    if Capability.BROWSE_LETTERS_UNMARKED not in transport.capabilities:
+        yield from _found_in_order(transport, name, task_ids)
+        return
     seen = set()
     for _, page in list_pages(transport.client, transport.keys.list(name)):
         for raw in page:
@@ -186,6 +204,14 @@ def found(transport: RedisTransport, name: str, task_ids: Collection[str]) -> It
             if letter.task_id in task_ids:
                 seen.add(raw)
                 yield letter
+
+
+def _found_in_order(transport: RedisTransport, name: str, task_ids: Collection[str]) -> Iterator[Letter]:
+    """As `found`, where a queue is read from its oldest letter on."""
+    with letters_at(transport, name) as letters:
+        read = (Letter.of(raw) for page in letters.pages() for raw in page if may_be(raw, task_ids))
+        chosen = [letter for letter in read if letter.task_id in task_ids]
+    yield from reversed(chosen)
 
 
 def may_be(raw: bytes, task_ids: Collection[str]) -> bool:

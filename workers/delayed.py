@@ -9,10 +9,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from redelivery.middleware.keys import SEPARATOR
+from redelivery.middleware.transports.base import Capability
 from redelivery.workers.contents import Contents
 
 if TYPE_CHECKING:
     from redelivery.middleware.transports.redis import RedisTransport
+    from redelivery.workers.amqp_letters import AmqpDesk
 
 __all__ = ["Delayed", "lists", "of_task", "page_of", "soonest", "totals"]
 
@@ -47,6 +49,10 @@ class Delayed:
 
 def totals(transport: RedisTransport) -> dict[str, int]:
     """How many messages wait for each queue; queues without one are left out."""
+    if (desk := _desk(transport)) is not None:
+        from redelivery.workers import amqp_delayed  # noqa: PLC0415 - only where the broker is RabbitMQ
+
+        return amqp_delayed.totals(desk)
     keys, names = transport.keys, lists(transport)
     counts: dict[str, int] = {}
     with transport.client.pipeline(transaction=False) as pipe:
@@ -59,6 +65,10 @@ def totals(transport: RedisTransport) -> dict[str, int]:
 
 def soonest(transport: RedisTransport, limit: int, queue: str | None = None) -> list[Delayed]:
     """The `limit` messages that are due first, of one queue or of all; costs that much for each list."""
+    if (desk := _desk(transport)) is not None:
+        from redelivery.workers import amqp_delayed  # noqa: PLC0415 - only where the broker is RabbitMQ
+
+        return amqp_delayed.soonest(desk, limit, queue)
     found = []
     for name in lists(transport):
         if queue is None or transport.keys.queue_of(name) == queue:
@@ -80,7 +90,11 @@ def page_of(transport: RedisTransport, list_name: str, start: int, count: int) -
 
 
 def of_task(transport: RedisTransport, task_id: str) -> list[Delayed]:
-    """The waiting messages of one task, found by the index."""
+    """The waiting messages of one task, found by the index where there is one."""
+    if (desk := _desk(transport)) is not None:
+        from redelivery.workers import amqp_delayed  # noqa: PLC0415 - only where the broker is RabbitMQ
+
+        return amqp_delayed.of_task(desk, task_id)
     begin = (task_id + SEPARATOR).encode("utf-8", "replace")
     members: Any = transport.client.zrangebylex(transport.keys.delayed_tasks, b"[" + begin, b"(" + begin + b"\xff", 0, MOST_OF_TASK)
     found = []
@@ -91,6 +105,15 @@ def of_task(transport: RedisTransport, task_id: str) -> list[Delayed]:
         if score is not None:
             found += _read(transport, name.decode(), [(ident, score)])
     return found
+
+
+def _desk(transport: Any) -> AmqpDesk | None:
+    """The desk, where the broker is RabbitMQ."""
+    if Capability.LEASES in transport.capabilities:
+        return None
+    from redelivery.workers.amqp_letters import AmqpDesk  # noqa: PLC0415 - only where the broker is RabbitMQ
+
+    return AmqpDesk.of(transport)
 
 
 def _read(transport: RedisTransport, name: str, due: list[tuple[bytes, float]]) -> list[Delayed]:

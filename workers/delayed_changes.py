@@ -15,11 +15,12 @@ from redelivery.errors import InputError
 from redelivery.middleware.envelope import deferred, iso, sealed
 from redelivery.middleware.logs import log
 from redelivery.middleware.outcomes import Outcome, Reason
-from redelivery.middleware.transports.base import Answer
+from redelivery.middleware.transports.base import Answer, Capability
 
 if TYPE_CHECKING:
     from redelivery.middleware.install import Redelivery
     from redelivery.middleware.outcomes import Event
+    from redelivery.middleware.transports.redis import RedisTransport
     from redelivery.workers.contents import Contents
     from redelivery.workers.delayed import Delayed
 
@@ -48,7 +49,7 @@ def cancel(install: Redelivery, found: Delayed) -> Answer:
         reason=Reason.OPERATOR,
         worker=install.worker,
     )
-    answer = install.transport.cancel(found.list_name, found.ident, event)
+    answer = _transport(install).cancel(found.list_name, found.ident, event)
     if answer is Answer.DONE:
         log.info("delayed.cancelled", task_id=contents.task_id, queue=found.queue, why="operator")
         _tell_caller(install, contents)
@@ -57,7 +58,7 @@ def cancel(install: Redelivery, found: Delayed) -> Answer:
 
 def reschedule(install: Redelivery, found: Delayed, *, due_ms: int | None) -> Answer:
     """Have a message wait until `due_ms` (the broker's time) instead, or no longer (None); all else stays. Raises as `cancel`."""
-    contents, transport = changeable(found).contents, install.transport
+    contents, transport = changeable(found).contents, _transport(install)
     assert contents.message is not None  # noqa: S101 - a message has been seen just above
     until_ms = transport.now_ms() if due_ms is None else due_ms
     seen_ms = contents.envelope.first_seen_ms or until_ms
@@ -66,6 +67,17 @@ def reschedule(install: Redelivery, found: Delayed, *, due_ms: int | None) -> An
     if answer is Answer.DONE:
         log.info("delayed.rescheduled", task_id=contents.task_id, queue=found.queue, due_ms=until_ms)
     return answer
+
+
+def _transport(install: Redelivery) -> RedisTransport:
+    """The transport; on RabbitMQ the operator's desk, which has the same two moves."""
+    if Capability.CANCEL_DELAYED in install.transport.capabilities:
+        return install.transport
+    from redelivery.workers.amqp_letters import AmqpDesk  # noqa: PLC0415 - only where the broker is RabbitMQ
+
+    other: Any = install.transport
+    desk: Any = AmqpDesk.of(other)
+    return desk  # type: ignore[no-any-return]
 
 
 def _deferral(install: Redelivery, found: Delayed) -> Event:

@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any
 import click
 from kombu.exceptions import OperationalError
 
-from redelivery.errors import BrokerError, BrokerUnavailable, ConfigurationError
+from redelivery.errors import BrokerError, BrokerUnavailable, ConfigurationError, InputError
+from redelivery.middleware.transports import kind_of
+from redelivery.middleware.transports.base import Capability
 from redelivery.settings import RedeliverySettings
 
 if TYPE_CHECKING:
@@ -76,11 +78,35 @@ class Context:
 
     @functools.cached_property
     def transport(self) -> RedisTransport:
-        """The transitions on the app's broker. Raises `BrokerUnavailable`, `BrokerError`."""
+        """The transitions on the app's broker. Raises `BrokerUnavailable`, `BrokerError`.
+
+        On RabbitMQ it is `AmqpDesk`, which has those for dead letters; `needs` says what else there is not.
+        """
         install = self.install
         install.settings  # noqa: B018 - what is wrong with them is said before the broker is looked for
         _reach(install.app)
-        return install.transport
+        if kind_of(install.app) == "generic":
+            where = install.app.connection_for_write().as_uri()
+            msg = f"broker {where} is neither Redis nor RabbitMQ: there is nothing on it that these commands could look at"
+            raise BrokerError(msg)
+        found: Any = install.transport
+        if Capability.BROWSE_LETTERS_UNMARKED in found.capabilities:
+            return install.transport
+        from redelivery.workers.amqp_letters import AmqpDesk  # noqa: PLC0415 - only where the broker is RabbitMQ
+
+        desk: Any = AmqpDesk.of(found)
+        return desk  # type: ignore[no-any-return]
+
+    @property
+    def is_redis(self) -> bool:
+        """Whether the broker is read by looking; else its messages are taken and given back."""
+        return Capability.BROWSE_LETTERS_UNMARKED in self.transport.capabilities
+
+    def needs(self, capability: Capability, instead: str) -> RedisTransport:
+        """The transport, where it can do this. Raises `InputError`, which says what to do instead."""
+        if capability not in self.transport.capabilities:
+            raise InputError(instead)
+        return self.transport
 
 
 pass_context = click.make_pass_decorator(Context)

@@ -38,7 +38,10 @@ def delayed() -> None:
 @json_option
 @pass_context
 def list_(context: Context, queue: str | None, limit: int) -> None:
-    """How many wait for each queue, and which become due first."""
+    """How many wait for each queue, and which become due first.
+
+    On RabbitMQ whatever waits is taken, read and given back, which holds it up for that moment; nothing is marked by it.
+    """
     transport = context.transport
     totals = store.totals(transport)
     if queue is not None:
@@ -142,7 +145,7 @@ def cancel(context: Context, task_ids: Sequence[str], *, dry_run: bool) -> None:
 @json_option
 @pass_context
 def promote(context: Context, task_ids: Sequence[str], *, dry_run: bool) -> None:
-    """Have messages be due now; a dispatcher moves them to their queue."""
+    """Have messages be due now; a dispatcher moves them to their queue (on RabbitMQ, this command itself)."""
     words = ("promoted", "would be promoted")
     change = delayed_changes.reschedule
     _change(context, task_ids, lambda each: change(context.install, each, due_ms=None), dry_run=dry_run, words=words)
@@ -156,7 +159,7 @@ def promote(context: Context, task_ids: Sequence[str], *, dry_run: bool) -> None
 @json_option
 @pass_context
 def reschedule(context: Context, task_ids: Sequence[str], after: float | None, moment_: str | None, *, dry_run: bool) -> None:
-    """Give messages another due time; everything else of them stays."""
+    """Give messages another due time; everything else of them stays. On RabbitMQ: whole seconds, rounded up."""
     if (after is None) == (moment_ is None):
         msg = "when? say --in 15m, or --at 2026-07-01T08:00:00Z"
         raise click.UsageError(msg)

@@ -40,7 +40,11 @@ def dlq() -> None:
 @json_option
 @pass_context
 def list_(context: Context) -> None:
-    """Every dead-letter queue: how many letters, how old, and why they died."""
+    """Every dead-letter queue: how many letters, how old, and why they died.
+
+    On RabbitMQ they are counted and not looked at, for a look leaves marks: `dlq causes` and `dlq show` look. The queues are those
+    that the policies of the app's queues name.
+    """
     transport = context.transport
     queues = dead_letters.summaries(context.install)
     if context.as_json:
@@ -80,7 +84,11 @@ def _reasons(queue: dead_letters.DeadLetterQueue) -> str:
 @json_option
 @pass_context
 def show(context: Context, name: str, limit: int, task_ids: Sequence[str], *, full: bool) -> None:
-    """The letters of a dead-letter queue, the newest first."""
+    """The letters of a dead-letter queue, the newest first.
+
+    On RabbitMQ the whole queue is taken, read and given back in its order: handlers do not see the letters for that long, a classic
+    queue marks them as redelivered, a quorum queue counts it, and lets a letter go at its `delivery-limit`, where it has one.
+    """
     transport = context.transport
     dead_letters.required(context.install, name)
     if task_ids:
@@ -99,7 +107,7 @@ def show(context: Context, name: str, limit: int, task_ids: Sequence[str], *, fu
     elif whole:
         click.echo("\n\n".join(letters.as_text(letter, redact=redact) for letter in chosen))
     else:
-        count = int(transport.client.llen(transport.keys.list(name)))
+        count = dead_letters.depth(transport, name)
         click.echo(letters.as_table(chosen, transport.now_ms()))
         if count > len(chosen):
             click.echo(f"{len(chosen)} of {count} letters; more with --limit, one of them whole with --id.", err=True)
@@ -112,7 +120,10 @@ def show(context: Context, name: str, limit: int, task_ids: Sequence[str], *, fu
 @json_option
 @pass_context
 def export(context: Context, /, name: str, *, uri: str | None, **options: Any) -> None:
-    """Write letters out, and leave them where they are: to files, or as JSON lines, all of them where none is chosen."""
+    """Write letters out, and leave them where they are: to files, or as JSON lines, all of them where none is chosen.
+
+    On RabbitMQ this looks at the whole queue; `dlq show --help` says what that costs.
+    """
     transport = context.transport
     dead_letters.required(context.install, name)
     if not has_choice(options):
@@ -143,7 +154,10 @@ def export(context: Context, /, name: str, *, uri: str | None, **options: Any) -
 @json_option
 @pass_context
 def causes_(context: Context, name: str | None, limit: int) -> None:
-    """What the letters died of, the most frequent first: how many, since when, and an example; of one queue or of all."""
+    """What the letters died of, the most frequent first: how many, since when, and an example; of one queue or of all.
+
+    On RabbitMQ this looks at the whole queue; `dlq show --help` says what that costs.
+    """
     transport = context.transport
     names = list(dead_letters.known(context.install)) if name is None else [dead_letters.required(context.install, name)]
     found = causes(transport, names)

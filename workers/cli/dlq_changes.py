@@ -102,6 +102,9 @@ def redrive_(
 
     Only letters that were there when it began; those that die again meanwhile are left alone. A terminal is asked first, unless the
     letters are named by --id. One letter can be edited: `dlq export NAME --id ID` prints it, --with reads it back.
+
+    On RabbitMQ a letter goes to the exchange and routing key that it first came by (--to: to that queue alone); what stays has been
+    looked at, and `dlq show --help` says what that costs.
     """
     require_choice(options)
     transport = context.transport

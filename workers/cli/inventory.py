@@ -8,7 +8,7 @@ import click
 
 from redelivery.workers import inventory as broker
 from redelivery.workers.cli.context import Context, json_option, pass_context
-from redelivery.workers.cli.output import print_json, safe
+from redelivery.workers.cli.output import counted, print_json, safe
 
 __all__ = ["inventory"]
 
@@ -21,24 +21,40 @@ def inventory() -> None:
 @inventory.command()
 @click.option("--to", "uri", required=True, metavar="URI", help="Folder for the file: a path, or a URI such as s3://bucket/prefix.")
 @click.option("--format", "kind", type=click.Choice(["parquet", "jsonl"]), default="parquet", show_default=True)
+@click.option("--look", is_flag=True, help="RabbitMQ: list what waits to be run, too; that counts as a delivery of each.")
 @json_option
 @pass_context
-def export(context: Context, uri: str, kind: str) -> None:
+def export(context: Context, uri: str, kind: str, *, look: bool) -> None:
     """Write one row for each message: where it is, when it is due, who holds it. Replaces an earlier inventory there.
 
-    Take the inventory before the outcomes are exported: what ends in between is then among them.
+    Take the inventory before the outcomes are exported: what ends in between is then among them. On RabbitMQ what waits to be run
+    is counted and not listed, for nobody can read it without a mark; what workers hold is not seen. Take it when queues are empty,
+    or use --look.
     """
     from redelivery.workers.tables import INVENTORY, remove, write_rows, write_text  # noqa: PLC0415 - pyarrow is an optional dependency
 
     context.transport  # noqa: B018 - whether the broker answers is known before it is walked
     looked_ms = context.transport.now_ms()
-    taken = broker.take(context.install)
+    taken, unlisted = _taken(context, look=look)
     write_rows(taken.rows(), uri, INVENTORY, name="inventory", format="jsonl" if kind == "jsonl" else "parquet")
     remove(uri, f"inventory.{'parquet' if kind == 'jsonl' else 'jsonl'}")  # an earlier one of the other kind would count as well
-    write_text(json.dumps({"seen_ms": looked_ms}), uri, "_taken.json")
+    write_text(json.dumps({"seen_ms": looked_ms, **({"unlisted": unlisted} if unlisted else {})}), uri, "_taken.json")
     counts = taken.counts()
     if context.as_json:
-        print_json({"destination": uri, "file": f"inventory.{kind}", "messages": sum(counts.values()), "places": counts})
+        done = {"destination": uri, "file": f"inventory.{kind}", "messages": sum(counts.values()), "places": counts}
+        print_json(done if context.is_redis else {**done, "unlisted": unlisted})
         return
     places = ", ".join(f"{count} {place}" for place, count in counts.items())
     click.echo(f"{sum(counts.values())} messages ({places}) written to {safe(uri)}/inventory.{kind}.")
+    for queue, count in unlisted.items():
+        held = counted(count, "message", "messages")
+        click.echo(f"{safe(queue)}: {held} counted and not listed; the books may call them lost. See --look.", err=True)
+
+
+def _taken(context: Context, *, look: bool) -> tuple[broker.Inventory, dict[str, int]]:
+    """The inventory, and what it does not list."""
+    if context.is_redis:
+        return broker.take(context.install), {}
+    from redelivery.workers import amqp_inventory  # noqa: PLC0415 - only where the broker is RabbitMQ
+
+    return amqp_inventory.take(context.install, look=look)

@@ -6,6 +6,7 @@ import sys
 
 import click
 
+from redelivery.middleware.transports.base import Capability
 from redelivery.workers.cli.context import Context, json_option, pass_context
 from redelivery.workers.cli.output import counted, print_json, safe
 from redelivery.workers.cli.progress import Progress
@@ -25,7 +26,11 @@ def leave(context: Context, *, dry_run: bool, yes: bool) -> None:
 
     Stop all workers that have redelivery first; plain ones take over. What dead workers held is given back, which takes a lease.
     """
-    context.transport  # noqa: B018 - what is wrong with the broker is said before anybody is asked
+    instead = (
+        "on RabbitMQ nothing need be handed back: delayed messages go to their queues by themselves, and plain workers take them; "
+        "`redelivery dlq` and `redelivery outcomes export` deal with what else is left"
+    )
+    context.needs(Capability.LEASES, instead)  # what is wrong with the broker is said before anybody is asked
     if (
         not (dry_run or yes)
         and sys.stdin.isatty()

@@ -1,11 +1,12 @@
 """Dead letters as text and as JSON: their history, the failure, the arguments.
 
 Arguments are decoded only where they are JSON, and hidden where the settings say `redact`; so are the copies of them that Celery
-keeps in headers.
+keeps in headers. A body that is not decoded is shown as its bytes: escaped in text, in base64 in JSON.
 """
 
 from __future__ import annotations
 
+import base64
 import json
 from typing import TYPE_CHECKING, Any
 
@@ -38,7 +39,7 @@ def as_table(letters: Sequence[Letter], now_ms: int) -> str:
 
 
 def as_json(letter: Letter, *, redact: bool) -> dict[str, Any]:
-    """The whole letter, but for its undecoded body."""
+    """The whole letter; its body where that is JSON, else its bytes in base64."""
     contents, envelope = letter.contents, letter.contents.envelope
     headers = {key: value for key, value in contents.headers.items() if key != HEADER}
     if redact:
@@ -55,6 +56,7 @@ def as_json(letter: Letter, *, redact: bool) -> dict[str, Any]:
         "headers": headers,
         "properties": {} if contents.message is None else contents.message["properties"],
         "body": HIDDEN if redact else _body(letter),
+        **({} if redact or contents.body() is not None else {"body_base64": base64.b64encode(contents.body_bytes()).decode()}),
         "bytes": len(contents.raw),
     }
 
@@ -133,7 +135,7 @@ def arguments(letter: Letter, *, redact: bool) -> str:
         return HIDDEN
     body = letter.contents.body()
     if body is None:
-        return _why_not(letter)
+        return f"{_why_not(letter)}\n{_escaped(letter.contents.body_bytes())}"
     is_protocol_2 = isinstance(body, list) and len(body) == 3  # noqa: PLR2004 - args, kwargs, embed
     shown = [json.dumps(part) for part in (body[:2] if is_protocol_2 else [body])]
     return "\n".join(
@@ -144,8 +146,14 @@ def arguments(letter: Letter, *, redact: bool) -> str:
 def _why_not(letter: Letter) -> str:
     message = letter.contents.message
     if message is None or not letter.is_message:
-        return f"(no message: {len(letter.contents.raw)} bytes)"
+        return f"(no message: {len(letter.contents.body_bytes())} bytes)"
     return f"(not shown: {safe(message.get('content-type') or 'no content type')}, not decoded)"
+
+
+def _escaped(data: bytes) -> str:
+    """Bytes as Python writes them: text that no terminal obeys."""
+    shown = repr(data[:MOST_SHOWN])[2:-1]
+    return shown if len(data) <= MOST_SHOWN else f"{shown}… ({len(data)} bytes; all with --json)"
 
 
 def _number(value: object) -> float | None:

@@ -107,9 +107,10 @@ def message_of(exc: BaseException) -> str | None:
 
 
 def _broker_message(exc: BaseException) -> str | None:
+    from amqp.exceptions import AccessRefused, AMQPError  # noqa: PLC0415 - only when something went wrong
     from redis import exceptions as redis  # noqa: PLC0415 - only when something went wrong
 
-    if not isinstance(exc, (redis.RedisError, ConnectionError)):
+    if not isinstance(exc, (redis.RedisError, AMQPError, ConnectionError, TimeoutError)):
         return None
     texts: dict[type[BaseException], str] = {
         redis.ReadOnlyError: "the broker is read-only, and changed nothing: point broker_url at the master",
@@ -119,6 +120,10 @@ def _broker_message(exc: BaseException) -> str | None:
         redis.AuthenticationError: "the broker refused the user or the password in broker_url",
         redis.TimeoutError: "the broker does not answer in time: is it overloaded, or the network cut?",
         redis.ConnectionError: "the broker does not answer any more: is it running?",
+        AccessRefused: "the broker's user may not do that: give it the right, or use another in broker_url",
+        AMQPError: "the broker refused, or does not answer any more: is it running?",
+        ConnectionError: "the broker does not answer any more: is it running?",
+        TimeoutError: "the broker does not answer in time: is it overloaded, or the network cut?",
     }
     text = next((text for kind, text in texts.items() if isinstance(exc, kind)), "the broker refused")
     return f"{text} ({exc})"

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import logging
+import signal
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from redelivery.errors import InputError
 from redelivery.middleware.outcomes import Event
 from redelivery.workers.cli.context import Context, json_option, pass_context
-from redelivery.workers.cli.output import moment, print_json, safe, short, span
+from redelivery.workers.cli.output import SECONDS, counted, moment, print_json, safe, short, span
+from redelivery.workers.exporter import exporter_of
 from redelivery.workers.outcome_log import decoded, follow
 
 if TYPE_CHECKING:
     from redelivery.middleware.transports.redis import RedisTransport
+    from redelivery.workers.tables import Format
 
 __all__ = ["outcomes"]
+
+ENDING = {signal.SIGINT, signal.SIGTERM}
 
 
 @click.group()
@@ -29,13 +36,34 @@ def outcomes() -> None:
 @json_option
 @pass_context
 def tail(context: Context, limit: int, *, is_followed: bool) -> None:
-    """The newest events, the oldest of them first, a line each."""
+    """The newest events, the oldest of them first, a line each.
+
+    On RabbitMQ the log is read from its oldest event on, and given back; what follows (-f) is heard beside it.
+    """
     transport = context.transport
+    if not context.is_redis:
+        _tail_of_rabbit(context, limit, is_followed=is_followed)
+        return
     events, last = _newest(transport, limit)
     for event in events:
         _show(event, as_json=context.as_json)
     if is_followed:
         for event in follow(transport.client, transport.keys.outcomes, last):
+            _show(event, as_json=context.as_json)
+
+
+def _tail_of_rabbit(context: Context, limit: int, *, is_followed: bool) -> None:
+    from redelivery.workers.amqp_outcomes import Listening, newest  # noqa: PLC0415 - only where the broker is RabbitMQ
+
+    desk: Any = context.transport
+    with desk.amqp.connect() as connection:
+        listening = Listening(connection, desk.keys) if is_followed else None
+        events, left = newest(connection, desk.keys, limit)
+        for event in events:
+            _show(event, as_json=context.as_json)
+        if left:
+            click.echo(f"{counted(left, 'newer message', 'newer messages')} of the log were not looked at: export it.", err=True)
+        for event in listening.follow() if listening is not None else ():
             _show(event, as_json=context.as_json)
 
 
@@ -73,19 +101,55 @@ def line_of(event: Event) -> str:
     return "  ".join([*head, *filter(None, more)])
 
 
+def _keep_exporting(context: Context, uri: str, kind: str, every: float) -> int:
+    """Run an exporter until a signal comes; the exit code."""
+    if every < 1:
+        msg = "--every: give 1s or more"
+        raise InputError(msg)
+    transport = context.transport
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    exporter = exporter_of(transport)(transport, uri, every=every, format="jsonl" if kind == "jsonl" else "parquet")
+    # The signals are waited for, not handled: blocked here, before the thread begins, they are blocked in it too.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
+    try:
+        exporter.start()
+        click.echo("exporter: running; SIGTERM or Ctrl-C ends it", err=True)
+        number = signal.sigwait(ENDING)
+        exporter.stop()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    return 0 if number == signal.SIGTERM else 130
+
+
 @outcomes.command()
 @click.option(
     "--to", "uri", required=True, metavar="URI", help="Folder for the files: a path, or a URI such as s3://bucket/prefix."
 )
 @click.option("--format", "kind", type=click.Choice(["parquet", "jsonl"]), default="parquet", show_default=True)
+@click.option("--every", type=SECONDS, help="Go on, and export every so often (60s, 5m), until SIGTERM or Ctrl-C.")
 @json_option
 @pass_context
-def export(context: Context, uri: str, kind: str) -> None:
-    """Move what the log holds into files that `redelivery reconcile` reads; a gap in the log is noted beside them."""
+@click.pass_context
+def export(ctx: click.Context, context: Context, uri: str, kind: str, every: float | None) -> None:
+    """Move what the log holds into files that `redelivery reconcile` reads; a gap in the log is noted beside them.
+
+    With --every, any number may run: one exports, the others stand by. SIGTERM ends it with exit code 0, SIGINT with 130.
+    On RabbitMQ the events are acknowledged when the files are on the disk.
+    """
+    if every is not None:
+        ctx.exit(_keep_exporting(context, uri, kind, every))
     from redelivery.workers.export import export_outcomes  # noqa: PLC0415 - pyarrow is an optional dependency
 
     transport = context.transport
-    done = export_outcomes(transport.client, transport.keys, uri, format="jsonl" if kind == "jsonl" else "parquet")
+    format_: Format = "jsonl" if kind == "jsonl" else "parquet"
+    if context.is_redis:
+        done = export_outcomes(transport.client, transport.keys, uri, format=format_)
+    else:
+        from redelivery.workers import amqp_outcomes  # noqa: PLC0415 - only where the broker is RabbitMQ
+
+        desk: Any = transport
+        with desk.amqp.connect() as connection:
+            done = amqp_outcomes.export_outcomes(connection, desk.keys, uri, format=format_)
     if context.as_json:
         print_json(asdict(done))
         return

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 __all__ = ["reconcile"]
 
+_DAY_MS = 86_400_000
+
 
 class Moment(click.ParamType[int]):
     """A time: ISO 8601 (UTC where it names no zone), or milliseconds since the epoch."""
@@ -49,11 +51,13 @@ class Moment(click.ParamType[int]):
 @click.option("--outcomes", required=True, metavar="URI", help="Exported outcome events: a folder or file, Parquet or JSON lines.")
 @click.option("--inventory", required=True, metavar="URI", help="The inventory, best taken just before they were exported.")
 @click.option("--output", required=True, metavar="URI", help="Folder for verdicts, metrics, repeats, summary.json; replaced whole.")
+@click.option("--state", metavar="URI", help="Folder of the books between two runs: open lives are carried over.")
 @click.option("--as-of", "as_of_ms", type=Moment(), help="Count ages up to this time. [default: the latest time in the inputs]")
 @click.option("--grace", type=click.FloatRange(min=0), default=600, show_default=True, help="Seconds until an open life counts.")
+@click.option("--keep", type=click.FloatRange(min=1), default=35, show_default=True, help="Days that are corrected.")
 @click.option("--all", "all_lives", is_flag=True, help="Write balanced lives too.")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as one JSON object.")
-def reconcile(*, grace: float, as_json: bool, **given: Any) -> None:
+def reconcile(*, grace: float, keep: float, as_json: bool, **given: Any) -> None:
     """Prove where every task ended; exit 1 where the books do not balance."""
     try:
         from redelivery.workers.reconciliation.job import Books  # noqa: PLC0415 - pyspark is an optional dependency
@@ -61,7 +65,7 @@ def reconcile(*, grace: float, as_json: bool, **given: Any) -> None:
         _refuse(f"the books need PySpark ({exc}): pip install 'redelivery[books]'")
     try:
         with _terminable():
-            summary = _run(Books(grace_ms=round(grace * 1000), **given))
+            summary = _run(Books(grace_ms=round(grace * 1000), keep_ms=round(keep * _DAY_MS), **given))
     except KeyboardInterrupt:
         click.echo("interrupted; nothing was written", err=True)
         raise SystemExit(130) from None

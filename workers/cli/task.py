@@ -31,7 +31,10 @@ def task() -> None:
 @json_option
 @pass_context
 def show(context: Context, task_id: str, scan: int) -> None:
-    """Its events, where it is now, and the policy that applies."""
+    """Its events, where it is now, and the policy that applies.
+
+    On RabbitMQ what waits to be run and what workers hold is not looked at; the log and dead letters are, and are given back.
+    """
     now = context.transport.now_ms()
     life = life_of(context.install, task_id, most=scan)
     if not life.events and not life.places:

@@ -1,0 +1,189 @@
+"""The brokers of the conformance suite: Valkey, Debian's Redis, and Debian's RabbitMQ with classic and with quorum queues."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import types
+import uuid
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, cast
+
+import amqp
+import pytest
+from click.testing import CliRunner
+
+from redelivery.middleware.envelope import Attempt, Failed, dead, opened, sealed
+from redelivery.middleware.keys import Keys
+from redelivery.middleware.transports.amqp import AmqpTransport
+from redelivery.middleware.transports.amqp_messages import message_of
+from redelivery.middleware.transports.redis import RedisTransport
+from redelivery.workers.amqp_look import Look
+from redelivery.workers.cli.main import redelivery
+from tests.desk import LETTERS, QUEUE, Desk, task_message
+from tests.running import Shop
+from tests.servers import Server, binaries
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from celery import Celery
+
+    from redelivery.middleware.transports.base import Capability
+    from tests.rabbit import Node, Rabbit
+
+__all__ = ["AMQP", "BROKERS", "REDIS", "Place", "letter", "opened_place"]
+
+REDIS = ("valkey", "redis")
+AMQP = ("rabbit-classic", "rabbit-quorum")
+BROKERS = (*REDIS, *AMQP)
+
+
+@dataclass
+class Place:
+    """One broker, all of it the test's own, and the desks and shops on it."""
+
+    name: str
+    server: Server | Rabbit
+    folder: Path
+    _shops: list[Shop] = field(default_factory=list)
+
+    @property
+    def capabilities(self) -> frozenset[Capability]:
+        """What its transport says that it can do."""
+        return RedisTransport.capabilities if isinstance(self.server, Server) else AmqpTransport.capabilities
+
+    @property
+    def queue_type(self) -> str:
+        """The type of the queues, where the broker has types."""
+        return self.name.partition("-")[2] or "classic"
+
+    @property
+    def conf(self) -> dict[str, Any]:
+        """What Celery's settings must say for this broker."""
+        return {"task_default_queue_type": "quorum"} if self.queue_type == "quorum" else {}
+
+    def shop(self, **options: Any) -> Shop:
+        """A shop: producers here, workers in processes."""
+        options.setdefault("settings", {"queues": {"#": {"redelivery_delay": 0.2, "max_delivery_attempts": 3}}})
+        options["conf"] = self.conf | options.get("conf", {})
+        self._shops.append(Shop(cast("Server", self.server), self.folder, **options))
+        return self._shops[-1]
+
+    def desk(self) -> Desk:
+        """An operator's desk, whose queue `orders` is declared."""
+        desk = Desk(cast("Server", self.server))
+        desk.app.conf.update(self.conf)
+        self.declare(desk, QUEUE)
+        return desk
+
+    def declare(self, desk: Desk, name: str) -> None:
+        """A queue of this desk's app, as a worker declares it."""
+        with desk.app.connection_for_write() as connection:
+            desk.app.amqp.queues[name].bind(connection.default_channel).declare()
+
+    @staticmethod
+    def command(app: Celery, *words: str) -> Any:
+        """What `redelivery -A <this app> … --json` prints, in this process. Raises `AssertionError` where it fails."""
+        module = types.ModuleType(f"operator_{uuid.uuid4().hex}")
+        module.app = app  # type: ignore[attr-defined]
+        sys.modules[module.__name__] = module
+        try:
+            done = CliRunner().invoke(redelivery, ["-A", module.__name__, *words, "--json"])
+        finally:
+            del sys.modules[module.__name__]
+        assert done.exit_code == 0, done.output
+        return json.loads(done.stdout)
+
+    def close(self) -> None:
+        """End the shops' workers."""
+        for shop in self._shops:
+            shop.stop()
+
+    def queue_of(self, name: str, priority: int = 0) -> str:
+        """Where a message of this priority waits: Redis has a list for each step of them."""
+        return Keys().list_name(name, priority) if isinstance(self.server, Server) else name
+
+    # putting messages where they are wanted, and reading what is there, behind everybody's back
+
+    def put(self, *raws: bytes, name: str = LETTERS) -> None:
+        """Letters into a dead-letter queue, the first the oldest."""
+        if isinstance(self.server, Server):
+            if raws:
+                self.server.client.lpush(name, *raws)
+            self.server.client.hset("redelivery:dead_letter_queues", name, name.removeprefix("DLQ."))
+            return
+        with self.server.connection() as connection:
+            channel = connection.connection.channel()
+            channel.confirm_select()
+            arguments = {"x-queue-type": "quorum"} if self.queue_type == "quorum" else {}
+            channel.queue_declare(name, durable=True, auto_delete=False, arguments=arguments)
+            for raw in raws:
+                amqp.Channel.basic_publish_confirm(channel, message_of(raw, target=("", name)), "", name)
+
+    def lose(self, name: str) -> None:
+        """Take one message out of a queue, behind everybody's back."""
+        if isinstance(self.server, Server):
+            assert self.server.client.lpop(name) is not None
+            return
+        with self.server.connection() as connection:
+            assert connection.default_channel.basic_get(name, no_ack=True) is not None
+
+    def there(self, name: str) -> list[dict[str, Any]]:
+        """The messages of a queue, the next to be taken first; of RabbitMQ's they are marked by it."""
+        if isinstance(self.server, Server):
+            return [opened(raw) for raw in self.server.client.lrange(name, 0, -1)[::-1]]
+        with self.server.connection() as connection, Look(connection, name) as look:
+            return [opened(found.raw) for found in look]
+
+    def ids(self, name: str) -> list[str]:
+        """The task ids of the messages of a queue, the next to be taken first."""
+        return [message["headers"]["id"] for message in self.there(name)]
+
+
+def letter(
+    message: dict[str, Any] | None = None,
+    *,
+    reason: str = "exhausted",
+    exception: str = "ValueError",
+    died_ms: int = 1_700_000_000_000,
+    into: str = LETTERS,
+) -> bytes:
+    """A dead letter's bytes, as every transport keeps it."""
+    return sealed(
+        dead(
+            task_message() if message is None else message,
+            QUEUE,
+            dead_letter_queue=into,
+            reason=reason,
+            at_ms=died_ms,
+            seen_ms=died_ms,
+            attempt=Attempt(at_ms=died_ms, worker="w@desk", exception=f"{exception}: no"),
+            failed=Failed(type=exception, message="no", traceback=f"Traceback\n{exception}: no", fingerprint=f"f-{exception}"),
+        )
+    )
+
+
+def opened_place(name: str, folder: Path, node: Callable[[], Node]) -> Iterator[Place]:
+    """The broker of this name, for a fixture; where the machine has none of it the test is skipped, but not in CI.
+
+    `node` gives the run's RabbitMQ.
+    """
+    if name in AMQP:
+        rabbit = node().vhost()
+        place = Place(name, rabbit, folder)
+        yield place
+        place.close()
+        rabbit.remove()
+        return
+    binary = binaries().get(name)
+    if binary is None:
+        message = f"there is no {name} on this machine: ./dev test installs it where it may"
+        (pytest.fail if os.environ.get("CI") else pytest.skip)(message)
+    server = Server(folder, str(binary), {"appendonly": "yes"}).start()
+    place = Place(name, server, folder)
+    yield place
+    place.close()
+    server.stop(9)

@@ -1,0 +1,78 @@
+"""Workers that die, on every broker: what they held is delivered again, counted, and ends once."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from redelivery.middleware.envelope import Envelope
+from tests.running import until
+
+if TYPE_CHECKING:
+    from tests.conformance.brokers import Place
+    from tests.running import Shop
+
+SETTINGS: dict[str, Any] = {
+    "lease": 2,
+    "queues": {"#": {"redelivery_delay": 0.1, "redelivery_delay_multiplier": 1.0, "max_delivery_attempts": 2}},
+}
+
+
+def kept_alive(shop: Shop, until_true: Any, what: str) -> int:
+    """Start workers, one after the other as they die, until something holds; how many were started."""
+    started = [shop.start(concurrency=1, wait=False)]
+
+    def look() -> bool:
+        if started[-1].process.poll() is not None:
+            started.append(shop.start(concurrency=1, wait=False))
+        return bool(until_true())
+
+    until(look, 240, what)
+    return len(started)
+
+
+def test_what_a_killed_worker_held_is_delivered_again(place: Place) -> None:
+    """SIGKILL in the middle of a task: it runs again elsewhere, is marked as delivered before, and ends once."""
+    shop = place.shop(settings=SETTINGS)
+    first = shop.start(concurrency=1)
+    task_id = shop.send("stalls")
+    until(lambda: shop.runs(task_id), what="the task to have begun")
+    first.kill()
+    shop.start(concurrency=1)
+    shop.ended(task_id, "succeeded")
+    assert shop.outcomes_of(task_id) == ["published", "redelivery_scheduled", "succeeded"]
+    assert shop.events_of(task_id)[1].reason == "worker_lost"
+    assert len(shop.runs(task_id)) == 2
+    until(lambda: not shop.leftovers(), what="nothing to be left")
+
+
+def test_a_task_that_kills_its_worker_every_time_dies_of_it_and_no_innocent_does(place: Place) -> None:
+    """`worker_lost`, after as many counted deliveries as its policy allows; what was held beside it succeeds."""
+    shop = place.shop(settings=SETTINGS)
+    innocents = [shop.send("ok")]
+    poison = shop.send("kills", kwargs={"group": True})
+    innocents += [shop.send("ok") for _ in range(4)]
+    kept_alive(shop, lambda: "dead_lettered" in shop.outcomes_of(poison), "the poison to die")
+    letter = until(lambda: next(iter(shop.letters()), None), what="its letter")
+    assert [each["headers"]["id"] for each in shop.letters()] == [poison]
+    envelope = Envelope.of(letter["headers"])
+    assert (envelope.deaths[0]["reason"], envelope.attempt) == ("worker_lost", 2)
+    for each in innocents:
+        assert shop.ended(each, "succeeded").attempt == 1
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_a_worker_that_is_stopped_gives_back_what_it_has_not_begun(place: Place, pool: str) -> None:
+    """Unmarked and uncounted: the next worker's is the first delivery."""
+    shop = place.shop(settings=SETTINGS)
+    worker = shop.start(concurrency=1, pool=pool)
+    slow = shop.send("naps", 2)
+    until(lambda: shop.runs(slow), what="the first to have begun")
+    others = [shop.send("ok") for _ in range(3)]
+    worker.stop()
+    assert shop.ended(slow, "succeeded").attempt == 1
+    shop.start(concurrency=1, pool=pool)
+    for each in others:
+        assert shop.ended(each, "succeeded").delivery == 1
+        assert [run["redelivered"] for run in shop.runs(each)] == [False]

@@ -1,0 +1,180 @@
+"""Dead letters under the operator's tools, on every broker: nothing is lost, and nothing is turned round by being looked at."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from redelivery.middleware.envelope import sealed
+from tests.conformance.brokers import letter
+from tests.desk import LETTERS, QUEUE, task_message
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.conformance.brokers import Place
+
+DIED = 1_700_000_000_000
+
+
+def put_many(place: Place, count: int) -> list[str]:
+    """Letters that died one second after the other; every second of a `KeyError`. Their task ids, the oldest first."""
+    ids = [f"task-{number:03}" for number in range(count)]
+    kinds = ("ValueError", "KeyError")
+    place.put(
+        *(letter(task_message(each), exception=kinds[number % 2], died_ms=DIED + number * 1000) for number, each in enumerate(ids))
+    )
+    return ids
+
+
+def test_looking_changes_neither_the_order_nor_the_number_of_letters(place: Place) -> None:
+    """However often, with whatever command, and however few are shown: 40 letters lie as they lay."""
+    ids, desk = put_many(place, 40), place.desk()
+    for words in (["show", LETTERS], ["show", LETTERS, "--limit", "3"], ["causes"], ["export", LETTERS], ["list"]) * 2:
+        done = desk.run("dlq", *words)
+        assert done.exit_code == 0, done.output
+    assert desk.run("dlq", "show", LETTERS, "--id", ids[7]).exit_code == 0
+    assert place.ids(LETTERS) == ids
+
+
+def test_a_letter_is_shown_whole_and_the_newest_comes_first(place: Place) -> None:
+    """`dlq show`: reason, exception, times; with `--id` the message itself."""
+    ids, desk = put_many(place, 5), place.desk()
+    assert [row["task_id"] for row in desk.json("dlq", "show", LETTERS, "--limit", "3")] == ids[:1:-1]
+    (row,) = desk.json("dlq", "show", LETTERS, "--limit", "1")
+    assert (row["reason"], row["exception"], row["died_ms"]) == ("exhausted", "ValueError", DIED + 4000)
+    (whole,) = desk.json("dlq", "show", LETTERS, "--id", ids[2])
+    assert whole["headers"]["id"] == ids[2]
+
+
+def test_queues_are_counted_without_being_looked_at(place: Place) -> None:
+    """`dlq list`: the number of letters; an empty queue has none."""
+    desk = place.desk()
+    assert {row["name"]: row["letters"] for row in desk.json("dlq", "list")} == {LETTERS: 0}
+    put_many(place, 3)
+    assert {row["name"]: row["letters"] for row in desk.json("dlq", "list")} == {LETTERS: 3}
+
+
+def test_letters_go_back_by_id_and_the_others_stay_in_their_order(place: Place) -> None:
+    """Two of nine, one of them twice asked for: seven stay, as they lay."""
+    ids, desk = put_many(place, 9), place.desk()
+    done = desk.json("dlq", "redrive", LETTERS, "--id", ids[6], "--id", ids[2])
+    assert (done["moved"], done["looked_at"]) == (2, 9)
+    assert place.ids(QUEUE) == [ids[2], ids[6]]
+    assert place.ids(LETTERS) == [each for each in ids if each not in {ids[2], ids[6]}]
+
+
+def test_letters_go_back_by_what_they_died_of_at_most_so_many_the_oldest_first(place: Place) -> None:
+    """`--exception` and `--limit` together; a dry run counts the same and moves none."""
+    ids, desk = put_many(place, 9), place.desk()
+    words = ("dlq", "redrive", LETTERS, "--exception", "KeyError", "--limit", "3")
+    assert desk.json(*words, "--dry-run")["moved"] == 3
+    assert place.ids(LETTERS) == ids
+    assert desk.json(*words)["moved"] == 3
+    assert place.ids(QUEUE) == [ids[1], ids[3], ids[5]]
+    assert place.ids(LETTERS) == [ids[0], ids[2], ids[4], *ids[6:]]
+
+
+def test_many_letters_go_back_in_their_order(place: Place) -> None:
+    """More than a page and more than a batch of them; the outcome log says so of each, one generation on."""
+    ids, desk = put_many(place, 300), place.desk()
+    assert desk.json("dlq", "redrive", LETTERS, "--all")["moved"] == 300
+    assert place.ids(LETTERS) == []
+    assert place.ids(QUEUE) == ids
+    redriven = [event for event in place.server.events() if event.outcome == "redriven"]
+    assert [event.task_id for event in redriven] == ids
+    assert {event.generation for event in redriven} == {1}
+
+
+def test_a_redriven_message_is_what_it_was(place: Place) -> None:
+    """Body, priority, custom headers and properties; its history is kept, its counts begin anew."""
+    message = task_message("whole", priority=6, tenant="täglich", nested={"a": [1, None, {"b": True}]})
+    message["properties"].update(correlation_id="c-1", reply_to="r-1")
+    place.put(letter(message))
+    desk = place.desk()
+    assert desk.json("dlq", "redrive", LETTERS, "--all")["moved"] == 1
+    (again,) = place.there(place.queue_of(QUEUE, 6))
+    assert again["body"] == message["body"]
+    headers = again["headers"]
+    assert (headers["tenant"], headers["nested"]) == ("täglich", {"a": [1, None, {"b": True}]})
+    assert {name: again["properties"].get(name) for name in ("priority", "correlation_id", "reply_to")} == {
+        "priority": 6,
+        "correlation_id": "c-1",
+        "reply_to": "r-1",
+    }
+    ours = headers["redelivery"]
+    assert (ours["generation"], ours["attempt"], ours["deaths"][0]["reason"]) == (1, 0, "exhausted")
+    assert not any(name.startswith(("x-death", "x-first", "x-last", "x-delivery")) for name in headers)
+
+
+def test_a_letter_is_edited_on_its_way_back(place: Place) -> None:
+    """`--with` and `--to`: other arguments, into another queue."""
+    place.put(letter(task_message("one")))
+    desk = place.desk()
+    place.declare(desk, "other")
+    changes = place.folder / "changes.json"
+    changes.write_text(json.dumps({"args": [5], "kwargs": {}}))
+    done = desk.json("dlq", "redrive", LETTERS, "--id", "one", "--with", str(changes), "--to", "other")
+    assert done["by_queue"] == {"other": 1}
+    (again,) = place.there("other")
+    assert again["properties"]["delivery_info"]["routing_key"] == "other"
+
+
+def test_a_letter_of_somebody_else_stays_and_is_counted(place: Place) -> None:
+    """What has no death record cannot go back: it is left where it is, in its place."""
+    place.put(letter(task_message("a")), sealed(task_message("strange")), letter(task_message("b")))
+    done = place.desk().json("dlq", "redrive", LETTERS, "--all")
+    assert (done["moved"], done["left"]) == (2, {"it has no death record: somebody else put it here": 1})
+    assert place.ids(LETTERS) == ["strange"]
+
+
+def test_purged_letters_are_archived_first_and_recorded(place: Place, tmp_path: Path) -> None:
+    """`dlq purge --archive`: gone from the queue, whole in the archive, `purged` by an operator in the log; the others stay."""
+    ids, desk = put_many(place, 6), place.desk()
+    done = desk.json("dlq", "purge", LETTERS, "--exception", "KeyError", "--archive", str(tmp_path), "--yes")
+    assert done["purged"] == 3
+    assert place.ids(LETTERS) == ids[::2]
+    recorded = [(event.task_id, event.outcome, event.reason) for event in place.server.events()]
+    assert recorded == [(each, "purged", "operator") for each in ids[1::2]]
+    assert {row["task_id"] for row in _archived(tmp_path)} == set(ids[1::2])
+
+
+def test_letters_move_to_another_queue_and_the_log_says_who_did_it(place: Place) -> None:
+    """`dlq move --create`: redriven and dead at once, by an operator's hand."""
+    ids, desk = put_many(place, 3), place.desk()
+    assert desk.json("dlq", "move", LETTERS, "--to", "graveyard", "--create", "--all", "--yes")["moved"] == 3
+    assert place.ids(LETTERS) == []
+    assert place.ids("graveyard") == ids
+    of_first = [(event.outcome, event.reason) for event in place.server.events() if event.task_id == ids[0]]
+    assert sorted(of_first) == [("dead_lettered", "operator"), ("redriven", "")]
+
+
+def test_the_same_letter_has_the_same_bytes_in_every_export(place: Place, tmp_path: Path) -> None:
+    """`dlq export` twice: the same files, by the same names, for they are named by what is in them."""
+    put_many(place, 4)
+    desk = place.desk()
+    first = desk.json("dlq", "export", LETTERS, "--to", str(tmp_path))
+    assert desk.json("dlq", "export", LETTERS, "--to", str(tmp_path))["files"] == first["files"]
+    assert len(_archived(tmp_path)) == 4
+
+
+def test_causes_are_counted(place: Place) -> None:
+    """`dlq causes`: grouped by fingerprint, the most frequent first."""
+    put_many(place, 5)
+    found = place.desk().json("dlq", "causes")
+    assert [(each["fingerprint"], each["count"]) for each in found] == [("f-ValueError", 3), ("f-KeyError", 2)]
+
+
+def test_a_queue_that_keeps_no_letters_is_refused_by_name(place: Place) -> None:
+    """And those that there are, are named."""
+    done = place.desk().run("dlq", "show", "nowhere")
+    assert done.exit_code == 2
+    assert LETTERS in done.stderr
+
+
+def _archived(folder: Path) -> list[dict[str, Any]]:
+    dataset = pytest.importorskip("pyarrow.dataset")
+    rows: list[dict[str, Any]] = dataset.dataset(folder, partitioning="hive").to_table().to_pylist()
+    return rows

@@ -1,0 +1,280 @@
+"""What becomes of a task in a worker, on every broker: attempts, delays, every reason of death, and what is recorded of it.
+
+The tests of one broker share one worker, and what they need of it is sent at once, before the first of them looks: each waits for
+its own, and none for another's delays.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import time
+import uuid
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from kombu import Connection, Producer
+
+from redelivery.middleware.envelope import Envelope
+from redelivery.middleware.transports.base import Capability
+from tests.running import until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from redelivery.middleware.outcomes import Event
+    from tests.conformance.brokers import Place
+    from tests.running import Shop
+
+SETTINGS = {
+    "queues": {"#": {"redelivery_delay": 0.1, "redelivery_delay_multiplier": 1.0, "max_delivery_attempts": 3}},
+    "tasks": {"tests.shop.naps": {"max_delivery_attempts": 1}, "tests.shop.shares": {"enabled": False}},
+}
+
+
+#: What is sent: the task, its arguments, and the options of its publication.
+SENT: dict[str, tuple[str, tuple[Any, ...], dict[str, Any]]] = {
+    "5 s": ("ok", (), {"countdown": 5}),
+    "2 s": ("ok", (), {"countdown": 2}),
+    "1.4 s": ("ok", (), {"countdown": 1.4}),
+    "expires": ("ok", (), {"countdown": 600, "expires": 1.5}),
+    "twice": ("fails", (2,), {}),
+    "always": ("fails", (), {"headers": {"trace": "abc", "deep": {"list": [1, None, "x", 2.5, True]}}, "priority": 4}),
+    "poison": ("kills", (), {}),
+    "too long": ("naps", (600,), {"time_limit": 1}),
+    **{what: ("raises", (what,), {}) for what in ("dead_letter", "reject", "requeue", "ignore", "value", "after", "exit")},
+    "retries": ("retries", (), {}),
+    "autoretries": ("autoretries", (), {}),
+    "decorated": ("decorated", (), {}),
+    "not eligible": ("raises", ("dead_letter",), {"headers": {"redelivery-dead-letter-eligible": False}}),
+    "early": ("early", (), {}),
+    "early fails": ("early", (), {"kwargs": {"fail": True}}),
+    "not enabled": ("shares", (), {}),
+}
+
+
+@dataclass
+class Floor:
+    """The shop of one broker, and the ids and times of what was sent."""
+
+    place: Place
+    shop: Shop
+    ids: dict[str, str] = field(default_factory=dict)
+    at: dict[str, float] = field(default_factory=dict)
+
+    def send_all(self) -> None:
+        """Publish what the tests look at."""
+        for name, (task, args, options) in SENT.items():
+            self.at[name] = time.time()
+            self.ids[name] = self.shop.send(task, *args, **options)
+
+    def ended(self, name: str, outcome: str) -> Event:
+        """The event with which it ended."""
+        return self.shop.ended(self.ids[name], outcome)
+
+    def runs(self, name: str) -> list[dict[str, Any]]:
+        """Its runs so far."""
+        return self.shop.runs(self.ids[name])
+
+    def letter(self, name: str) -> dict[str, Any]:
+        """Its letter, once it lies in its queue."""
+        return letter_of(self.shop, self.ids[name])
+
+
+@pytest.fixture(scope="module")
+def floor(shared_place: Place) -> Iterator[Floor]:
+    """A shop with one worker, for all tests of one broker."""
+    shop = shared_place.shop(settings=SETTINGS)
+    shop.start(concurrency=3)
+    floor = Floor(shared_place, shop)
+    floor.send_all()
+    yield floor
+    shop.stop()
+
+
+def letter_of(shop: Shop, task_id: str) -> dict[str, Any]:
+    """The letter of a task, once it lies in its queue."""
+
+    def found() -> dict[str, Any] | None:
+        return next((each for each in shop.letters() if each["headers"].get("id") == task_id), None)
+
+    letter: dict[str, Any] = until(found, what=f"a letter of {task_id}")
+    return letter
+
+
+def publish(shop: Shop, body: Any, **options: Any) -> None:
+    """Publish whatever it is, as a client of another make would: without our record."""
+    with Connection(shop.server.url) as connection:
+        Producer(connection.default_channel, routing_key="celery", serializer=options.pop("serializer", None)).publish(
+            body, **options
+        )
+
+
+def test_a_task_that_fails_twice_succeeds_at_its_third_attempt(floor: Floor) -> None:
+    """Each step is recorded, with its number; `retries` counts on, and the request says that it was delivered before."""
+    floor.ended("twice", "succeeded")
+    found = [(event.outcome, event.attempt, event.delivery) for event in floor.shop.events_of(floor.ids["twice"])]
+    assert found == [
+        ("published", 0, 0),
+        ("redelivery_scheduled", 1, 1),
+        ("redelivery_scheduled", 2, 2),
+        ("succeeded", 3, 3),
+    ]
+    assert [run["attempt"] for run in floor.runs("twice")] == [1, 2, 3]
+
+
+def test_an_exhausted_task_is_a_letter_with_its_whole_history(floor: Floor) -> None:
+    """Three attempts, one death, the failure, where it came from; the message itself is as it was published."""
+    event = floor.ended("always", "dead_lettered")
+    assert (event.reason, event.attempt, event.exception) == ("exhausted", 3, "RuntimeError")
+    letter = floor.letter("always")
+    envelope = Envelope.of(letter["headers"])
+    assert (envelope.attempt, envelope.delivery, envelope.generation) == (3, 3, 0)
+    assert [each["exception"] for each in envelope.attempts] == ["RuntimeError: no"] * 3
+    assert [each["delay"] is None for each in envelope.attempts] == [False, False, True]
+    assert [(each["queue"], each["reason"], each["count"]) for each in envelope.deaths] == [("celery", "exhausted", 1)]
+    assert envelope.failure is not None
+    assert envelope.failure["type"] == "RuntimeError"
+    assert envelope.origin["queue"] == "celery"
+    assert letter["headers"]["trace"] == "abc"
+    assert letter["headers"]["deep"] == {"list": [1, None, "x", 2.5, True]}
+    assert letter["properties"]["priority"] == 4
+    assert letter["properties"]["correlation_id"] == floor.ids["always"]
+    assert json.loads(base64.b64decode(letter["body"]))[0] == []
+    assert not [name for name in letter["headers"] if name.startswith("x-")]
+
+
+@pytest.mark.parametrize(
+    ("what", "outcome", "reason", "runs"),
+    [
+        ("dead_letter", "dead_lettered", "non_retryable", 1),
+        ("reject", "dead_lettered", "rejected", 1),
+        ("requeue", "dead_lettered", "rejected", 3),
+        ("ignore", "ignored", "", 1),
+        ("value", "dead_lettered", "exhausted", 3),
+        ("after", "dead_lettered", "exhausted", 3),
+        ("exit", "dead_lettered", "worker_lost", 3),
+    ],
+)
+def test_what_a_task_raises_decides_its_end(floor: Floor, what: str, outcome: str, reason: str, runs: int) -> None:
+    """The outcome, its reason, and how often it ran."""
+    event = floor.ended(what, outcome)
+    assert event.reason == reason
+    assert len(floor.runs(what)) == runs
+    if outcome == "dead_lettered":
+        assert Envelope.of(floor.letter(what)["headers"]).deaths[0]["reason"] == reason
+
+
+def test_a_pool_child_that_dies_counts_against_its_task(floor: Floor) -> None:
+    """It is delivered again, and dies of `worker_lost`."""
+    assert floor.ended("poison", "dead_lettered").reason == "worker_lost"
+    assert len(floor.runs("poison")) == 3
+
+
+def test_a_hard_time_limit_is_a_death(floor: Floor) -> None:
+    """Once, whatever Celery calls."""
+    assert floor.ended("too long", "dead_lettered").reason == "time_limit"
+    assert floor.shop.outcomes_of(floor.ids["too long"]) == ["published", "dead_lettered"]
+
+
+@pytest.mark.parametrize(("name", "seconds"), [("1.4 s", 1.4), ("2 s", 2), ("5 s", 5)])
+def test_a_delayed_task_is_never_early(floor: Floor, name: str, seconds: float) -> None:
+    """It waits in the broker, and runs once, after its time."""
+    floor.ended(name, "succeeded")
+    (run,) = floor.runs(name)
+    assert run["at"] >= floor.at[name] + seconds
+    assert floor.shop.outcomes_of(floor.ids[name]) == ["published", "deferred", "succeeded"]
+
+
+@pytest.mark.parametrize(("name", "runs"), [("retries", 3), ("autoretries", 3), ("decorated", 2)])
+def test_a_task_that_retries_itself_stops_at_its_limit(floor: Floor, name: str, runs: int) -> None:
+    """`self.retry`, `autoretry_for` and the decorator, as everywhere."""
+    event = floor.ended(name, "dead_lettered")
+    assert (event.reason, event.attempt, len(floor.runs(name))) == ("exhausted", runs, runs)
+
+
+def test_a_message_that_expires_dies_of_it(floor: Floor) -> None:
+    """Its `expires` passes while it waits for its ETA; it never runs, and the letter cannot expire again."""
+    assert floor.ended("expires", "dead_lettered").reason == "expired"
+    assert floor.runs("expires") == []
+    letter = floor.letter("expires")
+    assert letter["headers"].get("expires") is None
+    assert "expiration" not in letter["properties"]
+    assert Envelope.of(letter["headers"]).deaths[0]["expires"] is not None
+
+
+def test_a_producer_may_forbid_that_its_message_is_kept(floor: Floor) -> None:
+    """Solace's eligibility: discarded, and recorded so."""
+    floor.ended("not eligible", "discarded")
+    assert floor.ids["not eligible"] not in [each["headers"].get("id") for each in floor.shop.letters()]
+
+
+def test_a_task_acknowledged_before_it_runs_has_its_end_recorded(floor: Floor) -> None:
+    """`acks_late=False`: its success and its death are in the books, the letter included."""
+    floor.ended("early", "succeeded")
+    floor.ended("early fails", "dead_lettered")
+    floor.letter("early fails")
+
+
+def test_a_task_that_is_not_enabled_is_celerys_alone(floor: Floor) -> None:
+    """It fails once, is not delivered again, and leaves no letter; the books know."""
+    assert floor.ended("not enabled", "discarded").reason == "exhausted"
+    assert len(floor.runs("not enabled")) == 1
+
+
+@pytest.mark.parametrize(
+    ("headers", "body", "content_type", "reason"),
+    [
+        ({"task": "no.such.task"}, b"[[], {}, {}]", "application/json", "unknown_task"),
+        ({"task": "tests.shop.ok"}, b"no json", "application/json", "undecodable"),
+        ({"task": "tests.shop.ok"}, b"\x80\x04N.", "application/x-python-serialize", "undecodable"),
+        ({"task": "tests.shop.ok"}, b"17", "application/json", "invalid"),
+        ({"task": "tests.shop.ok", "timelimit": "soon"}, b"[[], {}, {}]", "application/json", "invalid"),
+        ({}, b"{}", "application/json", "invalid"),
+    ],
+    ids=["unknown-task", "no-json", "pickle", "no-triple", "limits", "no-task"],
+)
+def test_what_cannot_run_dies_with_its_bytes_kept(
+    floor: Floor, headers: dict[str, Any], body: bytes, content_type: str, reason: str
+) -> None:
+    """Celery would drop it, or end; here it is a letter, and the worker goes on."""
+    task_id, shop = str(uuid.uuid4()), floor.shop
+    publish(shop, body, headers={"id": task_id, "lang": "py", **headers}, content_type=content_type, content_encoding="binary")
+    assert shop.ended(task_id, "dead_lettered").reason == reason
+    assert base64.b64decode(letter_of(shop, task_id)["body"]) == body
+    assert shop.events_of(task_id)[0].reason == "unannounced"
+
+
+def test_a_task_of_a_plain_producer_opens_its_life_at_its_first_sight(floor: Floor) -> None:
+    """Nobody recorded its publication: the books say so, and count it like any other."""
+    task_id = str(uuid.uuid4())
+    headers = {"lang": "py", "task": "tests.shop.ok", "id": task_id, "root_id": task_id, "parent_id": None, "group": None}
+    publish(floor.shop, [[], {}, {}], headers=headers, serializer="json")
+    floor.shop.ended(task_id, "succeeded")
+    first = floor.shop.events_of(task_id)[0]
+    assert (first.outcome, first.reason) == ("received", "unannounced")
+
+
+def revoked(shop: Shop, countdown: float) -> tuple[str, set[str]]:
+    """Delay a task, revoke it while it waits, and wait for its end: its id, and how it ended."""
+    task_id = shop.send("ok", countdown=countdown)
+    shop.ended(task_id, "deferred")
+    shop.app.control.revoke(task_id)
+    return task_id, until(lambda: {"revoked", "succeeded"}.intersection(shop.outcomes_of(task_id)), what="its end")
+
+
+def test_a_waiting_task_can_be_revoked(floor: Floor) -> None:
+    """Where the delay store can be searched, at once; elsewhere when it is due, by the worker that remembers."""
+    is_at_once = Capability.CANCEL_DELAYED in floor.place.capabilities
+    task_id, ends = revoked(floor.shop, 600 if is_at_once else 3)
+    if ends != {"revoked"} and not is_at_once:  # this machine was too slow: it was due before the worker heard of it
+        task_id, ends = revoked(floor.shop, 40)
+    assert ends == {"revoked"}
+    assert floor.shop.runs(task_id) == []
+
+
+def test_nothing_is_left_behind(floor: Floor) -> None:
+    """When all have ended, nothing waits, and nothing is held."""
+    floor.shop.ended(floor.shop.send("ok"), "succeeded")
+    until(lambda: not floor.shop.leftovers(), what="nothing to be left")

@@ -1,0 +1,85 @@
+"""What waits for its time, under the operator's tools, on every broker: listed, cancelled, promoted, rescheduled."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.running import until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.conformance.brokers import Place
+    from tests.running import Shop
+
+HOUR = 3600
+
+
+@pytest.fixture(scope="module")
+def waiting(shared_place: Place) -> Iterator[tuple[Place, Shop, dict[str, str]]]:
+    """A worker, and tasks that it has put into the delay store for an hour or more."""
+    shop = shared_place.shop()
+    shop.start(pool="threads", concurrency=2)
+    names = ("cancelled", "promoted", "rescheduled", "looked at", "dry")
+    ids = {name: shop.send("ok", countdown=HOUR + number) for number, name in enumerate(names)}
+    for task_id in ids.values():
+        shop.ended(task_id, "deferred")
+    until(lambda: set(listed(shared_place, shop)) >= set(ids.values()), what="all to wait")
+    yield shared_place, shop, ids
+    shop.stop()
+
+
+def listed(place: Place, shop: Shop) -> dict[str, dict[str, Any]]:
+    """What `delayed list` says waits, by task id."""
+    return {row["task_id"]: row for row in place.command(shop.app, "delayed", "list")["messages"]}
+
+
+def test_what_waits_is_listed_with_its_queue_and_its_time(waiting: tuple[Place, Shop, dict[str, str]]) -> None:
+    """`delayed list` and `delayed show`; looking twice changes nothing."""
+    place, shop, ids = waiting
+    for _ in range(2):
+        row = listed(place, shop)[ids["looked at"]]
+        assert (row["queue"], row["task"]) == ("celery", "tests.shop.ok")
+        assert abs(row["due_ms"] / 1000 - (time.time() + HOUR)) < 600
+    (whole,) = place.command(shop.app, "delayed", "show", ids["looked at"])
+    assert whole["headers"]["id"] == ids["looked at"]
+    found = place.command(shop.app, "task", "show", ids["looked at"])
+    assert [each["place"] for each in found["places"]] == ["delayed"]
+    assert [event["outcome"] for event in found["events"]] == ["published", "deferred"]
+
+
+def test_a_cancelled_message_is_gone_and_recorded(waiting: tuple[Place, Shop, dict[str, str]]) -> None:
+    """`delayed cancel`: out of the store, `cancelled` in the log."""
+    place, shop, ids = waiting
+    (done,) = place.command(shop.app, "delayed", "cancel", ids["cancelled"])
+    assert done["changed"]
+    assert shop.ended(ids["cancelled"], "cancelled").reason == "operator"
+    assert ids["cancelled"] not in listed(place, shop)
+
+
+def test_a_promoted_message_runs_now(waiting: tuple[Place, Shop, dict[str, str]]) -> None:
+    """`delayed promote`: its hour is over."""
+    place, shop, ids = waiting
+    place.command(shop.app, "delayed", "promote", ids["promoted"])
+    shop.ended(ids["promoted"], "succeeded")
+    assert len(shop.runs(ids["promoted"])) == 1
+
+
+def test_a_rescheduled_message_runs_then_and_not_before(waiting: tuple[Place, Shop, dict[str, str]]) -> None:
+    """`delayed reschedule --in 3s`: it runs once, three seconds later at the earliest."""
+    place, shop, ids = waiting
+    began = time.time()
+    place.command(shop.app, "delayed", "reschedule", ids["rescheduled"], "--in", "3s")
+    shop.ended(ids["rescheduled"], "succeeded")
+    (run,) = shop.runs(ids["rescheduled"])
+    assert run["at"] >= began + 3
+
+
+def test_a_dry_run_changes_nothing(waiting: tuple[Place, Shop, dict[str, str]]) -> None:
+    """`--dry-run`: it is found, and goes on waiting."""
+    place, shop, ids = waiting
+    place.command(shop.app, "delayed", "cancel", ids["dry"], "--dry-run")
+    assert ids["dry"] in listed(place, shop)

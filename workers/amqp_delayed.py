@@ -1,0 +1,117 @@
+"""The delay store on RabbitMQ, as an operator sees it: the levels of the native delayed delivery.
+
+A message waits in the level of each bit of its delay, one after the other, from the highest down, and each is a queue. They are
+looked at in that order, so that a message that moves on meanwhile is met at its old level or at its new one, perhaps at both. What
+is looked at is held for that moment: it comes out of its level that much later at the most, and never earlier.
+
+A message that is cancelled, promoted or rescheduled is taken from its level by the same moves as a dead letter: published where it
+goes, recorded, and then acknowledged. Its due time is what its own header says; a level tells nobody when it lets go.
+
+Limits: due times are whole seconds, rounded up. What a level holds beyond `MOST_HELD` messages is not seen, and a search reads all
+levels: there is no index.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from redelivery.middleware.transports.amqp_names import BITS, address
+from redelivery.middleware.transports.base import Answer
+from redelivery.workers.amqp_look import Look, depth_of
+from redelivery.workers.contents import Contents
+from redelivery.workers.delayed import Delayed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from kombu import Connection
+
+    from redelivery.middleware.outcomes import Event
+    from redelivery.workers.amqp_letters import AmqpDesk
+
+__all__ = ["carried", "of_task", "soonest", "totals", "walk"]
+
+#: Characters of a routing key before the address: a digit and a point for each bit.
+BEFORE_ADDRESS = 2 * BITS
+
+
+def walk(connection: Connection, desk: AmqpDesk) -> Iterator[Delayed]:
+    """Everything that waits, in no order, some of it perhaps twice."""
+    names = {address(queue): queue for queue in desk.amqp.app.amqp.queues}
+    for bit in reversed(range(BITS)):
+        level = desk.keys.level(bit)
+        if not depth_of(connection, level):
+            continue
+        with Look(connection, level) as look:
+            for found in look:
+                goes_to = found.routing_key[BEFORE_ADDRESS:]
+                contents = Contents.of(found.raw)
+                queue = names.get(goes_to, goes_to)
+                yield Delayed(contents, queue, queue, _due_ms(contents), _ident(bit, found.raw))
+
+
+def totals(desk: AmqpDesk) -> dict[str, int]:
+    """How many messages wait for each queue; queues without one are left out."""
+    counts: dict[str, int] = {}
+    for each in _each_once(desk):
+        counts[each.queue] = counts.get(each.queue, 0) + 1
+    return dict(sorted(counts.items()))
+
+
+def soonest(desk: AmqpDesk, limit: int, queue: str | None = None) -> list[Delayed]:
+    """The `limit` messages that are due first, of one queue or of all."""
+    found = [each for each in _each_once(desk) if queue is None or each.queue == queue]
+    return sorted(found, key=lambda each: each.due_ms)[:limit]
+
+
+def of_task(desk: AmqpDesk, task_id: str) -> list[Delayed]:
+    """The waiting messages of one task."""
+    return [each for each in _each_once(desk) if each.contents.task_id == task_id]
+
+
+def _each_once(desk: AmqpDesk) -> list[Delayed]:
+    with desk.amqp.connect() as connection:
+        return list({each.contents.raw: each for each in walk(connection, desk)}.values())
+
+
+def carried(
+    desk: AmqpDesk,
+    ident: str,
+    event: Event,
+    message: bytes | None = None,
+    target: tuple[str, str] = ("", ""),
+) -> Answer:
+    """Take one message from its level, for good, or to go to `target` instead; `ALREADY` where it waits there no more."""
+    bit, _, digest = ident.partition(":")
+    with desk.amqp.connect() as connection:
+        for level in reversed(range(int(bit) + 1)):
+            if not depth_of(connection, desk.keys.level(level)):
+                continue
+            with Look(connection, desk.keys.level(level)) as look:
+                for found in look:
+                    if _digest(found.raw) != digest:
+                        continue
+                    answer = desk.carry_out(event, message, target)
+                    if answer is Answer.DONE:
+                        look.take(found)
+                    return answer
+    return Answer.ALREADY
+
+
+def _due_ms(contents: Contents) -> int:
+    """Until when it waits, by its header; now where that does not say."""
+    try:
+        eta = datetime.fromisoformat(str(contents.headers.get("eta")))
+    except ValueError:
+        return 0
+    return round((eta if eta.tzinfo is not None else eta.replace(tzinfo=UTC)).timestamp() * 1000)
+
+
+def _ident(bit: int, raw: bytes) -> str:
+    return f"{bit}:{_digest(raw)}"
+
+
+def _digest(raw: bytes) -> str:
+    return hashlib.sha1(raw, usedforsecurity=False).hexdigest()

@@ -1,0 +1,266 @@
+"""Dead letters on RabbitMQ: looked at in their order, and sent back, removed or moved without a moment in which they are nowhere.
+
+A letter that goes is published where it goes, and confirmed; then its event is recorded, and confirmed; then it is acknowledged,
+and so leaves its queue (the publisher's moves, `amqp_publisher`). A crash in between leaves a letter that has gone in its queue as
+well: the same command takes it away, and the task may run twice. It is never nowhere.
+
+While a queue is looked at its letters are held, so that no other tool and no handler is given them; then they are given back in
+their order (`amqp_look`, which says what that costs). Nothing is held when nothing is looked at: counts come from the queue itself.
+
+Refuses, letter by letter, what cannot be routed: an origin whose queue is gone. Limits: which dead-letter queues there may be is
+what the app's settings say, for RabbitMQ lists its queues to nobody but its management plugin; a look holds `MOST_HELD` letters.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections import defaultdict, deque
+from typing import TYPE_CHECKING, Any, Self
+
+from amqp.exceptions import NotFound
+
+from redelivery.errors import BrokerError
+from redelivery.middleware.envelope import opened
+from redelivery.middleware.transports.amqp_messages import message_of
+from redelivery.middleware.transports.amqp_names import LONGEST_DELAY, delay_key
+from redelivery.middleware.transports.amqp_publisher import Move
+from redelivery.middleware.transports.amqp_topology import declare_letters, queue_type_of
+from redelivery.middleware.transports.base import Answer, Capability
+from redelivery.workers import amqp_delayed
+from redelivery.workers.amqp_look import Found, Look, depth_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from redelivery.middleware.outcomes import Event
+    from redelivery.middleware.transports.amqp import AmqpTransport
+
+__all__ = ["AmqpDesk", "AmqpLetters"]
+
+#: Letters of one page.
+PAGE = 250
+#: Seconds that the broker may take to confirm a batch.
+PATIENCE = 120.0
+UNCONFIRMED = "the broker confirms nothing: is it blocked, by a memory or a disk alarm?"
+
+
+class AmqpDesk:
+    """What the operator's tools ask of a transport, on RabbitMQ: the moves of `RedisTransport` for dead letters, by the same names.
+
+    A move is of letters of a list that is open.
+    """
+
+    def __init__(self, transport: AmqpTransport) -> None:
+        self.amqp = transport
+        self.keys = transport.keys
+        self._open: dict[str, AmqpLetters] = {}
+        self._made: set[str] = set()
+        self._seen: set[str] = set()
+
+    @classmethod
+    def of(cls, transport: AmqpDesk | AmqpTransport) -> AmqpDesk:
+        """The desk on this transport."""
+        return transport if isinstance(transport, AmqpDesk) else cls(transport)
+
+    @property
+    def capabilities(self) -> frozenset[Capability]:
+        """The transport's, and what only an operator may do: to look where looking holds others up."""
+        return self.amqp.capabilities | {Capability.DELAY_STORE_LISTING, Capability.CANCEL_DELAYED, Capability.PROMOTE_DELAYED}
+
+    def now_ms(self) -> int:
+        """This machine's time."""
+        return self.amqp.now_ms()
+
+    def letters(self, name: str) -> AmqpLetters:
+        """The letters of a queue, to be opened with `with`."""
+        return AmqpLetters(self, name)
+
+    def depth(self, name: str) -> int | None:
+        """How many messages are ready in a queue; None where there is none. Needs no management plugin."""
+        with self.amqp.connect() as connection:
+            return depth_of(connection, name)
+
+    def open(self, letters: AmqpLetters) -> None:
+        """This list is looked at from now on."""
+        self._open[letters.name] = letters
+
+    def close(self, letters: AmqpLetters) -> None:
+        """This list is looked at no more."""
+        self._open.pop(letters.name, None)
+
+    # as RedisTransport
+
+    def redrive_many(self, dead_letter_queue: str, moves: Sequence[tuple[bytes, str, bytes, Event]]) -> list[Answer | Exception]:
+        """Send letters to where they were first published to, each by itself; `MISSING` where nothing takes them there."""
+        routed = [(letter, [event], message, _home(message, queue)) for letter, queue, message, event in moves]
+        return self._carry(dead_letter_queue, routed, self._there)
+
+    def purge_many(self, dead_letter_queue: str, gone: Sequence[tuple[bytes, Event]]) -> list[Answer | Exception]:
+        """Remove letters for good: each is recorded, then acknowledged."""
+        return self._carry(dead_letter_queue, [(letter, [event], None, ("", "")) for letter, event in gone])
+
+    def move_many(
+        self,
+        dead_letter_queue: str,
+        target: str,
+        moves: Sequence[tuple[bytes, bytes, str, tuple[Event, Event]]],
+    ) -> list[Answer | Exception]:
+        """Move letters to another dead-letter queue, which is made where it is not there."""
+        prepare = functools.partial(self._keep, target, "" if not moves else moves[0][2])
+        routed = [(letter, list(events), moved, ("", target)) for letter, moved, _, events in moves]
+        return self._carry(dead_letter_queue, routed, prepare)
+
+    def cancel(self, list_name: str, ident: str, event: Event) -> Answer:  # noqa: ARG002 - as `RedisTransport.cancel`
+        """Take one message out of the delay store for good; `ALREADY` where it no longer waits."""
+        return amqp_delayed.carried(self, ident, event)
+
+    def reschedule(self, list_name: str, ident: str, message: bytes, event: Event, *, due_ms: int | None) -> Answer:
+        """Give a message in the delay store another due time (None: now), in whole seconds, rounded up."""
+        seconds = 0 if due_ms is None else min(math.ceil((due_ms - self.now_ms()) / 1000), LONGEST_DELAY - 1)
+        target = ("", list_name)
+        if seconds > 0:
+            target = (self.keys.level(seconds.bit_length() - 1), delay_key(list_name, seconds))
+        return amqp_delayed.carried(self, ident, event, message, target)
+
+    def carry_out(self, event: Event, message: bytes | None, target: tuple[str, str]) -> Answer:
+        """Publish and record one move, and wait for it. Raises `BrokerError` where the broker confirms nothing."""
+        (move,) = _moves([event], message, target, lambda _, __: True)
+        if not self.amqp.publisher.submit(move).ended.wait(PATIENCE):
+            raise BrokerError(UNCONFIRMED)
+        return move.answer or Answer.MISSING
+
+    def _there(self, exchange: str, connection: Any, is_again: bool) -> bool:
+        """Whether there is this exchange: a publication to one that is missing would close the publisher's channel."""
+        if exchange and (is_again or exchange not in self._seen):
+            with connection.channel() as channel:
+                try:
+                    channel.exchange_declare(exchange, "direct", passive=True)
+                except NotFound:
+                    return False
+            self._seen.add(exchange)
+        return True
+
+    def _keep(self, name: str, origin: str, _: str, connection: Any, is_again: bool) -> bool:
+        if is_again or name not in self._made:
+            declare_letters(connection, name, queue_type_of(self.amqp.app, origin))
+            self._made.add(name)
+        return True
+
+    def _carry(
+        self,
+        name: str,
+        going: Iterable[tuple[bytes, list[Event], bytes | None, tuple[str, str]]],
+        prepare: Callable[[str, Any, bool], bool] = lambda *_: True,
+    ) -> list[Answer | Exception]:
+        """Publish and record, all at once; then take from the queue what has arrived. An answer for each."""
+        letters = self._open[name]
+        asked: list[tuple[Found | None, list[Move]]] = []
+        for letter, events, message, target in going:
+            found = letters.found(letter)
+            moves = [] if found is None else _moves(events, message, target, functools.partial(prepare, target[0]))
+            asked.append((found, [self.amqp.publisher.submit(move) for move in moves]))
+        return [self._ended(letters, found, moves) for found, moves in asked]
+
+    @staticmethod
+    def _ended(letters: AmqpLetters, found: Found | None, moves: list[Move]) -> Answer | Exception:
+        if found is None:
+            return Answer.ALREADY
+        for move in moves:
+            if not move.ended.wait(PATIENCE):
+                return BrokerError(UNCONFIRMED)
+        answers = {move.answer for move in moves}
+        if answers != {Answer.DONE}:
+            return Answer.MISSING
+        letters.take(found)
+        return Answer.DONE
+
+
+class AmqpLetters:
+    """The letters of one queue while it is looked at; see `LetterList`."""
+
+    def __init__(self, desk: AmqpDesk, name: str) -> None:
+        self.name = name
+        self.total = 0
+        self._desk = desk
+        self._connection: Any = None
+        self._look: Look | None = None
+        self._page: defaultdict[bytes, list[Found]] = defaultdict(list)
+
+    @property
+    def most_taken(self) -> int:
+        """How often the most looked at letter had been taken before."""
+        return 0 if self._look is None else self._look.most_taken
+
+    def __enter__(self) -> Self:
+        self._connection = self._desk.amqp.connect()
+        self.total = depth_of(self._connection, self.name) or 0
+        self._look = Look(self._connection, self.name)
+        self._look.__enter__()
+        self._desk.open(self)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._desk.close(self)
+        assert self._look is not None  # noqa: S101 - it was opened above
+        self._look.__exit__(*exc)
+        self._connection.release()
+
+    def newest(self, limit: int) -> list[bytes]:
+        """As `LetterList.newest`; the queue is read from its oldest letter on."""
+        if limit < 1 or not self.total:
+            return []
+        kept: deque[bytes] = deque(maxlen=limit)
+        for page in self.pages():
+            kept.extend(page)
+        return list(kept)[::-1]
+
+    def sample(self, limit: int) -> list[bytes]:
+        """The `limit` oldest letters, and no look beyond them."""
+        pages = self.pages(most=limit) if self.total else iter(())
+        return [raw for page in pages for raw in page]
+
+    def pages(self, gone: Callable[[], int] = lambda: 0, *, most: int | None = None) -> Iterator[list[bytes]]:  # noqa: ARG002
+        """As `LetterList.pages`; what is taken away moves nothing here."""
+        assert self._look is not None  # noqa: S101 - it is open
+        left = self.total if most is None else min(most, self.total)
+        looking = iter(self._look)
+        while left > 0:
+            self._page.clear()
+            page = []
+            for found in looking:
+                self._page[found.raw].append(found)
+                page.append(found.raw)
+                if len(page) >= min(PAGE, left):
+                    break
+            if not page:
+                return
+            left -= len(page)
+            yield page
+
+    def found(self, raw: bytes) -> Found | None:
+        """One letter of the page that was read last, each once."""
+        same = self._page.get(raw)
+        return same.pop() if same else None
+
+    def take(self, found: Found) -> None:
+        """The letter has gone."""
+        assert self._look is not None  # noqa: S101 - it is open
+        self._look.take(found)
+
+
+def _moves(events: list[Event], message: bytes | None, target: tuple[str, str], prepare: Callable[[Any, bool], bool]) -> list[Move]:
+    """The publication with the first event, and the other events by themselves, in their order."""
+    made = None if message is None else message_of(message, target=target)
+    return [Move(events[0], _nobody, made, target, prepare, may_wait=False), *(Move(event, _nobody) for event in events[1:])]
+
+
+def _nobody(_: Answer) -> None:
+    """Nobody is told: the answer is waited for."""
+
+
+def _home(message: bytes, queue: str) -> tuple[str, str]:
+    """The exchange and routing key of the origin; a queue's own where the letter was published straight to it."""
+    info = opened(message)["properties"].get("delivery_info") or {}
+    exchange, routing_key = str(info.get("exchange") or ""), str(info.get("routing_key") or "")
+    return (exchange, routing_key) if exchange else ("", routing_key or queue)
