@@ -9,7 +9,7 @@ import base64
 import pickle
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 from celery import Celery
@@ -18,8 +18,10 @@ from redelivery import Letter, Redelivery
 from redelivery.errors import ConfigurationError, EnvelopeError, RedriveError
 from redelivery.middleware.envelope import Attempt, Failed, dead, sealed
 from redelivery.middleware.handling import handlers_of
+from redelivery.workers.inventory import take as inventory
 from redelivery.workers.letter_filter import Filter
 from redelivery.workers.redrive import redrive
+from tests.chaos.verdict import archived_in, judge
 from tests.desk import body_of, task_message
 from tests.running import Shop, until
 from tests.servers import Server, binaries
@@ -103,7 +105,7 @@ def test_a_handler_archives_a_letter(handled: Shop, place: Path) -> None:
     event = handled.ended(task_id, "purged")
     assert (event.generation, event.reason) == (0, "operator")
     assert handled.outcomes_of(task_id) == ["published", "dead_lettered", "purged"]
-    rows = archived(place / "archive")
+    rows = [row for row in archived(place / "archive") if row["task_id"] == task_id]
     assert [(row["task_id"], row["dead_letter_queue"], row["why"]) for row in rows] == [(task_id, "DLQ.celery", "handler")]
 
 
@@ -160,6 +162,44 @@ def test_a_handler_that_returns_no_decision_parks_at_once(handled: Shop) -> None
     assert header["deaths"][0]["reason"] == "non_retryable"
     assert "return letter.redrive()" in header["deaths"][0]["detail"]
     assert len(calls(handled, task_id)) == 1
+
+
+#: What a handler does, and how many lives the task has then.
+LIVES = {"redrive": 2, "edit": 2, "archive": 1, "discard": 1, "park": 1, "fail": 1}
+
+
+def test_the_books_balance_after_every_decision(handled: Shop, place: Path) -> None:
+    """Each life that a decision closes or opens is opened once and ended once; what is kept or archived is where the books say."""
+    ids = {what: handled.send("picky", what) for what in LIVES}
+    for what, outcome in {"redrive": "succeeded", "edit": "succeeded", "archive": "purged", "discard": "discarded"}.items():
+        handled.ended(ids[what], outcome)
+    for what in ("park", "fail"):
+        parked(handled, ids[what])
+    ours = set(ids.values())
+    until(lambda: not any(life.task_id in ours and life.place != "dead_letter" for life in inventoried(handled)), what="rest")
+    held = sorted((row.task_id, row.generation) for row in inventoried(handled) if row.task_id in ours)
+    assert held == sorted((ids[what], 0) for what in ("park", "fail"))
+    verdict = judge(
+        [event.to_dict() for event in handled.events if event.task_id in ours],
+        {task_id for task_id, _ in held},
+        [run for run in handled.runs() if run["id"] in ours],
+        [{"id": task_id, "said": "published"} for task_id in ours],
+        archived_in(place / "archive"),
+    )
+    assert (verdict.faults, verdict.lives, verdict.repeats) == ([], sum(LIVES.values()), 0)
+
+
+class Row(NamedTuple):
+    """One row of the inventory."""
+
+    task_id: str
+    generation: int
+    place: str
+
+
+def inventoried(shop: Shop) -> list[Row]:
+    """What the inventory says of the broker now."""
+    return [Row(row["task_id"], row["generation"], row["place"]) for row in inventory(shop.app.redelivery).rows()]
 
 
 class Bomb:

@@ -22,7 +22,7 @@ from redelivery.errors import BrokerUnavailable
 from redelivery.middleware.startup import warn_of_eviction
 from tests.desk import Desk
 from tests.running import Shop, until
-from tests.servers import Server, binaries
+from tests.servers import Asked, Server, binaries
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -39,7 +39,7 @@ def free_port() -> int:
 
 
 @dataclass
-class Tls:
+class Tls(Asked):
     """A server that speaks TLS alone, as one user, in one database: what a shop and a desk take for a server."""
 
     server: Server

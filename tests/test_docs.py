@@ -38,7 +38,7 @@ RUN_ELSEWHERE = {
 FENCE = re.compile(r"^(?:<!-- run by (\S+) -->\n)?```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 INLINE = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
 LINK = re.compile(r"\[[^\]\n]*\]\(([^)\s]+)\)")
-TEST = re.compile(r"`(test_\w+\.py)(?:::(\w+))?`")
+TEST = re.compile(r"`((?:conformance/)?test_\w+\.py)(?:::(\w+))?`")
 MERMAID = re.compile(r"(stateDiagram-v2|flowchart|graph|sequenceDiagram|classDiagram)\b")
 #: Commands of others, which are not looked into.
 OTHERS = {"apt-get", "cd", "curl", "django-admin", "docker", "export", "git", "pytest", "python", "redis-cli", "uv", "uvicorn"}

@@ -208,3 +208,16 @@ def test_letters_in_a_list_of_letters_only_are_dead(desk: Desk) -> None:
     desk.die(task_message("a"))
     assert [row["place"] for row in taken(desk).values()] == ["dead_letter"]
     assert desk.client.llen(LETTERS) == 1
+
+
+def test_many_messages_are_read_in_many_small_pieces(desk: Desk) -> None:
+    """The broker serves others in between: no answer holds more than a thousand messages, or much more than two megabytes."""
+    message = sealed(task_message("many-00000", body="x" * 500))
+    raws = [message.replace(b"many-00000", f"many-{number:05}".encode()) for number in range(20_000)]
+    for start in range(0, len(raws), 1000):
+        desk.client.lpush(QUEUE, *raws[start : start + 1000])
+    desk.client.config_resetstat()
+    assert len(taken(desk)) == 20_000
+    stats = desk.client.info("commandstats")
+    assert stats["cmdstat_lrange"]["calls"] >= 2 * len(raws) // 1000
+    assert "cmdstat_keys" not in stats

@@ -118,7 +118,7 @@ def test_a_whole_run_fails_where_a_named_test_was_skipped(
         sys.path.insert(0, {str(ROOT)!r})
         import tests.proofs
         from tests.proofs import pytest_runtest_logreport, pytest_sessionfinish, pytest_terminal_summary
-        tests.proofs.DOCUMENT = Path({str(pytester.path)!r}) / "parity.md"
+        tests.proofs.DOCUMENTS = (Path({str(pytester.path)!r}) / "parity.md",)
         """
     )
     pytester.makeini("[pytest]\ntestpaths = suite\naddopts = --import-mode=importlib\nmarkers = xdist_group: x")

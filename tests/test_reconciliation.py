@@ -69,6 +69,7 @@ EXPECTED = {
     "young": "in_flight",
     "only-in-the-broker": "in_flight",
     "vanished": "lost",
+    "held-and-gone": "lost",
     "redriven-and-vanished": "balanced",
     "redriven-and-vanished/1": "lost",
     "published-twice": "lost",
@@ -129,6 +130,7 @@ def _wrong(told: Histories) -> None:
     told.hold("letter-of-nobody", "dead_letter")
     told.tell("letter-gone", "published", DIED)
     told.tell("vanished", "published", AGAIN)
+    told.tell("held-and-gone", ("received", {"reason": "unannounced", "delivery": 1, "worker": "w1@shop"}))
     told.tell("published-twice", "published", "published", SUCCEEDED)
 
 
@@ -195,7 +197,7 @@ def test_the_summary_counts_what_was_told(run: Run) -> None:
     assert summary.outcomes == {name: list(told.values()).count(name) for name in summary.outcomes}
     expected = [*EXPECTED.values(), "balanced"]
     assert summary.verdicts == {name: expected.count(name) for name in VERDICTS}
-    assert (summary.lives, summary.balanced, summary.gaps, summary.unannounced) == (len(expected), False, [], 1)
+    assert (summary.lives, summary.balanced, summary.gaps, summary.unannounced) == (len(expected), False, [], 2)
     assert summary.as_of_ms == NOON + HOUR
 
 
@@ -217,9 +219,25 @@ def test_a_verdict_comes_with_what_is_known(run: Run) -> None:
     """The last word, its reason and attempt, its time, and whether the broker has the message."""
     row = run.verdicts()["letter-gone"]
     said = "last heard of as dead_lettered (exhausted) at attempt 1 at 2026-01-31 12:00:01.000 UTC; the broker does not have it"
-    assert row["cause"] == said
+    assert row["cause"] == f"{said}; likely taken out without the command `dlq`: LREM, DEL, an eviction, or a consumer"
     assert (row["task"], row["first_ms"], row["last_ms"], row["events"]) == ("shop.charge", NOON, NOON + 1000, 2)
-    assert run.verdicts()["letter-of-nobody"]["cause"] == "no event names it; the broker has it in dead letter"
+    nobody = run.verdicts()["letter-of-nobody"]["cause"]
+    assert nobody.startswith("no event names it; the broker has it in dead letter; likely put there without the command `dlq`")
+    assert "published 2 times under one id, and ended less often" in run.verdicts()["published-twice"]["cause"]
+    held = run.verdicts()["held-and-gone"]["cause"]
+    assert "held by w1@shop, which was last heard of at 2026-01-31 12:00:00 UTC: lost between its hand-over and its end" in held
+
+
+def test_a_discrepancy_comes_with_its_events_in_order_and_with_what_to_do(run: Run) -> None:
+    """In the order in which they were judged, each once, with what an operator asks next; a balanced life has none."""
+    judged = run.verdicts()
+    history = [(step["outcome"], step["delivery"], step["reason"]) for step in judged["died-and-succeeded"]["history"]]
+    assert history == [("published", 0, ""), ("dead_lettered", 1, "exhausted"), ("succeeded", 2, "")]
+    assert [step["outcome"] for step in judged["copy-that-failed"]["history"]] == ["published", "redelivery_scheduled", "succeeded"]
+    assert all(
+        row["advice"] and (row["history"] or not row["events"]) for row in judged.values() if row["verdict"] in DISCREPANCIES
+    )
+    assert (judged["reordered"]["history"], judged["reordered"]["advice"], judged["waiting"]["history"]) == (None, None, None)
 
 
 def test_a_row_of_the_metrics_adds_up(run: Run) -> None:

@@ -179,6 +179,15 @@ def _emptied(folder: Path, name: str) -> None:
         file.unlink()
 
 
+def _commit(folder: Path, text: str) -> None:
+    (folder / "outcomes" / "_commits" / "2026-01-30").mkdir(parents=True)
+    (folder / "outcomes" / "_commits" / "2026-01-30" / "0002-2-0.json").write_text(text)
+
+
+def _committed(folder: Path) -> None:
+    _commit(folder, json.dumps({"files": [{"file": "date=2026-01-30/hour=01/outcomes-1-0-2-0.parquet", "rows": 2}]}))
+
+
 BAD_INPUTS: dict[str, tuple[Callable[[Path], object], str]] = {
     "a truncated file": (_truncated, "cut-off.parquet"),
     "another type": (_of_another_type, "column at_ms of the outcome events must be bigint, and is string"),
@@ -199,6 +208,8 @@ BAD_INPUTS: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "no events": (lambda folder: _emptied(folder, "outcomes"), "holds no file with outcome events"),
     "no inventory": (lambda folder: _emptied(folder, "inventory"), "holds no file with inventory"),
+    "a missing day": (_committed, "1 files of 2026-01-30 were exported and are not there, the first is date=2026-01-30/hour=01/"),
+    "a broken commit": (lambda folder: _commit(folder, "{"), "is no commit of an export"),
     "a broken gap": (lambda folder: (folder / "outcomes" / "_gaps.jsonl").write_text("{"), "holds a line that is no JSON"),
 }
 
@@ -257,7 +268,7 @@ def test_books_that_fail_leave_the_earlier_ones_alone(tmp_path: Path) -> None:
     assert (tmp_path / "books" / "summary.json").read_text(encoding="utf-8") == before
 
 
-@pytest.mark.parametrize("words", [["--as-of", "soon"], ["--grace", "-1"], ["--state", "x"]])
+@pytest.mark.parametrize("words", [["--as-of", "soon"], ["--grace", "-1"], ["--keep", "0"]])
 def test_options_that_make_no_sense_are_usage_errors(tmp_path: Path, words: list[str]) -> None:
     """Exit code 2, before Spark is started."""
     result = run(tmp_path, *words)

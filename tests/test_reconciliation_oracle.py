@@ -34,12 +34,12 @@ Life = tuple[str, int, int, str]
 
 def test_spark_and_plain_python_agree_on_random_histories(spark: SparkSession, tmp_path: Path) -> None:
     """Histories of any shape, events in any order and exported more than once; each verdict occurs many times."""
-    told = _told(random.Random(2))  # noqa: S311 - a seed makes it repeatable
+    told = told_at_random(random.Random(2), TASKS)  # noqa: S311 - a seed makes it repeatable
     told.reconcile(spark, tmp_path, all_lives=True, grace_ms=GRACE, as_of_ms=NOON + HOUR)
     judged = {
         (row["task_id"], row["nesting"], row["generation"], row["queue"]): row["verdict"] for row in rows(tmp_path, "verdicts")
     }
-    expected = _opinion(told)
+    expected = opinion(told)
     differing = {
         life: (judged.get(life), expected.get(life)) for life in judged | expected if judged.get(life) != expected.get(life)
     }
@@ -49,14 +49,15 @@ def test_spark_and_plain_python_agree_on_random_histories(spark: SparkSession, t
     assert min(counts.values()) >= 10, counts
 
 
-def _told(chance: random.Random) -> Histories:
+def told_at_random(chance: random.Random, tasks: int) -> Histories:
+    """So many tasks, each with one or more lives, most of them ordinary, told in any order, some events twice."""
     told = Histories()
-    for number in range(TASKS):
+    for number in range(tasks):
         queues = chance.choice([["orders"], ["orders"], ["orders", "mail"]])
         for generation in range(chance.choice([1, 1, 1, 2, 3])):
             for queue in queues if generation == 0 else [chance.choice(["orders", "mail", "repairs"])]:
                 _live(told, chance, f"task-{number}", generation, queue)
-    told.events += chance.sample(told.events, TASKS // 5)
+    told.events += chance.sample(told.events, tasks // 5)
     chance.shuffle(told.events)
     return told
 
@@ -90,7 +91,8 @@ def _live(told: Histories, chance: random.Random, task_id: str, generation: int,
         told.hold(task_id, place, generation=generation, queue=queue, nesting=nesting, due_ms=due, owner=owner)
 
 
-def _opinion(told: Histories) -> dict[Life, str]:
+def opinion(told: Histories) -> dict[Life, str]:
+    """The verdict of each life, as of an hour after noon."""
     rows_of: dict[tuple[str, int, int], list[Row]] = defaultdict(list)
     for row in [*{event["event_id"]: event for event in told.events}.values(), *told.inventory]:
         rows_of[row["task_id"], row["nesting"], row["generation"]].append(row)

@@ -186,17 +186,19 @@ def test_one_worker_does_it(desk: Desk) -> None:
 
 
 def test_a_worker_keeps_the_letters_of_its_queues(shop: Callable[..., Shop], tmp_path: Path) -> None:
-    """The duty begins with the worker, where a setting asks for it."""
-    made = shop(
-        settings={"dead_letter_archive": str(tmp_path), "queues": {"#": {"max_delivery_attempts": 1, "max_dead_letters": 2}}}
-    )
+    """The duty begins with the worker, where a setting asks for it: by age and by number, archived first, and recorded."""
+    fields = {"max_delivery_attempts": 1, "max_dead_letters": 2, "dead_letter_time_to_live": 3600}
+    made = shop(settings={"dead_letter_archive": str(tmp_path), "queues": {"#": fields}})
     desk = Desk(made.server)
     desk.app.conf.task_default_queue = "celery"
     ids = copies(desk, 5)
+    desk.die(task_message("old"), ago_ms=7_200_000)
+    desk.client.lmove(LETTERS, LETTERS, "LEFT", "RIGHT")  # it died before the others
     desk.client.rename(LETTERS, "DLQ.celery")
-    made.start("-Q", "celery", pool="solo")
-    until(lambda: desk.client.llen("DLQ.celery") == 2, what="the oldest letters to be purged")
+    worker = made.start("-Q", "celery", pool="solo")
+    until(lambda: len(purges(desk)) == 4, what="the oldest letters to be purged")
     assert desk.ids("DLQ.celery") == ids[3:]
-    until(lambda: archived(tmp_path) == ids[:3])
-    until(lambda: "letters.purged" in made.workers[0].text)
+    assert purges(desk) == [("old", "expired"), *((each, "max_length") for each in ids[:3])]
+    assert archived(tmp_path) == ["old", *ids[:3]]
+    until(lambda: worker.text.count("event=letters.purged") == 2, what="both lines")
     desk.transport.close()

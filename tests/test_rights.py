@@ -29,7 +29,7 @@ from redelivery.workers.outcome_log import bound
 from redelivery.workers.recoverer import Recoverer
 from tests.desk import LETTERS, QUEUE, Desk, task_message
 from tests.running import Shop, until
-from tests.servers import Server, binaries
+from tests.servers import Asked, Server, binaries
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -56,7 +56,7 @@ def commands(user: str) -> list[str]:
 
 
 @dataclass
-class Guarded:
+class Guarded(Asked):
     """A server that is reached as one of its users: what a shop and a desk take for a server."""
 
     server: Server

@@ -23,7 +23,7 @@ from redelivery.middleware.outcomes import Event, Outcome
 from redelivery.middleware.replicas import ConfirmedRedis
 from tests.desk import Desk, task_message
 from tests.running import Shop, until
-from tests.servers import Server, binaries
+from tests.servers import Asked, Server, binaries
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -44,7 +44,7 @@ def free_ports(count: int) -> list[int]:
 
 
 @dataclass
-class Watched:
+class Watched(Asked):
     """A master and a replica under sentinels: what a shop takes for a server. `client` is the master's, whoever that is."""
 
     folder: Path

@@ -7,7 +7,9 @@ them. A body is looked at only where it says that it is JSON; nothing is ever un
 
 from __future__ import annotations
 
+import base64
 import hashlib
+import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
@@ -69,6 +71,21 @@ class Contents:
     def body(self) -> Any:
         """The body, decoded, where it is plain JSON; None where it is anything else, or cannot be read."""
         return None if self.message is None else decoded(self.message)
+
+    def body_bytes(self) -> bytes:
+        """The body as it was published, out of its base64 and undecoded; what is no message is all body."""
+        if self.message is None:
+            return self.raw
+        body = self.message.get("body")
+        if not isinstance(body, str):
+            return json.dumps(body).encode()
+        published = body.encode("utf-8", "surrogatepass")
+        if self.message["properties"].get("body_encoding") != "base64":
+            return published
+        try:
+            return base64.b64decode(published)
+        except ValueError:
+            return published
 
     def without_chord(self) -> tuple[dict[str, Any], bool]:
         """The message as it is once it belongs to no chord any more, and whether it belonged to one."""

@@ -6,8 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 from celery import bootsteps
 
+from redelivery.middleware.transports.base import Capability
 from redelivery.workers.dispatcher import Dispatcher
+from redelivery.workers.exporter import exporter_of
 from redelivery.workers.lease import Lease
+from redelivery.workers.letter_watch import LetterWatch
 from redelivery.workers.log_keeper import LogKeeper
 from redelivery.workers.queue_keeper import QueueKeeper
 from redelivery.workers.recoverer import Recoverer
@@ -15,6 +18,9 @@ from redelivery.workers.retention import Retention
 
 if TYPE_CHECKING:
     from celery.worker.consumer import Consumer
+
+    from redelivery.middleware.install import Redelivery
+    from redelivery.workers.duty import Duty
 
 __all__ = ["Duties"]
 
@@ -27,43 +33,41 @@ class Duties(bootsteps.StartStopStep):
 
     def __init__(self, consumer: Consumer, **kwargs: Any) -> None:
         super().__init__(consumer, **kwargs)
-        self.lease: Lease | None = None
-        self.recoverer: Recoverer | None = None
-        self.dispatcher: Dispatcher | None = None
-        self.log_keeper: LogKeeper | None = None
-        self.queue_keeper: QueueKeeper | None = None
-        self.retention: Retention | None = None
+        self._duties: tuple[Duty, ...] = ()
 
     def start(self, consumer: Consumer) -> None:
         """Begin; after a lost connection they are running already."""
-        install = consumer.app.redelivery
-        if self.log_keeper is None:
-            self.log_keeper = LogKeeper(install.transport, install.settings.outcome_log_max_bytes)
-            self.log_keeper.start()
-        if not install.enforces:
-            return
-        if self.recoverer is None:
-            self.recoverer = Recoverer(install)
-            self.recoverer.start()
-        if self.lease is None:
-            self.lease = Lease(install, self.recoverer.wake)
-            self.lease.start()
-        if self.dispatcher is None and install.settings.dispatcher:
-            self.dispatcher = Dispatcher(install.transport)
-            self.dispatcher.start()
-        if self.queue_keeper is None:
-            self.queue_keeper = QueueKeeper(install)
-            self.queue_keeper.start()
-        if self.retention is None:
-            self.retention = Retention(install)
-            self.retention.start()
+        if not self._duties:
+            self._duties = duties_of(consumer.app.redelivery)
+            for duty in self._duties:
+                duty.start()
 
     def stop(self, consumer: Consumer) -> None:
         """The consumer has stopped; tasks may be running, so the lease goes on."""
 
     def shutdown(self, consumer: Consumer) -> None:  # noqa: ARG002 - Celery's signature
-        """The pool has stopped."""
-        for duty in (self.log_keeper, self.retention, self.queue_keeper, self.dispatcher, self.recoverer, self.lease):
-            if duty is not None:
-                duty.stop()
-        self.lease = self.recoverer = self.dispatcher = self.log_keeper = self.queue_keeper = self.retention = None
+        """The pool has stopped. The lease ends last."""
+        for duty in reversed(self._duties):
+            duty.stop()
+        self._duties = ()
+
+
+def duties_of(install: Redelivery) -> tuple[Duty, ...]:
+    """The duties of a worker, in the order in which they begin; where nothing is enforced, the outcome log alone.
+
+    Where the broker itself keeps leases, delays and bounds, there is the export alone.
+    """
+    settings = install.settings
+    exporters: tuple[Duty, ...] = ()
+    if settings.outcome_export is not None and Capability.OUTCOME_LOG in install.transport.capabilities:
+        exporter = exporter_of(install.transport)
+        exporters = (exporter(install.transport, settings.outcome_export, every=settings.outcome_export_every),)
+    if not install.has_leases:
+        return exporters
+    log_keeper: tuple[Duty, ...] = (LogKeeper(install.transport, settings.outcome_log_max_bytes), *exporters)
+    if not install.enforces:
+        return log_keeper
+    recoverer = Recoverer(install)
+    dispatchers = (Dispatcher(install.transport),) if settings.dispatcher else ()
+    keepers = QueueKeeper(install), Retention(install), LetterWatch(install)
+    return Lease(install, recoverer.wake), recoverer, *dispatchers, *keepers, *log_keeper

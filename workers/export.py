@@ -5,10 +5,11 @@
 3. What is not ours goes to `_refused/refused-<first id>-<last id>.jsonl`, and a warning is logged. Spark skips both names.
 4. The events are written as `date=YYYY-MM-DD/hour=HH/outcomes-<first id>-<last id>.parquet` (UTC, by the event's time), each file
    complete or not there at all, and flushed to the disk.
-5. One script moves the cursor and removes the batch from the stream.
+5. A commit names the batch's files (`redelivery.workers.commits`).
+6. One script moves the cursor and removes the batch from the stream.
 
 A log has one cursor, and so one destination. A crash anywhere, or a second export at the same time, exports some events twice and
-loses none: an event keeps its id, and the books count each id once. Where an export dies between 4 and 5, and the log passes its
+loses none: an event keeps its id, and the books count each id once. Where an export dies between 5 and 6, and the log passes its
 cap before the next one, the gap that is reported includes what those files hold.
 """
 
@@ -19,7 +20,7 @@ from collections import defaultdict
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from operator import attrgetter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -27,6 +28,7 @@ from redelivery.errors import BrokerError, InputError
 from redelivery.middleware.logs import log
 from redelivery.middleware.outcomes import Event
 from redelivery.middleware.scripts import Script
+from redelivery.workers.commits import Commit, newest, replaced
 from redelivery.workers.outcome_batch import OTHER_EXPORT, Batch, Gap, order, take
 from redelivery.workers.outcome_log import Refused
 from redelivery.workers.tables import EVENTS, Format, read_lines, write_rows
@@ -36,7 +38,7 @@ if TYPE_CHECKING:
 
     from redelivery.middleware.keys import Keys
 
-__all__ = ["ExportResult", "Gap", "export_outcomes"]
+__all__ = ["ExportResult", "Gap", "export_outcomes", "write_events", "write_gaps", "write_refused"]
 
 #: Entries of one file, held in memory until it is written (about 50 MB).
 BATCH = 50_000
@@ -56,6 +58,7 @@ class ExportResult:
     refused: int = 0
     files: list[str] = field(default_factory=list)
     gaps: list[Gap] = field(default_factory=list)
+    commits: int = 0
 
 
 def export_outcomes(client: Redis, keys: Keys, destination: str, *, format: Format = "parquet", batch: int = BATCH) -> ExportResult:  # noqa: A002
@@ -70,20 +73,31 @@ def export_outcomes(client: Redis, keys: Keys, destination: str, *, format: Form
         raise InputError(msg)
     result = ExportResult(destination)
     until: tuple[int, int] | None = None
+    commit = newest(destination, keys.outcomes)  # before the log is read: another export may go on meanwhile
     while True:
         taken = take(client, keys, batch)
         until = order(taken.newest) if until is None else until
         if not taken.entries and not taken.gaps:
             return result
-        _write_gaps(taken, result)
-        _write_refused(taken, result)
-        _write_events(taken, result, format)
-        _finish(client, keys, taken)
+        if result.commits == 0 and not taken.gaps and (gap := replaced(client, keys, taken, commit)) is not None:
+            taken.gaps.append(gap)
+        _write(client, keys, taken, result, format)
         if order(taken.last) >= until:
             return result
 
 
-def _write_gaps(batch: Batch, result: ExportResult) -> None:
+def _write(client: Redis, keys: Keys, batch: Batch, result: ExportResult, format: Format) -> None:  # noqa: A002
+    """One batch: whatever it holds is on the disk before the log lets go of it."""
+    write_gaps(batch, result)
+    refused = write_refused(batch, result)
+    files = write_events(batch, result, format)
+    Commit.of(batch, keys.outcomes, files, refused).write(result.destination)
+    result.commits += 1
+    _finish(client, keys, batch)
+
+
+def write_gaps(batch: Batch, result: ExportResult) -> None:
+    """Note the gaps before a batch beside the events."""
     if not batch.gaps:
         return
     known = {row["after"]: row for row in read_lines(result.destination, "_gaps.jsonl")}
@@ -95,19 +109,23 @@ def _write_gaps(batch: Batch, result: ExportResult) -> None:
         log.warning("outcome_log.gap_found", after=gap.after, before=gap.before, lost=gap.lost, why=gap.why)
 
 
-def _write_refused(batch: Batch, result: ExportResult) -> None:
+def write_refused(batch: Batch, result: ExportResult) -> int:
+    """Write what is not ours, by itself; how many entries that were."""
     refused = [entry for entry in batch.entries if isinstance(entry, Refused)]
     if not refused:
-        return
+        return 0
     rows = [{"entry_id": each.entry_id, "why": each.why, "values": json.dumps(each.values)} for each in refused]
     name = f"refused-{refused[0].entry_id}-{refused[-1].entry_id}"
     write_rows(rows, f"{result.destination.rstrip('/')}/_refused", _REFUSED, name=name, format="jsonl")
     result.refused += len(refused)
     result.files.append(f"_refused/{name}.jsonl")
     log.warning("outcome_log.entries_refused", count=len(refused), first=refused[0].entry_id, why=refused[0].why)
+    return len(refused)
 
 
-def _write_events(batch: Batch, result: ExportResult, format: Format) -> None:  # noqa: A002
+def write_events(batch: Batch, result: ExportResult, format: Format) -> list[dict[str, Any]]:  # noqa: A002
+    """Write the events; the files and their numbers of rows."""
+    files = []
     hours: defaultdict[str, list[Event]] = defaultdict(list)
     for entry in batch.entries:
         if isinstance(entry, Event):
@@ -115,8 +133,11 @@ def _write_events(batch: Batch, result: ExportResult, format: Format) -> None:  
     for hour, events in hours.items():
         name = f"outcomes-{events[0].event_id}-{events[-1].event_id}"
         rows = (dict(zip(EVENTS.names, _row(event), strict=True)) for event in events)
-        result.events += write_rows(rows, f"{result.destination.rstrip('/')}/{hour}", EVENTS, name=name, format=format)
-        result.files.append(f"{hour}/{name}.{format}")
+        count = write_rows(rows, f"{result.destination.rstrip('/')}/{hour}", EVENTS, name=name, format=format)
+        files.append({"file": f"{hour}/{name}.{format}", "rows": count})
+        result.events += count
+    result.files += [str(each["file"]) for each in files]
+    return files
 
 
 def _finish(client: Redis, keys: Keys, batch: Batch) -> None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from redelivery.middleware.keys import Keys
     from redelivery.middleware.outcomes import Event
 
-__all__ = ["OTHER_EXPORT", "Batch", "Gap", "order", "take"]
+__all__ = ["OTHER_EXPORT", "Batch", "Gap", "order", "storable", "take"]
 
 #: Entries of one answer: the broker serves nobody else while it writes them (about 2 ms).
 PAGE = 1000
@@ -131,7 +131,7 @@ def _add(batch: Batch, page: Page) -> None:
         batch.gaps.append(_gap(batch, page))
     batch.newest, batch.trimmed_at = page.newest, page.trimmed.get("at", "")
     batch.position = (page.gone if first else max(page.gone, batch.position)) + len(page.raw)
-    batch.entries.extend(_storable(decoded(page.raw)))
+    batch.entries.extend(storable(decoded(page.raw)))
     if page.raw:
         batch.last = _text(page.raw[-1][0])
     elif batch.gaps:
@@ -155,7 +155,7 @@ def _gap(batch: Batch, page: Page) -> Gap:
     return Gap(after=batch.last, before=before, lost=lost, why=why, noticed_ms=page.now_ms)
 
 
-def _storable(entries: Iterable[Event | Refused]) -> Iterator[Event | Refused]:
+def storable(entries: Iterable[Event | Refused]) -> Iterator[Event | Refused]:
     """The same, with events whose numbers no column holds refused."""
     for entry in entries:
         if isinstance(entry, Refused) or _fits(entry):

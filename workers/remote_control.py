@@ -29,7 +29,7 @@ from redis.exceptions import RedisError
 
 from redelivery.middleware.logs import log
 from redelivery.middleware.outcomes import Outcome
-from redelivery.middleware.transports.base import Answer
+from redelivery.middleware.transports.base import Answer, Capability
 from redelivery.workers import delayed as store
 
 if TYPE_CHECKING:
@@ -63,6 +63,8 @@ class RemoteControl(bootsteps.StartStopStep):
     def start(self, consumer: Consumer) -> None:
         """Stand in front of the commands, once: the consumer's mailbox outlives its connection."""
         control = next((step for step in consumer.blueprint.order if isinstance(step, Control)), None)
+        if Capability.CANCEL_DELAYED not in self._install.transport.capabilities:
+            return  # Celery's own: a revoked task is remembered, and revoked when it is due
         if control is None or self._stands or not self._install.enforces:
             return
         node, self._stands = control.box.node, True

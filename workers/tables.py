@@ -26,7 +26,7 @@ from redelivery.errors import InputError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
-__all__ = ["EVENTS", "INVENTORY", "Format", "read_lines", "remove", "write_rows", "write_text"]
+__all__ = ["EVENTS", "INVENTORY", "Format", "names", "read_lines", "read_text", "remove", "write_rows", "write_text"]
 
 Format = Literal["parquet", "jsonl"]
 
@@ -100,6 +100,27 @@ def remove(uri: str, file: str) -> None:
     filesystem, folder = _resolve(uri)
     if filesystem.get_file_info(f"{folder}/{file}").type is fs.FileType.File:
         filesystem.delete_file(f"{folder}/{file}")
+
+
+def names(uri: str) -> list[str]:
+    """What the folder `uri` holds, by name; nothing where there is no such folder. Raises `InputError` where it cannot be read."""
+    filesystem, folder = _resolve(uri)
+    try:
+        return sorted(each.base_name for each in filesystem.get_file_info(fs.FileSelector(folder, allow_not_found=True)))
+    except OSError as exc:
+        msg = f"{uri} cannot be read: {exc}. Give it rights, or give another destination"
+        raise InputError(msg) from exc
+
+
+def read_text(uri: str, file: str) -> str:
+    """A small file. Raises `InputError` where it cannot be read."""
+    filesystem, folder = _resolve(uri)
+    try:
+        with filesystem.open_input_stream(f"{folder}/{file}") as source:
+            return str(source.read().decode())
+    except (OSError, ValueError) as exc:
+        msg = f"{uri}/{file} cannot be read: {exc}. Move it away, or give another destination"
+        raise InputError(msg) from exc
 
 
 def read_lines(uri: str, file: str) -> list[dict[str, Any]]:

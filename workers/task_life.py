@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from redelivery.errors import EnvelopeError
 from redelivery.middleware.outcomes import Event
+from redelivery.middleware.transports.base import Capability
 from redelivery.workers import dead_letters, delayed
 from redelivery.workers.contents import Contents
 from redelivery.workers.dead_letters import Letter, may_be
@@ -67,6 +68,11 @@ def life_of(install: Redelivery, task_id: str, *, most: int) -> TaskLife:
     Raises whatever redis-py raises.
     """
     life = TaskLife(task_id)
+    if Capability.BROWSE_LETTERS_UNMARKED not in install.transport.capabilities:
+        from redelivery.workers.amqp_task_life import read  # noqa: PLC0415 - only where the broker is RabbitMQ
+
+        read(install, life, most)
+        return life
     _read_log(install, life, most)
     for each in delayed.of_task(install.transport, task_id):
         life.places.append(Place("delayed", each.queue, each.contents, {"due_ms": each.due_ms}))

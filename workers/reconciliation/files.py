@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from py4j.protocol import Py4JJavaError
+
 from redelivery.errors import InputError
 
 if TYPE_CHECKING:
@@ -33,6 +35,7 @@ class Files:
 
     def __init__(self, spark: SparkSession) -> None:
         self._jvm: Any = spark.sparkContext._jvm  # noqa: SLF001 - Spark has no public door to Hadoop's file systems
+        self._gateway: Any = spark.sparkContext._gateway  # noqa: SLF001 - as above
         self._configuration: Any = spark.sparkContext._jsc.hadoopConfiguration()  # noqa: SLF001 - as above
 
     def absolute(self, uri: str) -> str:
@@ -96,6 +99,21 @@ class Files:
         if not system.rename(path, self._path(target)):
             msg = f"{source} could not be renamed to {target}: look at the permissions of its folder"
             raise InputError(msg)
+
+    def replace(self, source: str, target: str) -> None:
+        """Move a file over another: at once where the file system can (HDFS, a local disk), else by removing the old one first."""
+        from_path, system = self._open(source)
+        to_path = self._path(target)
+        hadoop = self._jvm.org.apache.hadoop.fs
+        rename = getattr(hadoop, "Options$Rename")
+        options = self._gateway.new_array(rename, 1)
+        options[0] = rename.OVERWRITE
+        try:
+            context = hadoop.FileContext.getFileContext(system.getUri(), self._configuration)
+            context.rename(system.makeQualified(from_path), system.makeQualified(to_path), options)
+        except Py4JJavaError:  # a file system that FileContext does not know: object stores, for the most part
+            system.delete(to_path, False)  # noqa: FBT003 - Hadoop's `recursive`
+            self.rename(source, target)
 
     def make_folder(self, uri: str) -> None:
         """Make a folder and those above it."""

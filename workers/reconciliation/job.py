@@ -1,9 +1,11 @@
 """The reconciliation: do the books balance, and if not, which task does not, and why.
 
-1. Outcome events and the inventory are read (`reading.py`).
-2. They are folded into lives (`lives.py`), in one shuffle; the lives are kept, and everything else comes from them.
+1. Outcome events and the inventory are read (`reading.py`); with a state, only files that no earlier run has read (`state.py`).
+2. They are folded into lives (`lives.py`), in one shuffle; the lives are kept, and everything else comes from them. With a state,
+   the lives that earlier runs left open are joined with them (`carrying.py`).
 3. Each life is judged (`verdicts.py`).
-4. Verdicts, metrics, possible repeats and the summary are written, all of them or none (`writing.py`).
+4. Verdicts with their evidence (`evidence.py`), metrics, possible repeats and the summary are written, all of them or none
+   (`writing.py`); and after them the state.
 
 Enters: URIs that Spark can read, a grace, and optionally the moment that ages are counted up to; without it that moment is the
 latest one in the inputs (when the inventory was taken among them), so that the same inputs give the same books whenever they are
@@ -12,20 +14,26 @@ read. Leaves: the outputs and a `Summary`. Refuses, with `InputError`: inputs th
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from pyspark import StorageLevel
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
 
 from redelivery.errors import InputError
+from redelivery.middleware.outcomes import Outcome
+from redelivery.workers.reconciliation.carrying import carried, held_schema, marked, to_hold
+from redelivery.workers.reconciliation.evidence import EVIDENCE, advised, in_question, with_histories, without_histories
+from redelivery.workers.reconciliation.figures import Figures, figures_of
 from redelivery.workers.reconciliation.files import Files
+from redelivery.workers.reconciliation.inputs import Inputs, gather
 from redelivery.workers.reconciliation.lives import fold, with_queues_named
-from redelivery.workers.reconciliation.metrics import metrics_of
-from redelivery.workers.reconciliation.reading import read_events, read_gaps, read_inventory, read_taken
+from redelivery.workers.reconciliation.report import REPORT, page
+from redelivery.workers.reconciliation.state import Run, State
 from redelivery.workers.reconciliation.summary import Summary, summarise
+from redelivery.workers.reconciliation.trend import Line, line_of, merged, read_trend, write_trend
 from redelivery.workers.reconciliation.verdicts import judge
-from redelivery.workers.reconciliation.writing import check_output, replacing, write_summary, write_table
+from redelivery.workers.reconciliation.writing import check_apart, check_output, replacing, write_summary, write_table
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,55 +42,157 @@ if TYPE_CHECKING:
 
 __all__ = ["Books", "reconcile"]
 
-_EVIDENCE = ("task_id", "generation", "task", "queue", "verdict", "rule", "cause", "first_ms", "last_ms", "events", "nesting")
+KEEP_MS = 35 * 86_400_000
+#: Up to so many lives, keeping them judged is cheaper than judging them anew for each output.
+FEW = 1_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Books:
-    """What to reconcile: URIs, the grace in ms, `as_of_ms` (ms since the epoch), and whether balanced lives are written too."""
+    """What to reconcile: URIs, the grace in ms, `as_of_ms` (ms since the epoch), and whether balanced lives are written too.
+
+    With `state`, a URI, each run reads what no earlier one has read, and carries open lives over; `keep_ms` is for how long closed
+    books can be corrected.
+    """
 
     outcomes: str
     inventory: str
     output: str
+    state: str | None = None
     grace_ms: int = 600_000
     as_of_ms: int | None = None
+    keep_ms: int = KEEP_MS
     all_lives: bool = False
 
 
 def reconcile(spark: SparkSession, books: Books, say: Callable[[str], object] = lambda _: None) -> Summary:
     """Reconcile, and write the outputs; `say` is told how far it is. Raises `InputError`, and whatever Spark raises."""
     files = Files(spark)
-    output = check_output(files, books.output, {"outcomes": books.outcomes, "inventory": books.inventory})
-    gaps, taken_ms = read_gaps(files, books.outcomes), read_taken(files, books.inventory)
-    events, inventory = read_events(spark, files, books.outcomes), read_inventory(spark, files, books.inventory)
-    say("reading and folding the events")
-    lives = fold(events, inventory).persist(StorageLevel.MEMORY_AND_DISK)
+    output = _checked_output(files, books)
+    state = None if books.state is None else State(spark, files, books.state)
+    inputs = gather(spark, files, books.outcomes, books.inventory, state, {"grace_ms": books.grace_ms, "as_of_ms": books.as_of_ms})
+    say(f"reading and folding the events{inputs.told}")
+    lives = fold(inputs.events, inputs.inventory).persist(StorageLevel.MEMORY_AND_DISK)
     try:
-        facts = _look(lives, books)
-        named = with_queues_named(lives) if facts["unnamed"] else lives
-        as_of_ms = books.as_of_ms if books.as_of_ms is not None else max(int(facts["latest_ms"]), taken_ms or 0)
-        say(f"judging {facts['lives']:,} lives")
-        looked_ms = facts["looked_ms"] if taken_ms is None else taken_ms
-        judged = judge(named, as_of_ms=as_of_ms, grace_ms=books.grace_ms, looked_ms=looked_ms)
-        summary = summarise(judged, gaps, as_of_ms=as_of_ms, grace_ms=books.grace_ms)
-        with replacing(files, output) as folder:
-            say(f"writing {books.output}")
-            _write(judged, folder, all_lives=books.all_lives)
-            write_summary(files, summary, folder)
+        facts = _look(lives, books, may_be_empty=inputs.base is not None and inputs.base.lives > 0)
+        run = _Run(books, files, output, inputs, lives, facts)
+        try:
+            return run.finish(state, say)
+        finally:
+            for each in run.kept:
+                each.unpersist()
     finally:
         lives.unpersist()
-    return summary
 
 
-def _look(lives: DataFrame, books: Books) -> dict[str, Any]:
+class _Run:
+    """The run from its folded lives on."""
+
+    def __init__(  # noqa: PLR0917 - what was given, read and found
+        self, books: Books, files: Files, output: str, inputs: Inputs, lives: DataFrame, facts: dict[str, Any]
+    ) -> None:
+        self.books, self.files, self.output, self.inputs, self.lives, self.facts = books, files, output, inputs, lives, facts
+        latest = [facts["latest_ms"], inputs.taken_ms, None if inputs.base is None else inputs.base.watermark_ms]
+        found_ms = max((int(each) for each in latest if each is not None), default=0)
+        self.as_of_ms = found_ms if books.as_of_ms is None else books.as_of_ms
+        self.kept: list[DataFrame] = []
+
+    def finish(self, state: State | None, say: Callable[[str], object]) -> Summary:
+        """Judge, and write everything."""
+        books = self.books
+        say(f"judging {self.facts['lives']:,} lives")
+        judged, before = self._judged(state, say)
+        if self.facts["lives"] < FEW:
+            judged = self._keep(judged)
+        summary = summarise(judged, self.inputs.gaps, as_of_ms=self.as_of_ms, grace_ms=books.grace_ms, before=before)
+        with replacing(self.files, self.output) as folder:
+            say(f"writing {books.output}")
+            summary = replace(summary, figures=self._write(judged, folder, has_questions=summary.has_questions))
+            trend = merged(self._trend(), line_of(summary))
+            write_summary(self.files, summary, folder)
+            write_trend(self.files, trend, folder)
+            self.files.write(f"{folder}/{REPORT}", page(summary, trend))
+            run = None if state is None else self._write_state(state, judged, say)
+        if state is not None and run is not None:
+            state.commit(run)
+            write_trend(self.files, trend, str(books.state))
+        say(f"wrote {books.output.rstrip('/')}/{REPORT}")
+        return summary
+
+    def _keep(self, table: DataFrame) -> DataFrame:
+        """Keep what is asked for more than once, until the run ends."""
+        self.kept.append(table.persist(StorageLevel.MEMORY_AND_DISK))
+        return self.kept[-1]
+
+    def _trend(self) -> list[Line]:
+        """What earlier runs left: in the output that is replaced, and in the state."""
+        places = [self.output] if self.books.state is None else [self.output, self.books.state]
+        return [line for place in places for line in read_trend(self.files, place)]
+
+    def _judged(self, state: State | None, say: Callable[[str], object]) -> tuple[DataFrame, DataFrame | None]:
+        """All lives with their verdicts, and what earlier runs had counted of them."""
+        alone = self.lives
+        base = self.inputs.base
+        if state is None or base is None or base.version == 0:
+            return marked(self._judge(alone), None), None
+        held = self._keep(state.lives(base, held_schema(alone)))
+        watermark_ms = -1 if base.watermark_ms is None else base.watermark_ms
+        found = carried(alone, held, self.inputs.events, self.inputs.inventory, watermark_ms, self.inputs.earlier)
+        self.kept += found.kept
+        if found.late:
+            say(f"{found.late:,} tasks have events that came late: theirs are read again")
+        judged = marked(self._judge(found.alone), None).unionByName(marked(self._judge(found.touched, named=True), found.known))
+        return judged, found.before
+
+    def _judge(self, lives: DataFrame, *, named: bool = False) -> DataFrame:
+        if self.facts["unnamed"] and not named:
+            lives = with_queues_named(lives)
+        looked_ms = self.facts["looked_ms"] if self.inputs.taken_ms is None else self.inputs.taken_ms
+        redriven = named or self.facts["redriven"] > 0
+        times = {"as_of_ms": self.as_of_ms, "grace_ms": self.books.grace_ms, "looked_ms": looked_ms}
+        return judge(lives, **times, any_redriven=redriven)
+
+    def _write(self, judged: DataFrame, folder: str, *, has_questions: bool) -> Figures:
+        told = judged.where(~F.col("is_standing"))
+        shown = told if self.books.all_lives else told.where((F.col("verdict") != "balanced") | F.col("is_correction"))
+        if has_questions:
+            of = self._keep(in_question(told))
+            shown = with_histories(advised(shown, judged), of, self.inputs.all_events(of))
+        else:
+            shown = without_histories(shown)
+        write_table(shown.select(*EVIDENCE), folder, "verdicts")
+        repeats = told.where("is_repeated").select("task_id", "generation", "task", "queue", "verdict", "cause", "nesting")
+        write_table(repeats, folder, "repeats")
+        return figures_of(told, folder)
+
+    def _write_state(self, state: State, judged: DataFrame, say: Callable[[str], object]) -> Run:
+        books = self.books
+        say(f"writing {books.state}")
+        lives = to_hold(judged, self.lives.columns, as_of_ms=self.as_of_ms, keep_ms=books.keep_ms)
+        lives = self._keep(lives)
+        run = self.inputs.next_run(self.facts["watermark_ms"]).forgetting(self.as_of_ms, books.keep_ms)
+        return state.write(replace(run, lives=lives.count()), lives)
+
+
+def _checked_output(files: Files, books: Books) -> str:
+    inputs = {"outcomes": books.outcomes, "inventory": books.inventory}
+    if books.state is not None:
+        check_apart(files, books.state, inputs, "state")
+        inputs["state"] = books.state
+    return check_output(files, books.output, inputs)
+
+
+def _look(lives: DataFrame, books: Books, *, may_be_empty: bool) -> dict[str, Any]:
     """One look over all lives, which fills the cache: what decides how to go on, and whether the rows can be used at all."""
     row = lives.agg(
         F.count("*").alias("lives"),
         F.sum("events").alias("events"),
+        F.max("last_ms").alias("watermark_ms"),
         F.greatest(F.max("last_ms"), F.max("seen_ms")).alias("latest_ms"),
         F.max("seen_ms").alias("looked_ms"),
         F.count_if(F.col("queue") == "").alias("unnamed"),
         F.sum("unknown").alias("unknown"),
+        F.count_if(F.col(Outcome.REDRIVEN) > 0).alias("redriven"),
         F.sum("broken").alias("broken"),
         F.sum("misplaced").alias("misplaced"),
     ).first()
@@ -95,16 +205,8 @@ def _look(lives: DataFrame, books: Books) -> dict[str, Any]:
         )
     elif facts.get("misplaced"):
         msg = f"{books.inventory}: {facts['misplaced']} rows have no task_id, seen_ms or known place: this is no inventory"
-    elif not facts.get("events"):
+    elif not facts.get("events") and not may_be_empty:
         msg = f"{books.outcomes} holds no outcome events: export them first, or look at the path"
     else:
         return facts
     raise InputError(msg)
-
-
-def _write(judged: DataFrame, folder: str, *, all_lives: bool) -> None:
-    evidence = judged.select(*_EVIDENCE)
-    write_table(evidence if all_lives else evidence.where(F.col("verdict") != "balanced"), folder, "verdicts")
-    repeats = judged.where("is_repeated").select("task_id", "generation", "task", "queue", "verdict", "cause", "nesting")
-    write_table(repeats, folder, "repeats")
-    write_table(metrics_of(judged), folder, "metrics")

@@ -57,6 +57,8 @@ def _of_events(events: DataFrame) -> DataFrame:
         _or_default("attempt"),
         _or_default("worker"),
         _or_default("exception"),
+        _or_default("fingerprint"),
+        "delay_ms",
         "at_ms",
         step.alias("step"),
         position(step, _or_default("delivery")).alias("at"),
@@ -115,12 +117,16 @@ def _aggregates() -> list[Column]:
         F.max("at_ms").alias("last_ms"),
         F.min(F.when(is_end, F.col("at_ms"))).alias("ended_ms"),
         F.max(F.when(scheduled, F.col("at_ms"))).alias("scheduled_ms"),
+        F.min(F.when(scheduled, F.col("at_ms"))).alias("first_scheduled_ms"),
+        F.sum(F.when(scheduled, F.col("delay_ms"))).alias("asked_ms"),
         F.max(F.when(scheduled, at)).alias("last_scheduled"),
         F.count_if("is_repeat").alias("repeats"),
         F.max("attempt").alias("attempts"),
         F.max("task").alias("task"),
         F.max_by("reason", at).alias("reason"),
         F.max_by("reason", F.when(dead, at)).alias("death_reason"),
+        F.max_by("exception", F.when(dead, at)).alias("death_exception"),
+        F.max_by("fingerprint", F.when(dead, at)).alias("death_fingerprint"),
         F.max_by("worker", at).alias("worker"),
         F.max_by("exception", at).alias("exception"),
         F.count_if(place == "dead_letter").alias("in_dead_letters"),
@@ -132,7 +138,7 @@ def _aggregates() -> list[Column]:
     ]
 
 
-_LEAST = frozenset({"first_end", "first_death", "first_ms", "ended_ms", "due_ms"})
+_LEAST = frozenset({"first_end", "first_death", "first_ms", "ended_ms", "first_scheduled_ms", "due_ms"})
 _GREATEST = frozenset(
     {
         "last_open",
@@ -144,6 +150,8 @@ _GREATEST = frozenset(
         "attempts",
         "task",
         "death_reason",
+        "death_exception",
+        "death_fingerprint",
         "seen_ms",
         "place",
     },

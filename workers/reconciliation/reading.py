@@ -16,7 +16,8 @@ from pyspark.sql import DataFrame
 from pyspark.sql.types import IntegerType, LongType
 
 from redelivery.errors import InputError
-from redelivery.workers.reconciliation.schema import EVENTS, EVENTS_REQUIRED, INVENTORY, INVENTORY_REQUIRED
+from redelivery.workers.reconciliation.commits import root_of
+from redelivery.workers.reconciliation.schema import EVENTS, EVENTS_REQUIRED, INVENTORY, INVENTORY_REQUIRED, empty
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,9 +25,9 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.types import DataType, StructType
 
-    from redelivery.workers.reconciliation.files import Files
+    from redelivery.workers.reconciliation.files import File, Files
 
-__all__ = ["read_events", "read_gaps", "read_inventory", "read_taken"]
+__all__ = ["find", "read_events", "read_gaps", "read_inventory", "read_taken"]
 
 #: Where the export notes what left the outcome log before it was exported, one JSON object a line. Spark skips such names.
 GAPS: Final = "_gaps.jsonl"
@@ -40,19 +41,36 @@ _FORMATS: Final = {
 }
 
 
-def read_events(spark: SparkSession, files: Files, uri: str) -> DataFrame:
-    """The outcome events at this URI."""
-    return _read(spark, files, uri, EVENTS, EVENTS_REQUIRED, "outcome events")
+def find(files: Files, uri: str, what: str) -> list[File]:
+    """The files at this URI. Raises `InputError` where there is none, or one that is neither Parquet nor JSON lines."""
+    if not files.exists(uri):
+        msg = f"there is no {what} at {uri}: export it first, or look at the path"
+        raise InputError(msg)
+    found = list(files.walk(uri))
+    for file in found:
+        if _format_of(file.name) is None:
+            msg = f"{file.path} is neither Parquet nor JSON lines by its ending: move it out of the {what}"
+            raise InputError(msg)
+    if not found:
+        msg = f"{uri} holds no file with {what}: export it first, or look at the path"
+        raise InputError(msg)
+    return found
+
+
+def read_events(spark: SparkSession, paths: Sequence[str], uri: str = "") -> DataFrame:
+    """The outcome events in these files; with `uri` they are all that is there, and Spark lists them itself."""
+    return _read(spark, paths, uri, EVENTS, EVENTS_REQUIRED, "outcome events")
 
 
 def read_inventory(spark: SparkSession, files: Files, uri: str) -> DataFrame:
     """The inventory at this URI."""
-    return _read(spark, files, uri, INVENTORY, INVENTORY_REQUIRED, "inventory")
+    paths = [each.path for each in find(files, uri, "inventory")]
+    return _read(spark, paths, uri, INVENTORY, INVENTORY_REQUIRED, "inventory")
 
 
 def read_gaps(files: Files, uri: str) -> list[dict[str, Any]]:
     """The gaps that the export left beside its events."""
-    text = files.read(f"{uri.rstrip('/')}/{GAPS}") if not _format_of(uri) else None
+    text = files.read(f"{root_of(uri)}/{GAPS}") if not _format_of(uri) else None
     try:
         gaps = [json.loads(line) for line in (text or "").splitlines() if line.strip()]
     except ValueError as exc:
@@ -75,53 +93,35 @@ def read_taken(files: Files, uri: str) -> int | None:
 
 def _read(  # noqa: PLR0917 - what is read, and what it must be
     spark: SparkSession,
-    files: Files,
+    paths: Sequence[str],
     uri: str,
     schema: StructType,
     required: Sequence[str],
     what: str,
 ) -> DataFrame:
-    formats = _formats(files, uri, what)
-    if ".parquet" in formats:
-        _check_columns(spark, formats[".parquet"], schema, required, what)
-    return reduce(DataFrame.unionByName, [_table(spark, uri, name, endings, schema) for name, endings in _groups(formats)])
-
-
-def _formats(files: Files, uri: str, what: str) -> dict[str, str]:
-    """One file's path for each ending that there is."""
-    if not files.exists(uri):
-        msg = f"there is no {what} at {uri}: export it first, or look at the path"
-        raise InputError(msg)
-    found: dict[str, str] = {}
-    for file in files.walk(uri):
-        if _format_of(file.name) is None:
-            msg = f"{file.path} is neither Parquet nor JSON lines by its ending: move it out of the {what}"
-            raise InputError(msg)
-        found.setdefault(next(ending for ending in _FORMATS if file.name.endswith(ending)), file.path)
-    if not found:
-        msg = f"{uri} holds no file with {what}: export it first, or look at the path"
-        raise InputError(msg)
-    return found
+    by_format: dict[str, list[str]] = {}
+    for path in paths:
+        by_format.setdefault(str(_format_of(path)), []).append(path)
+    if "parquet" in by_format:
+        _check_columns(spark, by_format["parquet"][0], schema, required, what)
+    tables = [_table(spark, name, uri, by_format[name], schema) for name in sorted(by_format)]
+    return reduce(DataFrame.unionByName, tables) if tables else empty(spark, schema)
 
 
 def _format_of(name: str) -> str | None:
     return next((name_of for ending, name_of in _FORMATS.items() if name.endswith(ending)), None)
 
 
-def _groups(formats: dict[str, str]) -> list[tuple[str, list[str]]]:
-    endings: dict[str, list[str]] = {}
-    for ending in sorted(formats):
-        endings.setdefault(_FORMATS[ending], []).append(ending)
-    return list(endings.items())
-
-
-def _table(spark: SparkSession, uri: str, name: str, endings: Sequence[str], schema: StructType) -> DataFrame:
-    reader = spark.read.schema(schema).option("recursiveFileLookup", value=True)
-    if _format_of(uri) is None:
-        reader = reader.option("pathGlobFilter", "*{" + ",".join(endings) + "}")
+def _table(spark: SparkSession, name: str, uri: str, paths: list[str], schema: StructType) -> DataFrame:
+    reader = spark.read.schema(schema)
     if name == "json":
         reader = reader.option("mode", "FAILFAST")
-    return reader.format(name).load(uri).select(*schema.fieldNames())
+    if uri:
+        reader = reader.option("recursiveFileLookup", value=True)
+        if _format_of(uri) is None:
+            endings = ",".join(ending for ending, kind in _FORMATS.items() if kind == name)
+            reader = reader.option("pathGlobFilter", f"*{{{endings}}}")
+    return reader.format(name).load(uri or paths).select(*schema.fieldNames())
 
 
 def _check_columns(spark: SparkSession, path: str, schema: StructType, required: Sequence[str], what: str) -> None:

@@ -9,11 +9,15 @@ Imports pyspark alone, so that the job runs under `spark-submit` where Celery is
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
 from pyspark.sql.types import DataType, LongType, StringType, StructField, StructType
 
-__all__ = ["DEFAULTS", "EVENTS", "EVENTS_REQUIRED", "INVENTORY", "INVENTORY_REQUIRED", "PLACES"]
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+__all__ = ["DEFAULTS", "EVENTS", "EVENTS_REQUIRED", "INVENTORY", "INVENTORY_REQUIRED", "PLACES", "empty"]
 
 #: Where the broker can hold a message.
 PLACES: Final = ("queue", "unacked", "delayed", "dead_letter")
@@ -23,6 +27,12 @@ _TEXT, _NUMBER, _TIME = StringType(), LongType(), LongType()
 
 def _struct(**columns: DataType) -> StructType:
     return StructType([StructField(name, kind) for name, kind in columns.items()])
+
+
+def empty(spark: SparkSession, schema: StructType) -> DataFrame:
+    """A table of these columns without a row, which Spark knows to be empty, and leaves out of its plans."""
+    nothing = [F.lit(None).cast(each.dataType).alias(each.name) for each in schema]
+    return spark.range(1).select(*nothing).where(F.lit(False))  # noqa: FBT003 - a literal
 
 
 #: The outcome events, in the order of `redelivery.middleware.outcomes.Event`. Times and delays are milliseconds, times since the
@@ -78,6 +88,7 @@ DEFAULTS: Final[dict[str, str | int]] = {
     "clock": "broker",
     "worker": "",
     "exception": "",
+    "fingerprint": "",
     "owner": "",
     "nesting": 0,
 }

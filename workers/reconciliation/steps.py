@@ -17,7 +17,7 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
 
 from redelivery.middleware.outcomes import TERMINAL, Outcome
 
-__all__ = ["CLOSING", "DELIVERY", "ENDS", "STEPS", "number", "outcome_of", "position"]
+__all__ = ["BY_NOBODY", "CLOSING", "DELIVERY", "ENDS", "STEPS", "number", "outcome_of", "position"]
 
 #: All outcomes in the order of their steps; an outcome's number is its place here.
 STEPS: Final = (
@@ -45,6 +45,9 @@ CLOSING: Final = (Outcome.DISCARDED, Outcome.PURGED)
 #: Positions of one delivery: how far apart those of the next one are.
 DELIVERY = 16
 _AFTER_ALL = 2**31
+
+#: Positions from this one on are of ends that name no delivery.
+BY_NOBODY: Final = _AFTER_ALL * DELIVERY
 
 
 def number(outcome: Column) -> Column:

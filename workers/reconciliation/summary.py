@@ -6,21 +6,25 @@ life has a discrepancy and the export noticed no gap.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
 
 from redelivery.middleware.outcomes import Outcome
+from redelivery.workers.reconciliation.terminal import lines_of
 from redelivery.workers.reconciliation.verdicts import DISCREPANCIES, RULES, VERDICTS
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import Column, DataFrame
+
+    from redelivery.workers.reconciliation.figures import Figures
 
 __all__ = ["Summary", "summarise"]
 
 _VERDICT: Final = "verdict."
 _OUTCOME: Final = "outcome."
+_STANDING: Final = "standing."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +34,10 @@ class Summary:
     `as_of_ms` is the moment that ages were counted up to. `events` counts each event once, `lives` also those that only the
     inventory knows, `unannounced` those that no producer recorded. `possible_repeats` are lives that were handed over again
     without a redelivery of ours, so that their task may have run twice.
+
+    With a state, `events` and `outcomes` count what no earlier run counted, and `verdicts` the lives of this run: its own, and
+    those that were open. `corrections` are settled lives whose verdict is another one now; `standing` counts discrepancies that
+    were reported before, and are not counted again.
     """
 
     balanced: bool
@@ -42,16 +50,31 @@ class Summary:
     possible_repeats: int
     unannounced: int
     gaps: list[dict[str, Any]]
+    corrections: int = 0
+    standing: dict[str, int] = field(default_factory=dict)
+    figures: Figures | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def has_questions(self) -> bool:
+        """Whether any life needs evidence."""
+        return self.corrections > 0 or any(self.verdicts[name] for name in DISCREPANCIES)
 
     def to_dict(self) -> dict[str, Any]:
         """What `summary.json` holds."""
-        return asdict(self)
+        told = asdict(replace(self, figures=None))
+        del told["figures"]
+        return told
 
     def to_table(self) -> str:
         """The same for people."""
         lines = [f"  {name:<20} {self.verdicts[name]:>12,}   {RULES[name]}" for name in VERDICTS]
         if self.gaps:
             lines.append(f"  {'gap':<20} {len(self.gaps):>12,}   events left the outcome log before they were exported")
+        if self.corrections:
+            lines.append(f"  {'corrected':<20} {self.corrections:>12,}   settled lives of earlier runs that are judged anew")
+        if self.standing:
+            told = ", ".join(f"{name} {count:,}" for name, count in self.standing.items())
+            lines.append(f"  {'reported before':<20} {sum(self.standing.values()):>12,}   {told}")
         outcomes = ", ".join(f"{name} {count:,}" for name, count in self.outcomes.items() if count)
         return "\n".join(
             [
@@ -59,34 +82,48 @@ class Summary:
                 "",
                 *lines,
                 "",
+                *(lines_of(self.figures) if self.figures else []),
                 f"{self.possible_repeats:,} may have run twice.",
                 f"The books {'balance' if self.balanced else 'DO NOT BALANCE'}.",
             ]
         )
 
 
-def summarise(judged: DataFrame, gaps: list[dict[str, Any]], *, as_of_ms: int, grace_ms: int) -> Summary:
-    """Count the lives, in one action."""
+def summarise(
+    judged: DataFrame, gaps: list[dict[str, Any]], *, as_of_ms: int, grace_ms: int, before: DataFrame | None = None
+) -> Summary:
+    """Count the lives, in one action; `before` are those that earlier runs knew, as they had counted them (one action more)."""
+    is_told = ~F.col("is_standing")
     unannounced = (F.col(Outcome.RECEIVED) > 0) & (F.col(Outcome.PUBLISHED) + F.col(Outcome.REDRIVEN) == 0)
-    row = judged.agg(
-        F.count("*").alias("lives"),
-        F.sum("events").alias("events"),
-        F.count_if("is_repeated").alias("possible_repeats"),
-        F.count_if(unannounced).alias("unannounced"),
-        *(F.count_if(F.col("verdict") == name).alias(_VERDICT + name) for name in VERDICTS),
-        *(F.sum(each).alias(_OUTCOME + each) for each in Outcome),
-    ).first()
-    counts = {} if row is None else {name: int(count) for name, count in row.asDict().items() if count is not None}
+    sums = [F.sum("events").alias("events"), *(F.sum(each).alias(_OUTCOME + each) for each in Outcome)]
+    counts = _counted(
+        judged,
+        F.count_if(is_told).alias("lives"),
+        F.count_if(is_told & F.col("is_repeated")).alias("possible_repeats"),
+        F.count_if(is_told & unannounced).alias("unannounced"),
+        F.count_if("is_correction").alias("corrections"),
+        *(F.count_if(is_told & (F.col("verdict") == name)).alias(_VERDICT + name) for name in VERDICTS),
+        *(F.count_if(~is_told & (F.col("verdict") == name)).alias(_STANDING + name) for name in DISCREPANCIES),
+        *sums,
+    )
+    counted = {} if before is None else _counted(before, *sums)
     verdicts = {name: counts.get(_VERDICT + name, 0) for name in VERDICTS}
     return Summary(
         balanced=not gaps and not any(verdicts[name] for name in DISCREPANCIES),
         as_of_ms=as_of_ms,
         grace_ms=grace_ms,
-        events=counts.get("events", 0),
+        events=counts.get("events", 0) - counted.get("events", 0),
         lives=counts.get("lives", 0),
         verdicts=verdicts,
-        outcomes={str(each): counts.get(_OUTCOME + each, 0) for each in Outcome},
+        outcomes={str(each): counts.get(_OUTCOME + each, 0) - counted.get(_OUTCOME + each, 0) for each in Outcome},
         possible_repeats=counts.get("possible_repeats", 0),
         unannounced=counts.get("unannounced", 0),
         gaps=gaps,
+        corrections=counts.get("corrections", 0),
+        standing={name: count for name in DISCREPANCIES if (count := counts.get(_STANDING + name, 0))},
     )
+
+
+def _counted(lives: DataFrame, *counts: Column) -> dict[str, int]:
+    row = lives.agg(*counts).first()
+    return {} if row is None else {name: int(count) for name, count in row.asDict().items() if count is not None}

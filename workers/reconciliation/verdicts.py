@@ -50,12 +50,14 @@ DISCREPANCIES: Final = tuple(name for name in VERDICTS if name not in {"in_fligh
 _OPENING = (Outcome.PUBLISHED, Outcome.REDRIVEN, Outcome.RECEIVED)
 
 
-def judge(lives: DataFrame, *, as_of_ms: int, grace_ms: int, looked_ms: int | None = None) -> DataFrame:
+def judge(lives: DataFrame, *, as_of_ms: int, grace_ms: int, looked_ms: int | None = None, any_redriven: bool = True) -> DataFrame:
     """The lives with `verdict`, `rule`, `cause`, `age_ms` (of the last event) and `is_repeated` (its task may have run twice).
 
-    `looked_ms` is when the inventory was taken; where nobody knows, it counts as later than all events.
+    `looked_ms` is when the inventory was taken; where nobody knows, it counts as later than all events. `any_redriven` is false
+    where it is known that no life was opened by a redrive, which saves looking for one.
     """
-    facts = _with_later(lives).withColumns(
+    related = _with_later(lives) if any_redriven else lives.withColumn("was_redriven", F.lit(False))  # noqa: FBT003 - a literal
+    facts = related.withColumns(
         {
             "ends": _ends(),
             "age_ms": F.lit(as_of_ms) - F.col("last_ms"),

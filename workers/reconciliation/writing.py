@@ -22,20 +22,26 @@ if TYPE_CHECKING:
     from redelivery.workers.reconciliation.files import Files
     from redelivery.workers.reconciliation.summary import Summary
 
-__all__ = ["check_output", "replacing", "write_summary", "write_table"]
+__all__ = ["check_apart", "check_output", "replacing", "write_summary", "write_table"]
 
 SUMMARY: Final = "summary.json"
-_OURS: Final = frozenset({SUMMARY, "verdicts", "metrics", "repeats", "report.html"})
+_OURS: Final = frozenset({SUMMARY, "verdicts", "metrics", "causes", "repeats", "trend.json", "report.html"})
+
+
+def check_apart(files: Files, uri: str, inputs: dict[str, str], what: str) -> str:
+    """The full URI of a folder of ours. Raises `InputError` where it lies within an input or around it."""
+    here = files.absolute(uri).rstrip("/")
+    for name, given in inputs.items():
+        source = files.absolute(given).rstrip("/")
+        if f"{here}/".startswith(f"{source}/") or f"{source}/".startswith(f"{here}/"):
+            msg = f"--{what} {uri} and --{name} {given} lie within each other: give the {what} a folder of its own"
+            raise InputError(msg)
+    return here
 
 
 def check_output(files: Files, uri: str, inputs: dict[str, str]) -> str:
     """The full URI of the output. Raises `InputError` where it holds what is not ours, or lies within an input or around it."""
-    output = files.absolute(uri).rstrip("/")
-    for name, given in inputs.items():
-        source = files.absolute(given).rstrip("/")
-        if f"{output}/".startswith(f"{source}/") or f"{source}/".startswith(f"{output}/"):
-            msg = f"--output {uri} and --{name} {given} lie within each other: give the output a folder of its own"
-            raise InputError(msg)
+    output = check_apart(files, uri, inputs, "output")
     held = set(files.names(output))
     if held and (SUMMARY not in held or held - _OURS):
         strange = ", ".join(sorted(held - _OURS)[:3]) or f"no {SUMMARY}"

@@ -1,0 +1,116 @@
+"""Histories written down as untidily as real exports are.
+
+Some events are exported twice, some come a day late, some have the time of a worker whose clock is up to an hour off, and all of
+them lie in the files in an arbitrary order. It imports nothing of the project either.
+
+Enters: the number of tasks, rates and a seed. Leaves: `outcomes/` and `inventory/` (Parquet) and `truth.parquet` (task_id,
+generation, verdict). Memory: a few buffers, whatever the number of tasks.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+from pyarrow import parquet
+
+from benchmarks.histories import FAULTS, HEALTHY, HOUR, START_MS, TAKEN_MS, Task
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+__all__ = ["Untidy", "write_histories"]
+
+#: Rows that are held back, to be written in another order.
+BUFFERED: Final = 20_000
+
+EVENTS: Final = pa.schema(
+    [
+        *((name, pa.string()) for name in ("event_id", "task_id", "outcome", "task", "queue", "reason", "clock", "worker")),
+        *((name, pa.string()) for name in ("exception", "fingerprint")),
+        *((name, pa.int64()) for name in ("generation", "attempt", "delivery", "delay_ms", "due_ms", "at_ms")),
+    ]
+)
+INVENTORY: Final = pa.schema(
+    [
+        *((name, pa.string()) for name in ("task_id", "task", "queue", "place", "owner")),
+        *((name, pa.int64()) for name in ("generation", "due_ms", "seen_ms")),
+    ]
+)
+TRUTH: Final = pa.schema([("task_id", pa.string()), ("generation", pa.int64()), ("verdict", pa.string())])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Untidy:
+    """Shares of the events: exported `twice`, a day `late`; and the share of tasks of which a `skewed` clock told."""
+
+    twice: float = 0.05
+    late: float = 0.05
+    skewed: float = 0.05
+
+
+class _Files:
+    """Parquet files that rows are dealt out to; each is written in buffers whose order is arbitrary."""
+
+    def __init__(self, paths: Sequence[Path], schema: pa.Schema, chance: random.Random) -> None:
+        self._chance, self._schema = chance, schema
+        for path in paths:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        self._writers = [parquet.ParquetWriter(path, schema) for path in paths]
+        self._buffers: list[list[dict[str, Any]]] = [[] for _ in paths]
+
+    def put(self, row: dict[str, Any], of: range) -> None:
+        """Into any of these files."""
+        number = self._chance.choice(of)
+        self._buffers[number].append(row)
+        if len(self._buffers[number]) >= BUFFERED:
+            self._flush(number)
+
+    def close(self) -> None:
+        """Write what is left."""
+        for number, writer in enumerate(self._writers):
+            self._flush(number)
+            writer.close()
+
+    def _flush(self, number: int) -> None:
+        self._chance.shuffle(self._buffers[number])
+        self._writers[number].write_table(pa.Table.from_pylist(self._buffers[number], self._schema))
+        self._buffers[number].clear()
+
+
+def write_histories(
+    folder: Path, *, tasks: int, rates: dict[str, float] | float = 0.002, untidy: Untidy | None = None, seed: int = 1
+) -> dict[str, int]:
+    """Write histories; `rates` is the share of tasks of each fault. How many of each fault were planted."""
+    chance = random.Random(seed)  # noqa: S311 - a seed makes it repeatable
+    untidy = Untidy() if untidy is None else untidy
+    shares = dict.fromkeys(FAULTS, rates) if isinstance(rates, float) else rates
+    names = [*FAULTS, ""]
+    weights = [shares.get(name, 0.0) for name in FAULTS]
+    weights.append(1 - sum(weights))
+    days = [folder / "outcomes" / f"date=2026-0{day}" for day in ("1-31", "2-01")]
+    events = _Files([day / f"hour=0{n}" / "outcomes.parquet" for day in days for n in range(4)], EVENTS, chance)
+    inventory = _Files([folder / "inventory" / "inventory.parquet"], INVENTORY, chance)
+    truth = _Files([folder / "truth.parquet"], TRUTH, chance)
+    planted = dict.fromkeys(FAULTS, 0)
+    for name in chance.choices(names, weights, k=tasks):
+        make = FAULTS[name] if name else chance.choices([*HEALTHY], [*HEALTHY.values()])[0]
+        skew_ms = chance.randint(-HOUR, HOUR) if chance.random() < untidy.skewed else 0
+        task = Task(f"{chance.getrandbits(128):032x}", chance, START_MS + chance.randint(2 * HOUR, 20 * HOUR), skew_ms)
+        make(task)
+        if name:
+            planted[name] += 1
+        for event in task.events:
+            for _ in range(2 if chance.random() < untidy.twice else 1):
+                events.put(event, range(4, 8) if chance.random() < untidy.late else range(4))
+        for row in task.inventory:
+            inventory.put(row, range(1))
+        for generation, verdict in task.truth.items():
+            truth.put({"task_id": task.task_id, "generation": generation, "verdict": verdict}, range(1))
+    for each in (events, inventory, truth):
+        each.close()
+    (folder / "inventory" / "_taken.json").write_text(f'{{"seen_ms": {TAKEN_MS}}}\n', encoding="utf-8")
+    return planted

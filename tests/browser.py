@@ -1,0 +1,170 @@
+"""A real browser without a window, driven over a pipe: Chromium, by its own DevTools protocol, and no library between.
+
+`Browser` is one process, ended by its process id. `open` shows a page in a window of a given size and colour scheme; what the page
+logs, what it asks the network for, and what it is when drawn can be asked then.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Self
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+__all__ = ["Browser", "Page", "browser"]
+
+_FLAGS = (
+    "--headless=new",
+    "--no-sandbox",  # a container's root cannot have one; the only page is our own
+    "--disable-gpu",
+    "--disable-dev-shm-usage",
+    "--hide-scrollbars",
+    "--no-first-run",
+    "--no-default-browser-check",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-extensions",
+    "--remote-debugging-pipe",
+)
+
+
+def program() -> str | None:
+    """Where Chromium is."""
+    return next((found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), None)
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    """The browser; it may be missing, but not in CI."""
+    found = program()
+    if found is None:
+        message = "there is no Chromium on this machine: ./dev test installs it where it may"
+        (pytest.fail if os.environ.get("CI") else pytest.skip)(message)
+    with Browser(found) as started:
+        yield started
+
+
+@dataclass
+class Page:
+    """What a page did while it was opened: console lines, and the addresses that it asked for."""
+
+    session: str
+    logged: list[str] = field(default_factory=list)
+    requested: list[str] = field(default_factory=list)
+
+
+class Browser:
+    """One process of Chromium."""
+
+    def __init__(self, program: str) -> None:
+        self._profile = tempfile.TemporaryDirectory(prefix="rd-chromium-", ignore_cleanup_errors=True)
+        there, self._commands = os.pipe()
+        self._answers, here = os.pipe()
+        # Chromium reads its commands from descriptor 3 and answers on 4; a shell puts them there.
+        script = f'exec "$@" 3<&{there} 4>&{here}'
+        command = ["bash", "-c", script, "chromium", program, *_FLAGS, f"--user-data-dir={self._profile.name}", "about:blank"]
+        home = {"HOME": self._profile.name, "XDG_CONFIG_HOME": self._profile.name, "XDG_CACHE_HOME": self._profile.name}
+        self._process = subprocess.Popen(
+            command,
+            pass_fds=(there, here),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env=os.environ | home,
+        )
+        os.close(there)
+        os.close(here)
+        self._read = b""
+        self._sent = 0
+        self._page = Page("")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.terminate()
+        try:
+            self._process.wait(20)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait(20)
+        os.close(self._commands)
+        os.close(self._answers)
+        self._profile.cleanup()
+
+    def open(self, path: Path, *, width: int = 1200, height: int = 900, scheme: str = "light") -> Page:
+        """Show a file; what it logged and asked for until it was loaded."""
+        target = self._ask("Target.createTarget", url="about:blank")["targetId"]
+        self._page = Page(self._ask("Target.attachToTarget", targetId=target, flatten=True)["sessionId"])
+        for domain in ("Page", "Runtime", "Log", "Network"):
+            self._tell(f"{domain}.enable")
+        self._tell("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600)
+        self._tell("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+        self._tell("Page.navigate", url=path.resolve().as_uri())
+        loaded = "document.readyState === 'complete' && location.protocol === 'file:'"
+        while not self.ask(loaded):
+            pass  # each question waits for the browser's answer
+        return self._page
+
+    def ask(self, expression: str) -> Any:
+        """The value of an expression in the page."""
+        answer = self._tell("Runtime.evaluate", expression=expression, returnByValue=True)
+        if "exceptionDetails" in answer:
+            raise AssertionError(answer["exceptionDetails"])
+        return answer["result"].get("value")
+
+    def picture(self, path: Path) -> None:
+        """The whole page as it is drawn, as a PNG."""
+        answer = self._tell("Page.captureScreenshot", captureBeyondViewport=True)
+        path.write_bytes(base64.b64decode(answer["data"]))
+
+    def _tell(self, method: str, **parameters: Any) -> Any:
+        return self._ask(method, self._page.session, **parameters)
+
+    def _ask(self, method: str, session: str = "", **parameters: Any) -> Any:
+        """Send a command, and read until its answer is there."""
+        self._sent += 1
+        command = {"id": self._sent, "method": method, "params": parameters} | ({"sessionId": session} if session else {})
+        os.write(self._commands, json.dumps(command).encode() + b"\0")
+        while True:
+            said = self._next()
+            if said.get("id") == self._sent:
+                if "error" in said:
+                    raise AssertionError(said["error"])
+                return said["result"]
+            self._note(said)
+
+    def _next(self) -> dict[str, Any]:
+        while b"\0" not in self._read:
+            more = os.read(self._answers, 65_536)
+            if not more:
+                message = "Chromium has ended"
+                raise AssertionError(message)
+            self._read += more
+        first, _, self._read = self._read.partition(b"\0")
+        said: dict[str, Any] = json.loads(first)
+        return said
+
+    def _note(self, said: dict[str, Any]) -> None:
+        """Events of the page that a test asks for."""
+        method, parameters = said.get("method"), said.get("params", {})
+        if said.get("sessionId") != self._page.session:
+            return
+        if method == "Runtime.consoleAPICalled":
+            self._page.logged.append(json.dumps(parameters["args"]))
+        elif method == "Log.entryAdded":
+            self._page.logged.append(parameters["entry"]["text"])
+        elif method == "Runtime.exceptionThrown":
+            self._page.logged.append(json.dumps(parameters["exceptionDetails"]))
+        elif method == "Network.requestWillBeSent":
+            self._page.requested.append(parameters["request"]["url"])

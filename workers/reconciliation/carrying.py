@@ -1,0 +1,164 @@
+"""Carrying over: what a run knows of the lives that earlier runs left open, and of events that came too late for theirs.
+
+Most lives begin and end within one run, and pass by here. Of the others:
+
+- a task that was carried over: what is known of its lives is joined with what is new of them;
+- a task with an event from before the last run's end (it came late, or a second time), or one whose opening is in no event of this
+  run: all its events are read again from the files of earlier runs, and counted once each, by their ids.
+
+A life is settled when nothing more is expected of it: it balances, and no dead-letter queue should hold it; or its discrepancy was
+reported. A settled life whose verdict is another one now is a *correction*; one whose verdict is the same is *standing*: it was
+reported once, and is not reported again.
+
+Enters: the lives of this run's events and inventory, and of the last run's state. Leaves: `Carried`: all lives, judged, and what
+earlier runs had counted of them already.
+
+Limit: events that have no file any more cannot be compared with: what comes late of such a task is added to what is known.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from pyspark import StorageLevel
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
+from pyspark.sql.types import BooleanType, StringType, StructField, StructType
+
+from redelivery.middleware.outcomes import Outcome
+from redelivery.workers.reconciliation.lives import KEY, fold, with_queues_named
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pyspark.sql import Column, DataFrame
+
+__all__ = ["Carried", "carried", "held_schema", "marked", "to_hold"]
+
+#: Verdicts of lives that have not ended.
+_OPEN: Final = ("in_flight", "stuck")
+#: What only the inventory of one run says of a life.
+_COUNTS_SEEN: Final = ("in_dead_letters", "in_flight", "ownerless", "misplaced")
+_SEEN: Final = ("due_ms", "seen_ms", "place")
+_SAID: Final = ("said", "settled")
+
+
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """`alone` are the lives that no earlier run knew, `touched` the others; `known` says what was said of those, by their keys.
+
+    `before` holds them as earlier runs had counted them; `late` is how many tasks were read again; `kept` are tables that the
+    caller lets go of in the end.
+    """
+
+    alone: DataFrame
+    touched: DataFrame
+    known: DataFrame
+    before: DataFrame
+    late: int
+    kept: list[DataFrame]
+
+
+def _false() -> Column:
+    return F.lit(False)  # noqa: FBT003 - a literal
+
+
+def held_schema(lives: DataFrame) -> StructType:
+    """The columns of a state's lives."""
+    said = [StructField("said", StringType()), StructField("settled", BooleanType())]
+    return StructType([*lives.schema.fields, *said])
+
+
+def carried(  # noqa: PLR0917 - what this run found, and what the earlier ones left
+    fresh: DataFrame,
+    held: DataFrame,
+    events: DataFrame,
+    inventory: DataFrame,
+    watermark_ms: int,
+    earlier: Callable[[], tuple[DataFrame, int]],
+) -> Carried:
+    """Join what is new with what is known.
+
+    `earlier` reads the events of earlier runs that still have files, and says from which time on they are complete (ms).
+    """
+    late = _late(fresh, held, watermark_ms).persist(StorageLevel.MEMORY_AND_DISK)
+    count, kept = late.count(), [late]
+    refolded = known = before = None
+    if count:
+        old, complete_ms = earlier()
+        # A task that was open before the oldest file: its events cannot be counted again.
+        beyond = held.where(F.col("first_ms") < complete_ms).select("task_id").distinct()
+        late = late.join(beyond, "task_id", "left_anti").persist(StorageLevel.MEMORY_AND_DISK)
+        kept.append(late)
+        old = old.join(late, "task_id", "left_semi")
+        again = events.join(late, "task_id", "left_semi").unionByName(old)
+        refolded = with_queues_named(fold(again, inventory.join(late, "task_id", "left_semi")))
+        before = with_queues_named(fold(old, inventory.limit(0)))
+        said = held.join(late, "task_id", "left_semi").select(*KEY, *_SAID)
+        # A life of a task that was not carried over had balanced.
+        known = before.select(*KEY).join(said, list(KEY), "full").select(*KEY, *_of_the_settled())
+    rest = held if not count else held.join(late, "task_id", "left_anti")
+    tasks = rest.select("task_id").distinct()
+    merged = with_queues_named(fresh.join(tasks, "task_id", "left_semi").unionByName(rest.drop(*_SAID)))
+    touched = merged if refolded is None else merged.unionByName(refolded)
+    all_tasks = tasks if not count else tasks.union(late)
+    said = rest.select(*KEY, *_SAID)
+    seen = touched.where((F.col("events") > 0) | F.col("place").isNotNull()).persist(StorageLevel.MEMORY_AND_DISK)
+    return Carried(
+        alone=fresh.join(all_tasks, "task_id", "left_anti"),
+        touched=seen,
+        known=said if known is None else said.unionByName(known),
+        before=rest.drop(*_SAID) if before is None else rest.drop(*_SAID).unionByName(before),
+        late=count,
+        kept=[*kept, seen],
+    )
+
+
+def _of_the_settled() -> list[Column]:
+    return [
+        F.coalesce("said", F.lit("balanced")).alias("said"),
+        F.coalesce("settled", F.lit(True)).alias("settled"),  # noqa: FBT003 - a literal
+    ]
+
+
+def _late(fresh: DataFrame, held: DataFrame, watermark_ms: int) -> DataFrame:
+    """The tasks whose earlier events must be read again."""
+    told = fresh.where(F.col("events") > 0)
+    openings = F.col(Outcome.PUBLISHED) + F.col(Outcome.REDRIVEN) + F.col(Outcome.RECEIVED)
+    unopened = told.where(openings == 0).join(held.select("task_id"), "task_id", "left_anti")
+    return told.where(F.col("first_ms") <= watermark_ms).select("task_id").union(unopened.select("task_id")).distinct()
+
+
+def marked(judged: DataFrame, known: DataFrame | None) -> DataFrame:
+    """The same with `was` (what was said of a settled life), `is_standing` and `is_correction`."""
+    if known is None:
+        plain = {"was": F.lit(None).cast("string"), "is_standing": _false(), "is_correction": _false()}
+        return judged.withColumns(plain)
+    settled = F.coalesce("settled", _false())
+    return (
+        judged.join(known, list(KEY), "left")
+        .withColumns(
+            {
+                "is_standing": settled & (F.col("said") == F.col("verdict")),
+                "is_correction": settled & (F.col("said") != F.col("verdict")),
+            }
+        )
+        .withColumn("was", F.when(F.col("is_correction"), F.col("said")))
+        .drop(*_SAID)
+    )
+
+
+def to_hold(judged: DataFrame, columns: list[str], *, as_of_ms: int, keep_ms: int) -> DataFrame:
+    """The lives that the next run must know: all lives of every task of which one is not settled.
+
+    What was reported is known for `keep_ms` after its last event, and for as long as the broker has it.
+    """
+    is_kept = (F.col("verdict") == "balanced") & (F.col("last_word") == str(Outcome.DEAD_LETTERED)) & ~F.col("was_redriven")
+    settled = ~F.col("verdict").isin(*_OPEN) & ~F.coalesce(is_kept, _false())
+    is_recent = F.col("place").isNotNull() | (F.coalesce("last_ms", F.lit(as_of_ms)) >= as_of_ms - keep_ms)
+    is_wanted = ~settled | ((F.col("verdict") != "balanced") & is_recent)
+    tasks = judged.where(is_wanted).select("task_id").distinct()
+    unseen = {name: F.lit(0).cast("long") for name in _COUNTS_SEEN}
+    unseen |= {name: F.lit(None).cast(judged.schema[name].dataType) for name in _SEEN}
+    lives = [unseen[name].alias(name) if name in unseen else F.col(name) for name in columns]
+    return judged.join(tasks, "task_id", "left_semi").select(*lives, F.col("verdict").alias("said"), settled.alias("settled"))

@@ -1,0 +1,144 @@
+"""What one run reads: the events and the inventory; with a state, only the files that no earlier run has read.
+
+Enters: URIs, and the state. Leaves: `Inputs`. A run that is given what the last one was given, and finds no new file, is that run
+again: it begins where that one began, and gives the same books.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
+
+from redelivery.errors import InputError
+from redelivery.workers.reconciliation.commits import Listing, date_of, listing
+from redelivery.workers.reconciliation.reading import find, read_events, read_gaps, read_inventory, read_taken
+from redelivery.workers.reconciliation.state import Run
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from redelivery.workers.reconciliation.files import File, Files
+    from redelivery.workers.reconciliation.state import State
+
+__all__ = ["Inputs", "gather"]
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """The tables of one run. `base` is the run that it follows, None without a state; `told` says how much was left aside."""
+
+    spark: SparkSession
+    files: Files
+    events: DataFrame
+    inventory: DataFrame
+    gaps: list[dict[str, Any]]
+    all_gaps: list[dict[str, Any]]
+    taken_ms: int | None
+    listed: Listing
+    base: Run | None
+    given: dict[str, Any]
+    told: str
+
+    def earlier(self) -> tuple[DataFrame, int]:
+        """The events of earlier runs that still have files, and since when (ms) none of them is missing."""
+        paths, missing = self._paths("")
+        latest = max((date_of(key) or "9999-12-30" for key in missing), default="")
+        base_ms = 0 if self.base is None else self.base.forgotten_ms
+        if latest:
+            after = datetime.fromisoformat(f"{latest}T00:00:00+00:00").timestamp() * 1000 + 86_400_000
+            base_ms = max(base_ms, round(after))
+        return read_events(self.spark, paths), base_ms
+
+    def all_events(self, of: DataFrame) -> DataFrame:
+        """The events of this run, and those of earlier runs from the day on when the oldest of these lives began."""
+        if self.base is None or not self.base.read:
+            return self.events
+        row = of.agg(F.min("first_ms").alias("first_ms")).first()
+        first_ms = None if row is None else row["first_ms"]
+        if first_ms is None:
+            return self.events
+        paths, _ = self._paths(datetime.fromtimestamp(first_ms / 1000, UTC).strftime("%Y-%m-%d"))
+        return self.events.unionByName(read_events(self.spark, paths)) if paths else self.events
+
+    def next_run(self, watermark_ms: int | None) -> Run:
+        """What this run leaves, but for its lives. Raises `InputError` without a state."""
+        base = Run() if self.base is None else self.base
+        known = [each for each in (watermark_ms, base.watermark_ms) if each is not None]
+        return replace(
+            base,
+            version=base.version + 1,
+            read={**base.read, **{key: file.path for key, file in self.listed.files.items()}},
+            commits=sorted({*base.commits, *self.listed.commits}),
+            gaps=self.all_gaps,
+            watermark_ms=max(known, default=None),
+            fresh=sorted(self.listed.files),
+            given=self.given,
+        )
+
+    def _paths(self, since: str) -> tuple[list[str], list[str]]:
+        """The files of earlier runs that are still there, and the keys of those that are not."""
+        paths, missing = [], []
+        for key, uri in ({} if self.base is None else self.base.read).items():
+            if (date_of(key) or "9") < since:
+                continue
+            if self.files.exists(uri):
+                paths.append(uri)
+            else:
+                missing.append(key)
+        return paths, missing
+
+
+def gather(  # noqa: PLR0917 - what is given, and what is known of it
+    spark: SparkSession, files: Files, outcomes: str, inventory: str, state: State | None, options: dict[str, Any]
+) -> Inputs:
+    """List, choose and open the inputs. Raises `InputError`."""
+    found = find(files, outcomes, "outcome events")
+    gaps, taken_ms = read_gaps(files, outcomes), read_taken(files, inventory)
+    held = find(files, inventory, "inventory")
+    given = {**options, "taken_ms": taken_ms, "inventory": sorted([each.name, each.size] for each in held)}
+    base = None if state is None else state.last
+    listed = _listed(files, outcomes, found, base)
+    if state is not None and base is not None and not listed.files and base.version and base.given == given:
+        base = state.before(base)
+        listed = _listed(files, outcomes, found, base, only=set(state.last.fresh))
+    if state is None and not listed.files:
+        msg = f"{outcomes} holds {len(found)} files with outcome events, and no commit names one: export them first"
+        raise InputError(msg)
+    paths = [each.path for each in listed.files.values()]
+    # Two exports at once may have written one list of gaps over the other's: each commit has its own too.
+    told = {gap.get("after") for gap in gaps}
+    gaps += [gap for after, gap in {gap.get("after"): gap for gap in listed.gaps}.items() if after not in told]
+    known = [] if base is None else base.gaps
+    return Inputs(
+        spark=spark,
+        files=files,
+        events=read_events(spark, paths, outcomes if len(paths) == len(found) else ""),
+        inventory=read_inventory(spark, files, inventory),
+        gaps=[each for each in gaps if each not in known],
+        all_gaps=gaps,
+        taken_ms=taken_ms,
+        listed=listed,
+        base=base,
+        given=given,
+        told=_told(base, listed, len(found)),
+    )
+
+
+def _listed(files: Files, uri: str, found: list[File], base: Run | None, *, only: set[str] | None = None) -> Listing:
+    if base is None:
+        return listing(files, uri, found)
+    listed = listing(files, uri, found, known={*base.read, *base.commits}, since=base.forgotten)
+    if only is not None:
+        listed.files = {key: file for key, file in listed.files.items() if key in only}
+    return listed
+
+
+def _told(base: Run | None, listed: Listing, found: int) -> str:
+    aside = f"; {listed.uncommitted} files are of exports that did not finish, and are left aside" if listed.uncommitted else ""
+    if base is None:
+        return aside
+    again = found - len(listed.files) - listed.uncommitted
+    return f" of {len(listed.files)} files; {again} were read before{aside}"

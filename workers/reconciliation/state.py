@@ -1,0 +1,142 @@
+"""The state of the books between two runs: which files were read, and the lives that are still open.
+
+A state is a folder: `current.json` names the version that holds, `v<number>/` is a version: `lives/` (Parquet: the folded lives of
+every task that is not settled, all lives of such a task together) and `run.json` (what was read, up to when). A version is written
+whole, after the outputs, and becomes the current one by one rename; the one before it is kept, so that a run that is repeated
+begins where it began. So a crash anywhere leaves the earlier version in force, and the same run can be done again.
+
+Each run writes the open lives anew, which is the compaction: nothing piles up. What is older than `keep` is forgotten: files of
+such days count as read, and discrepancies of then are no longer known.
+
+Enters: a URI. Leaves: `Run`, what was left by the last run. Refuses, with `InputError`: a folder that is no state, and a state
+that another run moved meanwhile.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final
+
+from redelivery.errors import InputError
+from redelivery.workers.reconciliation.commits import date_of
+from redelivery.workers.reconciliation.schema import empty
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+    from redelivery.workers.reconciliation.files import Files
+
+__all__ = ["Run", "State"]
+
+CURRENT: Final = "current.json"
+_FORMAT: Final = 1
+#: Lives of one file of the state.
+_LIVES_PER_FILE: Final = 1_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """What a run left.
+
+    `version` is its number, 0 before the first; `read` the files that were ever read (by key) and not forgotten, `folders` where
+    they lie, `commits` those of the export that name them, `gaps` the gaps that were reported; `watermark_ms` the latest time of
+    an event; `forgotten` the date before which nothing is known; `fresh` the files that this run read, `given` what else it was
+    given: the two say whether a run is the last one, repeated.
+    """
+
+    version: int = 0
+    read: dict[str, str] = field(default_factory=dict)
+    commits: list[str] = field(default_factory=list)
+    gaps: list[dict[str, Any]] = field(default_factory=list)
+    watermark_ms: int | None = None
+    forgotten: str = ""
+    lives: int = 0
+    fresh: list[str] = field(default_factory=list)
+    given: dict[str, Any] = field(default_factory=dict)
+    format: int = _FORMAT
+
+    @property
+    def forgotten_ms(self) -> int:
+        """The moment before which nothing is known."""
+        return round(datetime.fromisoformat(f"{self.forgotten or '1970-01-01'}T00:00:00+00:00").timestamp() * 1000)
+
+    def forgetting(self, as_of_ms: int, keep_ms: int) -> Run:
+        """The same without what is of a day before the oldest that is kept."""
+        since = max(datetime.fromtimestamp((as_of_ms - keep_ms) / 1000, UTC).strftime("%Y-%m-%d"), self.forgotten)
+        read = {key: uri for key, uri in self.read.items() if (date_of(key) or "9") >= since}
+        return replace(self, read=read, commits=[name for name in self.commits if name >= since], forgotten=since)
+
+
+class State:
+    """A state, as one run sees it."""
+
+    def __init__(self, spark: SparkSession, files: Files, uri: str) -> None:
+        self._spark, self._files = spark, files
+        self.uri = files.absolute(uri).rstrip("/")
+        held = set(files.names(self.uri))
+        if held and CURRENT not in held and not all(name.startswith((".", "v")) for name in held):
+            msg = f"{uri} is not empty, and no state of these books (no {CURRENT}): give --state a folder of its own"
+            raise InputError(msg)
+        self.last = self._read(self._current())
+
+    def before(self, run: Run) -> Run:
+        """The run before this one: what a repetition of it begins with."""
+        return self._read(run.version - 1)
+
+    def lives(self, run: Run, schema: StructType) -> DataFrame:
+        """The open lives that a run left; a column that it did not know is null."""
+        if run.version == 0 or not run.lives:
+            return empty(self._spark, schema)
+        return self._spark.read.schema(schema).parquet(f"{self._version(run.version)}/lives")
+
+    def write(self, run: Run, lives: DataFrame) -> Run:
+        """Write a version, which does not hold yet; returns it with its number of lives."""
+        folder = self._version(run.version)
+        self._files.remove(folder)
+        lives.coalesce(max(1, -(-run.lives // _LIVES_PER_FILE))).write.parquet(f"{folder}/lives")
+        self._files.write(f"{folder}/run.json", json.dumps(asdict(run)))
+        return run
+
+    def commit(self, run: Run) -> None:
+        """Make it the one that holds, and remove what is older than the one before it."""
+        if self._current() not in {self.last.version, run.version}:
+            msg = f"{self.uri}: another run moved the state meanwhile; nothing is lost: run one at a time, and this one again"
+            raise InputError(msg)
+        new = f"{self.uri}/.{CURRENT}.new"
+        self._files.write(new, json.dumps({"version": run.version, "format": _FORMAT}))
+        self._files.replace(new, f"{self.uri}/{CURRENT}")
+        for name in self._files.names(self.uri):
+            if name.startswith("v") and name[1:].isdigit() and not run.version - 1 <= int(name[1:]) <= run.version:
+                self._files.remove(f"{self.uri}/{name}")
+
+    def _version(self, number: int) -> str:
+        return f"{self.uri}/v{number:08}"
+
+    def _current(self) -> int:
+        text = self._files.read(f"{self.uri}/{CURRENT}")
+        return 0 if text is None else int(self._object(CURRENT, text)["version"])
+
+    def _read(self, version: int) -> Run:
+        if version == 0:
+            return Run()
+        name = f"{self._version(version)}/run.json"
+        text = self._files.read(name)
+        if text is None:
+            msg = f"{name} is missing: the state is not whole. Restore it, or begin a new one in another folder"
+            raise InputError(msg)
+        found = self._object(name, text)
+        if found.get("format") != _FORMAT:
+            msg = f"{name} was written by another version of redelivery: begin a new state in another folder"
+            raise InputError(msg)
+        return Run(**found)
+
+    def _object(self, name: str, text: str) -> dict[str, Any]:
+        try:
+            found = json.loads(text)
+        except ValueError as exc:
+            msg = f"{self.uri}: {name} is no JSON ({exc}). Restore it, or begin a new state in another folder"
+            raise InputError(msg) from exc
+        return dict(found)

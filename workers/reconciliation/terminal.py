@@ -1,0 +1,47 @@
+"""The figures of a run in a few lines, for a terminal.
+
+Enters: `Figures`. Leaves: lines of text that move no cursor, whatever the names in them are.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from redelivery.workers.reconciliation.wording import count, duration, plain, share
+
+if TYPE_CHECKING:
+    from redelivery.workers.reconciliation.figures import Figures, Row
+
+__all__ = ["lines_of"]
+
+_MOST: Final = 3
+
+
+def lines_of(figures: Figures) -> list[str]:
+    """What took how long, what was for nothing, what died of what, and which queues are slow; what there is none of is left out."""
+    total = figures.total
+    lines = []
+    if total.get("time_to_success_ms"):
+        first = share(total["succeeded_at_first_attempt"], total["succeeded"])
+        half, most, nearly = (duration(each) for each in total["time_to_success_ms"])
+        lines.append(
+            f"{first} of the successes came at the first attempt; half within {half}, 95 % within {most}, 99 % within {nearly}."
+        )
+    if total.get("attempts_wasted"):
+        lines.append(
+            f"{count(total['attempts_wasted'])} of {count(total['attempts_made'])} attempts "
+            f"({share(total['attempts_wasted'], total['attempts_made'])}) brought no success."
+        )
+    if total.get("redriven"):
+        lines.append(f"{count(total['redriven_succeeded'])} of {count(total['redriven'])} redriven succeeded.")
+    lines += [_death(row) for row in figures.causes[:_MOST]]
+    slow = [each for each in figures.queues if each.get("time_to_success_ms")][:_MOST]
+    lines += [
+        f"  {duration(row['time_to_success_ms'][1]):>9}  within that, 95 % of {plain(row['queue'])} succeeded" for row in slow
+    ]
+    return lines
+
+
+def _death(row: Row) -> str:
+    what = " ".join(plain(each) for each in (row["reason"] or "unknown", row["exception"]) if each)
+    return f"  {count(row['letters']):>9}  died of {what} on {plain(row['queue'])}, such as {plain(row['example'])}"

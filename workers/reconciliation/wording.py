@@ -1,0 +1,95 @@
+"""Words and numbers as the report and the terminal show them.
+
+Enters: numbers, and text that strangers may have written. Leaves: text of one line. `shown` is harmless to HTML, in content and in
+a quoted attribute: control characters, and those that are invisible or turn the direction of writing, are shown as escapes.
+"""
+
+from __future__ import annotations
+
+import html
+import unicodedata
+from datetime import UTC, datetime
+from typing import Final
+
+__all__ = ["NONE", "change", "count", "counted", "duration", "moment", "plain", "share", "shown"]
+
+_HIDDEN = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
+_LATEST_MS = 253_402_300_799_999
+_LONGEST = 400
+#: What stands where there is nothing.
+_MINUS: Final = "\N{MINUS SIGN}"
+NONE: Final = "\N{EN DASH}"
+
+
+def shown(value: object) -> str:
+    """Text for HTML; what is longer than 400 characters is cut."""
+    return html.escape(plain(value))
+
+
+def plain(value: object) -> str:
+    """Text for a terminal; what is longer than 400 characters is cut."""
+    text = str(value)
+    text = text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
+    return "".join(ascii(char)[1:-1] if unicodedata.category(char) in _HIDDEN else char for char in text)
+
+
+def count(number: float | None) -> str:
+    """`12,345`; a dash where there is none."""
+    return NONE if number is None else f"{number:,.0f}"
+
+
+def counted(number: int, one: str, many: str) -> str:
+    """`1 life`, `2 lives`."""
+    return f"{number:,} {one if number == 1 else many}"
+
+
+def share(part: float | None, whole: float | None) -> str:
+    """A part in per cent, to about two digits; neither 0 nor 100 unless it is that."""
+    if not whole or part is None:
+        return NONE
+    percent = 100 * part / whole
+    if percent in {0, 100}:
+        return f"{percent:.0f} %"
+    if percent < 0.01:  # noqa: PLR2004 - smaller ones are told by their counts
+        return "< 0.01 %"
+    if percent > 99.99:  # noqa: PLR2004 - as above
+        return "> 99.99 %"
+    if percent > 99:  # noqa: PLR2004 - here the distance from 100 is what matters
+        return f"{percent:.2f} %"
+    return f"{float(f'{percent:.2g}'):.{2 if percent < 1 else 1 if percent < 10 else 0}f} %"  # noqa: PLR2004 - two digits
+
+
+def duration(ms: float | None) -> str:
+    """A time in its natural unit, to three digits: `7 ms`, `1.25 s`, `4.5 min`, `3 h`, `2.1 d`; a dash where there is none."""
+    if ms is None:
+        return NONE
+    for unit, size, until in (("ms", 1, 1000), ("s", 1000, 120_000), ("min", 60_000, 3_600_000), ("h", 3_600_000, 172_800_000)):
+        if abs(ms) < until:
+            return f"{_digits(ms / size)} {unit}"
+    return f"{_digits(ms / 86_400_000)} d"
+
+
+def _digits(number: float) -> str:
+    """At most three digits that say something."""
+    written = f"{number:.0f}" if abs(number) >= 100 else f"{number:.3g}"  # noqa: PLR2004 - three digits
+    return f"{float(written):g}"
+
+
+def moment(ms: float | None, form: str = "%Y-%m-%d %H:%M") -> str:
+    """A time in ms since the epoch, in UTC; a dash where there is none."""
+    if ms is None or not 0 <= ms <= _LATEST_MS:
+        return NONE
+    return f"{datetime.fromtimestamp(ms / 1000, UTC):{form}}"
+
+
+def change(now: float | None, before: float | None) -> str:
+    """How much more or less than before, in per cent, or from twice on as a factor; empty where there is nothing to compare."""
+    if now is None or before is None or (before == 0 and now != 0):
+        return "" if not now else "new"
+    if now == before:
+        return "as before"
+    ratio = now / before
+    if ratio >= 2:  # noqa: PLR2004 - from twice on, factors are easier to read
+        return f"\N{MULTIPLICATION SIGN}{_digits(ratio)}"
+    percent = 100 * abs(ratio - 1)
+    return f"{'+' if ratio > 1 else _MINUS}{percent:.{0 if percent >= 10 else 1}f} %"  # noqa: PLR2004 - two digits
