@@ -12,8 +12,8 @@ from redelivery.lazily import lazily
 if TYPE_CHECKING:
     from redelivery import errors
     from redelivery.middleware.decorator import redeliver
-    from redelivery.middleware.handling import Letter
     from redelivery.middleware.install import Redelivery
+    from redelivery.middleware.letter import Letter
     from redelivery.middleware.outcomes import Outcome, Reason
     from redelivery.middleware.raised import DeadLetter, RedeliverAfter
     from redelivery.settings import RedeliveryPolicy, RedeliverySettings
@@ -46,7 +46,7 @@ if not TYPE_CHECKING:
             "RedeliverySettings": "redelivery.settings",
             "redeliver": "redelivery.middleware.decorator",
             "DeadLetter": "redelivery.middleware.raised",
-            "Letter": "redelivery.middleware.handling",
+            "Letter": "redelivery.middleware.letter",
             "RedeliverAfter": "redelivery.middleware.raised",
             "Outcome": "redelivery.middleware.outcomes",
             "Reason": "redelivery.middleware.outcomes",

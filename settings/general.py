@@ -26,6 +26,8 @@ class GeneralSettings:
     - `lease` (seconds; 10): after which a worker that gave no sign counts as dead; 2 or more.
     - `outcome_log_max_bytes` (bytes; 268435456): the most that the outcome log may take in the broker; beyond it the oldest events
       go, and the gap is recorded.
+    - `outcome_export` (path or URI; None): where one of the workers exports the outcome log to; with None, none does.
+    - `outcome_export_every` (seconds; 60): between two such exports.
     - `fast_receive` (flag; true): the batched receive script; false leaves receiving to kombu.
     - `eta_threshold` (seconds; 1): messages that are due later than this wait in the delay store, not in the worker.
     - `dispatcher` (flag; true): whether every worker runs a dispatcher; false where it runs as a process of its own.
@@ -39,6 +41,8 @@ class GeneralSettings:
     mode: Literal["enforce", "observe"] = "enforce"
     lease: float = 10.0
     outcome_log_max_bytes: int = 256 * 1024 * 1024
+    outcome_export: str | None = None
+    outcome_export_every: float = 60.0
     fast_receive: bool = True
     eta_threshold: float = 1.0
     dispatcher: bool = True
@@ -51,6 +55,8 @@ _CHECKS: dict[str, values.Check] = {
     "mode": values.choice("enforce", "observe"),
     "lease": values.duration_from(LEAST_LEASE),
     "outcome_log_max_bytes": values.count(1),
+    "outcome_export": values.optional(values.name),
+    "outcome_export_every": values.duration_from(1.0),
     "fast_receive": values.flag,
     "eta_threshold": values.duration,
     "dispatcher": values.flag,
