@@ -40,9 +40,11 @@ _LOCAL = {
     "spark.task.maxFailures": "1",
 }
 
-#: What pays in a short life: compiling, of Java or of queries, takes longer than what it saves.
+#: What pays in a short life: compiling, of Java or of queries, takes longer than what it saves, and so does planning anew after
+#: each stage.
 _SMALL = {
     "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
+    "spark.sql.adaptive.enabled": "false",
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
 }
