@@ -145,6 +145,10 @@ class Egress(Expiring, LosingChild):
         """Whether the pool has been given the task, so that nobody can be sure that it has not begun."""
         return (self._apply_result is not None or self.time_start is not None) and self._future is None
 
+    def take_back(self) -> None:
+        """The pool had room for the task, and did not begin it: its message goes back as it came."""
+        self._apply_result = None
+
     def keep_future(self, result: Any) -> None:
         """Keep what a pool of threads returns: it alone can take back a task that has not begun; Celery keeps a weak reference."""
         self._future = getattr(result, "f", None)
@@ -200,6 +204,8 @@ class Egress(Expiring, LosingChild):
         if self._held is None:
             super().cancel(pool, signal, emit_retry)
             return
+        if not emit_retry:  # as a cold shutdown asks, and a lost connection does not
+            self._install.is_ending = True
         try:
             super().cancel(pool, signal, emit_retry)
         except NotImplementedError:

@@ -10,6 +10,7 @@ back:
 - what a pool of threads, or the worker itself (`solo`), lets out of the task is an attempt that counts: `SystemExit` and
   `KeyboardInterrupt` are a lost worker, as they are where the pool has processes;
 - a greenlet that was ended from outside has not succeeded, although its pool says so: whoever ended it tells what became of it.
+  None begins any more once a cold shutdown does so.
 """
 
 from __future__ import annotations
@@ -50,6 +51,8 @@ def hand_over(request: Egress, install: Redelivery) -> None:
         try:
             if must_start:
                 install.start(request.message.held.tag)
+            if getattr(pool, "is_green", False):
+                asked.on_accepted = _unless_it_ends(request, install)
             result = execute(pool, **kwargs)
         except TaskRevokedError:
             raise
@@ -82,6 +85,21 @@ def _hearing(request: Egress, on_success: Any) -> Any:
             on_success(result, **kwargs)
 
     return hearing
+
+
+def _unless_it_ends(request: Egress, install: Redelivery) -> Any:
+    """A cold shutdown makes room in a pool of greenlets by each one that it ends: what waited for that room must not begin."""
+    accepted = request.on_accepted
+
+    def on_accepted(pid: Any, time_accepted: float) -> None:
+        if install.is_ending:
+            from greenlet import GreenletExit  # noqa: PLC0415 - there with every pool of greenlets
+
+            request.take_back()
+            raise GreenletExit
+        accepted(pid, time_accepted)
+
+    return on_accepted
 
 
 def _listen(request: Egress, result: Any, pool: Any) -> None:

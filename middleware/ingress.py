@@ -85,6 +85,7 @@ class Ingress(bootsteps.StartStopStep):
             with _refusing():
                 self._letter_handlers = handlers_of(self.install)
         self.install.shares_process = "prefork" not in type(consumer.pool).__module__
+        self.install.is_ending = False
         for task in consumer.app.tasks.values():
             if self.install.enforces:
                 settle(task)

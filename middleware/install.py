@@ -71,6 +71,8 @@ class Redelivery:
             raise ConfigurationError(msg)
         self.app = app
         self.shares_process = False
+        #: Whether a cold shutdown has begun.
+        self.is_ending = False
         self.worker = ""
         self.outbox = Outbox(on_aside=self._make_room)
         self._given = settings
