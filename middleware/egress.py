@@ -65,6 +65,7 @@ class Egress(Expiring, LosingChild):
     """Celery's request, whose message leaves by a transition; one that we do not hold, or that is not `enabled`, is observed."""
 
     _future: Future[Any] | None = None
+    _apply_result: Any
 
     def __init__(self, message: Any, **kwargs: Any) -> None:
         super().__init__(message, **kwargs)
