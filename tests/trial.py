@@ -148,6 +148,7 @@ class Story:
             seen.append([_without_redelivered(line) for line in side.notes(task_id) if line["what"] not in but])
             if self.trial.backend and ready:
                 result = side.result(task_id)
+                until(result.ready, what=f"the result of {task_id} on {side}")  # asked for, so that no notice can be missed
                 results.append((repr(result.get(timeout=60, propagate=False)).replace(task_id, "ID"), result.state))
         plain, ours = json.loads(json.dumps(seen).replace(self.ids[0], "ID").replace(self.ids[1], "ID"))
         # A run that follows at once may begin before the hooks of the one before it have ended: the order is not compared.
