@@ -10,8 +10,6 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from pyarrow import parquet
-
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
@@ -43,6 +41,8 @@ class Verdict:
 
 def archived_in(folder: Path) -> set[tuple[str, int]]:
     """Task id and generation of each letter in an archive."""
+    from pyarrow import parquet  # noqa: PLC0415 - the oldest promised Celery is tested without it
+
     tables = [parquet.read_table(file) for file in folder.rglob("*.parquet")]
     return {(row["task_id"], row["generation"]) for table in tables for row in table.to_pylist()}
 
