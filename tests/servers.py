@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import time
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -35,13 +36,13 @@ def binaries() -> dict[str, str]:
     return found
 
 
-class Asked:
+class Asked(ABC):
     """What tests ask a server for, however it is reached."""
 
     @property
+    @abstractmethod
     def client(self) -> Any:
         """A new client; redis-py types its answers for two protocols at once, so they are nobody's here."""
-        raise NotImplementedError
 
     def now_ms(self) -> int:
         """What its clock says, in milliseconds since the epoch: it alone says what is due, and what is over."""

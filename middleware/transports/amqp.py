@@ -115,7 +115,7 @@ class AmqpTransport:
 
     def acknowledge(self, tag: str, event: Event | None) -> Answer:
         """End the message, and record `event`."""
-        return self._carry(tag, event)
+        return self._carry(self._made(tag, event))
 
     def defer(
         self,
@@ -141,12 +141,12 @@ class AmqpTransport:
         if seconds <= 0:
             home = self._home(message) if event is not None and event.outcome == Outcome.REDRIVEN else None
             if home is None:
-                return self._carry(tag, event, message, ("", queue))
+                return self._carry(self._made(tag, event, message, ("", queue)))
             return self._carry_home(tag, event, message, home, queue)
         if wait_ms / 1000 > seconds:
             log.warning("delay.shortened", task_id=task_id, queue=queue, wanted=wait_ms / 1000, given=seconds)
         target = (self.keys.level(seconds.bit_length() - 1), delay_key(queue, seconds))
-        return self._carry(tag, event, message, target, self._delaying(queue))
+        return self._carry(self._made(tag, event, message, target, self._delaying(queue)))
 
     def dead_letter(
         self,
@@ -160,7 +160,7 @@ class AmqpTransport:
     ) -> Answer:
         """Move the message to a dead-letter queue, of the type of its origin, where that is there, or may be made."""
         prepare = self._looking(dead_letter_queue) if must_exist else self._keeping(dead_letter_queue, queue)
-        move = self._move(tag, event, message, ("", dead_letter_queue), prepare)
+        move = self.publisher.submit(self._made(tag, event, message, ("", dead_letter_queue), prepare))
         if not must_exist:
             return Answer.DONE
         if not move.ended.wait(LONGEST_LOOK):
@@ -174,7 +174,7 @@ class AmqpTransport:
     def release(self, held: Sequence[Held]) -> int:
         """Put messages that were not run back into their queues, unmarked, behind all others."""
         for each in held:
-            self._move(each.tag, None, each.raw, ("", each.queue))
+            self.publisher.submit(self._made(each.tag, None, each.raw, ("", each.queue)))
         return len(held)
 
     def now_ms(self) -> int:
@@ -209,34 +209,17 @@ class AmqpTransport:
         install = getattr(self.app, "redelivery", None)
         declare_outcomes(connection, self.keys, DEFAULT_MAX_BYTES if install is None else install.settings.outcome_log_max_bytes)
 
-    def _carry(
-        self,
-        tag: str,
-        event: Event | None,
-        message: bytes | None = None,
-        target: tuple[str, str] = ("", ""),
-        prepare: Callable[[Any, bool], bool] = lambda _, __: True,
-    ) -> Answer:
-        self._move(tag, event, message, target, prepare)
+    def _carry(self, move: Move) -> Answer:
+        self.publisher.submit(move)
         return Answer.DONE
-
-    def _move(
-        self,
-        tag: str,
-        event: Event | None,
-        message: bytes | None = None,
-        target: tuple[str, str] = ("", ""),
-        prepare: Callable[[Any, bool], bool] = lambda _, __: True,
-    ) -> Move:
-        return self.publisher.submit(self._made(tag, event, message, target, prepare))
 
     def _made(
         self,
         tag: str,
         event: Event | None,
-        message: bytes | None,
-        target: tuple[str, str],
-        prepare: Callable[[Any, bool], bool],
+        message: bytes | None = None,
+        target: tuple[str, str] = ("", ""),
+        prepare: Callable[[Any, bool], bool] = lambda _, __: True,
     ) -> Move:
         claim = self.claim
 
