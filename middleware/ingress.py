@@ -1,13 +1,8 @@
 """Ingress: what arrives, looked at before Celery does.
 
 A consumer bootstep. It arms the receiving of the worker's task channel, wraps every task and its request class, and puts itself in
-front of Celery's message handler:
-
-- a message that is not due for a while (its ETA, its queue's delivery delay) moves to the delay store, so that no worker keeps it
-  in memory; until it expires, where that is earlier;
-- one that has been delivered too often is a death before it runs;
-- a dead letter, on a dead-letter queue that this worker consumes, goes to its handler, or lives once more;
-- one that is no task, or cannot be read, or names a task that nobody has, is a death with its bytes kept: Celery would drop it.
+front of Celery's message handlers. What becomes of a message before Celery sees it is said in `arrival`; one that is no task, or
+cannot be read, or names a task that nobody has, is a death with its bytes kept (`unrun`): Celery would drop it.
 
 Whatever else goes wrong with one message is its own death, not its neighbours' and not the worker's.
 """
@@ -16,9 +11,8 @@ from __future__ import annotations
 
 import sys
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from celery import bootsteps, signals
 from celery.utils.imports import symbol_by_name
@@ -27,30 +21,23 @@ from celery.worker.request import Request
 from kombu.exceptions import ContentDisallowed
 from redis.exceptions import RedisError
 
-from redelivery.errors import BrokerError, EnvelopeError, RedeliveryError
-from redelivery.middleware import decision
+from redelivery.errors import BrokerError, RedeliveryError
+from redelivery.middleware.arrival import Arrivals
 from redelivery.middleware.attempt import failed_of
-from redelivery.middleware.bodies import without_chord
 from redelivery.middleware.contradictions import contradictions
-from redelivery.middleware.departure import about, burial, burial_at_last, milliseconds, raw_id, resting_place, tell_death, wrapped
 from redelivery.middleware.egress import Egress, request_class
-from redelivery.middleware.envelope import ANNOUNCED, HEADER, Envelope, Failed, deferred, eligible_of, iso, opened, redriven, sealed
+from redelivery.middleware.envelope import Failed
 from redelivery.middleware.explicit import settle
-from redelivery.middleware.failure import tell_failure
 from redelivery.middleware.handover import hand_over
-from redelivery.middleware.lifetime import DELIVERY_DELAY, due_ms, expiry_ms
 from redelivery.middleware.logs import log
-from redelivery.middleware.observing import queue_of, record
-from redelivery.middleware.outcomes import Outcome, Reason
-from redelivery.middleware.recovery import recover
+from redelivery.middleware.outcomes import Reason
 from redelivery.middleware.report import lighten
 from redelivery.middleware.startup import announce, check_dead_letter_queues, check_policies
-from redelivery.middleware.suspects import PAUSE, SET_BACK_MS, Suspects, must_be_alone
 from redelivery.middleware.task import guard
-from redelivery.middleware.transports.base import Held
-from redelivery.middleware.transports.fallback import is_known, taken_by_kombu
+from redelivery.middleware.transports.fallback import is_known
 from redelivery.middleware.transports.receiver import Receiver
 from redelivery.middleware.transports.receiving import Receiving
+from redelivery.middleware.unrun import bury
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -58,7 +45,6 @@ if TYPE_CHECKING:
     from celery.worker.consumer import Consumer
 
     from redelivery.middleware.install import Redelivery
-    from redelivery.settings import RedeliveryPolicy
 
 __all__ = ["Ingress"]
 
@@ -76,14 +62,13 @@ class Ingress(bootsteps.StartStopStep):
         with _refusing():
             check_policies(self.install)
         _refuse(contradictions(self.install))
-        self._consumer = consumer
-        self._suspects = Suspects()
-        self._letter_handlers: dict[str, str] = {}
+        letter_handlers: dict[str, str] = {}
         if self.install.letter_handlers:
             from redelivery.middleware.handling import handlers_of  # noqa: PLC0415 - few apps have one
 
             with _refusing():
-                self._letter_handlers = handlers_of(self.install)
+                letter_handlers = handlers_of(self.install)
+        self._arrivals = Arrivals(self.install, letter_handlers, consumer.timer)
         self.install.shares_process = "prefork" not in type(consumer.pool).__module__
         self.install.is_ending = False
         for task in consumer.app.tasks.values():
@@ -128,7 +113,9 @@ class Ingress(bootsteps.StartStopStep):
             announce(self.install, consumer, is_ours=is_ours)
         if is_ours:
             pool = consumer.pool
-            channel.arm(Receiver(self.install.owner, self._limit(consumer), lambda: 2 * int(pool.num_processes), self._on_garbage))
+            channel.arm(
+                Receiver(self.install.owner, self._limit(consumer), lambda: 2 * int(pool.num_processes), self._arrivals.on_garbage)
+            )
 
     def _attach(self, consumer: Consumer) -> None:
         """Where the broker itself gives back what a dead worker held: from here on, this channel's deliveries are ours."""
@@ -152,15 +139,15 @@ class Ingress(bootsteps.StartStopStep):
             handle = create(*args, **kwargs)
 
             def on_task_received(message: Any) -> Any:
-                held = self._held(message)
-                if held is None or not self._is_enabled(message, held):
-                    self._leave_alone(held)
-                    self._observe_arrival(message)
+                held = self._arrivals.held(message)
+                if held is None or not self._arrivals.is_enabled(message, held):
+                    self._arrivals.leave_alone(held)
+                    self._arrivals.observe(message)
                     return handle(message)
                 try:
-                    if (held.handed_over_before and self._recover(message, held)) or self._must_stop(message, held):
+                    if self._arrivals.has_left(message, held):
                         return None
-                    return self._pause(held, partial(handle, message)) if held.pauses else handle(message)
+                    return self._arrivals.pause(held, partial(handle, message)) if held.pauses else handle(message)
                 except (RedisError, ConnectionError):  # not kombu's connection errors: they include KeyError
                     raise
                 except Exception as exc:  # noqa: BLE001 - the message is anybody's
@@ -169,179 +156,12 @@ class Ingress(bootsteps.StartStopStep):
                         return None
                     log.exception("message.invalid", tag=held.tag, queue=held.queue)
                     if held.request is None or not (held.request.is_running() or held.request.was_handed_over()):
-                        self._die(held, Reason.INVALID, failed_of(exc), told=False)
+                        bury(self.install, held, Reason.INVALID, failed_of(exc), told=False)
                     return None
 
             return on_task_received
 
         return create_task_handler
-
-    def _held(self, message: Any) -> Held | None:
-        """The message as we hold it, whoever received it; None where it is Celery's alone."""
-        held: Held | None = getattr(message, "held", None)
-        if held is not None or not self.install.enforces:
-            return held
-        owner: Any = self.install.owner
-        taken: Held | None = taken_by_kombu(message, owner) if self.install.has_leases else owner.take(message)
-        return taken
-
-    def _leave_alone(self, held: Held | None) -> None:
-        """Celery alone ends this message, on its own channel."""
-        if held is not None and not self.install.has_leases:
-            self.install.owner.drop(held.tag)
-
-    def _recover(self, message: Any, held: Held) -> bool:
-        """The broker hands over again what a worker held that is gone: what `workers.recoverer` does where messages are leased.
-
-        Nobody can tell whether it had begun, so the first times do not count; from then on each does, for no start can be recorded
-        here, and a worker holds one such message at a time (`suspects`).
-        """
-        headers = message.headers if isinstance(message.headers, dict) else {}
-        policy = self.install.policy_for(held.queue, str(headers.get("task")))
-        counts = must_be_alone(Envelope.of(headers)) or policy.persist_delivery_count == "always"
-        log.info("message.handed_over_again", tag=held.tag, queue=held.queue, times=held.handed_over_before, counts=counts)
-        recover(self.install, held, started="" if counts else None, worker="", now_ms=held.seen_ms)
-        self.install.owner.drop(held.tag)
-        return True
-
-    def _observe_arrival(self, message: Any) -> None:
-        headers = message.headers
-        if isinstance(headers, dict) and isinstance(headers.get("id"), str) and HEADER not in headers:
-            queue = queue_of(message)
-            self._note_arrival(headers, message.properties, Held("", queue, queue, headers["id"].encode(), 0))
-
-    def _must_stop(self, message: Any, held: Held) -> bool:
-        """Whether the message has left already: to the delay store, or to its dead-letter queue."""
-        headers = message.headers
-        if not isinstance(headers, dict):
-            return False
-        known = Envelope.of(headers) if HEADER in headers else None
-        if known is not None and known.is_letter:
-            return self._meet_letter(message, held, known)
-        if headers.get(HEADER) is None:
-            self._note_arrival(headers, message.properties, held)
-        if not _is_sound(headers):
-            failed = Failed(type="redelivery.InvalidHeaders", message="timelimit or retries is no number", fingerprint="headers")
-            self._die(held, Reason.INVALID, failed, told=False)
-            return True
-        eta, envelope = headers.get("eta"), headers.get(HEADER)
-        if eta is None and envelope is None and not self.install.keeps_time and DELIVERY_DELAY not in headers:
-            return False
-        known = Envelope.of(headers) if known is None else known
-        if known.undelivered is not None:
-            self._bury_at_last(held, known)
-            return True
-        return self._must_wait_or_die(message, held, known)
-
-    def _must_wait_or_die(self, message: Any, held: Held, known: Envelope) -> bool:
-        headers = message.headers
-        policy = self.install.policy_for(held.queue, str(headers.get("task")))
-        if headers.get("id") not in state.revoked and self._defer(held, message, known, policy):
-            return True
-        if 0 <= policy.max_delivery_attempts <= known.attempt and known.attempt:
-            failed = Failed(type="redelivery.Exhausted", message=f"{known.attempt} deliveries", fingerprint="exhausted")
-            self._die(held, Reason.EXHAUSTED, failed, told=False)
-            return True
-        return known.suspect and not self.install.has_leases and must_be_alone(known) and self._set_back(held, known)
-
-    def _set_back(self, held: Held, known: Envelope) -> bool:
-        """Whether this suspect waits for another one that is held here: it comes again a little later, uncounted (`suspects`)."""
-        if not self._suspects.must_wait(held, self.install.owner):
-            held.pauses = True
-            return False
-        transport, task_id = self.install.transport, about({}, held, Outcome.DEFERRED).task_id
-        log.debug("suspect.set_back", tag=held.tag, queue=held.queue, deliveries=known.delivery)
-        back = partial(transport.defer, held.tag, held.list_name, held.raw, task_id=task_id, event=None, delay_ms=SET_BACK_MS)
-        self._carry_out(held, back)
-        return True
-
-    def _pause(self, held: Held, handle: Callable[[], Any]) -> None:
-        """Let this suspect run when whatever has come beside it has left, so that a crash finds nothing half moved."""
-        install, transport = self.install, cast("Any", self.install.transport)
-
-        def begin() -> None:
-            if held.tag not in install.owner.held:
-                return  # its channel is gone: the broker delivers it again
-            transport.drain(PAUSE)
-            try:
-                handle()
-            except Exception as exc:  # noqa: BLE001 - the message is anybody's
-                log.exception("message.invalid", tag=held.tag, queue=held.queue)
-                if held.request is None:
-                    self._die(held, Reason.INVALID, failed_of(exc), told=False)
-
-        self._consumer.timer.call_after(PAUSE, begin)
-
-    def _meet_letter(self, message: Any, held: Held, letter: Envelope) -> bool:
-        """A dead-letter queue is consumed: its handler decides, or, where it has none, the task runs in a new generation."""
-        name = self._letter_handlers.get(held.queue)
-        if name is None:
-            self._revive(held)
-            return True
-        limit = self.install.policy_for(held.queue, name).max_delivery_attempts
-        if 0 <= limit <= letter.handled:
-            failed = Failed(type="redelivery.Exhausted", message=f"{letter.handled} deliveries to {name}", fingerprint="exhausted")
-            self._die(held, Reason.EXHAUSTED, failed)
-            return True
-        from redelivery.middleware.handling import call_for  # noqa: PLC0415 - few apps have one
-
-        call_for(message, held.raw, name, self.install.app)
-        return False
-
-    def _revive(self, held: Held) -> None:
-        """Put a letter back to where it was taken from as a message that lives: its next generation, recorded as redriven."""
-        message = opened(held.raw)
-        try:
-            again = redriven(without_chord(message)[0], held.queue, on_purpose=False)
-        except EnvelopeError as exc:
-            self._die(held, Reason.INVALID, failed_of(exc))
-            return
-        event = about(again["headers"], held, Outcome.REDRIVEN, worker=self.install.worker)
-        event, raw, transport = replace(event, attempt=0, delivery=0), sealed(again), self.install.transport
-        self._carry_out(
-            held,
-            lambda: transport.defer(held.tag, held.list_name, raw, task_id=event.task_id, event=event, delay_ms=0, first=True),
-        )
-
-    def _note_arrival(self, headers: dict[str, Any], properties: Any, held: Held) -> None:
-        """Record what the books could not know otherwise: nobody recorded the publication, or some other client put it back."""
-        delivery_info = properties.get("delivery_info") if isinstance(properties, dict) else None
-        was_restored = isinstance(delivery_info, dict) and delivery_info.get("redelivered") is True
-        is_announced = ANNOUNCED in headers
-        reasons = [name for name, holds in (("unannounced", not is_announced), ("redelivered", was_restored)) if holds]
-        for reason in reasons:
-            event = about(headers, held, Outcome.RECEIVED, reason=reason, worker=self.install.worker)
-            self.install.outbox.carry_out("", partial(self.install.transport.acknowledge, "", event), _nothing)
-
-    def _defer(self, held: Held, message: Any, known: Envelope, policy: RedeliveryPolicy) -> bool:
-        """Whether the message has gone to the delay store: until it is due, or until it expires, where that is earlier."""
-        headers, app = message.headers, self.install.app
-        eta = headers.get("eta")
-        eta_ms = milliseconds(eta, app) if eta is not None and eta != known.served_eta else None
-        threshold_ms = self.install.settings.eta_threshold * 1000
-        wanted_ms = due_ms(headers, known, policy, seen_ms=held.seen_ms, eta_ms=eta_ms, eta_threshold_ms=threshold_ms)
-        if wanted_ms is None:
-            return False
-        expires_ms = milliseconds(headers.get("expires"), app)
-        ends_ms = expiry_ms(headers, message.properties, known, policy, seen_ms=held.seen_ms, expires_ms=expires_ms)
-        if ends_ms is not None and ends_ms <= held.seen_ms:
-            return False  # expired: Celery asks the request, and egress ends it
-        until_ms = wanted_ms if ends_ms is None else min(wanted_ms, ends_ms)
-        raw = opened(held.raw)
-        waiting = sealed(deferred(raw, held.queue, seen_ms=held.seen_ms, eta=None if wanted_ms == eta_ms else iso(wanted_ms)))
-        event = about(raw["headers"], held, Outcome.DEFERRED, worker=self.install.worker)
-        self._carry_out(
-            held,
-            lambda: self.install.transport.defer(
-                held.tag,
-                held.list_name,
-                waiting,
-                task_id=event.task_id,
-                event=event,
-                due_ms=until_ms,
-            ),
-        )
-        return True
 
     def _starting(self, handle: Callable[[Any], Any]) -> Callable[[Any], Any]:
         """Stand by when a request is handed to the pool (`handover`)."""
@@ -380,11 +200,11 @@ class Ingress(bootsteps.StartStopStep):
 
         def dying(*args: Any) -> Any:
             message = args[at]
-            held = self._held(message)
-            if held is None or not self._is_enabled(message, held):
-                self._leave_alone(held)
+            held = self._arrivals.held(message)
+            if held is None or not self._arrivals.is_enabled(message, held):
+                self._arrivals.leave_alone(held)
                 answer = original(*args)
-                self._note_end(message, reason)
+                self._arrivals.note_end(message, reason)
                 return answer
             cause = next((arg for arg in args if isinstance(arg, BaseException)), None)
             failed = failed_of(cause) if cause is not None else Failed(type="redelivery.UnknownMessage", fingerprint=reason)
@@ -396,92 +216,9 @@ class Ingress(bootsteps.StartStopStep):
                 log.exception("message.invalid", tag=held.tag, queue=held.queue)
                 return None
             finally:
-                self._die(held, why, failed, told=reason is Reason.UNKNOWN_TASK)
+                bury(self.install, held, why, failed, told=reason is Reason.UNKNOWN_TASK)
 
         return dying
-
-    def _is_enabled(self, message: Any, held: Held) -> bool:
-        headers = message.headers
-        return self.install.is_enabled(str(headers.get("task")) if isinstance(headers, dict) else "", held.queue)
-
-    def _note_end(self, message: Any, reason: Reason) -> None:
-        """Celery alone has dropped the message."""
-        headers = message.headers
-        if isinstance(headers, dict) and isinstance(headers.get("id"), str):
-            record(self.install, headers, queue_of(message), Outcome.DISCARDED, reason=reason)
-
-    def _on_garbage(self, held: Held, exc: Exception) -> None:
-        log.error("message.undecodable", tag=held.tag, queue=held.queue, error=str(exc))
-        try:
-            message = opened(held.raw)
-        except EnvelopeError:
-            message = {"headers": {}, "properties": {}}
-        if message["headers"].get(HEADER) is None:
-            self._note_arrival(message["headers"], message["properties"], held)  # under the id that its death has
-        self._die(held, Reason.UNDECODABLE, failed_of(exc))
-
-    def _die(self, held: Held, reason: Reason, failed: Failed, *, told: bool = True) -> None:
-        """Move the message to its dead-letter queue: with a death record where it has an envelope, else in one of ours.
-
-        Unless its caller has been `told` (by Celery), it is, before the message leaves.
-        """
-        try:
-            message = opened(held.raw)
-        except EnvelopeError:
-            message = wrapped(held.raw)
-        headers = message["headers"]
-        if not isinstance(headers.get("id"), str):
-            headers["id"] = raw_id(held.raw)  # so that the letter can be found under the id that its event has
-        elif not told and not Envelope.of(headers).is_letter:  # whoever waits for a letter's task was told when it died
-            tell_failure(self.install.app, message, reason, failed.text)
-        policy = self.install.policy_for(held.queue, str(headers.get("task")))
-        ending = decision.ending(policy, reason, eligible=eligible_of(headers))
-        wanted = policy.dead_letter_queue_for(held.queue) if isinstance(ending, decision.DeadLetter) else None
-        place = resting_place(Envelope.of(headers), held.queue, wanted, policy)
-        target = place.target
-        event = about(
-            headers,
-            held,
-            Outcome.DISCARDED if target is None else Outcome.DEAD_LETTERED,
-            reason=ending.reason,
-            worker=self.install.worker,
-            exception=failed.type,
-            fingerprint=failed.fingerprint,
-        )
-        transition = burial(
-            self.install.transport,
-            held,
-            message,
-            event,
-            target=target,
-            reason=reason,
-            now_ms=self.install.owner.now_ms(),
-            attempt=None,
-            failed=failed,
-            must_exist=not policy.auto_create_dead_letter_resources,
-            parked=place.parked,
-        )
-        self._carry_out(held, transition)
-        tell_death(event, target, ending.detail)
-
-    def _bury_at_last(self, held: Held, known: Envelope) -> None:
-        """Send off a dead message that has waited for its dead-letter queue."""
-        policy = self.install.policy_for(held.queue)
-        self._carry_out(held, burial_at_last(self.install.transport, held, known, worker=self.install.worker, policy=policy))
-
-    def _carry_out(self, held: Held, transition: Any) -> None:
-        self.install.outbox.carry_out(held.tag, transition, lambda _: self.install.owner.drop(held.tag))
-
-
-def _is_sound(headers: dict[str, Any]) -> bool:
-    """Whether what Celery hands to its pool and its timers unseen is what they can take."""
-    limits, retries = headers.get("timelimit"), headers.get("retries")
-    if limits is not None:
-        if not isinstance(limits, (list, tuple)) or len(limits) != 2:  # noqa: PLR2004 - hard and soft
-            return False
-        if not all(each is None or isinstance(each, (int, float)) for each in limits):
-            return False
-    return retries is None or isinstance(retries, int)
 
 
 def _refuse(lines: list[str]) -> None:

@@ -1,0 +1,262 @@
+"""Arrival: what becomes of one message that has arrived, before Celery looks at it.
+
+- A message that is not due for a while (its ETA, its queue's delivery delay) moves to the delay store, so that no worker keeps it
+  in memory; until it expires, where that is earlier.
+- One that has been delivered too often is a death before it runs.
+- A dead letter, on a dead-letter queue that this worker consumes, goes to its handler, or lives once more.
+- A suspect, where no start can be recorded, waits until it is alone.
+- All others are Celery's to run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
+
+from celery.worker import state
+
+from redelivery.errors import EnvelopeError
+from redelivery.middleware.attempt import failed_of
+from redelivery.middleware.bodies import without_chord
+from redelivery.middleware.departure import about, milliseconds
+from redelivery.middleware.envelope import ANNOUNCED, HEADER, Envelope, Failed, deferred, iso, opened, redriven, sealed
+from redelivery.middleware.lifetime import DELIVERY_DELAY, due_ms, expiry_ms
+from redelivery.middleware.logs import log
+from redelivery.middleware.observing import queue_of, record
+from redelivery.middleware.outcomes import Outcome, Reason
+from redelivery.middleware.recovery import recover
+from redelivery.middleware.suspects import PAUSE, SET_BACK_MS, Suspects, must_be_alone
+from redelivery.middleware.transports.base import Held
+from redelivery.middleware.transports.fallback import taken_by_kombu
+from redelivery.middleware.unrun import bury, bury_at_last, carry_out
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from redelivery.middleware.install import Redelivery
+    from redelivery.settings import RedeliveryPolicy
+
+__all__ = ["Arrivals"]
+
+
+class Arrivals:
+    """The arrivals of one worker.
+
+    `letter_handlers`: the task that handles each dead-letter queue; `timer`: the worker's, which calls in the consumer's thread.
+    """
+
+    def __init__(self, install: Redelivery, letter_handlers: dict[str, str], timer: Any) -> None:
+        self.install = install
+        self._letter_handlers, self._timer, self._suspects = letter_handlers, timer, Suspects()
+
+    def held(self, message: Any) -> Held | None:
+        """The message as we hold it, whoever received it; None where it is Celery's alone."""
+        held: Held | None = getattr(message, "held", None)
+        if held is not None or not self.install.enforces:
+            return held
+        owner: Any = self.install.owner
+        taken: Held | None = taken_by_kombu(message, owner) if self.install.has_leases else owner.take(message)
+        return taken
+
+    def leave_alone(self, held: Held | None) -> None:
+        """Celery alone ends this message, on its own channel."""
+        if held is not None and not self.install.has_leases:
+            self.install.owner.drop(held.tag)
+
+    def is_enabled(self, message: Any, held: Held) -> bool:
+        """Whether this message is ours to end; else Celery alone does."""
+        headers = message.headers
+        return self.install.is_enabled(str(headers.get("task")) if isinstance(headers, dict) else "", held.queue)
+
+    def observe(self, message: Any) -> None:
+        """Record what Celery alone is to run, where the books could not know of it otherwise."""
+        headers = message.headers
+        if isinstance(headers, dict) and isinstance(headers.get("id"), str) and HEADER not in headers:
+            queue = queue_of(message)
+            self._note_arrival(headers, message.properties, Held("", queue, queue, headers["id"].encode(), 0))
+
+    def note_end(self, message: Any, reason: Reason) -> None:
+        """Celery alone has dropped the message."""
+        headers = message.headers
+        if isinstance(headers, dict) and isinstance(headers.get("id"), str):
+            record(self.install, headers, queue_of(message), Outcome.DISCARDED, reason=reason)
+
+    def has_left(self, message: Any, held: Held) -> bool:
+        """Whether the message is not Celery's to run: it has gone back, to the delay store, or to its dead-letter queue."""
+        return (held.handed_over_before > 0 and self._recover(message, held)) or self._must_stop(message, held)
+
+    def _must_stop(self, message: Any, held: Held) -> bool:
+        """Whether the message has left already: to the delay store, or to its dead-letter queue."""
+        headers = message.headers
+        if not isinstance(headers, dict):
+            return False
+        known = Envelope.of(headers) if HEADER in headers else None
+        if known is not None and known.is_letter:
+            return self._meet_letter(message, held, known)
+        if headers.get(HEADER) is None:
+            self._note_arrival(headers, message.properties, held)
+        if not _is_sound(headers):
+            failed = Failed(type="redelivery.InvalidHeaders", message="timelimit or retries is no number", fingerprint="headers")
+            bury(self.install, held, Reason.INVALID, failed, told=False)
+            return True
+        eta, envelope = headers.get("eta"), headers.get(HEADER)
+        if eta is None and envelope is None and not self.install.keeps_time and DELIVERY_DELAY not in headers:
+            return False
+        known = Envelope.of(headers) if known is None else known
+        if known.undelivered is not None:
+            bury_at_last(self.install, held, known)
+            return True
+        return self._must_wait_or_die(message, held, known)
+
+    def _must_wait_or_die(self, message: Any, held: Held, known: Envelope) -> bool:
+        headers = message.headers
+        policy = self.install.policy_for(held.queue, str(headers.get("task")))
+        if headers.get("id") not in state.revoked and self._defer(held, message, known, policy):
+            return True
+        if 0 <= policy.max_delivery_attempts <= known.attempt and known.attempt:
+            failed = Failed(type="redelivery.Exhausted", message=f"{known.attempt} deliveries", fingerprint="exhausted")
+            bury(self.install, held, Reason.EXHAUSTED, failed, told=False)
+            return True
+        return known.suspect and not self.install.has_leases and must_be_alone(known) and self._set_back(held, known)
+
+    def _set_back(self, held: Held, known: Envelope) -> bool:
+        """Whether this suspect waits for another one that is held here: it comes again a little later, uncounted (`suspects`)."""
+        if not self._suspects.must_wait(held, self.install.owner):
+            held.pauses = True
+            return False
+        transport, task_id = self.install.transport, about({}, held, Outcome.DEFERRED).task_id
+        log.debug("suspect.set_back", tag=held.tag, queue=held.queue, deliveries=known.delivery)
+        back = partial(transport.defer, held.tag, held.list_name, held.raw, task_id=task_id, event=None, delay_ms=SET_BACK_MS)
+        carry_out(self.install, held, back)
+        return True
+
+    def pause(self, held: Held, handle: Callable[[], Any]) -> None:
+        """Let this suspect run when whatever has come beside it has left, so that a crash finds nothing half moved."""
+        install, transport = self.install, cast("Any", self.install.transport)
+
+        def begin() -> None:
+            if held.tag not in install.owner.held:
+                return  # its channel is gone: the broker delivers it again
+            transport.drain(PAUSE)
+            try:
+                handle()
+            except Exception as exc:  # noqa: BLE001 - the message is anybody's
+                log.exception("message.invalid", tag=held.tag, queue=held.queue)
+                if held.request is None:
+                    bury(self.install, held, Reason.INVALID, failed_of(exc), told=False)
+
+        self._timer.call_after(PAUSE, begin)
+
+    def _recover(self, message: Any, held: Held) -> bool:
+        """The broker hands over again what a worker held that is gone: what `workers.recoverer` does where messages are leased.
+
+        Nobody can tell whether it had begun, so the first times do not count; from then on each does, for no start can be recorded
+        here, and a worker holds one such message at a time (`suspects`).
+        """
+        headers = message.headers if isinstance(message.headers, dict) else {}
+        policy = self.install.policy_for(held.queue, str(headers.get("task")))
+        counts = must_be_alone(Envelope.of(headers)) or policy.persist_delivery_count == "always"
+        log.info("message.handed_over_again", tag=held.tag, queue=held.queue, times=held.handed_over_before, counts=counts)
+        recover(self.install, held, started="" if counts else None, worker="", now_ms=held.seen_ms)
+        self.install.owner.drop(held.tag)
+        return True
+
+    def _meet_letter(self, message: Any, held: Held, letter: Envelope) -> bool:
+        """A dead-letter queue is consumed: its handler decides, or, where it has none, the task runs in a new generation."""
+        name = self._letter_handlers.get(held.queue)
+        if name is None:
+            self._revive(held)
+            return True
+        limit = self.install.policy_for(held.queue, name).max_delivery_attempts
+        if 0 <= limit <= letter.handled:
+            failed = Failed(type="redelivery.Exhausted", message=f"{letter.handled} deliveries to {name}", fingerprint="exhausted")
+            bury(self.install, held, Reason.EXHAUSTED, failed)
+            return True
+        from redelivery.middleware.handling import call_for  # noqa: PLC0415 - few apps have one
+
+        call_for(message, held.raw, name, self.install.app)
+        return False
+
+    def _revive(self, held: Held) -> None:
+        """Put a letter back to where it was taken from as a message that lives: its next generation, recorded as redriven."""
+        message = opened(held.raw)
+        try:
+            again = redriven(without_chord(message)[0], held.queue, on_purpose=False)
+        except EnvelopeError as exc:
+            bury(self.install, held, Reason.INVALID, failed_of(exc))
+            return
+        event = about(again["headers"], held, Outcome.REDRIVEN, worker=self.install.worker)
+        event, raw, transport = replace(event, attempt=0, delivery=0), sealed(again), self.install.transport
+        carry_out(
+            self.install,
+            held,
+            lambda: transport.defer(held.tag, held.list_name, raw, task_id=event.task_id, event=event, delay_ms=0, first=True),
+        )
+
+    def _note_arrival(self, headers: dict[str, Any], properties: Any, held: Held) -> None:
+        """Record what the books could not know otherwise: nobody recorded the publication, or some other client put it back."""
+        delivery_info = properties.get("delivery_info") if isinstance(properties, dict) else None
+        was_restored = isinstance(delivery_info, dict) and delivery_info.get("redelivered") is True
+        is_announced = ANNOUNCED in headers
+        reasons = [name for name, holds in (("unannounced", not is_announced), ("redelivered", was_restored)) if holds]
+        for reason in reasons:
+            event = about(headers, held, Outcome.RECEIVED, reason=reason, worker=self.install.worker)
+            self.install.outbox.carry_out("", partial(self.install.transport.acknowledge, "", event), _nothing)
+
+    def _defer(self, held: Held, message: Any, known: Envelope, policy: RedeliveryPolicy) -> bool:
+        """Whether the message has gone to the delay store: until it is due, or until it expires, where that is earlier."""
+        headers, app = message.headers, self.install.app
+        eta = headers.get("eta")
+        eta_ms = milliseconds(eta, app) if eta is not None and eta != known.served_eta else None
+        threshold_ms = self.install.settings.eta_threshold * 1000
+        wanted_ms = due_ms(headers, known, policy, seen_ms=held.seen_ms, eta_ms=eta_ms, eta_threshold_ms=threshold_ms)
+        if wanted_ms is None:
+            return False
+        expires_ms = milliseconds(headers.get("expires"), app)
+        ends_ms = expiry_ms(headers, message.properties, known, policy, seen_ms=held.seen_ms, expires_ms=expires_ms)
+        if ends_ms is not None and ends_ms <= held.seen_ms:
+            return False  # expired: Celery asks the request, and egress ends it
+        until_ms = wanted_ms if ends_ms is None else min(wanted_ms, ends_ms)
+        raw = opened(held.raw)
+        waiting = sealed(deferred(raw, held.queue, seen_ms=held.seen_ms, eta=None if wanted_ms == eta_ms else iso(wanted_ms)))
+        event = about(raw["headers"], held, Outcome.DEFERRED, worker=self.install.worker)
+        carry_out(
+            self.install,
+            held,
+            lambda: self.install.transport.defer(
+                held.tag,
+                held.list_name,
+                waiting,
+                task_id=event.task_id,
+                event=event,
+                due_ms=until_ms,
+            ),
+        )
+        return True
+
+    def on_garbage(self, held: Held, exc: Exception) -> None:
+        """Bury what kombu could not even take apart."""
+        log.error("message.undecodable", tag=held.tag, queue=held.queue, error=str(exc))
+        try:
+            message = opened(held.raw)
+        except EnvelopeError:
+            message = {"headers": {}, "properties": {}}
+        if message["headers"].get(HEADER) is None:
+            self._note_arrival(message["headers"], message["properties"], held)  # under the id that its death has
+        bury(self.install, held, Reason.UNDECODABLE, failed_of(exc))
+
+
+def _is_sound(headers: dict[str, Any]) -> bool:
+    """Whether what Celery hands to its pool and its timers unseen is what they can take."""
+    limits, retries = headers.get("timelimit"), headers.get("retries")
+    if limits is not None:
+        if not isinstance(limits, (list, tuple)) or len(limits) != 2:  # noqa: PLR2004 - hard and soft
+            return False
+        if not all(each is None or isinstance(each, (int, float)) for each in limits):
+            return False
+    return retries is None or isinstance(retries, int)
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    pass
