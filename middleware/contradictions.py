@@ -74,6 +74,7 @@ def _tasks(install: Redelivery) -> Iterator[str]:
 
 #: Policy fields and settings that only Redis's transport keeps, and what does the same on RabbitMQ.
 ONLY_REDIS = {
+    "redeliveries_per_second": "use longer delays, or a rate_limit on the task",
     "max_length": "declare the queue with x-max-length and x-overflow=reject-publish",
     "dead_letter_time_to_live": "purge with `redelivery dlq purge`",
     "max_dead_letters": "purge with `redelivery dlq purge`",

@@ -50,7 +50,7 @@ def about(headers: Mapping[str, Any], held: Held, outcome: Outcome, **facts: Any
     envelope = Envelope.of(headers)
     nesting = headers.get("replaced_task_nesting")
     return Event(
-        task_id=recorded_id(headers.get("id"), held.raw),
+        task_id=recorded_id(headers.get("id"), held),
         outcome=outcome,
         generation=envelope.generation,
         task=_text(headers.get("task")),
@@ -196,9 +196,9 @@ def _delivery(
 MISSING = "auto_create_dead_letter_resources is off: declare the queue; until then its letters wait and nothing is discarded"
 
 
-def recorded_id(said: object, raw: bytes) -> str:
+def recorded_id(said: object, held: Held) -> str:
     """The id under which a message is recorded that says this of its id: cut, or made from its bytes, where it is none."""
-    return said[:MOST_TEXT] if isinstance(said, str) and said else raw_id(raw)
+    return said[:MOST_TEXT] if isinstance(said, str) and said else raw_id(held.raw)
 
 
 def raw_id(raw: bytes) -> str:

@@ -38,6 +38,7 @@ from redelivery.middleware.envelope import HEADER, Envelope, Failed, opened, red
 from redelivery.middleware.letter import Letter, LetterDecision
 from redelivery.middleware.logs import log
 from redelivery.middleware.outcomes import Outcome, Reason
+from redelivery.middleware.pacing import pace_of
 from redelivery.middleware.raised import DeadLetter
 
 if TYPE_CHECKING:
@@ -219,8 +220,9 @@ class LetterRequest(Egress):
         raw = self._again(self._install.owner.now_ms(), delay_ms, failed, crash=crash)
         transport, tag, task_id = self._install.transport, self._tag, self._about(Outcome.DEFERRED).task_id
         log.warning("letter.handler_failed", task_id=task_id, handler=self.name, attempt=self.attempt, error=failed.type)
+        pace = pace_of(self._install, held.queue)
         self._carry_out(
-            lambda: transport.defer(tag, held.list_name, raw, task_id=task_id, event=None, delay_ms=delay_ms),
+            lambda: transport.defer(tag, held.list_name, raw, task_id=task_id, event=None, delay_ms=delay_ms, pace=pace),
         )
 
     def _event(self, outcome: Outcome, reason: Reason | None, failed: Failed | None = None, delay_ms: int | None = None) -> Any:

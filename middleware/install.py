@@ -272,8 +272,11 @@ class Redelivery:
 
     @staticmethod
     def _standing(owner: Owner) -> tuple[set[str], list[Held]]:
-        """The tags of what runs here, and the messages of which nobody can tell: handed to the pool, not known to have begun."""
-        requests = [(held, held.request) for held in list(owner.held.values()) if held.request is not None]
+        """The tags of what runs here, and the messages of which nobody can tell: handed to the pool, not known to have begun.
+
+        The newest comes first: each that goes back is the next to be taken, and they are to be taken in their order.
+        """
+        requests = [(held, held.request) for held in reversed(list(owner.held.values())) if held.request is not None]
         running = {held.tag for held, request in requests if request.is_running()}
         return running, [held for held, request in requests if held.tag not in running and request.was_handed_over()]
 

@@ -125,6 +125,10 @@ class Keys:
         """Zset, all scores 0: `task id, unique part, list name`, to find a task's delayed messages by prefix."""
         return self._own("delayed:tasks")
 
+    def slots(self, queue: str, per_second: float) -> str:
+        """Zset: where a stretch of taken slots begins → where it ends (milliseconds); one for each retry budget of a queue."""
+        return self._own(f"slots:{per_second!r}:{queue}")
+
     @property
     def dispatcher(self) -> str:
         """String with a time to live: the token of the leading dispatcher."""

@@ -17,6 +17,7 @@ from redelivery.middleware.departure import about, burial, resting_place
 from redelivery.middleware.envelope import ANNOUNCED, HEADER, Attempt, Envelope, Failed, eligible_of, opened, redelivered, sealed
 from redelivery.middleware.failure import tell_failure
 from redelivery.middleware.outcomes import Outcome, Reason
+from redelivery.middleware.pacing import pace_of
 from redelivery.middleware.transports.base import Answer, Capability
 from redelivery.middleware.transports.redis import ACCEPTED
 
@@ -95,6 +96,7 @@ def _counted(install: Redelivery, held: Held, message: dict[str, Any], worker: s
             task_id=event.task_id,
             event=None if envelope.is_letter else event,
             delay_ms=delay_ms,
+            pace=pace_of(install, held.queue),
         )
     return _buried(install, held, message, decided, worker, now_ms)
 

@@ -81,6 +81,10 @@ def warn_of_eviction(install: Redelivery) -> None:
 BYPASSES = ("x-dead-letter-exchange", "x-message-ttl", "x-expires", "x-max-length", "x-max-length-bytes", "x-delivery-limit")
 
 
+_DROPPED = "the broker throws messages away by these, unrecorded: take them out, and use max_time_to_live and the like"
+_KEPT = "the broker ends messages by these itself: bring them into the books with `redelivery dlq import`, or use max_time_to_live"
+
+
 def warn_of_bypasses(install: Redelivery) -> None:
     """Say where the queues' own declarations let RabbitMQ end messages by itself; its policies are not to be seen over AMQP."""
     if install.has_leases:
@@ -94,7 +98,7 @@ def warn_of_bypasses(install: Redelivery) -> None:
         said.update({"x-max-length-bytes": queue.max_length_bytes} if queue.max_length_bytes is not None else {})
         found = [argument for argument in BYPASSES if argument in said]
         if found:
-            why = "the broker ends messages by these itself, unrecorded: take them out, and use max_time_to_live and the like"
+            why = _KEPT if BYPASSES[0] in found else _DROPPED
             log.warning("broker.bypasses", queue=name, arguments=",".join(found), why=why)
 
 
@@ -140,6 +144,8 @@ def summary(policy: RedeliveryPolicy) -> str:
     if not policy.enabled:
         return "not enabled"
     limit = "no limit" if policy.max_delivery_attempts == UNLIMITED else f"{policy.max_delivery_attempts} attempts"
+    if policy.redeliveries_per_second is not None:
+        limit = f"{limit}, {policy.redeliveries_per_second:g} redeliveries/s at most"
     if not policy.redelivery_delay:
         return f"{limit}, at once"
     return f"{limit}, {policy.redelivery_delay:g} s x {policy.redelivery_delay_multiplier:g} up to {policy.cap:g} s"

@@ -16,6 +16,7 @@ from redelivery.middleware.ending import Deciding, Ending
 from redelivery.middleware.envelope import Attempt, opened, redelivered, sealed
 from redelivery.middleware.logs import log
 from redelivery.middleware.outcomes import Event, Outcome, Reason
+from redelivery.middleware.pacing import pace_of
 from redelivery.middleware.transports.base import Answer
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ class Transitions(Deciding):
         if self._expires_ms is not None:
             delay_ms = min(delay_ms, max(self._expires_ms - now, 0))  # where it expires earlier, it is to die then
         event = self._event(Outcome.REDELIVERY_SCHEDULED, _crash_reason(failed) if crash else None, failed, delay_ms)
+        pace = pace_of(self._install, held.queue, self._expires_ms)
         self._carry_out(
             lambda: self._install.transport.defer(
                 self._tag,
@@ -51,6 +53,7 @@ class Transitions(Deciding):
                 task_id=self.id,
                 event=event,
                 delay_ms=delay_ms,
+                pace=pace,
             ),
         )
 
@@ -155,7 +158,7 @@ class Transitions(Deciding):
         request, envelope, held = self._request_dict, self._envelope, self._held
         assert held is not None  # noqa: S101 - the callers have looked
         return Event(
-            task_id=recorded_id(self.id, held.raw),
+            task_id=recorded_id(self.id, held),
             outcome=outcome,
             generation=envelope.generation,
             task=self._type,

@@ -30,6 +30,7 @@ class PolicyFields(TypedDict, total=False):
     redelivery_delay_multiplier: float
     max_redelivery_delay: float | timedelta | None
     redelivery_collision_avoidance_factor: float
+    redeliveries_per_second: float | None
     max_age: float | timedelta | None
     dead_letter_queue: str | None
     dead_letter_queue_prefix: str
@@ -98,6 +99,7 @@ _DELAYS: dict[str, values.Check] = {
 _RULE_CHECKS: dict[str, values.Check] = {**_DELAYS, "non_retryable": values.flag}
 _CHECKS: dict[str, values.Check] = {
     **_DELAYS,
+    "redeliveries_per_second": values.optional(values.rate),
     "dead_letter_queue": values.optional(values.name),
     "dead_letter_queue_prefix": values.text,
     "dead_letter_queue_suffix": values.text,

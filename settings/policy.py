@@ -41,6 +41,8 @@ class RedeliveryPolicy:
     - `redelivery_delay_multiplier` (factor; 2): each further wait is so many times the one before; below 1 they shrink. Artemis.
     - `max_redelivery_delay` (seconds; None): the longest wait; None is the greater of 600 and 10 times the delay (`cap`). Artemis.
     - `redelivery_collision_avoidance_factor` (fraction, 0 to 1; 0.25): by how much of itself a wait is spread at random. Artemis.
+    - `redeliveries_per_second` (redeliveries; None): the retry budget: at most so many of a queue's messages, all workers together,
+      are delivered again in a second, and those beyond it wait longer; None is no limit. A queue's, not a task's.
     - `max_age` (seconds; None): give up so long after the message was first seen, before the wait that passes it; None is never.
     - `dead_letter_queue` (queue; "default"): "default" is prefix + queue + suffix, a name is that queue, None keeps no letters: the
       message is discarded after its last attempt, and recorded so. Artemis.
@@ -73,6 +75,7 @@ class RedeliveryPolicy:
     redelivery_delay_multiplier: float = 2.0
     max_redelivery_delay: float | None = None
     redelivery_collision_avoidance_factor: float = 0.25
+    redeliveries_per_second: float | None = None
     max_age: float | None = None
     dead_letter_queue: str | None = DEFAULT_QUEUE
     dead_letter_queue_prefix: str = "DLQ."

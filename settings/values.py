@@ -33,6 +33,7 @@ __all__ = [
     "number",
     "optional",
     "positive_duration",
+    "rate",
     "suggestion",
     "text",
     "unknown",
@@ -104,6 +105,14 @@ def factor(setting: str, value: Any) -> float:
     read = number(setting, value)
     if read <= 0:
         raise _refused(setting, "must be more than 0 (1.0 keeps the delay the same)", value)
+    return read
+
+
+def rate(setting: str, value: Any) -> float:
+    """How many in a second: a number above 0, and below 1 for fewer."""
+    read = number(setting, value)
+    if read <= 0:
+        raise _refused(setting, "must be more than 0 (0.1 is one in ten seconds), or none for no limit", value)
     return read
 
 

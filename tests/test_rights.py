@@ -22,6 +22,7 @@ from redelivery import Redelivery
 from redelivery.errors import RedeliveryError
 from redelivery.middleware.envelope import sealed
 from redelivery.middleware.outcomes import Event, Outcome
+from redelivery.middleware.pacing import Pace
 from redelivery.middleware.transports.receiver import Receiver
 from redelivery.workers.dispatcher import Dispatcher
 from redelivery.workers.lease import Lease
@@ -172,6 +173,13 @@ def _requeue(desk: Desk) -> None:
     desk.transport.defer(desk.hold(), QUEUE, sealed(message), task_id="a", event=None, delay_ms=0, first=True)
 
 
+def _redeliver_within_a_budget(desk: Desk) -> None:
+    message = task_message()
+    for _ in range(3):
+        desk.publish(message)
+        desk.transport.defer(desk.hold(), QUEUE, sealed(message), task_id="a", event=None, delay_ms=0, pace=Pace(QUEUE, 1000.0))
+
+
 def _delay_and_promote(desk: Desk) -> None:
     desk.delay(task_message(), 1)
     until(lambda: desk.transport.promote(100)[0], 2)
@@ -206,6 +214,18 @@ def _die_where_nothing_may_be_made(desk: Desk) -> None:
 def _redrive(desk: Desk) -> None:
     desk.die()
     desk.json("dlq", "redrive", LETTERS, "--all", "--yes")
+
+
+def _redrive_with_a_canary(desk: Desk) -> None:
+    task_id = desk.die()
+    done = desk.run("dlq", "redrive", LETTERS, "--all", "--yes", "--canary", "1", "--canary-wait", "10ms", "--abort-after", "1")
+    assert f"the canary has not ended within 0.01 s: {task_id} (redriven)" in done.stderr
+
+
+def _measure(desk: Desk) -> None:
+    desk.die()
+    desk.delay(task_message())
+    desk.json("metrics")
 
 
 def _purge(desk: Desk) -> None:

@@ -1,22 +1,34 @@
 -- Moves a message that a worker holds to the delay store, or straight back to its list, and records it.
 -- KEYS[1] unacked, KEYS[2] unacked_index, KEYS[3] starts, KEYS[4] leases, KEYS[5] outcome log,
--- KEYS[6] the list, KEYS[7] delayed (destinations), KEYS[8] delayed:due:<list>, KEYS[9] delayed:messages:<list>, KEYS[10] delayed:tasks.
+-- KEYS[6] the list, KEYS[7] delayed (destinations), KEYS[8] delayed:due:<list>, KEYS[9] delayed:messages:<list>,
+-- KEYS[10] delayed:tasks, KEYS[11] slots:<rate>:<queue>, only where the queue has a retry budget.
 -- ARGV[1] tag, ARGV[2] owner token, ARGV[3] message, ARGV[4] delay in ms or '', ARGV[5] due time in ms (where there is no delay),
 -- ARGV[6] id in the delay store, ARGV[7] list name, ARGV[8] separator, ARGV[9] wake channel,
 -- ARGV[10] 'next' (back to where it was taken from) or 'last' (behind all others), where it does not wait,
--- ARGV[11..26] event, or nothing.
+-- ARGV[11] with a budget: how many ms a slot is, ARGV[12] until when (ms) it may wait for its slot at the latest, or '',
+-- ARGV[13..28] event, or nothing.
 -- Returns 'done', 'already' or 'refused'. The due time is counted from this server's clock. Bound: one message.
+-- With a budget the message is due in the queue's first free slot from its own due time on, and takes it. Where that is later than
+-- ARGV[12] (it expires before), or later than in a hundred years, it waits until then and takes none.
 -- Checked: the message is where it goes before it is let go; what fails is taken back, and the message stays held.
--- uses: append attempt clock take
+-- uses: append attempt clock slots take
 local refusal = why_not()
 if refusal then return refusal end
 
 local now = now_ms()
 local due = ARGV[4] ~= '' and now + tonumber(ARGV[4]) or tonumber(ARGV[5])
-local waits, is_next, member = due > now, ARGV[10] == 'next', ARGV[6] .. ARGV[8] .. ARGV[7]
-local earliest, pushed
+local is_next, member = ARGV[10] == 'next', ARGV[6] .. ARGV[8] .. ARGV[7]
+local waits, earliest, pushed, slot
+
+local function find_slot()
+  slot = slot_from(KEYS[11], math.max(due, now), tonumber(ARGV[11]))
+  local last = math.min(tonumber(ARGV[12]) or math.huge, now + 3155760000000)
+  if slot.at > last then due, slot = math.max(due, last), nil else due = math.ceil(slot.at) end
+end
 
 local function add()
+  if KEYS[11] then find_slot() end
+  waits = due > now
   if waits then
     earliest = redis.call('ZRANGE', KEYS[7], 0, 0, 'WITHSCORES')[2]
     redis.call('HSET', KEYS[9], ARGV[6], ARGV[3])
@@ -26,7 +38,8 @@ local function add()
   else
     pushed = redis.call(is_next and 'RPUSH' or 'LPUSH', KEYS[6], ARGV[3])
   end
-  if ARGV[11] then append(KEYS[5], 11, string.format('%d', due), string.format('%d', math.max(due - now, 0))) end
+  if slot then take_slot(KEYS[11], slot, now) end
+  if ARGV[13] then append(KEYS[5], 13, string.format('%d', due), string.format('%d', math.max(due - now, 0))) end
 end
 
 local function undo()
@@ -37,6 +50,7 @@ local function undo()
   elseif pushed then
     redis.call(is_next and 'RPOP' or 'LPOP', KEYS[6])
   end
+  if slot then free_slot(KEYS[11], slot) end
 end
 
 local err = attempt(add, undo)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from redelivery.middleware.outcomes import Event
+    from redelivery.middleware.pacing import Pace
 
 __all__ = ["Answer", "Capability", "Held", "Transport"]
 
@@ -36,6 +37,7 @@ class Capability(StrEnum):
     - `BROWSE_LETTERS_UNMARKED`: looking at a letter leaves no mark on it.
     - `HEAD_OF_QUEUE`: what was not run goes back to where it was taken from; else behind all others.
     - `QUEUE_BOUNDS`, `LETTER_BOUNDS`: `max_length`, and `dead_letter_time_to_live` with `max_dead_letters`, are kept by us.
+    - `REDELIVERY_BUDGETS`: `redeliveries_per_second` is kept by us.
     - `OUTCOME_LOG`: the outcome events are kept on the broker.
     - `REDELIVERY_COUNTS`: the broker says that it has handed a message over before.
     """
@@ -54,6 +56,7 @@ class Capability(StrEnum):
     HEAD_OF_QUEUE = "head_of_queue"
     QUEUE_BOUNDS = "queue_bounds"
     LETTER_BOUNDS = "letter_bounds"
+    REDELIVERY_BUDGETS = "redelivery_budgets"
     OUTCOME_LOG = "outcome_log"
     REDELIVERY_COUNTS = "redelivery_counts"
 
@@ -110,8 +113,12 @@ class Transport(Protocol):
         delay_ms: int | None = None,
         due_ms: int | None = None,
         first: bool = False,
+        pace: Pace | None = None,
     ) -> Answer:
-        """Move the message to the delay store, or straight back to its list where nothing is left to wait."""
+        """Move the message to the delay store, or straight back to its list where nothing is left to wait.
+
+        With `pace` (`REDELIVERY_BUDGETS`) it waits for its turn among what is delivered again, too.
+        """
         ...
 
     def dead_letter(

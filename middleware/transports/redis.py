@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from redis import ConnectionPool, Redis
 
     from redelivery.middleware.outcomes import Event
+    from redelivery.middleware.pacing import Pace
 
 __all__ = ["ACCEPTED", "RedisTransport"]
 
@@ -115,10 +116,12 @@ class RedisTransport:
         delay_ms: int | None = None,
         due_ms: int | None = None,
         first: bool = False,
+        pace: Pace | None = None,
     ) -> Answer:
         """Move the message to the delay store for `delay_ms`, or until `due_ms`, by the server's clock.
 
-        Where nothing is left to wait it goes straight back to its list: `first`, it is taken next; else behind all others.
+        Where nothing is left to wait it goes straight back to its list: `first`, it is taken next; else behind all others. With
+        `pace` it is due in the next free slot of its queue from then on.
         """
         keys = self.keys
         names = [
@@ -140,7 +143,11 @@ class RedisTransport:
             SEPARATOR,
             keys.wake,
             "next" if first else "last",
+            "" if pace is None else pace.gap,
+            "" if pace is None or pace.latest_ms is None else pace.latest_ms,
         ]
+        if pace is not None:
+            names.append(keys.slots(pace.queue, pace.per_second))
         return self._take(self._defer, names, args, event)
 
     def dead_letter(

@@ -38,7 +38,7 @@ __all__ = ["Order", "here", "install"]
 #: Steps whose first argument is the tag of the message; where it is empty, none is in hand.
 TAGGED = {"acknowledge", "defer", "dead_letter", "start", "accept"}
 #: Steps that hold no message themselves: a message is in hand where somebody holds one.
-DUTIES = {"renew", "fence", "lead", "register", "bind", "bound", "forget"}
+DUTIES = {"renew", "fence", "lead", "watch", "register", "bind", "bound", "forget"}
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ def _at_scripts() -> None:
     call, many = scripts.Script.__call__, RedisTransport._many
 
     def called(self: scripts.Script, client: Any, keys: Any, args: Any) -> Any:
-        name = "accept" if self.name == "start" and args[1] else self.name
+        name = _step_of(self.name, keys, args)
         here(f"{name}.before", lambda: _is_in_hand(name, client, keys, args, None))
         answer = call(self, client, keys, args)
         here(f"{name}.after", lambda: _is_in_hand(name, client, keys, args, answer))
@@ -156,6 +156,15 @@ def _at_scripts() -> None:
 
     scripts.Script.__call__ = called  # type: ignore[method-assign]
     RedisTransport._many = called_many  # type: ignore[method-assign]
+
+
+def _step_of(script: str, keys: Any, args: Any) -> str:
+    """Two scripts do for two steps each: whoever watches the letters has a lead of its own kind, and `accept` starts nothing."""
+    if script == "start" and args[1]:
+        return "accept"
+    if script == "lead" and keys[0].endswith("letter_watcher"):
+        return "watch"
+    return script
 
 
 def _is_in_hand(name: str, client: Any, keys: Any, args: Any, answer: Any) -> bool:

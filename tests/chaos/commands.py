@@ -56,7 +56,10 @@ class Commands:
         role = self._chance.choices(ROLES, left)[0]
         words = self._words(role)
         if words is not None:
-            self._fleet.start(role, ["redelivery", *words], self._plan.next(role), slot=slot)
+            order = self._plan.next(role)
+            if role == "exporter" and order is not None and order.boundary.startswith("lead"):
+                words += ["--every", "1s"]  # one that goes on asks for the lead
+            self._fleet.start(role, ["redelivery", *words], order, slot=slot)
 
     def _words(self, role: str) -> list[str] | None:
         """The command, or None where it would find nothing to do."""

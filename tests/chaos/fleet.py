@@ -47,6 +47,9 @@ class Process:
     pid: int = 0
     ended: int | None = None
     loaded_at: float | None = None
+    name: str = ""
+    #: The delayed task that it is told to revoke, once that waits.
+    revoked: str = ""
     is_asked_to_stop: bool = False
 
     @property
@@ -173,7 +176,9 @@ class Fleet:
         """Start a worker of two."""
         name = f"w{len(self._processes)}@chaos"
         argv = ["worker", "-P", pool, "-c", "2", "-n", name, "-Q", queues, "-l", "INFO", "--without-gossip", "--without-mingle"]
-        return self.start("worker", argv, order, children=children if pool == "prefork" else "", slot=slot)
+        process = self.start("worker", argv, order, children=children if pool == "prefork" else "", slot=slot)
+        process.name = name
+        return process
 
     def ask(self, *words: str) -> Process:
         """Run one command to its end. Raises `AssertionError` where it fails."""
@@ -217,6 +222,10 @@ class Fleet:
         now = self.client.time()[0] + seconds
         lists = [name.decode() for name in self.client.zrange("redelivery:delayed", 0, -1)]
         return sum(int(self.client.zcount(f"redelivery:delayed:due:{name}", now * 1000, "+inf")) for name in lists)
+
+    def is_delayed(self, task_id: str) -> bool:
+        """Whether a task waits in the delay store."""
+        return bool(self.client.zrangebylex("redelivery:delayed:tasks", f"[{task_id}", f"({task_id}\xff", 0, 1))
 
     def letter_queues(self) -> list[str]:
         """The dead-letter queues."""

@@ -50,7 +50,11 @@ SETTINGS: dict[str, Any] = {
     "eta_threshold": 0.2,
     "queues": {
         "#": {"redelivery_delay": 0.1, "redelivery_delay_multiplier": 1, "max_delivery_attempts": 4},
-        "counted": {"persist_delivery_count": "always", "auto_delete_dead_letter_resources": True},
+        "counted": {
+            "persist_delivery_count": "always",
+            "auto_delete_dead_letter_resources": True,
+            "redeliveries_per_second": 50,
+        },
         "capped": {"max_length": 5, "max_dead_letters": 3},
     },
 }
@@ -95,6 +99,7 @@ class Run:
         self._kills = Tail(folder / "kills")
         self._produced = 0
         self._calm = False
+        self._ask_again_at = 0.0
 
     @property
     def kills(self) -> Counter[str]:
@@ -156,6 +161,19 @@ class Run:
             self.fleet.slay(process, "at_random")
         elif step in ASKED_TO_STOP and not process.is_asked_to_stop and process.has_said(ASKED_TO_STOP[step]):
             self._stop(process, step)
+        elif step == "cancel" and process.has_said(b" ready."):
+            self._revoke(process)
+
+    def _revoke(self, process: Process) -> None:
+        """Have this worker, and no other, revoke a task that waits in the delay store."""
+        if time.monotonic() < self._ask_again_at:
+            return
+        self._ask_again_at = time.monotonic() + 0.3
+        with suppress(OperationalError, RedisError):
+            if not process.revoked:
+                process.revoked = str(self._plain.send_task("tests.shop.ok", queue="celery", countdown=10, retry=False).id)
+            elif self.fleet.is_delayed(process.revoked):
+                self._plain.control.revoke(process.revoked, destination=[process.name], retry=False)
 
     def _stop(self, process: Process, step: str) -> None:
         """A warm shutdown gives back what a worker holds and does not run, and the lead that a dispatcher has."""

@@ -16,14 +16,16 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from redelivery.workers import dispatcher, export, lease, retention
+from redelivery.workers import dispatcher, export, lease, letter_watch, retention
 from redelivery.workers.cli.main import redelivery
 from tests.chaos import boundary, builds, floor
 
 #: A lead that lapses soon: most of a run would else be spent without a dispatcher.
 dispatcher.LEAD = 1.0
-#: Whoever keeps the letters does so every half a second, and not the same one for long; plain workers are kept away as often.
+#: Whoever keeps or watches the letters does so every half a second, and not the same one for long; plain workers are kept away as
+#: often.
 retention.EVERY, retention.LEAD = 0.5, 0.3
+letter_watch.EVERY, letter_watch.LEAD = 0.5, 0.3
 lease.REFRESH_EVERY = 0.5
 PRELOADED = (export,)
 

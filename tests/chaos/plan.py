@@ -28,7 +28,7 @@ BOUNDARIES: dict[str, tuple[str, ...]] = {
     "worker": (
         *_around("receive", "hand_over", "acknowledge", "defer", "dead_letter", "start", "accept", "release"),
         *_around("register", "unregister", "renew", "extend", "fence", "recover", "bind"),
-        *_around("evict", "forget", "bound", "lead", "purge"),
+        *_around("evict", "forget", "bound", "lead", "purge", "watch", "cancel"),
         *FILE,
     ),
     "child": (*_around("run", "publish", "publish_within"), *FILE),
@@ -40,7 +40,7 @@ BOUNDARIES: dict[str, tuple[str, ...]] = {
     "archivist": FILE,
     "cancel": _around("cancel"),
     "reschedule": _around("reschedule"),
-    "exporter": (*_around("exported"), *FILE),
+    "exporter": (*_around("exported", "lead"), *FILE),
     "inventory": FILE,
     "leave": _around("hand_back"),
 }

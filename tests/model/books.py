@@ -71,6 +71,8 @@ class Books:
     #: Task id, outcome, reason, in the order of the outcome log.
     events: list[tuple[str, str, str]] = field(default_factory=list)
     messages: list[Message] = field(default_factory=list)
+    #: The slots that were taken of each queue's retry budget, an hour each (ms, the broker's clock).
+    slots: dict[str, list[int]] = field(default_factory=dict)
 
     def at(self, list_name: str) -> list[Message]:
         """A list, the oldest first."""
@@ -163,6 +165,23 @@ class Books:
     def wait(self, message: Message, list_name: str, earliest: int, latest: int) -> None:
         """The message waits in the delay store."""
         self.waiting[message.task_id] = Waiting(message, list_name, earliest, latest)
+
+    def take_slot(self, queue: str, due: int) -> int:
+        """The first time from `due` on that is a whole slot away from all that are taken; it is taken now."""
+        taken = self.slots.setdefault(queue, [])
+        found = [due, *(each + HOUR for each in taken)]
+        taken.append(min(at for at in found if at >= due and all(abs(at - each) >= HOUR for each in taken)))
+        return taken[-1]
+
+    def taken(self, queue: str) -> list[tuple[int, int]]:
+        """The stretches of time that are taken, the earliest first; what no slot fits between counts as taken."""
+        found: list[tuple[int, int]] = []
+        for at in sorted(self.slots.get(queue, [])):
+            if found and at - found[-1][1] < HOUR:
+                found[-1] = (found[-1][0], at + HOUR)
+            else:
+                found.append((at, at + HOUR))
+        return found
 
     def put_back(self, tag: str, *, first: bool) -> None:
         """The message goes straight back to its list."""

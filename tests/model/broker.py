@@ -24,9 +24,11 @@ if TYPE_CHECKING:
     from tests.model.books import Message
     from tests.servers import Server
 
-__all__ = ["Broker", "Seen", "event_of"]
+__all__ = ["A_SLOT_AN_HOUR", "Broker", "Seen", "event_of"]
 
 LETTERS = ("DLQ.orders", "DLQ.bounded", "DLQ.away")
+#: A retry budget of one redelivery in an hour.
+A_SLOT_AN_HOUR = 1 / 3600
 #: An hour after each attempt, without jitter.
 POLICY = {
     "max_delivery_attempts": MOST_ATTEMPTS,
@@ -52,6 +54,7 @@ class Seen:
     starts: set[str]
     tasks: set[str]
     destinations: dict[str, int]
+    slots: dict[str, list[tuple[int, int]]]
 
 
 class Broker:
@@ -64,6 +67,7 @@ class Broker:
         self.client: Any = self.transport.client
         self.keys = self.transport.keys
         self.client.flushall()
+        self.began_ms = self.transport.now_ms()
         self._publish, self._receive = Script("publish"), Script("receive")
 
     def publish(self, message: Message, priority: int) -> None:
@@ -137,6 +141,8 @@ class Broker:
                 pipe.hgetall(name)
             for name in (keys.unacked_index, keys.delayed_tasks, keys.destinations):
                 pipe.zrange(name, 0, -1, withscores=True)
+            for queue in LISTS:
+                pipe.zrange(keys.slots(queue, A_SLOT_AN_HOUR), 0, -1, withscores=True)
             pipe.xrange(keys.outcomes)
             found = pipe.execute()
         lists = {name: [_id(raw) for raw in reversed(found.pop(0))] for name in names}
@@ -146,7 +152,7 @@ class Broker:
             assert raws.keys() == dues.keys()
             waiting.update({_id(raw): (name, int(dues[ident])) for ident, raw in raws.items()})
             idents.update({_id(raw): ident.decode() for ident, raw in raws.items()})
-        unacked, leases, recovering, starts, index, tasks, destinations, log = found
+        unacked, leases, recovering, starts, index, tasks, destinations, *slots, log = found
         return Seen(
             lists=lists,
             held={tag.decode(): _id(split_unacked(value)[0]) for tag, value in unacked.items()},
@@ -159,6 +165,7 @@ class Broker:
             starts={tag.decode() for tag in starts},
             tasks={member.decode() for member, _ in tasks},
             destinations={name.decode(): int(score) for name, score in destinations},
+            slots={queue: [(int(begins), int(ends)) for begins, ends in each] for queue, each in zip(LISTS, slots, strict=True)},
         )
 
     def raw_of(self, list_name: str, task_id: str) -> bytes:

@@ -14,12 +14,13 @@ from redelivery.errors import QueueFull
 from redelivery.middleware.envelope import Attempt, dead, opened, redriven, sealed
 from redelivery.middleware.keys import SEPARATOR
 from redelivery.middleware.outcomes import Event, Outcome, Reason
+from redelivery.middleware.pacing import Pace
 from redelivery.middleware.recovery import recover
 from redelivery.middleware.transports.base import Held
 from redelivery.workers.delayed import of_task
 from redelivery.workers.recoverer import Recoverer
 from tests.model.books import HOUR, LISTS, MOST_LENGTH, Books, Message, Owner, Waiting
-from tests.model.broker import LETTERS, Broker, event_of
+from tests.model.broker import A_SLOT_AN_HOUR, LETTERS, Broker, event_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -233,6 +234,26 @@ class Machine(RuleBasedStateMachine):
 
         def asked() -> str:
             return self.transport.defer(tag, message.list_name, self.raws[tag], task_id=message.task_id, event=event, **when)
+
+        self._carry_out(tag, asked, told, twice=twice)
+
+    @precondition(lambda self: self.raws)
+    @rule(which=WHICH, quarters=st.integers(1, 16), twice=st.booleans())
+    def pace(self, which: int, quarters: int, *, twice: bool) -> None:
+        """The message is delivered again by its queue's budget: in the first free slot from its own due time on."""
+        tag = self._tag(which)
+        message, own = self._message_of(tag), self.broker.began_ms + HOUR + quarters * HOUR // 4
+        event = event_of(message, Outcome.REDELIVERY_SCHEDULED)
+
+        def told() -> None:
+            del self.books.held[tag]
+            due = self.books.take_slot(message.queue, own)
+            self.books.wait(message, message.list_name, due, due)
+            self.books.note(message, "redelivery_scheduled")
+
+        def asked() -> str:
+            name, raw, pace = message.list_name, self.raws[tag], Pace(message.queue, A_SLOT_AN_HOUR)
+            return self.transport.defer(tag, name, raw, task_id=message.task_id, event=event, due_ms=own, pace=pace)
 
         self._carry_out(tag, asked, told, twice=twice)
 
@@ -521,6 +542,7 @@ class Machine(RuleBasedStateMachine):
         for name, due in seen.waiting.values():
             first[name] = min(due, first.get(name, due))
         assert seen.destinations == first
+        assert seen.slots == {queue: books.taken(queue) for queue in seen.slots}
 
     @invariant()
     def nothing_is_lost_or_doubled(self) -> None:
