@@ -14,7 +14,7 @@ from celery import Celery
 from click.testing import CliRunner
 
 from redelivery import Redelivery
-from redelivery.middleware.envelope import Attempt, Failed, dead, sealed
+from redelivery.middleware.envelope import Attempt, Envelope, Failed, dead, sealed
 from redelivery.middleware.outcomes import Event, Outcome, entries
 from redelivery.middleware.scripts import Script
 from redelivery.workers.cli.main import redelivery
@@ -146,7 +146,8 @@ class Desk:
             attempt=Attempt(at_ms=now - ago_ms, worker="w@desk", exception=f"{exception}: {said}"),
             failed=Failed(type=exception, message=said, traceback=f"Traceback\n{exception}: {said}", fingerprint=f"f-{exception}"),
         )
-        event = Event(task_id=task_id, outcome=Outcome.DEAD_LETTERED, task=message["headers"]["task"], queue=QUEUE, reason=reason)
+        facts: dict[str, Any] = {"task": message["headers"]["task"], "generation": Envelope.of(message["headers"]).generation}
+        event = Event(task_id=task_id, outcome=Outcome.DEAD_LETTERED, queue=QUEUE, reason=reason, **facts)
         self.transport.dead_letter(tag, sealed(letter), dead_letter_queue=into, queue=QUEUE, event=event)
         return task_id
 

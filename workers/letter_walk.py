@@ -74,6 +74,7 @@ class Walk(Generic[Job]):
 
     `prepare` makes of a letter what `carry` takes, or raises `RedriveError`, whose message is the reason why the letter stays.
     `carry` takes a batch, and answers for each; it is not asked in a dry run. `count` is told of each that went, or would go.
+    `finish` is called when the walk is over, and the queue is no longer looked at.
     """
 
     transport: RedisTransport
@@ -83,6 +84,7 @@ class Walk(Generic[Job]):
     carry: Callable[[list[Job]], Sequence[Answer | Exception]]
     count: Callable[[Job], None] = lambda _: None
     on_progress: Callable[[Any], None] = lambda _: None
+    finish: Callable[[], None] = lambda: None
     rate: float | None = None
     limit: int | None = None
     _began_ms: int = 0
@@ -93,6 +95,7 @@ class Walk(Generic[Job]):
         result = self.result
         try:
             self._walk(result)
+            self.finish()
         except BROKER_ERRORS as exc:
             so_far = f"the {result.kind} of {result.dead_letter_queue!r} stopped when {result.moved} letters {result.went}"
             msg = f"{so_far}: {exc}; the same command goes on"

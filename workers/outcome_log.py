@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from redelivery.middleware.keys import Keys
 
-__all__ = ["Bounded", "Refused", "bound", "decoded", "follow"]
+__all__ = ["PAGE", "Bounded", "Refused", "bound", "decoded", "follow", "newest_id", "read_on"]
 
 #: What is left of the cap where it was passed: the next time is some way off then, and a gap is one gap and not many.
 LEAVE = 0.9
@@ -30,6 +30,8 @@ LEAVE = 0.9
 FILLING = 0.8
 #: From this part of the cap on, every block is measured. Below, a sample is near enough: a block is 4 KiB, whatever is in it.
 EXACT = 0.3
+#: Entries of one answer.
+PAGE = 500
 
 _BOUND = Script("bound")
 
@@ -84,15 +86,23 @@ def follow(client: Redis, stream: str, from_id: str = "$", block_ms: int = 1000)
     """
     while True:
         if from_id == "$":
-            from_id = _newest(client, stream)
-        answer: Any = client.xread({stream: from_id}, count=500, block=block_ms)
-        for raw in _entries(answer):
-            for entry in decoded(raw):
-                if isinstance(entry, Event):
-                    yield entry
-                else:
-                    log.warning("outcome_log.entry_refused", entry_id=entry.entry_id, why=entry.why)
-            from_id = _text(raw[-1][0])
+            from_id = newest_id(client, stream)
+        read, from_id = read_on(client, stream, from_id, block_ms=block_ms)
+        for entry in read:
+            if isinstance(entry, Event):
+                yield entry
+            else:
+                log.warning("outcome_log.entry_refused", entry_id=entry.entry_id, why=entry.why)
+
+
+def read_on(client: Redis, stream: str, from_id: str, *, block_ms: int | None = None) -> tuple[list[Event | Refused], str]:
+    """The next entries behind `from_id`, at most `PAGE`, and the id to read on from; with `block_ms` it waits for the first."""
+    answer: Any = client.xread({stream: from_id}, count=PAGE, block=block_ms)
+    read: list[Event | Refused] = []
+    for raw in _entries(answer):
+        read += decoded(raw)
+        from_id = _text(raw[-1][0])
+    return read, from_id
 
 
 def _entries(answer: Any) -> Iterator[list[tuple[Any, Mapping[Any, Any]]]]:
@@ -107,7 +117,7 @@ def _entries(answer: Any) -> Iterator[list[tuple[Any, Mapping[Any, Any]]]]:
         yield found
 
 
-def _newest(client: Redis, stream: str) -> str:
+def newest_id(client: Redis, stream: str) -> str:
     """The id of the newest entry, so that nothing that follows is missed between two questions."""
     newest: Any = client.xrevrange(stream, count=1)
     return _text(newest[0][0]) if newest else "0"

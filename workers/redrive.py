@@ -5,6 +5,7 @@
 3. A letter that was chosen becomes its original message again, one generation on, with its history; it is a member of its chord no
    more, for the chord has counted its failure already.
 4. One script takes it out of the dead-letter queue, puts it into the origin's list by its priority, and records `redriven`.
+5. A guard may let a few go first, and stop the redrive where its letters die again (`redrive_guard`).
 
 Refuses a letter that names no origin, or whose bytes were never a message: it is left where it is, and counted by its reason.
 Limits: a redrive that is interrupted has moved some letters and not the others, each of them whole; the same command goes on. Two
@@ -28,9 +29,11 @@ if TYPE_CHECKING:
 
     from redelivery.middleware.keys import Keys
     from redelivery.middleware.outcomes import Event
+    from redelivery.middleware.transports.base import Answer
     from redelivery.middleware.transports.redis import RedisTransport
     from redelivery.workers.dead_letters import Letter
     from redelivery.workers.letter_filter import Filter
+    from redelivery.workers.redrive_guard import Guard
 
 __all__ = ["BATCH", "Edit", "Redrive", "redrive"]
 
@@ -40,7 +43,8 @@ class Redrive(Walked):
     """What a redrive did, or (`dry_run`) would do.
 
     `moved` went back, by the queue that they went to in `by_queue`, and `chords` of them had belonged to a chord; the rest is as a
-    walk's.
+    walk's. What a guard saw: in `canary` the last event of each letter that went first, in `died_again` the deaths of what went
+    back, as far as they were heard of, and in `stopped` why it stopped the redrive.
     """
 
     kind: ClassVar[str] = "redrive"
@@ -48,11 +52,19 @@ class Redrive(Walked):
 
     chords: int = 0
     by_queue: Counter[str] = field(default_factory=Counter)
+    canary: list[dict[str, Any]] = field(default_factory=list)
+    died_again: list[dict[str, Any]] = field(default_factory=list)
+    stopped: str = ""
 
     def count(self, move: _Move) -> None:
         """A letter went back."""
         self.chords += move.left_chord
         self.by_queue[move.queue] += 1
+
+    def saw(self, guard: Guard) -> None:
+        """What became of the letters, as far as their guard has heard."""
+        self.canary = [_fate(event) for event in guard.canaries]
+        self.died_again = [_fate(event) for event in guard.died_again]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,30 +86,53 @@ def redrive(
     rate: float | None = None,
     limit: int | None = None,
     edit: Edit | None = None,
+    guard: Guard | None = None,
     on_progress: Callable[[Redrive], None] = lambda _: None,
 ) -> Redrive:
     """Send letters of one dead-letter queue back: at most `limit` of them, at most `rate` a second, changed as `edit` says.
+
+    `guard` may stop it: then the result says why. A dry run needs none.
 
     Raises `BrokerError` where the broker refuses or does not answer; the message says how many letters had gone back.
     """
     result = Redrive(dead_letter_queue=name, dry_run=dry_run)
     keys = transport.keys
+
+    def send(moves: list[_Move]) -> Sequence[Answer | Exception]:
+        return transport.redrive_many(name, [move.parts for move in moves])
+
+    def carry(moves: list[_Move]) -> Sequence[Answer | Exception]:
+        return send(moves) if guard is None else guard.carry(moves, [move.parts[-1] for move in moves], send)
+
+    def finish() -> None:
+        if guard is not None and not dry_run:
+            guard.end()
+
     walk = Walk(
         transport=transport,
         chosen=chosen,
         result=result,
         prepare=lambda letter: returned(letter, keys, edit),
-        carry=lambda moves: transport.redrive_many(name, [move.parts for move in moves]),
+        carry=carry,
         count=result.count,
         on_progress=on_progress,
+        finish=finish,
         rate=rate,
         limit=limit,
     )
     try:
         walk.run()
+    except RedriveError as exc:
+        result.stopped = str(exc)
     finally:
+        if guard is not None:
+            result.saw(guard)
         on_progress(result)
     return result
+
+
+def _fate(event: Event) -> dict[str, Any]:
+    return {name: getattr(event, name) for name in ("task_id", "generation", "queue", "outcome", "reason", "attempt", "exception")}
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,9 @@ from redelivery.workers.causes import causes
 from redelivery.workers.cli import letters
 from redelivery.workers.cli.choosing import choosing, filter_of, has_choice, require_choice
 from redelivery.workers.cli.context import Context, json_option, pass_context
-from redelivery.workers.cli.dlq_changes import move_, purge_, redrive_
+from redelivery.workers.cli.dlq_changes import move_, purge_
+from redelivery.workers.cli.dlq_import import import_
+from redelivery.workers.cli.dlq_redrive import redrive_
 from redelivery.workers.cli.output import age, counted, print_json, safe, short, table
 from redelivery.workers.letter_archive import export_letters
 from redelivery.workers.letter_walk import letters_of
@@ -187,5 +189,5 @@ def causes_(context: Context, name: str | None, limit: int) -> None:
         click.echo(f"{limit} of {counted(len(found), 'cause', 'causes')}; more with --limit.", err=True)
 
 
-for _command in (redrive_, purge_, move_):
+for _command in (redrive_, purge_, move_, import_):
     dlq.add_command(_command)

@@ -38,6 +38,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "dlq": ("redelivery.workers.cli.dlq:dlq", "Dead letters: look at them, send them back, move or remove them."),
     "inventory": ("redelivery.workers.cli.inventory:inventory", "What the broker holds at this moment."),
     "leave": ("redelivery.workers.cli.leave:leave", "Hand what waits back to plain Celery, and say what is left."),
+    "metrics": ("redelivery.workers.cli.metrics:metrics", "The broker's figures, once or for Prometheus to scrape."),
     "outcomes": ("redelivery.workers.cli.outcomes:outcomes", "The outcome log."),
     "policy": ("redelivery.workers.cli.policy:policy", "The policies, and where each value came from."),
     "reconcile": ("redelivery.workers.cli.reconcile:reconcile", "Check the books: did every task end once?"),

@@ -1,0 +1,61 @@
+"""The metrics of RabbitMQ: what can be had by passive declares, and so without a management plugin, and without a look.
+
+Enters: the app and its broker. Leaves: how many messages are ready in each queue, each dead-letter queue, the delay store and the
+outcome log, and how many consumers a queue has. What a worker holds, how old a letter is, and what is overdue is not to be seen so.
+Cost: one question for each queue, and one for each of the delay store's 28 levels.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from amqp.exceptions import NotFound
+
+from redelivery.middleware.transports.amqp_names import BITS
+from redelivery.workers import dead_letters
+from redelivery.workers.amqp_letters import AmqpDesk
+
+if TYPE_CHECKING:
+    from kombu import Connection
+
+    from redelivery.middleware.install import Redelivery
+    from redelivery.workers.metrics import Measured
+
+__all__ = ["look"]
+
+
+def look(install: Redelivery, found: Measured) -> None:
+    """Ask once; a queue that is not there has no sample."""
+    other: Any = install.transport
+    desk = AmqpDesk.of(other)
+    letter_queues = dead_letters.known(install)
+    with desk.amqp.connect() as connection:
+        for queue in sorted(set(install.app.amqp.queues) - letter_queues.keys()):
+            declared = _declared(connection, queue)
+            if declared is not None:
+                found.add("queue_messages", declared[0], queue=queue)
+                found.add("queue_consumers", declared[1], queue=queue)
+        for name, origin in letter_queues.items():
+            declared = _declared(connection, name)
+            if declared is not None:
+                found.add("dead_letters", declared[0], dead_letter_queue=name, queue=origin)
+        levels = [_declared(connection, desk.keys.level(bit)) for bit in _levels(connection, desk)]
+        if levels:
+            found.add("delayed_messages", sum(declared[0] for declared in levels if declared is not None))
+        log = _declared(connection, desk.keys.outcomes)
+        if log is not None:
+            found.add("outcome_log_messages", log[0])
+
+
+def _levels(connection: Connection, desk: AmqpDesk) -> range:
+    """The levels of the delay store, which are made together; none before a worker has made them."""
+    return range(BITS) if _declared(connection, desk.keys.level(0)) is not None else range(0)
+
+
+def _declared(connection: Connection, queue: str) -> tuple[int, int] | None:
+    """How many messages are ready in a queue, and how many consumers it has; None where there is none of this name."""
+    try:
+        answer: Any = connection.default_channel.queue_declare(queue, passive=True)
+    except NotFound:
+        return None
+    return int(answer.message_count), int(answer.consumer_count)

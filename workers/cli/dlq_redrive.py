@@ -1,0 +1,175 @@
+"""`redelivery dlq redrive`: dead letters go back, all that were chosen, or as many as a canary lets through.
+
+Enters: a dead-letter queue, filters, what is to be changed. Leaves: counts, and, of a guarded redrive, what became of the letters.
+A redrive that its guard stopped is an error: exit code 2, after the counts.
+"""
+
+from __future__ import annotations
+
+import functools
+from contextlib import contextmanager, nullcontext
+from typing import IO, TYPE_CHECKING, Any
+
+import click
+
+from redelivery.errors import InputError, RedriveError
+from redelivery.workers import dead_letters
+from redelivery.workers.cli.changes import edit_of
+from redelivery.workers.cli.choosing import choosing, filter_of, require_choice
+from redelivery.workers.cli.context import Context, json_option, pass_context
+from redelivery.workers.cli.dlq_changes import changing, is_agreed
+from redelivery.workers.cli.output import SECONDS, counted, print_json, safe
+from redelivery.workers.cli.progress import Progress
+from redelivery.workers.redrive import Redrive, redrive
+from redelivery.workers.redrive_fates import watched
+from redelivery.workers.redrive_guard import CANARY_WAIT, Guard
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from redelivery.middleware.transports.redis import RedisTransport
+
+__all__ = ["redrive_"]
+
+
+class _Rate(click.ParamType[float]):
+    """Letters a second: `50`, `50/s`, `600/m`, `1000/h`."""
+
+    name = "rate"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Read it. Raises click's usage error."""
+        if isinstance(value, float):
+            return value
+        number, _, unit = str(value).partition("/")
+        try:
+            rate = float(number) / {"": 1, "s": 1, "m": 60, "h": 3600}[unit.strip()]
+        except (ValueError, KeyError):
+            rate = 0.0
+        if not 0 < rate < float("inf"):
+            self.fail(f"{value!r} is no rate: write 50/s, 600/m or 1000/h", param, ctx)
+        return rate
+
+
+def _guarding(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The options of a redrive that stops where its letters die again."""
+    options = (
+        click.option(
+            "--canary", type=click.IntRange(1), metavar="N", help="N letters first, the others if none of them died again."
+        ),
+        click.option("--canary-wait", type=SECONDS, help="The canary has so long to end: 90s, 5m; without it a minute."),
+        click.option("--abort-after", type=click.IntRange(1), metavar="N", help="Stop when N letters of this redrive died again."),
+    )
+    return functools.reduce(lambda decorated, option: option(decorated), reversed(options), command)
+
+
+@contextmanager
+def _guard(
+    transport: RedisTransport,
+    name: str,
+    *,
+    canary: int | None,
+    canary_wait: float | None,
+    abort_after: int | None,
+    on_wait: Callable[[str], None],
+) -> Iterator[Guard | None]:
+    """A guard for a redrive of this queue, where one is asked for."""
+    if canary is None and abort_after is None:
+        yield None
+        return
+    with watched(transport, name) as fates:
+        yield Guard(
+            fates=fates,
+            canary=0 if canary is None else canary,
+            canary_wait=CANARY_WAIT if canary_wait is None else canary_wait,
+            abort_after=abort_after,
+            on_wait=on_wait,
+        )
+
+
+@click.command("redrive")
+@click.argument("name")
+@choosing
+@click.option("--to", "queue", metavar="QUEUE", help="Into this queue, not the origin.")
+@click.option("--with", "changes", type=click.File("r"), metavar="FILE", help="With the task, args or kwargs of this JSON file.")
+@click.option("--rate", type=_Rate(), help="At most so many: 50/s, 600/m.")
+@_guarding
+@changing
+@json_option
+@pass_context
+def redrive_(
+    context: Context,
+    /,
+    name: str,
+    *,
+    dry_run: bool,
+    rate: float | None,
+    canary: int | None,
+    canary_wait: float | None,
+    abort_after: int | None,
+    limit: int | None,
+    yes: bool,
+    queue: str | None,
+    changes: IO[str] | None,
+    **options: Any,
+) -> None:
+    """Send letters back to their origin queue: the same task, one generation on, its history kept.
+
+    Only letters that were there when it began; those that die again meanwhile are left alone. A terminal is asked first, unless the
+    letters are named by --id. One letter can be edited: `dlq export NAME --id ID` prints it, --with reads it back.
+
+    With --canary the first letters must have ended, and not died again, before the others follow; --abort-after goes on looking: it
+    needs a --rate, so that there is time to see. A redrive that was stopped says why, and ends with exit code 2.
+
+    On RabbitMQ a letter goes to the exchange and routing key that it first came by (--to: to that queue alone); what stays has been
+    looked at, and `dlq show --help` says what that costs.
+    """
+    require_choice(options)
+    if canary is None and canary_wait is not None:
+        msg = "--canary-wait is for a canary: say how many letters go first with --canary"
+        raise click.UsageError(msg)
+    transport = context.transport
+    dead_letters.required(context.install, name)
+    edit = edit_of(changes, options["task_ids"], queue)
+    if queue is not None and queue in dead_letters.known(context.install):
+        msg = f"{queue!r} is a dead-letter queue: `redelivery dlq move` moves letters there"
+        raise InputError(msg)
+    chosen = filter_of(options, transport.now_ms())
+    send = functools.partial(redrive, transport, name, chosen, limit=limit, edit=edit)
+    question = f"Send {{}} of {safe(name)} back?"
+    if not is_agreed(options, functools.partial(send, dry_run=True), question, is_asked=not (dry_run or yes)):
+        return
+    guard_of = functools.partial(_guard, canary=canary, canary_wait=canary_wait, abort_after=abort_after)
+    with Progress() as progress, nullcontext() if dry_run else guard_of(transport, name, on_wait=progress.say) as guard:
+        done = send(
+            dry_run=dry_run,
+            rate=rate,
+            guard=guard,
+            on_progress=lambda so_far: progress.say(f"{so_far.moved} sent back, {so_far.looked_at} of {so_far.total} looked at"),
+        )
+    if context.as_json:
+        print_json(done.to_dict())
+    else:
+        _tell(done)
+    if done.stopped:
+        msg = f"the redrive of {name!r} stopped when {counted(done.moved, 'letter', 'letters')} had gone back: {done.stopped}"
+        raise RedriveError(msg)
+
+
+def _tell(done: Redrive) -> None:
+    name = safe(done.dead_letter_queue)
+    if not done.matched:
+        click.echo(f"No letter of {name} was chosen; {counted(done.looked_at, 'was', 'were')} looked at.")
+        return
+    verb = "would go back" if done.dry_run else "went back"
+    where = ", ".join(f"{safe(queue)} {count}" for queue, count in done.by_queue.most_common())
+    click.echo(f"{counted(done.moved, 'letter', 'letters')} of {name} {verb}{f': {where}' if where else ''}.")
+    if done.chords:
+        its, they = ("its failure", "it runs by itself") if done.chords == 1 else ("their failures", "they run by themselves")
+        click.echo(f"{done.chords} of them belonged to a chord, which has counted {its}: {they}.")
+    for why, count in done.left.most_common():
+        click.echo(f"{counted(count, 'letter', 'letters')} cannot go back and {'stays' if count == 1 else 'stay'}: {safe(why)}.")
+    if done.gone:
+        click.echo(f"{counted(done.gone, 'letter', 'letters')} had left the queue meanwhile.")
+    if done.died_again and not done.stopped:
+        click.echo(f"{counted(len(done.died_again), 'letter', 'letters')} of them died again so far.")

@@ -1,0 +1,95 @@
+"""`redelivery metrics`: the broker's figures for Prometheus, once, or for whoever scrapes them."""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import signal
+from typing import Any
+
+import click
+
+from redelivery.errors import InputError
+from redelivery.workers.cli.context import Context, json_option, pass_context
+from redelivery.workers.cli.exposition import CONTENT_TYPE, exposition
+from redelivery.workers.cli.output import print_json
+from redelivery.workers.living import Living
+from redelivery.workers.metrics import measured
+from redelivery.workers.metrics_server import MetricsServer
+
+__all__ = ["metrics"]
+
+ENDING = {signal.SIGINT, signal.SIGTERM}
+LOOPBACK, LAST_PORT = "127.0.0.1", 65_535
+
+
+class _Address(click.ParamType[tuple[str, int]]):
+    """Where to listen: `9540` and `:9540` on the loopback, `10.0.0.5:9540`, `[::]:9540`; port 0 is any that is free."""
+
+    name = "address"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, int]:
+        """Read it. Raises click's usage error."""
+        if isinstance(value, tuple):
+            return value
+        host, _, port = str(value).rpartition(":")
+        host = host.removeprefix("[").removesuffix("]")
+        if not (port.isascii() and port.isdecimal() and int(port) <= LAST_PORT):
+            self.fail(f"{value!r} is no address: write 9540, 127.0.0.1:9540 or [::1]:9540", param, ctx)
+        return host or LOOPBACK, int(port)
+
+
+@click.command()
+@click.option(
+    "--listen", type=_Address(), metavar="HOST:PORT", help="Serve /metrics there, until stopped; without a host, on the loopback."
+)
+@json_option
+@pass_context
+@click.pass_context
+def metrics(ctx: click.Context, context: Context, listen: tuple[str, int] | None) -> None:
+    """One look at the broker, as Prometheus reads it: queues, delays, dead letters, workers, the outcome log.
+
+    A few commands for each queue, whatever it holds. With --listen a page is made for each request: plain http, no password. Where
+    the broker does not answer it is a 503. SIGTERM ends it with exit code 0, SIGINT with 130.
+    """
+    context.transport  # noqa: B018 - a broker that is not there is said in one line
+    if listen is not None:
+        if context.as_json:
+            msg = "--listen serves Prometheus' own format: leave out --json"
+            raise click.UsageError(msg)
+        ctx.exit(_serve(context, *listen))
+    found = measured(context.install)
+    if context.as_json:
+        print_json([family.to_dict() for family in found])
+    else:
+        click.echo(exposition(found), nl=False)
+
+
+def _serve(context: Context, host: str, port: int) -> int:
+    """Serve until a signal comes; the exit code."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    living = Living(context.install.settings.lease)
+    try:
+        server = MetricsServer(host, port, lambda: exposition(measured(context.install, living)), CONTENT_TYPE)
+    except OSError as exc:
+        msg = f"nothing can listen on {host}:{port} ({exc.strerror or exc}): choose another address with --listen"
+        raise InputError(msg) from exc
+    # The signals are waited for, not handled: blocked here, before the thread begins, they are blocked in it too.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
+    try:
+        server.begin()
+        click.echo(f"metrics: {server.url}; SIGTERM or Ctrl-C ends it", err=True)
+        if not _is_loopback(host):
+            click.echo("metrics: whoever reaches this address may read them: there is no password", err=True)
+        number = signal.sigwait(ENDING)
+        server.end()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    return 0 if number == signal.SIGTERM else 130
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
