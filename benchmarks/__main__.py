@@ -12,7 +12,7 @@ import signal
 import sys
 from pathlib import Path
 
-from benchmarks.comparisons import COMPARISONS, Comparison, chosen
+from benchmarks.comparisons import BROKERS, COMPARISONS, Comparison, chosen
 from benchmarks.plots import write_plots
 from benchmarks.profiling import INSTALL, is_installed
 from benchmarks.results import Result, read_all
@@ -31,7 +31,7 @@ def main(words: list[str] | None = None) -> int:
     parser = _parser()
     given = parser.parse_args(words)
     try:
-        comparisons = chosen(given.names)
+        comparisons = chosen(given.names, given.broker or (None if given.names else BROKERS[0]))
     except ValueError as exc:
         parser.error(str(exc))
     plan = Plan(rounds=given.rounds, scale=given.scale, sides=tuple(given.side), calm=given.calm)
@@ -54,6 +54,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("names", nargs="*", metavar="NAME", help="comparisons, or shell patterns of their names (all)")
     parser.add_argument("--list", action="store_true", help="name the comparisons, and what each is made of")
+    parser.add_argument("--broker", choices=BROKERS, help="only the comparisons on this broker (valkey, where none is named)")
     parser.add_argument("--rounds", type=_positive, default=3, help="how often each side is measured (3)")
     parser.add_argument("--scale", type=float, default=1.0, help="how much work, against the standard amount (1.0)")
     parser.add_argument("--side", action="append", default=[], choices=list(NAMES), help="only this side; may be given again")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from celery import Celery
-from celery.signals import worker_ready
+from celery.signals import task_failure, worker_ready
 
 from benchmarks.stamps import write_stamp
 from redelivery import Redelivery
@@ -16,6 +16,8 @@ from redelivery import Redelivery
 app = Celery(os.environ["BENCH_SIDE"], set_as_current=False, broker=os.environ["BENCH_BROKER"])
 app.conf.update(task_acks_late=True, broker_connection_retry_on_startup=True, worker_hijack_root_logger=False)
 app.conf.redelivery = json.loads(os.environ.get("BENCH_SETTINGS", "{}"))
+if os.environ.get("BENCH_QUEUE_TYPE") == "quorum":
+    app.conf.task_default_queue_type = "quorum"
 if os.environ.get("BENCH_RESULTS"):
     app.conf.result_backend = os.environ["BENCH_BROKER"]
 if os.environ["BENCH_SIDE"] == "redelivery":
@@ -26,6 +28,17 @@ if os.environ["BENCH_SIDE"] == "redelivery":
 def ready(**_: Any) -> None:
     """Say that the worker consumes."""
     Path(f"{os.environ['BENCH_READY']}.{os.getpid()}").touch()
+
+
+def failed(**_: Any) -> None:
+    """Say that a task has failed for good: one byte of a file."""
+    descriptor = os.open(os.environ["BENCH_FAILED"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    os.write(descriptor, b".")
+    os.close(descriptor)
+
+
+if os.environ.get("BENCH_FAILED"):
+    task_failure.connect(failed)
 
 
 @app.task(ignore_result=True)

@@ -13,7 +13,9 @@ if TYPE_CHECKING:
 
     from benchmarks.figures import Figure
 
-__all__ = ["COMPARISONS", "Amount", "Comparison", "chosen"]
+__all__ = ["BROKERS", "COMPARISONS", "Amount", "Comparison", "chosen"]
+
+BROKERS = ("valkey", "rabbitmq")
 
 TWO = ("plain", "redelivery")
 THREE = (*TWO, "dramatiq")
@@ -51,6 +53,11 @@ class Comparison:
     aims: Mapping[str, float] = field(default_factory=dict)
     fewer: Mapping[str, float] = field(default_factory=dict)
 
+    @property
+    def broker(self) -> str:
+        """On which broker all of its sides are measured."""
+        return str(self.options.get("broker", BROKERS[0]))
+
     def scaled(self, scale: float) -> dict[str, int]:
         """How much work it is."""
         return {name: each.scaled(scale) for name, each in self.amounts.items()}
@@ -74,6 +81,10 @@ def _ordinary(name: str, title: str, sides: tuple[str, ...], aim: float, tasks: 
         {"tasks_per_second": aim},
         FEWER,
     )
+
+
+def _on_rabbitmq(name: str, title: str, **options: Any) -> Comparison:
+    return _ordinary(f"rabbitmq-{name}", f"RabbitMQ: {title}", TWO, 0.95, broker="rabbitmq", **options)
 
 
 def _idle(workers: int, sides: tuple[str, ...]) -> Comparison:
@@ -107,6 +118,17 @@ COMPARISONS: Mapping[str, Comparison] = {
             {"tasks": Amount(1500, 50)},
             aims={"attempts_per_second": 2.5},
             fewer=FEWER,
+        ),
+        _on_rabbitmq("noop", "no-op, two processes"),
+        _on_rabbitmq("noop-threads", "no-op, two threads", pool="threads"),
+        _on_rabbitmq("noop-quorum", "no-op, two processes, a quorum queue", queue_type="quorum"),
+        Comparison(
+            "rabbitmq-failing",
+            "RabbitMQ: five failing attempts, 1 s apart",
+            "benchmarks.throughput:failing",
+            amounts={"tasks": Amount(1500, 50)},
+            options={"broker": "rabbitmq"},
+            aims={"attempts_per_second": 1.5},
         ),
         _delays("lateness", "due at 250 a second", THREE, 2500, 250),
         _delays("lateness-slow", "due at 10 a second", FOUR, 200, 10),
@@ -175,12 +197,20 @@ COMPARISONS: Mapping[str, Comparison] = {
             {"events": Amount(10_000_000, 10_000)},
             aims={"speed_kept": 0.7},
         ),
+        Comparison(
+            "carrying",
+            "the books of a day with a state, against the same without",
+            "benchmarks.carrying:carrying",
+            OURS,
+            {"events": Amount(1_000_000, 10_000)},
+            aims={"times_stateless": 1.2},
+        ),
     )
 }
 
 
-def chosen(patterns: Sequence[str]) -> list[Comparison]:
-    """The comparisons of these names or shell patterns, in the table's order; all where there is none.
+def chosen(patterns: Sequence[str], broker: str | None = None) -> list[Comparison]:
+    """The comparisons of these names or shell patterns, in the table's order; all where there is none; of one broker, or of any.
 
     Raises `ValueError` for one that names nothing, and says what it may have meant.
     """
@@ -190,4 +220,5 @@ def chosen(patterns: Sequence[str]) -> list[Comparison]:
             hint = f"did you mean {near[0]!r}?" if near else "--list names them all"
             msg = f"there is no comparison {pattern!r}; {hint}"
             raise ValueError(msg)
-    return [each for each in COMPARISONS.values() if not patterns or any(fnmatch.fnmatchcase(each.name, one) for one in patterns)]
+    there = [each for each in COMPARISONS.values() if broker in {None, each.broker}]
+    return [each for each in there if not patterns or any(fnmatch.fnmatchcase(each.name, one) for one in patterns)]

@@ -22,9 +22,9 @@ def idle(name: str, *, workers: int, seconds: int) -> dict[str, Figure]:
     """
     with side(name) as here, here.idle_workers(workers) as parent:
         time.sleep(3 + workers * 0.05)  # what a worker does once after its start is not measured
-        commands, before, began = _commands(here.client), Spent.now(here.client, parent.pid), time.monotonic()
+        commands, before, began = _commands(here.client), Spent.now(here, parent.pid), time.monotonic()
         time.sleep(seconds)
-        spent, took = Spent.now(here.client, parent.pid).since(before), time.monotonic() - began
+        spent, took = Spent.now(here, parent.pid).since(before), time.monotonic() - began
         commands = _commands(here.client) - commands
     return {
         "broker_processor": less(spent.broker / took * 1e3, "ms/s"),

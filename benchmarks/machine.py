@@ -50,9 +50,9 @@ def machine() -> dict[str, Any]:
     }
 
 
-def versions() -> dict[str, str]:
-    """Python, the broker, and what the sides are made of; a package that is not there is left out."""
-    found = {"python": platform.python_version(), "valkey": _valkey()}
+def versions(broker: str = "valkey") -> dict[str, str]:
+    """Python, the broker (`valkey` or `rabbitmq`), and what the sides are made of; a package that is not there is left out."""
+    found = {"python": platform.python_version(), broker: _rabbitmq() if broker == "rabbitmq" else _valkey()}
     for package in PACKAGES:
         try:
             found[package] = version(package)
@@ -66,6 +66,11 @@ def _processor() -> str:
         if line.startswith("model name"):
             return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
+
+
+def _rabbitmq() -> str:
+    """Debian's, by the name of its folder: asking it takes a second."""
+    return next((path.name.rpartition("-")[2] for path in Path("/usr/lib/rabbitmq/lib").glob("rabbitmq_server-*")), "unknown")
 
 
 def _valkey() -> str:

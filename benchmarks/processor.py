@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Self
 if TYPE_CHECKING:
     from redis import Redis
 
-__all__ = ["Spent", "below", "broker_seconds", "children_of", "resident_bytes"]
+    from benchmarks.sides import Side
+
+__all__ = ["Spent", "below", "broker_seconds", "children_of", "resident_bytes", "used"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,9 +24,9 @@ class Spent:
     children: float
 
     @classmethod
-    def now(cls, client: Redis, pid: int) -> Self:
+    def now(cls, here: Side, pid: int) -> Self:
         """Read them. `pid` is the worker's main process."""
-        return cls(broker_seconds(client), _used(pid), sum(_used(each, with_ended=True) for each in below(pid)))
+        return cls(here.broker_seconds(), used(pid), sum(used(each, with_ended=True) for each in below(pid)))
 
     def since(self, before: Spent) -> Spent:
         """What was spent between two readings."""
@@ -32,7 +34,7 @@ class Spent:
 
 
 def broker_seconds(client: Redis) -> float:
-    """Seconds of processor that the broker has used, as it says itself."""
+    """Seconds of processor that a Valkey has used, as it says itself."""
     facts = client.info("cpu")
     return float(facts["used_cpu_user"]) + float(facts["used_cpu_sys"])
 
@@ -52,8 +54,8 @@ def below(pid: int) -> list[int]:
     return [*found, *(each for child in found for each in below(child))]
 
 
-def _used(pid: int, *, with_ended: bool = False) -> float:
-    """`with_ended` adds its own children that have ended and were waited for."""
+def used(pid: int, *, with_ended: bool = False) -> float:
+    """Seconds of processor that a process has used. `with_ended` adds its own children that have ended and were waited for."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):

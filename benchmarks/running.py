@@ -67,7 +67,7 @@ def measured(comparison: Comparison, plan: Plan, say: Callable[[str], None]) -> 
         amounts=comparison.scaled(plan.scale),
         day=dt.datetime.now(dt.UTC).date().isoformat(),
         machine=machine(),
-        versions=versions(),
+        versions=versions(comparison.broker),
         load={"before": round(before, 2), "after": round(load(), 2), "asked": plan.calm, "calm": calm},
         pairs=tuple(pairs),
     )

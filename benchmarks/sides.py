@@ -6,6 +6,7 @@ waits. The measures know no more of a side than this, so that each of them is th
 
 from __future__ import annotations
 
+import functools
 import importlib
 import json
 import os
@@ -19,12 +20,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.processor import below
+from benchmarks.processor import below, broker_seconds
 from benchmarks.profiling import profiled
 from tests.servers import Server, binaries
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
 
 __all__ = ["NAMES", "Side", "side"]
 
@@ -36,6 +38,8 @@ NAMES = {
     "dramatiq": "benchmarks.peers.dramatiq_side:DramatiqSide",
     "rq": "benchmarks.peers.rq_side:RqSide",
 }
+#: The same on RabbitMQ.
+ON_RABBITMQ = {"plain": "benchmarks.rabbit_side:RabbitSide", "redelivery": "benchmarks.rabbit_side:RabbitSide"}
 #: How long a worker may take to be ready, and how often it is looked whether anything waits (seconds).
 READY, LOOK = 600.0, 0.01
 
@@ -51,15 +55,27 @@ class Side(ABC):
     results: bool = False
 
     def __post_init__(self) -> None:
-        self.client = self.server.client
         os.environ.update(self.environment)
+
+    @functools.cached_property
+    def client(self) -> Any:
+        """A client of the broker, where that is a Valkey."""
+        return self.server.client
+
+    def broker_seconds(self) -> float:
+        """Seconds of processor that the broker has used."""
+        return broker_seconds(self.client)
+
+    @property
+    def addresses(self) -> dict[str, str]:
+        """Where the broker is."""
+        return {"BENCH_BROKER": self.server.url, "BENCH_SOCKET": self.server.socket}
 
     @property
     def environment(self) -> dict[str, str]:
         """What the modules of its tasks read."""
         return {
-            "BENCH_BROKER": self.server.url,
-            "BENCH_SOCKET": self.server.socket,
+            **self.addresses,
             "BENCH_SIDE": self.name,
             "BENCH_READY": str(self.folder / "ready"),
             "BENCH_SETTINGS": json.dumps(self.settings),
@@ -161,12 +177,30 @@ def _kill(pids: list[int]) -> None:
 
 
 @contextmanager
-def side(name: str, settings: dict[str, Any] | None = None, *, results: bool = False) -> Iterator[Any]:
-    """One side on a broker of its own. Raises `KeyError` where there is none of that name."""
-    module, _, kind = NAMES[name].partition(":")
+def side(
+    name: str, settings: dict[str, Any] | None = None, *, results: bool = False, broker: str = "valkey", **options: str
+) -> Iterator[Any]:
+    """One side on a broker of its own, `valkey` or `rabbitmq`; `options` are this side's own.
+
+    Raises `KeyError` where there is none of that name, `RuntimeError` where the machine has no such broker.
+    """
+    module, _, kind = (ON_RABBITMQ if broker == "rabbitmq" else NAMES)[name].partition(":")
     with tempfile.TemporaryDirectory(prefix="rb-", ignore_cleanup_errors=True) as folder:
-        server = Server(Path(folder), binaries()["valkey"]).start()
-        try:
-            yield getattr(importlib.import_module(module), kind)(name, server, Path(folder), settings or {}, results)
-        finally:
-            server.stop()
+        path = Path(folder)
+        with _valkey(path) if broker == "valkey" else _rabbitmq(path) as server:
+            yield getattr(importlib.import_module(module), kind)(name, server, path, settings or {}, results, **options)
+
+
+@contextmanager
+def _valkey(folder: Path) -> Iterator[Server]:
+    server = Server(folder, binaries()["valkey"]).start()
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+def _rabbitmq(folder: Path) -> AbstractContextManager[Any]:
+    from benchmarks.rabbit_side import node  # noqa: PLC0415 - few comparisons need it, and it needs the tests' modules
+
+    return node(folder)

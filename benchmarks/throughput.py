@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from benchmarks.figures import less, more
 from benchmarks.processor import Spent
@@ -27,34 +27,36 @@ POLICY = {
 }
 
 
-def ordinary(name: str, *, tasks: int, pool: str, argument_bytes: int = 0, results: bool = False) -> dict[str, Figure]:
+def ordinary(
+    name: str, *, tasks: int, pool: str, argument_bytes: int = 0, results: bool = False, **broker: Any
+) -> dict[str, Figure]:
     """Publish so many tasks that do nothing, then let one worker run them.
 
-    With `results` each of them has one, which is kept. The clock runs from when all of the worker's processes consume;
-    what they had run by then does not count.
+    With `results` each of them has one, which is kept. `broker`: as `sides.side`'s. The clock runs from when
+    all of the worker's processes consume; what they had run by then does not count.
     """
-    with side(name, results=results) as here:
+    with side(name, results=results, **broker) as here:
         send = here.sender("answer" if results else "noop")
         arguments = ["x" * argument_bytes] if argument_bytes else []
         for _ in range(tasks):
             send(*arguments)
         with here.worker(pool=pool) as worker:
-            left, began, before = here.waiting(), time.monotonic(), Spent.now(here.client, worker.pid)
+            left, began, before = here.waiting(), time.monotonic(), Spent.now(here, worker.pid)
             seconds = here.wait_until_empty() - began
-            spent = Spent.now(here.client, worker.pid).since(before)
+            spent = Spent.now(here, worker.pid).since(before)
         return {"tasks_per_second": more(left / seconds, "tasks/s"), **_costs(spent, left, "task", has_children=pool == "prefork")}
 
 
-def failing(name: str, *, tasks: int) -> dict[str, Figure]:
+def failing(name: str, *, tasks: int, **broker: Any) -> dict[str, Figure]:
     """So many tasks that fail five times, a second apart: attempts a second, from when the worker consumes to the last."""
-    with side(name, POLICY) as here:
+    with side(name, POLICY, **broker) as here:
         send = here.sender("failing")
         for _ in range(tasks):
             send()
         with here.worker() as worker:
-            began, before = time.monotonic(), Spent.now(here.client, worker.pid)
+            began, before = time.monotonic(), Spent.now(here, worker.pid)
             seconds = here.wait_until_empty() - began
-            spent = Spent.now(here.client, worker.pid).since(before)
+            spent = Spent.now(here, worker.pid).since(before)
         attempts = tasks * ATTEMPTS
         return {
             "attempts_per_second": more(attempts / seconds, "attempts/s"),

@@ -33,6 +33,7 @@ NOWHERE = "amqp://127.0.0.1:1//"
         ({"queues": {"orders": {"max_length": 5}}}, "x-max-length"),
         ({"queues": {"#": {"dead_letter_time_to_live": 60}}}, "dlq purge"),
         ({"queues": {"#": {"max_dead_letters": 60}}}, "dlq purge"),
+        ({"queues": {"#": {"redeliveries_per_second": 5}}}, "longer delays"),
         ({"queues": {"#": {"auto_delete_dead_letter_resources": True}}}, "--if-empty"),
         ({"wait_replicas": 1}, "quorum"),
     ],

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from celery.worker.consumer import Consumer
 
     from redelivery.middleware.outcomes import Event
+    from redelivery.middleware.pacing import Pace
     from redelivery.middleware.transports.base import Held
 
 __all__ = ["AmqpTransport"]
@@ -64,7 +65,7 @@ class AmqpTransport:
         self.app = app
         self.keys = AmqpNames()
         self.claim: ChannelClaim | None = None
-        self.publisher = Publisher(self.connect, self.keys, self._declare_outcomes)
+        self.publisher = Publisher(self.connect, self.keys, self._declare_outcomes, self._settled)
         self._ready: set[tuple[str, str]] = set()
 
     @classmethod
@@ -110,6 +111,7 @@ class AmqpTransport:
                     self._ready.add(("delay", queue.name))
         assert self.claim is not None  # noqa: S101 - the caller has begun it
         self.claim.attach(consumer)
+        self.publisher.enough = self.claim.enough
 
     # transitions of a message that a worker holds
 
@@ -128,6 +130,7 @@ class AmqpTransport:
         delay_ms: int | None = None,
         due_ms: int | None = None,
         first: bool = False,  # noqa: ARG002 - nothing can be put at a queue's head
+        pace: Pace | None = None,  # noqa: ARG002 - a retry budget is refused at start
     ) -> Answer:
         """Move the message to the delay store for `delay_ms`, or until `due_ms`, in whole seconds, rounded up.
 
@@ -200,7 +203,9 @@ class AmqpTransport:
         return self.publisher.waiting()
 
     def close(self) -> None:
-        """Close the connection."""
+        """The worker ends: close the connection, once what was acknowledged is safe."""
+        if self.claim is not None and not self.waiting():
+            self.claim.rest()
         self.publisher.close()
 
     # carrying out
@@ -213,6 +218,11 @@ class AmqpTransport:
         self.publisher.submit(move)
         return Answer.DONE
 
+    def _settled(self) -> None:
+        """The publisher has carried some moves out."""
+        if self.claim is not None:
+            self.claim.settled()
+
     def _made(
         self,
         tag: str,
@@ -222,6 +232,8 @@ class AmqpTransport:
         prepare: Callable[[Any, bool], bool] = lambda _, __: True,
     ) -> Move:
         claim = self.claim
+        if claim is not None:
+            claim.leave(tag)
 
         def then(answer: Answer) -> None:
             if claim is None or not tag:

@@ -6,13 +6,18 @@ without a beginning. What goes to any other exchange may reach several queues, o
 
 A task's `expiration` is put where the broker does not see it: else it would throw the message away in silence, before any worker
 could record that it expired.
+
+A worker's channel acknowledges many deliveries at once (`amqp_settled`), and can ask for more than Celery's prefetch window, by as
+many as have ended and only wait for the broker to confirm their events (`widen`).
 """
 
 from __future__ import annotations
 
-from typing import Any
+import uuid
+from typing import TYPE_CHECKING, Any
 
 import amqp
+from amqp import spec
 from kombu.transport import pyamqp
 
 from redelivery.middleware.envelope import ANNOUNCED
@@ -21,15 +26,25 @@ from redelivery.middleware.transports.amqp_claim import ChannelClaim
 from redelivery.middleware.transports.amqp_events import Numbering, packed
 from redelivery.middleware.transports.amqp_messages import EXPIRATION, PERSISTENT
 from redelivery.middleware.transports.amqp_names import AmqpNames
+from redelivery.middleware.transports.amqp_reading import ReadingAhead
+from redelivery.middleware.transports.amqp_settled import Settled, frames
 from redelivery.middleware.transports.amqp_topology import declare_outcomes
 from redelivery.middleware.transports.publishing import published
 from redelivery.settings.general import GeneralSettings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 __all__ = ["RabbitTlsTransport", "RabbitTransport"]
 
 NUMBERS = Numbering()
 NAMES = AmqpNames()
 MOST_BYTES = GeneralSettings().outcome_log_max_bytes
+#: AMQP has 16 bits for it.
+MOST_PREFETCH = 65_535
+#: How often the broker is asked something that it answers behind the acknowledgements before it: a channel of RabbitMQ sends a
+#: quorum queue 32 commands at the most, and the rest, as one, when it has heard of them, which may be just after the first answer.
+BARRIERS = 3
 
 
 class Message(pyamqp.Message):
@@ -40,6 +55,13 @@ class Message(pyamqp.Message):
     received: Any = None
 
 
+class Long(int):
+    """A number that py-amqp writes with 64 bits, however small it is."""
+
+    def __gt__(self, _: object) -> bool:
+        return True
+
+
 class Channel(pyamqp.Channel):
     """A channel."""
 
@@ -47,6 +69,8 @@ class Channel(pyamqp.Channel):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._queue_of_tag: dict[str, str] = {}
+        self._settled = Settled()
+        self.window, self.wider, self.for_each = 0, 0, 0
         super().__init__(*args, **kwargs)
 
     # receiving
@@ -57,12 +81,65 @@ class Channel(pyamqp.Channel):
         self._queue_of_tag[tag or consumer_tag] = queue
         return tag
 
+    def basic_qos(self, prefetch_size: int, prefetch_count: int, a_global: bool, *args: Any, **kwargs: Any) -> Any:
+        """As py-amqp's; a window of the whole channel stays as much wider as it is."""
+        self.window, self.for_each = (prefetch_count, 0) if a_global else (0, prefetch_count)
+        if self.window:
+            prefetch_count = min(prefetch_count + self.wider, MOST_PREFETCH)
+        return super().basic_qos(prefetch_size, prefetch_count, a_global, *args, **kwargs)
+
+    def widen(self, by: int) -> None:
+        """Let the broker hand over `by` messages more than Celery's window; nobody waits for its answer.
+
+        A window that each consumer has for itself, as quorum queues demand, is fixed when the consumer begins: it stays as it is.
+        """
+        if self.window and by != self.wider:
+            self.wider = by
+            self.send_method(spec.Basic.Qos, "lBb", (0, min(self.window + by, MOST_PREFETCH), True))
+
     def message_to_python(self, raw_message: Any) -> Any:
         """As kombu's; the message knows where it was taken from."""
         message = self.Message(raw_message, channel=self)
         info = raw_message.delivery_info or {}
-        message.received, message.queue = raw_message, self._queue_of_tag.get(info.get("consumer_tag", ""))
+        consumer = info.get("consumer_tag", "")
+        message.received, message.queue = raw_message, self._queue_of_tag.get(consumer)
+        unanswered: Any = self.no_ack_consumers
+        if consumer in unanswered:
+            self._settled.note(int(info["delivery_tag"]))
         return message
+
+    # acknowledging
+
+    def basic_ack(self, delivery_tag: int, multiple: bool = False, *args: Any, **kwargs: Any) -> Any:
+        """As py-amqp's; remembers it."""
+        self._settled.note(int(delivery_tag), multiple=multiple)
+        return super().basic_ack(delivery_tag, multiple, *args, **kwargs)
+
+    def basic_reject(self, delivery_tag: int, *args: Any, **kwargs: Any) -> Any:
+        """As py-amqp's; remembers it."""
+        self._settled.note(int(delivery_tag))
+        return super().basic_reject(delivery_tag, *args, **kwargs)
+
+    def acknowledge(self, tags: Iterable[int]) -> None:
+        """Acknowledge these deliveries, in as few frames as they need, and in one go. Raises what the connection raises."""
+        connection = self.connection
+        if connection is None:
+            msg = "the channel is closed"
+            raise amqp.RecoverableConnectionError(msg)
+        acknowledgements = self._settled.together(tags)
+        if acknowledgements:
+            connection.transport.write(frames(self.channel_id, acknowledgements))
+            connection.bytes_sent += 1  # py-amqp counts what it writes, to know when a heartbeat is due
+
+    def await_acknowledged(self, queue: str) -> None:
+        """Wait until a quorum queue has written down whatever was acknowledged on this channel: RabbitMQ forgets what it has not.
+
+        It is asked for a consumer that may be given nothing (RabbitMQ's `x-credit`): the answer comes through the queue's own log.
+        """
+        for _ in range(BARRIERS):
+            tag = f"redelivery-{uuid.uuid4().hex[:12]}"
+            super().basic_consume(queue, tag, arguments={"x-credit": {"credit": Long(0), "drain": False}})
+            super().basic_cancel(tag)
 
     # publishing
 
@@ -105,7 +182,7 @@ class Channel(pyamqp.Channel):
             self.connection.has_outcomes = True
 
 
-class Connection(pyamqp.Connection):
+class Connection(ReadingAhead):
     """A connection of py-amqp, with our channels."""
 
     Channel = Channel
@@ -115,6 +192,21 @@ class RabbitTransport(pyamqp.Transport):
     """kombu's transport for RabbitMQ, with our channels."""
 
     Connection = Connection
+
+    def register_with_event_loop(self, connection: Any, loop: Any) -> None:
+        """As kombu's; the loop reads ahead."""
+        super().register_with_event_loop(connection, loop)
+        connection.read_ahead(loop)
+
+    def on_readable(self, connection: Any, loop: Any) -> None:
+        """As kombu's, which comes back until nothing is left: what reads ahead has left nothing."""
+        if not connection.reads_ahead:
+            super().on_readable(connection, loop)
+        elif not connection.connected:
+            msg = "Socket was disconnected"
+            raise amqp.RecoverableConnectionError(msg)
+        else:
+            connection.on_readable()
 
 
 class RabbitTlsTransport(pyamqp.SSLTransport):

@@ -2,7 +2,11 @@
 
 There is no lease: what a worker held, the broker delivers again by itself as soon as its connection is gone. A tag is
 `<channel>.<delivery tag>`; once the consumer has connected anew, the tags of the channel before are no longer ours to end.
-Acknowledging is done on the consumer's channel, in the consumer's own thread.
+Acknowledging is done on the consumer's channel, in the consumer's own thread, for as many as have ended by then.
+
+What has ended and waits for its event to be confirmed is not yet acknowledged, and takes a place in the prefetch window all the
+same; where tasks are short, all places would soon be taken. So the broker is asked for as many messages more (`widen`), 128 at the
+most: what may run twice when the worker dies. The window is moved by steps, and never beyond what waits by more than itself.
 """
 
 from __future__ import annotations
@@ -10,18 +14,44 @@ from __future__ import annotations
 import time
 import uuid
 from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from redelivery.middleware.logs import log
 from redelivery.middleware.transports.amqp_messages import delivery_count, envelope_of, published_to
+from redelivery.middleware.transports.amqp_publisher import ENOUGH
 from redelivery.middleware.transports.base import Held
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from celery.worker.consumer import Consumer
 
     from redelivery.middleware.transports.amqp import AmqpTransport
 
 __all__ = ["ChannelClaim"]
+
+#: Messages that may have ended, and wait for the confirmation of their events, without taking a place in the prefetch window.
+MOST_LEAVING = 128
+
+
+class Delivered(Held):
+    """A message that is held here: its envelope is made when it is first asked for, as few of them are moved."""
+
+    __slots__ = ("_read",)
+
+    _read: Callable[[], bytes] | bytes
+
+    @property
+    def raw(self) -> bytes:
+        """Its envelope's bytes."""
+        if not isinstance(self._read, bytes):
+            self._read = self._read()
+        return self._read
+
+    @raw.setter
+    def raw(self, value: Callable[[], bytes] | bytes) -> None:
+        self._read = value
 
 
 class ChannelClaim:
@@ -35,6 +65,8 @@ class ChannelClaim:
         self._consumer: Any = None
         self._channel: Any = None
         self._ended: deque[str] = deque()
+        self._leaving: set[str] = set()
+        self._is_widening = False
         self._origins: dict[str, tuple[str, str]] = {}
 
     def attach(self, consumer: Consumer) -> None:
@@ -44,6 +76,8 @@ class ChannelClaim:
         self.token = uuid.uuid4().hex[:12]
         self.held.clear()
         self._ended.clear()
+        self._leaving.clear()
+        self._is_widening = False
         self._origins = {
             queue.name: (queue.exchange.name, queue.routing_key or queue.name)
             for queue in consumer.task_consumer.queues
@@ -59,7 +93,8 @@ class ChannelClaim:
             return None
         tag = f"{self.token}.{message.delivery_tag}"
         origin, info = self._origins.get(queue), message.delivery_info
-        held = Held(tag, queue, queue, envelope_of(raw, queue=queue, origin=origin), self.now_ms())
+        read: Any = partial(envelope_of, raw, queue=queue, origin=origin)
+        held = Delivered(tag, queue, queue, read, self.now_ms())
         held.handed_over_before = delivery_count(raw)
         was_moved = info.get("redelivered") or bool((message.headers or {}).get("redelivered"))
         message.delivery_info = {**info, **published_to(raw, queue=queue, origin=origin), "redelivered": was_moved}
@@ -76,23 +111,72 @@ class ChannelClaim:
         connection = getattr(self._channel, "connection", None)
         return connection is not None and bool(connection.connected)
 
+    @property
+    def enough(self) -> int:
+        """How many moves the publisher need not wait for more of: where the window is fixed, half of it."""
+        return ENOUGH if self._channel.window else max(min(self._channel.for_each // 2, ENOUGH), 1)
+
+    def leave(self, tag: str) -> None:
+        """The message has ended, and is acknowledged once that is recorded. Called from any thread."""
+        if not tag or not self.holds(tag):
+            return
+        self._leaving.add(tag)
+        if self._channel.wider < min(len(self._leaving), MOST_LEAVING) and not self._is_widening:
+            self._is_widening = True
+            self._consumer.call_soon(self._widen)
+
     def settle(self, tag: str) -> None:
-        """Acknowledge the delivery, soon, in the consumer's thread. Called from any thread."""
+        """The delivery may be acknowledged, when `settled` says so next. Called from any thread."""
         if tag:
             self._ended.append(tag)
-            if len(self._ended) == 1:
-                self._consumer.call_soon(self.flush)
+
+    def settled(self) -> None:
+        """Acknowledge what may be, soon, in the consumer's thread. Called from any thread."""
+        if self._ended:
+            self._consumer.call_soon(self.flush)
 
     def flush(self) -> None:
         """Acknowledge what has ended."""
+        tags = []
         while self._ended:
             tag = self._ended.popleft()
-            if not self.holds(tag):
-                continue
+            self._leaving.discard(tag)
+            if self.holds(tag):
+                tags.append(int(tag.rpartition(".")[2]))
+        if not tags:
+            return
+        try:
+            self._set_window()  # first, so that what is acknowledged makes no more room than there is
+            self._channel.acknowledge(tags)
+        except Exception as exc:  # noqa: BLE001 - the channel is gone: the broker delivers it again
+            log.warning("acknowledge.failed", count=len(tags), error=str(exc), why="the messages are delivered again")
+
+    def rest(self) -> None:
+        """Wait until the broker has written down what was acknowledged, on quorum queues, before the channel is closed."""
+        if not self._channel or self._channel.connection is None:
+            return
+        for queue in self._consumer.task_consumer.queues if self._consumer.task_consumer else ():
             try:
-                self._channel.basic_ack(int(tag.rpartition(".")[2]))
-            except Exception as exc:  # noqa: BLE001 - the channel is gone: the broker delivers it again
-                log.warning("acknowledge.failed", tag=tag, error=str(exc), why="the message is delivered again")
+                self._channel.await_acknowledged(queue.name)
+            except Exception as exc:  # noqa: BLE001 - the channel is gone: the broker delivers again what it does not know of
+                log.warning("acknowledge.unsure", queue=queue.name, error=str(exc), why="some messages may be delivered again")
+                return
+
+    def _widen(self) -> None:
+        self._is_widening = False
+        try:
+            self._set_window()
+        except Exception as exc:  # noqa: BLE001 - the channel is gone, and the consumer will find out
+            log.debug("window.not_set", error=str(exc))
+
+    def _set_window(self) -> None:
+        """Ask for as many messages more as are leaving, and for half a window besides.
+
+        For less when it is a window too much, or when nothing is leaving: else a long task would keep more waiting behind it.
+        """
+        channel, leaving = self._channel, min(len(self._leaving), MOST_LEAVING)
+        if not leaving or leaving > channel.wider or channel.wider - leaving > channel.window:
+            channel.widen(leaving and leaving + channel.window // 2)
 
     # what `Owner` offers
 

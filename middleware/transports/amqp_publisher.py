@@ -46,6 +46,8 @@ MOST_MOVES, MOST_BYTES = 256, 8 * 1024 * 1024
 FIRST_WAIT, LONGEST_WAIT = 0.05, 2.0
 ASIDE = 3.0
 PATIENCE = 30.0
+#: Seconds that moves wait for others to go with them, and how many are enough to go at once.
+LINGER, ENOUGH = 0.02, 64
 #: How often a batch is tried together before its moves are tried one by one.
 MOST_TOGETHER = 3
 #: What is the broker's for now, and no move's fault.
@@ -86,10 +88,20 @@ class Move:
 
 
 class Publisher:
-    """The thread and its connection. `connect` opens a new kombu connection, `declare` declares the outcome log on one."""
+    """The thread and its connection.
 
-    def __init__(self, connect: Callable[[], Any], names: AmqpNames, declare: Callable[[Any], None]) -> None:
-        self._connect, self._names, self._declare = connect, names, declare
+    `connect` opens a new kombu connection, `declare` declares the outcome log on one; `ended` is called when moves were told that
+    they have ended, once for all of them.
+    """
+
+    def __init__(
+        self,
+        connect: Callable[[], Any],
+        names: AmqpNames,
+        declare: Callable[[Any], None],
+        ended: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._connect, self._names, self._declare, self._ended = connect, names, declare, ended
         self._numbers = Numbering()
         self._line: deque[Move] = deque()
         self._aside: list[tuple[float, Move]] = []
@@ -106,6 +118,8 @@ class Publisher:
         self._is_blocked = False
         self._stopped = False
         self._was_broken = False
+        #: So many go at once, without waiting for others.
+        self.enough = 1
 
     # what others ask for
 
@@ -114,7 +128,8 @@ class Publisher:
         with self._news:
             self._begin()
             self._line.append(move)
-            self._news.notify()
+            if len(self._line) in {1, self.enough}:
+                self._news.notify()
         return move
 
     def drain(self, seconds: float) -> bool:
@@ -194,10 +209,17 @@ class Publisher:
                     self._aside = [(at, move) for at, move in self._aside if at > now]
                     self._line.extendleft(reversed(due))
                 if self._line:
+                    self._linger()
                     return self._taken()
                 if self._stopped:
                     return None
                 self._news.wait(min((at for at, _ in self._aside), default=now + 3600) - now)
+
+    def _linger(self) -> None:
+        """Wait a moment for more: each turn of this thread takes the interpreter from the worker's own."""
+        until = time.monotonic() + LINGER
+        while len(self._line) < self.enough and not self._stopped and (left := until - time.monotonic()) > 0:
+            self._news.wait(left)
 
     def _taken(self) -> list[Move]:
         batch: list[Move] = []
@@ -227,6 +249,7 @@ class Publisher:
         self._tell(there)
         for move in there:
             move.end(Answer.DONE)
+        self._ended()
 
     def _send(self, moves: Iterable[Move], *, is_again: bool) -> None:
         """Publish the messages that are not there yet, and wait for their confirmations."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from queue import Empty
 from typing import TYPE_CHECKING, Any
 
@@ -280,16 +281,12 @@ class Receiving:
                 receiver.was_cut_short = True
                 self.connection.wake_in(0.001)
                 break
-            held = receiver.pending.popleft()
+            held = receiver.pending[0]
             callback = self.connection._callbacks.get(held.queue)  # noqa: SLF001 - as kombu's `_deliver`
             if callback is None:
-                try:
-                    receiver.owner.transport.release([held])
-                except ResponseError as exc:
-                    log.error("release.refused", error=str(exc), why="what could not go back stays held until the lease ends")
-                else:
-                    receiver.owner.held.pop(held.tag, None)
+                self._give_back(held.list_name)
                 continue
+            receiver.pending.popleft()
             try:
                 message = self._message(held)
             except Exception as exc:  # noqa: BLE001 - the bytes are anybody's
@@ -300,6 +297,19 @@ class Receiving:
             self.qos.append(message, held.tag)
             callback(message)
         return count
+
+    def _give_back(self: Any, list_name: str) -> None:
+        """Give back what is in line of a list that is no longer consumed: as one, for one by one they would lie there reversed."""
+        receiver: Receiver = self.receiver
+        back = [held for held in receiver.pending if held.list_name == list_name]
+        receiver.pending = deque(held for held in receiver.pending if held.list_name != list_name)
+        try:
+            receiver.owner.transport.release(back)
+        except ResponseError as exc:
+            log.error("release.refused", error=str(exc), why="what could not go back stays held until the lease ends")
+            return
+        for held in back:
+            receiver.owner.held.pop(held.tag, None)
 
     def _message(self: Any, held: Held) -> Any:
         payload = loads(held.raw)

@@ -1,0 +1,96 @@
+"""Celery's sides on RabbitMQ: plain with late acknowledgement, and the same with redelivery, each on a fresh private node.
+
+What waits is asked for over AMQP, as often as on the other brokers, which costs the node little; what a worker holds only by asking
+the node itself, and so not before nothing waits. A task that fails for good says so in a file, on both sides alike: a message that
+moves from one level of a delay to the next is for a moment in no queue.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from amqp.exceptions import NotFound
+
+from benchmarks.celery_side import QUEUE, CelerySide
+from benchmarks.processor import below, used
+from tests.rabbit import Node, installed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from tests.rabbit import Rabbit
+
+__all__ = ["INSTALL", "RabbitSide", "node"]
+
+INSTALL = "there is no RabbitMQ on this machine: apt-get install --no-install-recommends rabbitmq-server"
+
+
+@contextmanager
+def node(folder: Path) -> Iterator[Rabbit]:
+    """A node of its own, and a virtual host on it. Raises `RuntimeError` where the machine has no RabbitMQ."""
+    if not installed():
+        raise RuntimeError(INSTALL)
+    server = Node(folder / "node")
+    try:
+        server.start()
+        host = server.vhost()
+        with host.connection() as connection:
+            connection.default_channel.queue_delete("tests.tap")  # the tests' own, beside the outcome log
+        yield host
+    finally:
+        server.stop()
+
+
+@dataclass
+class RabbitSide(CelerySide):
+    """Plain Celery, or redelivery, by its name. `queue_type` is `classic` or `quorum`."""
+
+    queue_type: str = "classic"
+    _failing: int = 0
+    _connection: Any = field(default=None, init=False)
+
+    @property
+    def addresses(self) -> dict[str, str]:
+        """The node, and what else its app must know."""
+        return {"BENCH_BROKER": self.server.url, "BENCH_QUEUE_TYPE": self.queue_type, "BENCH_FAILED": str(self.folder / "failed")}
+
+    def sender(self, task: str) -> Callable[..., Any]:
+        """Its `delay`; those that fail are counted."""
+        send = super().sender(task)
+        return partial(self._send_failing, send) if task == "failing" else send
+
+    def _send_failing(self, send: Callable[..., Any], *args: Any) -> None:
+        self._failing += 1
+        send(*args)
+
+    def waiting(self) -> int:
+        """How many have not failed for good, where they are to; else, in the queue; and once it is empty, held by the worker."""
+        failed = self.folder / "failed"
+        left = self._failing - (failed.stat().st_size if failed.exists() else 0)
+        if left:
+            return left
+        return self._ready() or sum(sum(each) for name, each in self.host.depths().items() if name == QUEUE)
+
+    @property
+    def host(self) -> Rabbit:
+        """The virtual host."""
+        server: Any = self.server
+        return server  # type: ignore[no-any-return]
+
+    def _ready(self) -> int:
+        if self._connection is None:
+            self._connection = self.host.connection()
+        try:
+            return int(self._connection.default_channel.queue_declare(QUEUE, passive=True).message_count)
+        except NotFound:
+            return 0
+
+    def broker_seconds(self) -> float:
+        """What the node's processes have used."""
+        process = self.host.node.process
+        assert process is not None  # noqa: S101 - it runs as long as this side
+        return sum(used(pid) for pid in (process.pid, *below(process.pid)))

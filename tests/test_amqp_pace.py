@@ -1,0 +1,334 @@
+"""How fast a worker on RabbitMQ may go without losing anything: acknowledgements in batches, a wider window, a safe end."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+import types
+import uuid
+from typing import TYPE_CHECKING, Any
+
+import amqp
+import pytest
+from amqp import spec
+from amqp.method_framing import frame_handler
+from amqp.serialization import dumps, loads
+from amqp.transport import TCPTransport
+from celery import Celery
+from hypothesis import given
+from hypothesis import strategies as st
+
+from redelivery import Redelivery
+from redelivery.middleware.transports import amqp_settled
+from redelivery.middleware.transports.amqp_decoding import delivery_at
+from redelivery.middleware.transports.amqp_reading import ReadingAhead
+from redelivery.middleware.transports.amqp_settled import Settled, frames
+from tests.running import until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from tests.rabbit import Rabbit
+
+#: What happens to the deliveries of a channel: some of them end together, or somebody else answers one of them.
+HAPPENS = st.lists(
+    st.one_of(
+        st.tuples(st.just("together"), st.lists(st.integers(1, 40), max_size=12)),
+        st.tuples(st.just("note"), st.integers(1, 40).map(lambda tag: [tag])),
+        st.tuples(st.just("note up to"), st.integers(1, 40).map(lambda tag: [tag])),
+    ),
+    max_size=30,
+)
+
+
+@given(HAPPENS)
+def test_everything_that_ended_is_acknowledged_once_and_nothing_else(happens: list[tuple[str, list[int]]]) -> None:
+    """Whatever the order, and whoever answers beside us: the broker's own view of 40 deliveries is the oracle."""
+    settled, unanswered = Settled(), set(range(1, 41))
+    for what, tags in happens:
+        if what != "together":
+            settled.note(tags[0], multiple=what == "note up to")
+            unanswered -= set(range(1, tags[0] + 1)) if what == "note up to" else set(tags)
+            continue
+        ended = unanswered & set(tags)
+        for tag, multiple in settled.together(tags):
+            answered = {each for each in unanswered if each <= tag} if multiple else {tag}
+            assert tag in unanswered, "the broker closes the channel for a number that it does not know"
+            assert answered <= ended
+            ended -= answered
+            unanswered -= answered
+        assert not ended
+
+
+def test_what_has_no_gap_before_it_is_one_frame() -> None:
+    """In whatever order it ended; behind a gap each has its own, until the gap is closed."""
+    settled = Settled()
+    assert settled.together([3, 1, 2]) == [(3, True)]
+    assert settled.together([6, 5]) == [(5, False), (6, False)]
+    assert settled.together([4]) == [(4, False)]
+    assert settled.together([7, 8]) == [(8, True)]
+    assert settled.together([7, 3]) == []
+
+
+@pytest.mark.parametrize(("most", "kept"), [(7, 7), (8, 8), (9, 5)])
+def test_what_is_remembered_behind_a_gap_is_bounded(monkeypatch: pytest.MonkeyPatch, most: int, kept: int) -> None:
+    """At the bound everything is; beyond it the older half goes, and is never taken for unanswered again."""
+    monkeypatch.setattr(amqp_settled, "MOST_BEYOND", 8)
+    settled = Settled()
+    settled.together(range(2, most + 2))
+    assert len(settled._beyond) == kept
+    assert settled.together([1]) == [(1, False)]
+    assert settled.together([most + 2]) == [(most + 2, False)]
+
+
+def test_a_frame_is_what_py_amqp_writes() -> None:
+    """basic.ack on channel 7, for 1 to 258 and for 260: by the specification of AMQP 0-9-1."""
+    assert frames(7, [(258, True), (260, False)]) == (
+        b"\x01\x00\x07\x00\x00\x00\x0d\x00\x3c\x00\x50\x00\x00\x00\x00\x00\x00\x01\x02\x01\xce"
+        b"\x01\x00\x07\x00\x00\x00\x0d\x00\x3c\x00\x50\x00\x00\x00\x00\x00\x00\x01\x04\x00\xce"
+    )
+
+
+# on a node
+
+
+@pytest.fixture
+def opened(rabbit: Rabbit) -> Iterator[Callable[[], Any]]:
+    """Opens connections of an app with redelivery: their channels are the worker's."""
+    app = Celery("pace", broker=rabbit.url, set_as_current=False)
+    Redelivery(app)
+    made: list[Any] = []
+
+    def connect() -> Any:
+        made.append(app.connection_for_write())
+        made[-1].connect()
+        return made[-1]
+
+    yield connect
+    for each in made:
+        each.release()
+
+
+def filled(connection: Any, kind: str, count: int) -> str:
+    """A queue of this type with so many messages."""
+    name, channel = f"pace-{uuid.uuid4().hex[:8]}", connection.connection.channel()
+    channel.queue_declare(name, durable=True, auto_delete=False, arguments={"x-queue-type": kind})
+    channel.confirm_select()
+    for _ in range(count):
+        channel._basic_publish(amqp.Message("{}"), "", name)
+    with connection.connection.channel() as other:
+        until(lambda: other.queue_declare(name, passive=True).message_count == count, what="all messages to be there")
+    return name
+
+
+def consumed(connection: Any, channel: Any, name: str, count: int) -> list[int]:
+    """Take so many, and whatever comes beside them; the numbers of all, as they come."""
+    tags: list[int] = []
+    channel.basic_consume(name, "taker", callback=lambda message: tags.append(message.delivery_tag))
+    while len(tags) < count:
+        connection.drain_events(timeout=60)
+    return tags
+
+
+@pytest.mark.parametrize("kind", ["classic", "quorum"])
+def test_what_was_acknowledged_stays_away_when_the_channel_is_closed(rabbit: Rabbit, opened: Callable[[], Any], kind: str) -> None:
+    """RabbitMQ 3.10 forgets what it has not yet given to a quorum queue: 799 acknowledgements, one by one, and the end."""
+    connection = opened()
+    name = filled(connection, kind, 800)
+    channel = connection.connection.channel()
+    channel.basic_qos(0, 1000, a_global=False)
+    tags = consumed(connection, channel, name, 800)
+    channel.basic_cancel("taker")  # as a worker does, before its last tasks end
+    channel.acknowledge(tags[1:])  # behind a gap: a frame for each
+    channel.await_acknowledged(name)
+    connection.collect()
+    until(lambda: rabbit.depths()[name][1] == 0, what="the broker to have taken back what was held")
+    assert rabbit.depths()[name] == (1, 0)
+
+
+def test_a_window_of_the_channel_is_as_wide_as_it_is_asked_for(rabbit: Rabbit, opened: Callable[[], Any]) -> None:
+    """Wider at once, wider when Celery sets its own, and narrower without anything being taken back."""
+    connection = opened()
+    name = filled(connection, "classic", 40)
+    channel = connection.connection.channel()
+    channel.basic_qos(0, 4, a_global=True)
+    tags = consumed(connection, channel, name, 4)
+    assert rabbit.depths()[name] == (36, 4)
+    channel.widen(3)
+    until(lambda: rabbit.depths()[name] == (33, 7), what="three more")
+    channel.basic_qos(0, 5, a_global=True)
+    until(lambda: rabbit.depths()[name] == (32, 8), what="Celery's one more")
+    while len(tags) < 8:
+        connection.drain_events(timeout=60)
+    channel.widen(0)
+    channel.acknowledge(tags[:4])
+    until(lambda: rabbit.depths()[name] == (31, 5), what="one more: four have gone, and there is room for five")
+
+
+def test_a_window_of_each_consumer_is_left_alone(rabbit: Rabbit, opened: Callable[[], Any]) -> None:
+    """RabbitMQ refuses any other on quorum queues, and fixes it when the consumer begins."""
+    connection = opened()
+    name = filled(connection, "quorum", 20)
+    channel = connection.connection.channel()
+    channel.basic_qos(0, 4, a_global=False)
+    consumed(connection, channel, name, 4)
+    channel.widen(3)
+    channel.queue_declare(name, passive=True)  # whatever was sent before has been heard
+    assert rabbit.depths()[name] == (16, 4)
+
+
+# reading
+
+VALUES = st.recursive(
+    st.one_of(
+        st.none(),
+        st.booleans(),
+        st.integers(-(2**40), 2**40),
+        st.floats(allow_nan=False),
+        st.text(max_size=20),
+        st.binary(max_size=9),
+    ),
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=9), inner, max_size=3)),
+    max_leaves=12,
+)
+SHORT = st.text(max_size=60)
+MESSAGES = st.builds(
+    lambda body, headers, optional: amqp.Message(body, application_headers=headers, **optional),
+    st.binary(max_size=50),
+    st.dictionaries(SHORT, VALUES, max_size=8),
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "content_type": SHORT,
+            "content_encoding": st.sampled_from(["utf-8", "binary", "latin-1"]),
+            "delivery_mode": st.integers(1, 2),
+            "priority": st.integers(0, 255),
+            "correlation_id": SHORT,
+            "reply_to": SHORT,
+            "expiration": SHORT,
+            "message_id": SHORT,
+            "app_id": SHORT,
+            "type": SHORT,
+        },
+    ),
+)
+
+
+def frame(kind: int, channel: int, payload: bytes) -> bytes:
+    """A frame of AMQP 0-9-1."""
+    return struct.pack(">BHI", kind, channel, len(payload)) + payload + b"\xce"
+
+
+def delivered(message: amqp.Message, channel: int = 3, tag: int = 2**40) -> bytes:
+    """What RabbitMQ sends of this message: three frames, or two where it has no body."""
+    arguments = struct.pack(">HH", 60, 60) + dumps("sLbss", ("consumer", tag, True, "shop", "orders.eu"))
+    head = struct.pack(">HHQ", 60, 0, len(message.body)) + message._serialize_properties()
+    return frame(1, channel, arguments) + frame(2, channel, head) + (frame(3, channel, message.body) if message.body else b"")
+
+
+def by_py_amqp(data: bytes) -> tuple[list[Any], Any]:
+    """The arguments and the message that py-amqp makes of these frames."""
+    found: list[Any] = []
+    read = frame_handler(types.SimpleNamespace(bytes_recv=0), lambda *each: found.append(each))
+    while data:
+        kind, channel, size = struct.unpack_from(">BHI", data)
+        read((kind, channel, data[7 : 7 + size]))
+        data = data[8 + size :]
+    ((_, _, arguments, message),) = found
+    return loads("sLbss", arguments, 4)[0], message
+
+
+@given(MESSAGES, st.binary(max_size=20))
+def test_a_delivery_is_decoded_as_py_amqp_does_or_left_to_it(message: amqp.Message, behind: bytes) -> None:
+    """Properties, headers of every type, body and arguments; what has a rare property or value is not decoded at all."""
+    data = delivered(message)
+    decoded = delivery_at(b"before" + data + behind, 6)
+    if decoded is None:
+        return
+    arguments, theirs = by_py_amqp(data)
+    channel, ours, found, after = decoded
+    assert (channel, after) == (3, 6 + len(data))
+    assert list(ours) == arguments
+    assert repr(found.properties) == repr(theirs.properties)
+    assert found.body == theirs.body
+
+
+def test_what_celery_publishes_is_of_the_common_kind() -> None:
+    """Else every message would be decoded by py-amqp after all; one that is not whole is not decoded."""
+    headers: dict[str, Any] = {
+        "id": "a",
+        "eta": None,
+        "retries": 0,
+        "timelimit": [None, None],
+        "ignore_result": True,
+        "stamps": {},
+        "argsrepr": "(é,)",
+    }
+    data = delivered(amqp.Message(b"[]", content_type="application/json", priority=0, application_headers=headers))
+    decoded = delivery_at(data, 0)
+    assert decoded is not None
+    assert decoded[2].properties["application_headers"] == headers
+    assert all(delivery_at(data[:end], 0) is None for end in range(len(data)))
+    assert delivery_at(delivered(amqp.Message(b"", type="rare")), 0) is None
+
+
+@pytest.mark.parametrize("together", [1, 7, 400, 10_000])
+def test_all_that_has_come_is_dispatched_in_order_however_it_was_cut(together: int) -> None:
+    """So many bytes at a time; other frames between; a handler that raises keeps nobody else's message from being dispatched."""
+    near, far = socket.socketpair()
+    with near, far:
+        heard: list[Any] = []
+
+        def hear(*arguments: Any) -> None:
+            heard.append((arguments[1], arguments[5].body))
+            if arguments[1] == 3:
+                raise LookupError(arguments[1])
+
+        connection, later = reading(near, hear)
+        data = b"".join(
+            delivered(amqp.Message(b"%d" % tag, content_encoding="utf-8"), tag=tag) + frame(8, 0, b"") for tag in range(9)
+        )
+        for at in range(0, len(data), together):
+            far.sendall(data[at : at + together])
+            with contextlib.suppress(LookupError):
+                connection.on_readable()
+            while later:
+                later.pop()()
+        assert heard == [(tag, str(tag)) for tag in range(9)]
+        far.close()
+        with pytest.raises(OSError, match="closed"):
+            connection.on_readable()
+        assert not connection.connected
+
+
+def test_who_waits_is_given_one_at_a_time_and_the_loop_the_rest() -> None:
+    """py-amqp registers a consumer only after its answer: what came with it must wait so long, and must not be forgotten."""
+    near, far = socket.socketpair()
+    with near, far:
+        heard: list[int] = []
+        connection, later = reading(near, lambda *arguments: heard.append(arguments[1]))
+        far.sendall(b"".join(delivered(amqp.Message(b"x"), tag=tag) for tag in range(4)))
+        connection.drain_events(timeout=5)
+        assert (heard, len(later)) == ([0], 1)
+        connection.drain_events(timeout=5)
+        assert (heard, len(later)) == ([0, 1], 1)
+        later.pop()()
+        assert heard == [0, 1, 2, 3]
+        with pytest.raises(TimeoutError):
+            connection.drain_events(timeout=0)
+
+
+def reading(sock: socket.socket, hear: Callable[..., None]) -> tuple[Any, list[Callable[[], None]]]:
+    """A connection that reads ahead from this socket, with one open channel; and what it has told its loop to do later."""
+    later: list[Callable[[], None]] = []
+    connection = ReadingAhead("localhost")
+    transport = TCPTransport("localhost", 5)
+    transport.sock, transport.connected = sock, True
+    transport._setup_transport()
+    connection._transport = transport
+    connection.on_inbound_frame = frame_handler(connection, connection.on_inbound_method)
+    channel = amqp.Channel(connection, 3, auto_decode=True)
+    channel._callbacks[spec.Basic.Deliver] = hear
+    connection.read_ahead(types.SimpleNamespace(call_soon=later.append))
+    return connection, later
