@@ -17,15 +17,18 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Callable
 
-__all__ = ["FAULTS", "HEALTHY", "HOUR", "START_MS", "TAKEN_MS", "Task"]
+__all__ = ["FAULTS", "HEALTHY", "HOUR", "NOON_MS", "START_MS", "TAKEN_MS", "Task"]
 
 #: 2026-01-31 00:00 UTC. Lives begin in the 20 hours after it, and the inventory is taken 24 hours after it.
 START_MS: Final = 1_769_817_600_000
 HOUR: Final = 3_600_000
 TAKEN_MS: Final = START_MS + 24 * HOUR
+#: Where the histories are parted, when they are to be reconciled in two runs.
+NOON_MS: Final = START_MS + 12 * HOUR
 GRACE_MS: Final = 600_000
 
 QUEUES: Final = (("orders", "shop.charge"), ("mail", "shop.send_mail"), ("reports.monthly", "shop.report"), ("orders", "shop.pack"))
+OPENINGS: Final = ("published", "redriven", "received")
 CAUSES: Final = (
     ("httpx.ConnectTimeout", "9f2c1ab0"),
     ("builtins.ValueError", "0aa81c77"),
@@ -35,13 +38,17 @@ CAUSES: Final = (
 
 @dataclass(slots=True)
 class Task:
-    """One task: what is told of it, where the broker has it, and the truth about each generation."""
+    """One task: what is told of it, where the broker has it, and the truth about each generation.
+
+    `times` says when each event truly was, whatever the clock of who told of it.
+    """
 
     task_id: str
     chance: random.Random
     start_ms: int
     skew_ms: int = 0
     events: list[dict[str, Any]] = field(default_factory=list)
+    times: list[int] = field(default_factory=list)
     inventory: list[dict[str, Any]] = field(default_factory=list)
     truth: dict[int, str] = field(default_factory=dict)
     generation: int = 0
@@ -62,6 +69,7 @@ class Task:
         event |= {"event_id": f"{self.now_ms}-{self.chance.getrandbits(40)}", "at_ms": self.now_ms + skew_ms}
         event |= {"clock": "worker" if skew_ms else "broker", "delivery": self.delivery, "attempt": self.delivery, "reason": ""}
         self.events.append(event | facts)
+        self.times.append(self.now_ms)
 
     def open(self) -> None:
         """Its publication, or its redrive; the first delivery follows."""
@@ -89,6 +97,19 @@ class Task:
         """The broker has it."""
         row = {"task_id": self.task_id, "task": self.task, "queue": self.queue, "place": place, "generation": self.generation}
         self.inventory.append(row | {"seen_ms": TAKEN_MS, "owner": "", "due_ms": None} | facts)
+
+    def held_at(self, ms: int) -> list[dict[str, Any]]:
+        """What the broker had of it at an earlier moment: its message or its letter, if more was still to come of it."""
+        done = sum(time <= ms for time in self.times)
+        if done == len(self.events):
+            return [row | {"seen_ms": ms} for row in self.inventory]
+        last = self.events[done - 1] if done else {}
+        places = {"dead_lettered": "dead_letter", "redelivery_scheduled": "delayed", "deferred": "delayed"}
+        place = places.get(last.get("outcome", ""), "queue")
+        if not done or (place == "queue" and last["outcome"] not in OPENINGS):
+            return []
+        row = {name: last[name] for name in ("task_id", "task", "queue", "generation")}
+        return [row | {"place": place, "seen_ms": ms, "owner": "", "due_ms": ms + HOUR if place == "delayed" else None}]
 
     def be(self, verdict: str) -> None:
         """The truth about this generation."""

@@ -4,7 +4,8 @@ Some events are exported twice, some come a day late, some have the time of a wo
 them lie in the files in an arbitrary order. It imports nothing of the project either.
 
 Enters: the number of tasks, rates and a seed. Leaves: `outcomes/` and `inventory/` (Parquet) and `truth.parquet` (task_id,
-generation, verdict). Memory: a few buffers, whatever the number of tasks.
+generation, verdict); on request also what the broker held at an earlier moment, for books that are kept in two runs. Memory: a few
+buffers, whatever the number of tasks.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from pyarrow import parquet
 from benchmarks.histories import FAULTS, HEALTHY, HOUR, START_MS, TAKEN_MS, Task
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
 __all__ = ["Untidy", "write_histories"]
@@ -82,35 +83,53 @@ class _Files:
 
 
 def write_histories(
-    folder: Path, *, tasks: int, rates: dict[str, float] | float = 0.002, untidy: Untidy | None = None, seed: int = 1
+    folder: Path,
+    *,
+    tasks: int,
+    rates: dict[str, float] | float = 0.002,
+    untidy: Untidy | None = None,
+    seed: int = 1,
+    parted_ms: int | None = None,
 ) -> dict[str, int]:
-    """Write histories; `rates` is the share of tasks of each fault. How many of each fault were planted."""
+    """Write histories; `rates` is the share of tasks of each fault. How many of each fault were planted.
+
+    With `parted_ms`, what was after that moment is in the second day's files too, and `before/` is the inventory of that moment.
+    """
     chance = random.Random(seed)  # noqa: S311 - a seed makes it repeatable
     untidy = Untidy() if untidy is None else untidy
-    shares = dict.fromkeys(FAULTS, rates) if isinstance(rates, float) else rates
-    names = [*FAULTS, ""]
-    weights = [shares.get(name, 0.0) for name in FAULTS]
-    weights.append(1 - sum(weights))
     days = [folder / "outcomes" / f"date=2026-0{day}" for day in ("1-31", "2-01")]
     events = _Files([day / f"hour=0{n}" / "outcomes.parquet" for day in days for n in range(4)], EVENTS, chance)
-    inventory = _Files([folder / "inventory" / "inventory.parquet"], INVENTORY, chance)
+    taken = {"inventory": TAKEN_MS} | ({} if parted_ms is None else {"before": parted_ms})
+    inventories = {ms: _Files([folder / name / "inventory.parquet"], INVENTORY, chance) for name, ms in taken.items()}
     truth = _Files([folder / "truth.parquet"], TRUTH, chance)
     planted = dict.fromkeys(FAULTS, 0)
-    for name in chance.choices(names, weights, k=tasks):
-        make = FAULTS[name] if name else chance.choices([*HEALTHY], [*HEALTHY.values()])[0]
-        skew_ms = chance.randint(-HOUR, HOUR) if chance.random() < untidy.skewed else 0
-        task = Task(f"{chance.getrandbits(128):032x}", chance, START_MS + chance.randint(2 * HOUR, 20 * HOUR), skew_ms)
-        make(task)
+    for name, task in _tasks(chance, tasks, rates, untidy.skewed):
         if name:
             planted[name] += 1
-        for event in task.events:
+        for event, ms in zip(task.events, task.times, strict=True):
+            is_second = parted_ms is not None and ms > parted_ms
             for _ in range(2 if chance.random() < untidy.twice else 1):
-                events.put(event, range(4, 8) if chance.random() < untidy.late else range(4))
-        for row in task.inventory:
-            inventory.put(row, range(1))
+                events.put(event, range(4, 8) if is_second or chance.random() < untidy.late else range(4))
+        for ms, inventory in inventories.items():
+            for row in task.held_at(ms):
+                inventory.put(row, range(1))
         for generation, verdict in task.truth.items():
             truth.put({"task_id": task.task_id, "generation": generation, "verdict": verdict}, range(1))
-    for each in (events, inventory, truth):
+    for each in (events, *inventories.values(), truth):
         each.close()
-    (folder / "inventory" / "_taken.json").write_text(f'{{"seen_ms": {TAKEN_MS}}}\n', encoding="utf-8")
+    for name, ms in taken.items():
+        (folder / name / "_taken.json").write_text(f'{{"seen_ms": {ms}}}\n', encoding="utf-8")
     return planted
+
+
+def _tasks(chance: random.Random, tasks: int, rates: dict[str, float] | float, skewed: float) -> Iterator[tuple[str, Task]]:
+    """Tasks whose histories are told, each with the name of its fault; an ordinary one has none."""
+    shares = dict.fromkeys(FAULTS, rates) if isinstance(rates, float) else rates
+    weights = [shares.get(name, 0.0) for name in FAULTS]
+    weights.append(1 - sum(weights))
+    for name in chance.choices([*FAULTS, ""], weights, k=tasks):
+        make = FAULTS[name] if name else chance.choices([*HEALTHY], [*HEALTHY.values()])[0]
+        skew_ms = chance.randint(-HOUR, HOUR) if chance.random() < skewed else 0
+        task = Task(f"{chance.getrandbits(128):032x}", chance, START_MS + chance.randint(2 * HOUR, 20 * HOUR), skew_ms)
+        make(task)
+        yield name, task

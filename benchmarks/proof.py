@@ -1,7 +1,7 @@
 """The proof of the prover: planted faults, judged by the job, and compared with the truth, verdict by verdict.
 
 `./dev python -m benchmarks.proof --tasks 1000000` writes histories, reconciles them, and prints the recall and the precision of
-each verdict. Exit code 0 where all are 1.0, else 1.
+each verdict; with `--state` in two runs, as daily books are kept. Exit code 0 where all are 1.0, else 1.
 """
 
 from __future__ import annotations
@@ -17,12 +17,19 @@ from typing import TYPE_CHECKING
 
 from pyarrow import dataset, parquet
 
+from benchmarks.histories import NOON_MS
 from benchmarks.history_files import Untidy, write_histories
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["Score", "prove", "scores"]
+    from redelivery.workers.reconciliation.summary import Summary
+
+__all__ = ["Score", "prove", "prove_by_day", "scores"]
+
+COLUMNS = ["task_id", "generation", "verdict"]
+#: Verdicts of lives that have not ended.
+OPEN = ("in_flight", "stuck")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,32 +51,74 @@ class Score:
         return self.rightly / self.given if self.given else 1.0
 
 
+Life = tuple[str, int]
+
+
 def scores(folder: Path) -> dict[str, Score]:
     """The score of each verdict that there is, in the truth or in the books below this folder (written with all lives)."""
-    columns = ["task_id", "generation", "verdict"]
-    truth = _by_life(parquet.read_table(folder / "truth.parquet", columns=columns))
-    given = _by_life(dataset.dataset(folder / "books" / "verdicts").to_table(columns=columns))
+    return _scored(_truth(folder), _said(folder))
+
+
+def _scored(truth: dict[Life, str], given: dict[Life, str]) -> dict[str, Score]:
     rightly = Counter(verdict for life, verdict in given.items() if truth.get(life) == verdict)
     truly, said = Counter(truth.values()), Counter(given.values())
     return {name: Score(truly[name], said[name], rightly[name]) for name in sorted(truly | said)}
 
 
-def _by_life(table: object) -> dict[tuple[str, int], str]:
-    named = {name: table.column(name).to_pylist() for name in ("task_id", "generation", "verdict")}  # type: ignore[attr-defined]  # pyarrow has no types
+def _truth(folder: Path) -> dict[Life, str]:
+    return _by_life(parquet.read_table(folder / "truth.parquet", columns=COLUMNS))
+
+
+def _said(folder: Path) -> dict[Life, str]:
+    return _by_life(dataset.dataset(folder / "books" / "verdicts").to_table(columns=COLUMNS))
+
+
+def _by_life(table: object) -> dict[Life, str]:
+    named = {name: table.column(name).to_pylist() for name in COLUMNS}  # type: ignore[attr-defined]  # pyarrow has no types
     lives = zip(named["task_id"], (each or 0 for each in named["generation"]), strict=True)
     return dict(zip(lives, named["verdict"], strict=True))
 
 
 def prove(
-    spark: SparkSession, folder: Path, *, tasks: int, rates: float = 0.002, untidy: Untidy | None = None, seed: int = 1
+    spark: SparkSession,
+    folder: Path,
+    *,
+    tasks: int,
+    rates: float = 0.002,
+    untidy: Untidy | None = None,
+    seed: int = 1,
+    all_lives: bool = True,
 ) -> dict[str, Score]:
-    """Write histories below the folder, reconcile them, and score the books."""
+    """Write histories below the folder, reconcile them, and score the books; without `all_lives`, plain lives go the short way."""
     from redelivery.workers.reconciliation.job import Books, reconcile  # noqa: PLC0415 - the histories know nothing of it
 
     write_histories(folder, tasks=tasks, rates=rates, untidy=untidy, seed=seed)
     outcomes, inventory, output = (str(folder / name) for name in ("outcomes", "inventory", "books"))
-    reconcile(spark, Books(outcomes=outcomes, inventory=inventory, output=output, all_lives=True))
-    return scores(folder)
+    reconcile(spark, Books(outcomes=outcomes, inventory=inventory, output=output, all_lives=all_lives))
+    truth = _truth(folder)
+    return _scored(truth, (({} if all_lives else dict.fromkeys(truth, "balanced")) | _said(folder)))
+
+
+def prove_by_day(
+    spark: SparkSession, folder: Path, *, tasks: int, rates: float = 0.002, untidy: Untidy | None = None, seed: int = 1
+) -> tuple[dict[str, Score], list[Summary]]:
+    """The same in two runs with a state, the first at noon, in the middle of many lives; what both say together is scored.
+
+    Events come late for the second run, and settled lives are corrected by it.
+    """
+    from redelivery.workers.reconciliation.job import Books, reconcile  # noqa: PLC0415 - as above
+
+    write_histories(folder, tasks=tasks, rates=rates, untidy=untidy, seed=seed, parted_ms=NOON_MS)
+    truth = _truth(folder)
+    said, summaries = dict.fromkeys(truth, "balanced"), []
+    output, state = str(folder / "books"), str(folder / "state")
+    for outcomes, inventory in (("outcomes/date=2026-01-31", "before"), ("outcomes", "inventory")):
+        # What was open is said again as long as it is; what was settled stands until it is corrected.
+        said = {life: "balanced" if verdict in OPEN else verdict for life, verdict in said.items()}
+        books = Books(outcomes=str(folder / outcomes), inventory=str(folder / inventory), state=state, output=output)
+        summaries.append(reconcile(spark, books))
+        said |= _said(folder)
+    return _scored(truth, said), summaries
 
 
 def main() -> int:
@@ -79,10 +128,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tasks", type=int, default=100_000)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--all", action="store_true", help="let plain lives go the whole way too")
+    parser.add_argument("--state", action="store_true", help="in two runs, the second of which carries on from the first")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="redelivery-proof-") as folder, session() as spark:
         began = time.perf_counter()
-        found = prove(spark, Path(folder), tasks=given.tasks, seed=given.seed)
+        options = {"tasks": given.tasks, "seed": given.seed}
+        if given.state:
+            found, _ = prove_by_day(spark, Path(folder), **options)
+        else:
+            found = prove(spark, Path(folder), **options, all_lives=given.all)
         print(f"{given.tasks:,} tasks, {time.perf_counter() - began:.0f} s")
     for name, score in found.items():
         print(f"{name:<20} {score.truly:>10,}  recall {score.recall:.6f}  precision {score.precision:.6f}")

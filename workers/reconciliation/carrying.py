@@ -21,7 +21,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from pyspark import StorageLevel
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
 from pyspark.sql.types import BooleanType, StringType, StructField, StructType
 
@@ -47,8 +46,7 @@ _SAID: Final = ("said", "settled")
 class Carried:
     """`alone` are the lives that no earlier run knew, `touched` the others; `known` says what was said of those, by their keys.
 
-    `before` holds them as earlier runs had counted them; `late` is how many tasks were read again; `kept` are tables that the
-    caller lets go of in the end.
+    `before` holds them as earlier runs had counted them; `late` is how many tasks were read again.
     """
 
     alone: DataFrame
@@ -56,7 +54,6 @@ class Carried:
     known: DataFrame
     before: DataFrame
     late: int
-    kept: list[DataFrame]
 
 
 def _false() -> Column:
@@ -76,20 +73,21 @@ def carried(  # noqa: PLR0917 - what this run found, and what the earlier ones l
     inventory: DataFrame,
     watermark_ms: int,
     earlier: Callable[[], tuple[DataFrame, int]],
+    keep: Callable[[DataFrame], DataFrame],
 ) -> Carried:
     """Join what is new with what is known.
 
-    `earlier` reads the events of earlier runs that still have files, and says from which time on they are complete (ms).
+    `earlier` reads the events of earlier runs that still have files, and says from which time on they are complete (ms); `keep`
+    keeps a table that is asked for more than once.
     """
-    late = _late(fresh, held, watermark_ms).persist(StorageLevel.MEMORY_AND_DISK)
-    count, kept = late.count(), [late]
+    late = keep(_late(fresh, held, watermark_ms))
+    count = late.count()
     refolded = known = before = None
     if count:
         old, complete_ms = earlier()
         # A task that was open before the oldest file: its events cannot be counted again.
         beyond = held.where(F.col("first_ms") < complete_ms).select("task_id").distinct()
-        late = late.join(beyond, "task_id", "left_anti").persist(StorageLevel.MEMORY_AND_DISK)
-        kept.append(late)
+        late = keep(late.join(beyond, "task_id", "left_anti"))
         old = old.join(late, "task_id", "left_semi")
         again = events.join(late, "task_id", "left_semi").unionByName(old)
         refolded = with_queues_named(fold(again, inventory.join(late, "task_id", "left_semi")))
@@ -103,14 +101,13 @@ def carried(  # noqa: PLR0917 - what this run found, and what the earlier ones l
     touched = merged if refolded is None else merged.unionByName(refolded)
     all_tasks = tasks if not count else tasks.union(late)
     said = rest.select(*KEY, *_SAID)
-    seen = touched.where((F.col("events") > 0) | F.col("place").isNotNull()).persist(StorageLevel.MEMORY_AND_DISK)
+    seen = keep(touched.where((F.col("events") > 0) | F.col("place").isNotNull()))
     return Carried(
         alone=fresh.join(all_tasks, "task_id", "left_anti"),
         touched=seen,
         known=said if known is None else said.unionByName(known),
         before=rest.drop(*_SAID) if before is None else rest.drop(*_SAID).unionByName(before),
         late=count,
-        kept=[*kept, seen],
     )
 
 

@@ -71,12 +71,12 @@ _ADVICE: Final = {
 }
 
 
-def advised(lives: DataFrame, judged: DataFrame) -> DataFrame:
+def advised(lives: DataFrame, heard: DataFrame) -> DataFrame:
     """The same with `advice`, and with the likely meaning in `cause`, where there is a discrepancy.
 
-    `judged` are all lives: they tell when each worker was last heard of.
+    `heard` tells of a `worker` that it was heard of (`last_ms`), once or more often.
     """
-    silent = judged.where(F.col("worker") != "").groupBy("worker").agg(F.max("last_ms").alias("silent_ms"))
+    silent = heard.where(F.col("worker") != "").groupBy("worker").agg(F.max("last_ms").alias("silent_ms"))
     advice = F.element_at(F.create_map(*(F.lit(word) for pair in _ADVICE.items() for word in pair)), F.col("verdict"))
     likely = F.coalesce(F.concat(F.lit("; likely "), _likely()), F.lit(""))
     return (

@@ -53,9 +53,13 @@ class Figures:
     faults: list[Row] = field(default_factory=list)
 
 
-def figures_of(judged: DataFrame, folder: str) -> Figures:
-    """Write the tables `metrics` and `causes` to the folder, and tell the figures. The table `verdicts` must be there already."""
-    cells = cells_of(judged).persist(StorageLevel.MEMORY_AND_DISK)
+def figures_of(judged: DataFrame, plain: DataFrame | None, folder: str) -> Figures:
+    """Write the tables `metrics` and `causes` to the folder, and tell the figures. The table `verdicts` must be there already.
+
+    `plain` are the cells of lives that are not among the judged.
+    """
+    cells = cells_of(judged)
+    cells = (cells if plain is None else cells.unionByName(plain.select(*cells.columns))).persist(StorageLevel.MEMORY_AND_DISK)
     deaths = deaths_of(judged).persist(StorageLevel.MEMORY_AND_DISK)
     try:
         write_table(metrics_by(cells), folder, "metrics")

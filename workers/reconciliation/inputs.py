@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
+from pyspark.sql.types import StringType, StructField, StructType
 
 from redelivery.errors import InputError
 from redelivery.workers.reconciliation.commits import Listing, date_of, listing
@@ -41,6 +42,18 @@ class Inputs:
     base: Run | None
     given: dict[str, Any]
     told: str
+
+    @property
+    def watermark_ms(self) -> int | None:
+        """Up to when earlier runs have read events."""
+        return None if self.base is None else self.base.watermark_ms
+
+    def known(self, state: State | None) -> DataFrame:
+        """The tasks (`task_id`) that the broker holds, and those that earlier runs left."""
+        held = self.inventory.select("task_id")
+        if state is None or self.base is None:
+            return held
+        return held.unionByName(state.lives(self.base, StructType([StructField("task_id", StringType())])))
 
     def earlier(self) -> tuple[DataFrame, int]:
         """The events of earlier runs that still have files, and since when (ms) none of them is missing."""

@@ -1,10 +1,11 @@
 """The reconciliation: do the books balance, and if not, which task does not, and why.
 
 1. Outcome events and the inventory are read (`reading.py`); with a state, only files that no earlier run has read (`state.py`).
-2. They are folded into lives (`lives.py`), in one shuffle; the lives are kept, and everything else comes from them. With a state,
-   the lives that earlier runs left open are joined with them (`carrying.py`).
-3. Each life is judged (`verdicts.py`).
-4. Verdicts with their evidence (`evidence.py`), metrics, possible repeats and the summary are written, all of them or none
+2. Plain lives are sorted out and counted (`plain.py`), which is cheap, and leaves few; with `--all` it is left out.
+3. What is left is folded into lives (`lives.py`), in one shuffle; the lives are kept, and everything else comes from them. With a
+   state, the lives that earlier runs left open are joined with them (`carrying.py`).
+4. Each life is judged (`verdicts.py`).
+5. Verdicts with their evidence (`evidence.py`), metrics, possible repeats and the summary are written, all of them or none
    (`writing.py`); and after them the state.
 
 Enters: URIs that Spark can read, a grace, and optionally the moment that ages are counted up to; without it that moment is the
@@ -14,6 +15,7 @@ read. Leaves: the outputs and a `Summary`. Refuses, with `InputError`: inputs th
 
 from __future__ import annotations
 
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +30,7 @@ from redelivery.workers.reconciliation.figures import Figures, figures_of
 from redelivery.workers.reconciliation.files import Files
 from redelivery.workers.reconciliation.inputs import Inputs, gather
 from redelivery.workers.reconciliation.lives import fold, with_queues_named
+from redelivery.workers.reconciliation.plain import SortedOut, sort_out
 from redelivery.workers.reconciliation.report import REPORT, page
 from redelivery.workers.reconciliation.state import Run, State
 from redelivery.workers.reconciliation.summary import Summary, summarise
@@ -36,7 +39,7 @@ from redelivery.workers.reconciliation.verdicts import judge
 from redelivery.workers.reconciliation.writing import check_apart, check_output, replacing, write_summary, write_table
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from pyspark.sql import DataFrame, SparkSession
 
@@ -72,39 +75,70 @@ def reconcile(spark: SparkSession, books: Books, say: Callable[[str], object] = 
     state = None if books.state is None else State(spark, files, books.state)
     inputs = gather(spark, files, books.outcomes, books.inventory, state, {"grace_ms": books.grace_ms, "as_of_ms": books.as_of_ms})
     say(f"reading and folding the events{inputs.told}")
-    lives = fold(inputs.events, inputs.inventory).persist(StorageLevel.MEMORY_AND_DISK)
-    try:
-        facts = _look(lives, books, may_be_empty=inputs.base is not None and inputs.base.lives > 0)
-        run = _Run(books, files, output, inputs, lives, facts)
-        try:
-            return run.finish(state, say)
-        finally:
-            for each in run.kept:
-                each.unpersist()
-    finally:
-        lives.unpersist()
+    with _keeping() as keep:
+        plain = None
+        if not books.all_lives:
+            plain = sort_out(inputs.events, inputs.known(state), keep, after_ms=inputs.watermark_ms)
+            inputs = replace(inputs, events=plain.events)
+        lives = keep(fold(inputs.events, inputs.inventory))
+        facts = _look(lives, plain, books, may_be_empty=inputs.base is not None and inputs.base.lives > 0)
+        is_cut = facts["lives"] < FEW and str(spark.sparkContext.master).startswith("local")
+        kept = _cut(lives) if is_cut else lives
+        return _Run(books, files, output, inputs, kept, plain, facts, _cut if is_cut else keep).finish(state, say)
+
+
+def _cut(table: DataFrame) -> DataFrame:
+    """Keep a table that is asked for more than once, without how it was made, which Spark would plan anew each time.
+
+    Planning is most of the work over few lives. An executor that dies takes such a table with it, so it is for a local session;
+    what is kept goes when nothing refers to it any more.
+    """
+    return table.localCheckpoint(eager=False, storageLevel=StorageLevel.MEMORY_AND_DISK)
+
+
+@contextmanager
+def _keeping() -> Iterator[Callable[[DataFrame], DataFrame]]:
+    """How to keep a table that is asked for more than once; all are let go of in the end."""
+    with ExitStack() as kept:
+
+        def keep(table: DataFrame) -> DataFrame:
+            table.persist(StorageLevel.MEMORY_AND_DISK)
+            kept.callback(table.unpersist)
+            return table
+
+        yield keep
 
 
 class _Run:
     """The run from its folded lives on."""
 
     def __init__(  # noqa: PLR0917 - what was given, read and found
-        self, books: Books, files: Files, output: str, inputs: Inputs, lives: DataFrame, facts: dict[str, Any]
+        self,
+        books: Books,
+        files: Files,
+        output: str,
+        inputs: Inputs,
+        lives: DataFrame,
+        plain: SortedOut | None,
+        facts: dict[str, Any],
+        keep: Callable[[DataFrame], DataFrame],
     ) -> None:
         self.books, self.files, self.output, self.inputs, self.lives, self.facts = books, files, output, inputs, lives, facts
-        latest = [facts["latest_ms"], inputs.taken_ms, None if inputs.base is None else inputs.base.watermark_ms]
+        self.plain, self.keep = plain, keep
+        latest = [facts["latest_ms"], inputs.taken_ms, inputs.watermark_ms]
         found_ms = max((int(each) for each in latest if each is not None), default=0)
         self.as_of_ms = found_ms if books.as_of_ms is None else books.as_of_ms
-        self.kept: list[DataFrame] = []
 
     def finish(self, state: State | None, say: Callable[[str], object]) -> Summary:
         """Judge, and write everything."""
         books = self.books
-        say(f"judging {self.facts['lives']:,} lives")
+        plain = {} if self.plain is None else self.plain.totals
+        say(f"judging {self.facts['lives'] + plain.get('lives', 0):,} lives")
         judged, before = self._judged(state, say)
         if self.facts["lives"] < FEW:
-            judged = self._keep(judged)
-        summary = summarise(judged, self.inputs.gaps, as_of_ms=self.as_of_ms, grace_ms=books.grace_ms, before=before)
+            judged = self.keep(judged)
+        times = {"as_of_ms": self.as_of_ms, "grace_ms": books.grace_ms}
+        summary = summarise(judged, self.inputs.gaps, before=before, plain=plain, **times)
         with replacing(self.files, self.output) as folder:
             say(f"writing {books.output}")
             summary = replace(summary, figures=self._write(judged, folder, has_questions=summary.has_questions))
@@ -119,11 +153,6 @@ class _Run:
         say(f"wrote {books.output.rstrip('/')}/{REPORT}")
         return summary
 
-    def _keep(self, table: DataFrame) -> DataFrame:
-        """Keep what is asked for more than once, until the run ends."""
-        self.kept.append(table.persist(StorageLevel.MEMORY_AND_DISK))
-        return self.kept[-1]
-
     def _trend(self) -> list[Line]:
         """What earlier runs left: in the output that is replaced, and in the state."""
         places = [self.output] if self.books.state is None else [self.output, self.books.state]
@@ -135,10 +164,9 @@ class _Run:
         base = self.inputs.base
         if state is None or base is None or base.version == 0:
             return marked(self._judge(alone), None), None
-        held = self._keep(state.lives(base, held_schema(alone)))
+        held = self.keep(state.lives(base, held_schema(alone)))
         watermark_ms = -1 if base.watermark_ms is None else base.watermark_ms
-        found = carried(alone, held, self.inputs.events, self.inputs.inventory, watermark_ms, self.inputs.earlier)
-        self.kept += found.kept
+        found = carried(alone, held, self.inputs.events, self.inputs.inventory, watermark_ms, self.inputs.earlier, self.keep)
         if found.late:
             say(f"{found.late:,} tasks have events that came late: theirs are read again")
         judged = marked(self._judge(found.alone), None).unionByName(marked(self._judge(found.touched, named=True), found.known))
@@ -156,20 +184,22 @@ class _Run:
         told = judged.where(~F.col("is_standing"))
         shown = told if self.books.all_lives else told.where((F.col("verdict") != "balanced") | F.col("is_correction"))
         if has_questions:
-            of = self._keep(in_question(told))
-            shown = with_histories(advised(shown, judged), of, self.inputs.all_events(of))
+            of = self.keep(in_question(told))
+            heard = judged.select("worker", "last_ms")
+            heard = heard if self.plain is None else heard.unionByName(self.plain.heard.select(*heard.columns))
+            shown = with_histories(advised(shown, heard), of, self.inputs.all_events(of))
         else:
             shown = without_histories(shown)
         write_table(shown.select(*EVIDENCE), folder, "verdicts")
         repeats = told.where("is_repeated").select("task_id", "generation", "task", "queue", "verdict", "cause", "nesting")
         write_table(repeats, folder, "repeats")
-        return figures_of(told, folder)
+        return figures_of(told, None if self.plain is None else self.plain.cells, folder)
 
     def _write_state(self, state: State, judged: DataFrame, say: Callable[[str], object]) -> Run:
         books = self.books
         say(f"writing {books.state}")
         lives = to_hold(judged, self.lives.columns, as_of_ms=self.as_of_ms, keep_ms=books.keep_ms)
-        lives = self._keep(lives)
+        lives = self.keep(lives)
         run = self.inputs.next_run(self.facts["watermark_ms"]).forgetting(self.as_of_ms, books.keep_ms)
         return state.write(replace(run, lives=lives.count()), lives)
 
@@ -182,7 +212,7 @@ def _checked_output(files: Files, books: Books) -> str:
     return check_output(files, books.output, inputs)
 
 
-def _look(lives: DataFrame, books: Books, *, may_be_empty: bool) -> dict[str, Any]:
+def _look(lives: DataFrame, plain: SortedOut | None, books: Books, *, may_be_empty: bool) -> dict[str, Any]:
     """One look over all lives, which fills the cache: what decides how to go on, and whether the rows can be used at all."""
     row = lives.agg(
         F.count("*").alias("lives"),
@@ -197,6 +227,9 @@ def _look(lives: DataFrame, books: Books, *, may_be_empty: bool) -> dict[str, An
         F.sum("misplaced").alias("misplaced"),
     ).first()
     facts: dict[str, Any] = {} if row is None else row.asDict()
+    if plain is not None:
+        facts |= {name: (facts[name] or 0) + plain.totals[name] for name in ("events", "broken")}
+        facts |= {name: max(filter(None, (facts[name], plain.latest_ms)), default=None) for name in ("latest_ms", "watermark_ms")}
     if facts.get("broken"):
         msg = f"{books.outcomes}: {facts['broken']} rows have no task_id, event_id or at_ms: these are no outcome events"
     elif facts.get("unknown"):

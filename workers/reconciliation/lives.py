@@ -23,12 +23,12 @@ from redelivery.workers.reconciliation.steps import CLOSING, ENDS, STEPS, number
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-__all__ = ["KEY", "fold", "with_queues_named"]
+__all__ = ["KEY", "RESTORED", "fold", "with_queues_named"]
 
 KEY: Final = ("task_id", "nesting", "generation", "queue")
 
 #: How a broker or another client that restores a message is recorded, where receiving is recorded at all.
-_RESTORED = "redelivered"
+RESTORED: Final = "redelivered"
 
 
 def fold(events: DataFrame, inventory: DataFrame) -> DataFrame:
@@ -69,7 +69,7 @@ def _of_events(events: DataFrame) -> DataFrame:
 def _is_restored(step: Column) -> Column:
     """Handed over again without a redelivery of ours: its worker died, or the broker or another client put it back."""
     lost = (step == STEPS.index(Outcome.REDELIVERY_SCHEDULED)) & (_or_default("reason") == str(Reason.WORKER_LOST))
-    restored = (step == STEPS.index(Outcome.RECEIVED)) & (_or_default("reason") == _RESTORED)
+    restored = (step == STEPS.index(Outcome.RECEIVED)) & (_or_default("reason") == RESTORED)
     return lost | restored
 
 

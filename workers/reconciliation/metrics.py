@@ -26,7 +26,7 @@ from redelivery.workers.reconciliation.verdicts import DISCREPANCIES
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-__all__ = ["GROUP", "MOST_ATTEMPTS", "TIMES", "cells_of", "metrics_by", "sums"]
+__all__ = ["ENDS_AS_COUNTED", "GROUP", "MOST_ATTEMPTS", "TIMES", "cells_of", "metrics_by", "sums"]
 
 GROUP: Final = ("queue", "task", "day")
 
@@ -45,7 +45,7 @@ _AFTER_AN_ATTEMPT: Final = (
     Reason.WORKER_LOST,
     Reason.TIME_LIMIT,
 )
-_ENDS_AS_COUNTED: Final = (
+ENDS_AS_COUNTED: Final = (
     Outcome.SUCCEEDED,
     Outcome.DEAD_LETTERED,
     Outcome.DISCARDED,
@@ -108,7 +108,7 @@ def sums() -> list[Column]:
         F.coalesce(F.sum(F.when(is_first, succeeded)), F.lit(0)).alias("succeeded_at_first_attempt"),
         F.coalesce(F.sum(F.when(~is_first, succeeded)), F.lit(0)).alias("succeeded_after_redelivery"),
         F.sum("redeliveries").alias("redeliveries"),
-        *(F.sum(str(each)).alias(str(each)) for each in _ENDS_AS_COUNTED),
+        *(F.sum(str(each)).alias(str(each)) for each in ENDS_AS_COUNTED),
         F.coalesce(of_redriven, F.lit(0)).alias("redriven_succeeded"),
         (of_redriven / F.sum(F.when(redriven, lives))).alias("redrive_success_rate"),
         percentiles("time_class", "lives").alias(TIMES),
@@ -137,7 +137,7 @@ def _counts() -> list[Column]:
         F.count_if(F.col(Outcome.PUBLISHED) > 0).alias("published"),
         F.count_if(F.col(Outcome.REDRIVEN) > 0).alias("redriven"),
         F.sum(Outcome.REDELIVERY_SCHEDULED).alias("redeliveries"),
-        *(F.count_if(F.col(each) > 0).alias(str(each)) for each in _ENDS_AS_COUNTED),
+        *(F.count_if(F.col(each) > 0).alias(str(each)) for each in ENDS_AS_COUNTED),
         F.count_if("is_repeated").alias("possible_repeats"),
         F.count("waited").alias("delayed_lives"),
         F.coalesce(F.sum("asked"), F.lit(0)).alias("delay_asked_ms"),

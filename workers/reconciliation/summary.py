@@ -16,6 +16,8 @@ from redelivery.workers.reconciliation.terminal import lines_of
 from redelivery.workers.reconciliation.verdicts import DISCREPANCIES, RULES, VERDICTS
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from pyspark.sql import Column, DataFrame
 
     from redelivery.workers.reconciliation.figures import Figures
@@ -90,9 +92,19 @@ class Summary:
 
 
 def summarise(
-    judged: DataFrame, gaps: list[dict[str, Any]], *, as_of_ms: int, grace_ms: int, before: DataFrame | None = None
+    judged: DataFrame,
+    gaps: list[dict[str, Any]],
+    *,
+    as_of_ms: int,
+    grace_ms: int,
+    before: DataFrame | None = None,
+    plain: Mapping[str, int] | None = None,
 ) -> Summary:
-    """Count the lives, in one action; `before` are those that earlier runs knew, as they had counted them (one action more)."""
+    """Count the lives, in one action; `before` are those that earlier runs knew, as they had counted them (one action more).
+
+    `plain` counts the lives that are not among the judged, and balance: `lives`, `events` and outcomes by name.
+    """
+    plain = {} if plain is None else plain
     is_told = ~F.col("is_standing")
     unannounced = (F.col(Outcome.RECEIVED) > 0) & (F.col(Outcome.PUBLISHED) + F.col(Outcome.REDRIVEN) == 0)
     sums = [F.sum("events").alias("events"), *(F.sum(each).alias(_OUTCOME + each) for each in Outcome)]
@@ -108,14 +120,19 @@ def summarise(
     )
     counted = {} if before is None else _counted(before, *sums)
     verdicts = {name: counts.get(_VERDICT + name, 0) for name in VERDICTS}
+    verdicts["balanced"] += plain.get("lives", 0)
+
+    def counted_now(name: str, of_plain: str) -> int:
+        return counts.get(name, 0) - counted.get(name, 0) + plain.get(of_plain, 0)
+
     return Summary(
         balanced=not gaps and not any(verdicts[name] for name in DISCREPANCIES),
         as_of_ms=as_of_ms,
         grace_ms=grace_ms,
-        events=counts.get("events", 0) - counted.get("events", 0),
-        lives=counts.get("lives", 0),
+        events=counted_now("events", "events"),
+        lives=counts.get("lives", 0) + plain.get("lives", 0),
         verdicts=verdicts,
-        outcomes={str(each): counts.get(_OUTCOME + each, 0) - counted.get(_OUTCOME + each, 0) for each in Outcome},
+        outcomes={str(each): counted_now(_OUTCOME + each, str(each)) for each in Outcome},
         possible_repeats=counts.get("possible_repeats", 0),
         unannounced=counts.get("unannounced", 0),
         gaps=gaps,

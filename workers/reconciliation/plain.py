@@ -1,0 +1,246 @@
+"""Plain lives: the many that went as they should, told from the tasks that have to be looked at.
+
+Nearly every task is published once, perhaps redelivered, and succeeds. To see that, numbers are enough: one aggregation by task
+id that holds no text, so that Spark keeps it in a hash table and sorts nothing. What is plain is counted into cells (`metrics.py`)
+at once; only the events of all other tasks go the whole way, through `lives.py` and `verdicts.py`.
+
+A task is plain when all of this holds; whatever else it is, the whole way finds out:
+
+- it was published once and succeeded once, in one queue and under one name, in generation 0, without a replacement (`nesting`);
+- besides that it was only redelivered, deferred or received, each at most once in a delivery, so that no event was exported twice
+  (an event that was has the same outcome and delivery);
+- its success is its last step, and no redelivery is of the delivery that succeeded;
+- no worker died of it, and nobody restored it: it did not run twice;
+- the broker does not have it, no earlier run left it open, and none of its events is from the time of an earlier run.
+
+So a plain task is one life, and that life is balanced: the rules of `verdicts.py` say so too, and the tests hold the two ways to
+each other.
+
+Enters: events, and the ids of tasks that are not plain whatever their events say. Leaves: `SortedOut`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
+
+from redelivery.middleware.outcomes import Outcome, Reason
+from redelivery.workers.reconciliation.lives import RESTORED
+from redelivery.workers.reconciliation.metrics import ENDS_AS_COUNTED, MOST_ATTEMPTS
+from redelivery.workers.reconciliation.schema import DEFAULTS, EVENTS, empty
+from redelivery.workers.reconciliation.steps import DELIVERY, STEPS
+from redelivery.workers.reconciliation.times import time_class
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pyspark.sql import Column, DataFrame
+
+__all__ = ["SortedOut", "sort_out"]
+
+_DAY_MS: Final = 86_400_000
+
+#: Bits of what was told of a task: its publication, its success, one for each delivery in which something else happened, and one
+#: for what no plain task has.
+_PUBLISHED, _SUCCEEDED, _OTHER = 1, 2, 1 << 62
+_DELIVERIES: Final = 18
+_FIRST_BIT: Final = {Outcome.REDELIVERY_SCHEDULED: 2, Outcome.DEFERRED: 21, Outcome.RECEIVED: 40}
+
+#: Up to so many tasks that are not plain are made known to all executors; more are joined by a shuffle.
+_MOST_KNOWN: Final = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class SortedOut:
+    """`events` are those of the tasks that are not plain, `cells` and `totals` count the plain lives.
+
+    `heard` says when (`last_ms`) each `worker` was last heard of, in all events; `latest_ms` is the latest time of any; `broken`
+    counts events without a task id, which are in no table.
+    """
+
+    events: DataFrame
+    cells: DataFrame
+    heard: DataFrame
+    totals: dict[str, int]
+    latest_ms: int | None
+    broken: int
+
+
+def sort_out(events: DataFrame, others: DataFrame, keep: Callable[[DataFrame], DataFrame], *, after_ms: int | None) -> SortedOut:
+    """Sort the plain lives out, in two looks at the events.
+
+    `others` has the ids (`task_id`) of tasks that are not plain; `keep` keeps a table that is asked for more than once; `after_ms`
+    is up to when earlier runs have read.
+    """
+    heard = keep(_heard(events))
+    latest = heard.agg(F.max("last_ms")).first()
+    sorted_out = keep(_sorted(_tasks(events, after_ms), others))
+    totals = _totals(sorted_out)
+    asked = sorted_out.where(~F.col("is_plain")).select("task_id")
+    if not totals["asked"]:
+        left = empty(events.sparkSession, EVENTS)
+    else:
+        left = keep(events.join(F.broadcast(asked) if totals["asked"] <= _MOST_KNOWN else asked, "task_id", "left_semi"))
+    return SortedOut(
+        events=left,
+        cells=_cells(sorted_out.where("is_plain"), heard),
+        heard=heard,
+        totals=totals,
+        latest_ms=None if latest is None else latest[0],
+        broken=totals["broken"],
+    )
+
+
+def _heard(events: DataFrame) -> DataFrame:
+    """Queues, tasks and workers, with when each was last heard of: few rows, in which the hashes find their names again."""
+    named = events.select(_or_default("queue"), _or_default("task"), _or_default("worker"), "at_ms")
+    return named.groupBy("queue", "task", "worker").agg(F.max("at_ms").alias("last_ms"))
+
+
+def _name() -> Column:
+    return F.xxhash64(_or_default("queue"), _or_default("task"))
+
+
+def _or_default(name: str) -> Column:
+    return F.coalesce(F.col(name), F.lit(DEFAULTS[name])).alias(name)
+
+
+def _tasks(events: DataFrame, after_ms: int | None) -> DataFrame:
+    """One row for each task, of numbers."""
+    is_again, is_success = (F.col("outcome") == str(each) for each in (Outcome.REDELIVERY_SCHEDULED, Outcome.SUCCEEDED))
+    return events.groupBy("task_id").agg(
+        F.count("*").alias("events"),
+        F.bit_or(_bit(after_ms)).alias("bits"),
+        F.min(_name()).alias("name"),
+        F.max(_name()).alias("other_name"),
+        F.max(_place()).alias("last"),
+        F.max("attempt").alias("attempts"),
+        F.min("at_ms").alias("first_ms"),
+        F.max(F.when(is_success, F.col("at_ms"))).alias("ended_ms"),
+        F.min(F.when(is_again, F.col("at_ms"))).alias("scheduled_ms"),
+        F.sum(F.when(is_again, F.col("delay_ms"))).alias("asked_ms"),
+    )
+
+
+def _bit(after_ms: int | None) -> Column:
+    """What an event says of its task, as one bit."""
+    outcome, delivery, reason = F.col("outcome"), _or_default("delivery"), _or_default("reason")
+    is_counted = delivery.between(0, _DELIVERIES)
+    counted = {
+        Outcome.REDELIVERY_SCHEDULED: is_counted & (reason != str(Reason.WORKER_LOST)),
+        Outcome.DEFERRED: is_counted,
+        Outcome.RECEIVED: is_counted & (reason != RESTORED),
+    }
+    bit = F.lit(_OTHER)
+    for each, holds in counted.items():
+        own = F.call_function("shiftleft", F.lit(1).cast("long"), delivery.cast("int") + _FIRST_BIT[each])
+        bit = F.when((outcome == str(each)) & holds, own).otherwise(bit)
+    bit = F.when((outcome == str(Outcome.SUCCEEDED)) & delivery.between(1, _DELIVERIES), _SUCCEEDED).otherwise(bit)
+    bit = F.when(outcome == str(Outcome.PUBLISHED), _PUBLISHED).otherwise(bit)
+    is_first = (_or_default("generation") == 0) & (_or_default("nesting") == 0)
+    is_whole = (F.col("event_id") != "") & (F.col("queue") != "") & F.col("at_ms").isNotNull()
+    is_new = F.lit(True) if after_ms is None else F.col("at_ms") > after_ms  # noqa: FBT003 - a literal
+    return F.when(is_first & is_whole & is_new, bit).otherwise(F.lit(_OTHER))
+
+
+def _place() -> Column:
+    """The position of an event among those of its task (`steps.py`), where the task may be plain."""
+    step = F.lit(-1)
+    for each in (Outcome.PUBLISHED, Outcome.SUCCEEDED, *_FIRST_BIT):
+        step = F.when(F.col("outcome") == str(each), STEPS.index(each)).otherwise(step)
+    return _or_default("delivery") * DELIVERY + step
+
+
+def _sorted(tasks: DataFrame, others: DataFrame) -> DataFrame:
+    """Plain tasks by what the cells have in common; and each of the others by itself."""
+    known = others.where(F.col("task_id").isNotNull()).select("task_id", F.lit(1).alias("known")).distinct()
+    is_plain = F.coalesce(_is_plain(), F.lit(False))  # noqa: FBT003 - a literal
+    facts = tasks.join(known, "task_id", "left").withColumn("is_plain", is_plain)
+    is_again = _told(Outcome.REDELIVERY_SCHEDULED) > 0
+    waited = F.when(is_again, F.greatest(F.col("ended_ms") - F.col("scheduled_ms"), F.lit(0)))
+    common = {
+        "task_id": F.when(~F.col("is_plain"), F.col("task_id")),
+        "name": _if_plain(F.col("name")),
+        "days": _if_plain(F.floor(F.col("first_ms") / _DAY_MS).cast("int")),
+        "attempts": _if_plain(F.least(F.coalesce("attempts", F.lit(0)), F.lit(MOST_ATTEMPTS))),
+        "time_class": _if_plain(time_class(F.col("ended_ms") - F.col("first_ms"))),
+    }
+    told = facts.select(
+        "is_plain",
+        *(column.alias(name) for name, column in common.items()),
+        "events",
+        *(_told(each).alias(str(each)) for each in _FIRST_BIT),
+        waited.alias("waited"),
+        F.when(is_again, F.coalesce("asked_ms", F.lit(0))).alias("asked"),
+    )
+    return told.groupBy("is_plain", *common).agg(
+        F.count("*").alias("lives"),
+        F.sum("events").alias("events"),
+        *(F.sum(str(each)).alias(str(each)) for each in _FIRST_BIT),
+        F.count("waited").alias("delayed_lives"),
+        F.coalesce(F.sum("asked"), F.lit(0)).alias("delay_asked_ms"),
+        F.coalesce(F.sum("waited"), F.lit(0)).alias("delay_waited_ms"),
+        F.max(F.col("waited") - F.col("asked")).alias("delay_late_max_ms"),
+    )
+
+
+def _is_plain() -> Column:
+    bits, both = F.col("bits"), _PUBLISHED | _SUCCEEDED
+    ended_at = F.least(F.floor(F.col("last") / DELIVERY), F.lit(_DELIVERIES)).cast("int")
+    redelivered = F.call_function("shiftleft", F.lit(1).cast("long"), ended_at + _FIRST_BIT[Outcome.REDELIVERY_SCHEDULED])
+    return (
+        (F.bit_count(bits) == F.col("events"))
+        & (bits < _OTHER)
+        & (bits.bitwiseAND(F.lit(both)) == both)
+        & (F.col("name") == F.col("other_name"))
+        & (F.col("last") % DELIVERY == STEPS.index(Outcome.SUCCEEDED))
+        & (bits.bitwiseAND(redelivered) == 0)
+        & F.col("known").isNull()
+        & F.col("task_id").isNotNull()
+    )
+
+
+def _told(outcome: Outcome) -> Column:
+    """In how many deliveries a plain task had this outcome."""
+    mask = ((1 << _DELIVERIES + 1) - 1) << _FIRST_BIT[outcome]
+    return F.bit_count(F.col("bits").bitwiseAND(F.lit(mask)))
+
+
+def _if_plain(fact: Column) -> Column:
+    return F.when(F.col("is_plain"), fact)
+
+
+def _totals(sorted_out: DataFrame) -> dict[str, int]:
+    """One look at all rows: `lives`, `events` and the outcomes of the plain ones, and how many tasks have to be looked at."""
+    is_plain, nobody = F.col("is_plain"), F.col("task_id").isNull()
+    of_plain = {"lives": F.col("lives"), "events": F.col("events")} | {str(each): F.col(each) for each in _FIRST_BIT}
+    row = sorted_out.agg(
+        *(F.sum(F.when(is_plain, column)).alias(name) for name, column in of_plain.items()),
+        F.count_if(~is_plain & ~nobody).alias("asked"),
+        F.sum(F.when(~is_plain & nobody, F.col("events"))).alias("broken"),
+    ).first()
+    totals = {} if row is None else {name: int(number or 0) for name, number in row.asDict().items()}
+    lives = totals["lives"]
+    return {**totals, str(Outcome.PUBLISHED): lives, str(Outcome.SUCCEEDED): lives}
+
+
+def _cells(plain: DataFrame, heard: DataFrame) -> DataFrame:
+    """As `cells_of` in `metrics.py` makes them."""
+    names = heard.select("queue", "task").distinct().withColumn("name", _name())
+    lives, none = F.col("lives"), F.lit(0).cast("long")
+    counted = {
+        "day": F.date_from_unix_date("days"),
+        "opened": F.lit(str(Outcome.PUBLISHED)),
+        "ending": F.lit(str(Outcome.SUCCEEDED)),
+        "died_of": F.lit(None).cast("string"),
+        "published": lives,
+        "redeliveries": F.col(Outcome.REDELIVERY_SCHEDULED),
+        **dict.fromkeys(map(str, ENDS_AS_COUNTED), none),
+        str(Outcome.SUCCEEDED): lives,
+        **dict.fromkeys(("redriven", "possible_repeats"), none),
+        "attempts_made": F.col(Outcome.REDELIVERY_SCHEDULED) + lives,
+        "attempts_wasted": F.col(Outcome.REDELIVERY_SCHEDULED),
+    }
+    return plain.join(F.broadcast(names), "name").withColumns(counted)
