@@ -14,7 +14,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -33,6 +32,8 @@ from redelivery.middleware.envelope import opened
 from redelivery.middleware.transports.amqp_events import events_of
 from redelivery.middleware.transports.amqp_names import DELAY_PREFIX, OUTCOMES, OUTCOMES_EXCHANGE
 from redelivery.workers.amqp_look import Look
+from redelivery.workers.testing.rabbit_node import PATIENCE as NODE_PATIENCE
+from redelivery.workers.testing.rabbit_node import USER, RabbitNode, is_installed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -41,108 +42,20 @@ if TYPE_CHECKING:
 
 __all__ = ["Node", "Rabbit", "private_rabbit", "rabbit", "rabbit_node"]
 
-ROOT = Path(__file__).resolve().parent.parent
-#: Debian's own places; the commands on the path are wrappers, which insist on a user that they switch to.
-PROGRAMS = Path("/usr/lib/rabbitmq/bin")
-#: Seconds that a node may take to start: it takes 6 s on an idle machine.
-PATIENCE = 240.0
-USER = "guest"
+#: Seconds that the keeper may take: what its node may, and a minute.
+PATIENCE = NODE_PATIENCE + 60
 #: The tests' own queue at the exchange of the outcome log.
 TAP = "tests.tap"
-#: No busy waiting of the schedulers, and nothing beyond the loopback.
-ERLANG = "-kernel inet_dist_use_interface {127,0,0,1} +S 2:2 +sbwt none +sbwtdcpu none +sbwtdio none"
-CONF = """\
-listeners.tcp.1 = 127.0.0.1:{port}
-disk_free_limit.absolute = 1MB
-vm_memory_high_watermark.absolute = 2GB
-raft.wal_max_size_bytes = 16000000
-log.file.level = warning
-log.console = false
-"""
 
 
 def installed() -> bool:
-    """Whether this machine has Debian's RabbitMQ."""
-    return (PROGRAMS / "rabbitmq-server").exists() and all(shutil.which(each) for each in ("epmd", "erl_call"))
+    """Whether this machine has Debian's RabbitMQ, and Erlang's `erl_call`."""
+    return is_installed() and shutil.which("erl_call") is not None
 
 
 @dataclass
-class Node:
-    """One node. `ports` are those of AMQP, epmd and Erlang's distribution."""
-
-    folder: Path
-    ports: tuple[int, int, int] = (0, 0, 0)
-    cookie: str = field(default_factory=lambda: uuid.uuid4().hex)
-    process: subprocess.Popen[bytes] | None = None
-    epmd: subprocess.Popen[bytes] | None = None
-
-    @property
-    def port(self) -> int:
-        """Where AMQP is spoken."""
-        return self.ports[0]
-
-    @property
-    def name(self) -> str:
-        """The Erlang node's name."""
-        return f"rd{self.port}@localhost"
-
-    @property
-    def environment(self) -> dict[str, str]:
-        """What the node and its commands need."""
-        kept = {name: value for name, value in os.environ.items() if not name.startswith(("RABBITMQ_", "ERL_"))}
-        return kept | {
-            "HOME": str(self.folder),
-            "ERL_EPMD_PORT": str(self.ports[1]),
-            "ERL_EPMD_ADDRESS": "127.0.0.1",
-            "RABBITMQ_NODENAME": self.name,
-            "RABBITMQ_NODE_PORT": str(self.port),
-            "RABBITMQ_DIST_PORT": str(self.ports[2]),
-            "RABBITMQ_MNESIA_BASE": str(self.folder / "data"),
-            "RABBITMQ_LOG_BASE": str(self.folder / "log"),
-            "RABBITMQ_ENABLED_PLUGINS_FILE": str(self.folder / "plugins"),
-            "RABBITMQ_CONFIG_FILE": str(self.folder / "rabbitmq.conf"),
-            "RABBITMQ_CONF_ENV_FILE": "/dev/null",
-            "RABBITMQ_GENERATED_CONFIG_DIR": str(self.folder / "generated"),
-            "RABBITMQ_PID_FILE": str(self.folder / "pid"),
-            "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": ERLANG,
-        }
-
-    def start(self) -> Node:
-        """Start it, again where it was ended, and wait until it answers. Raises `AssertionError` where it does not."""
-        if not self.port:
-            self.ports = _free_ports()
-            self.folder.mkdir(parents=True, exist_ok=True)
-            (self.folder / "rabbitmq.conf").write_text(CONF.format(port=self.port))
-            (self.folder / "plugins").write_text("[].\n")
-            cookie = self.folder / ".erlang.cookie"
-            cookie.write_text(self.cookie)
-            cookie.chmod(0o400)
-        if self.epmd is None:
-            self.epmd = self._run("epmd", "-port", str(self.ports[1]), "-address", "127.0.0.1")
-        self.process = self._run(str(PROGRAMS / "rabbitmq-server"))
-        deadline = time.monotonic() + PATIENCE
-        while not self._answers():
-            log = (self.folder / "node.log").read_text("utf-8", "replace")[-3000:]
-            assert self.process.poll() is None, f"the node ended: {log}"
-            assert time.monotonic() < deadline, f"the node does not answer: {log}"
-            time.sleep(0.1)  # a starting node says nothing that one could wait for
-        return self
-
-    def kill(self) -> None:
-        """SIGKILL it, with the helpers that it started."""
-        if self.process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.process.pid, signal.SIGKILL)
-            self.process.wait(30)
-            self.process = None
-
-    def stop(self) -> None:
-        """End it for good, and its epmd."""
-        self.kill()
-        if self.epmd is not None:
-            self.epmd.kill()
-            self.epmd.wait(30)
-            self.epmd = None
+class Node(RabbitNode):
+    """One node, and what only tests ask of it."""
 
     def evaluate(self, code: str) -> str:
         """Evaluate Erlang on the node: 50 ms, where a command takes seconds. Raises `AssertionError` where it fails."""
@@ -153,38 +66,12 @@ class Node:
         assert done.stdout.startswith("{ok,"), done.stdout + done.stderr
         return str(done.stdout).removeprefix("{ok, ").removesuffix("}")
 
-    def ctl(self, *words: str) -> str:
-        """Run `rabbitmqctl`: a second or two of CPU. Raises `AssertionError` where it fails."""
-        command = [str(PROGRAMS / "rabbitmqctl"), "-n", self.name, "--quiet", *words]
-        done = subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=120, check=False)
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
-
     def vhost(self) -> Rabbit:
         """A new virtual host."""
         rabbit = Rabbit(self, f"v{uuid.uuid4().hex[:12]}")
         rabbit.add()
         rabbit.tap()
         return rabbit
-
-    def _run(self, *command: str) -> subprocess.Popen[bytes]:
-        with (self.folder / "node.log").open("ab") as log:
-            return subprocess.Popen(
-                command,
-                env=self.environment,
-                cwd=self.folder,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
-
-    def _answers(self) -> bool:
-        try:
-            amqp.Connection(f"127.0.0.1:{self.port}", USER, USER, connect_timeout=5).connect()
-        except (OSError, amqp.AMQPError):
-            return False
-        return True
 
 
 @dataclass
@@ -277,17 +164,6 @@ class Rabbit:
         return {name: size for name, size in sizes.items() if size}
 
 
-def _free_ports() -> tuple[int, int, int]:
-    """Three ports that nobody listens at."""
-    with contextlib.ExitStack() as stack:
-        found = []
-        for _ in range(3):
-            listener = stack.enter_context(socket.socket())
-            listener.bind(("127.0.0.1", 0))
-            found.append(int(listener.getsockname()[1]))
-    return found[0], found[1], found[2]
-
-
 # the node that a run shares
 
 
@@ -337,7 +213,7 @@ def _start_keeper(folder: Path) -> None:
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, sys.path))}
     keeper = os.posix_spawn(sys.executable, command, environment, file_actions=actions, setsid=True)
     os.close(log)
-    deadline = time.monotonic() + PATIENCE + 60
+    deadline = time.monotonic() + PATIENCE
     while not (folder / "ready.json").exists():
         ended, _ = os.waitpid(keeper, os.WNOHANG)
         said = (folder / "keeper.log").read_text("utf-8", "replace")[-3000:]

@@ -195,3 +195,30 @@ def test_redriven_webhook_counts_by_its_last_life() -> None:
     account = account_of(Webhook("w", Scenario.BROKEN), events, lines)
     assert (account.succeeded, account.redriven_succeeded, account.dead_lettered) == (1, 1, 0)
     assert (account.deaths, account.disagreements) == ({"exhausted": 1}, [])
+
+
+TWICE = [
+    SUCCESS[0],
+    event("w", "succeeded", 2, attempt=1),
+    event("w", "redelivery_scheduled", 3, reason="worker_lost"),
+    event("w", "succeeded", 4, attempt=1),
+]
+
+
+@pytest.mark.parametrize(
+    ("events", "verdict", "may_repeat", "forgiven"),
+    [
+        (TWICE, "duplicated", True, True),
+        (TWICE, "duplicated", False, False),
+        ([TWICE[0], TWICE[1], TWICE[3]], "duplicated", True, False),
+        (TWICE, "lost", True, False),
+        (SUCCESS, "balanced", True, False),
+    ],
+)
+def test_an_end_that_a_crash_doubled_is_forgiven_where_the_books_name_it(
+    events: list[dict[str, Any]], verdict: str, may_repeat: bool, forgiven: bool
+) -> None:
+    """On RabbitMQ alone, with the crash among the events, and where nothing else is wrong."""
+    lines = [line("w", 1, processed=True), line("w", 2, repeated=True)]
+    account = balance([GOOD], events, [{"task_id": "w", "verdict": verdict}], lines, may_repeat=may_repeat)
+    assert account.only_doubled is forgiven

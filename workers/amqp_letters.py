@@ -107,7 +107,7 @@ class AmqpDesk:
         moves: Sequence[tuple[bytes, bytes, str, tuple[Event, Event]]],
     ) -> list[Answer | Exception]:
         """Move letters to another dead-letter queue, which is made where it is not there."""
-        prepare = functools.partial(self._keep, target, "" if not moves else moves[0][2])
+        prepare = functools.partial(self.keep, target, "" if not moves else moves[0][2])
         routed = [(letter, list(events), moved, ("", target)) for letter, moved, _, events in moves]
         return self._carry(dead_letter_queue, routed, prepare)
 
@@ -141,7 +141,8 @@ class AmqpDesk:
             self._seen.add(exchange)
         return True
 
-    def _keep(self, name: str, origin: str, _: str, connection: Any, is_again: bool) -> bool:
+    def keep(self, name: str, origin: str, _: str, connection: Any, is_again: bool) -> bool:
+        """Have this dead-letter queue there, of the type of its origin; as `Move.prepare`."""
         if is_again or name not in self._made:
             declare_letters(connection, name, queue_type_of(self.amqp.app, origin))
             self._made.add(name)

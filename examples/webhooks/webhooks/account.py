@@ -46,7 +46,11 @@ class History:
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """The figures of one run; each webhook is in exactly one of succeeded, dead_lettered, discarded, in_flight and lost."""
+    """The figures of one run; each webhook is in exactly one of succeeded, dead_lettered, discarded, in_flight and lost.
+
+    `only_doubled` says that nothing is wrong in the books but ends that are recorded twice, each of a message that the books
+    name as handed over again, on a broker where a crash can do that.
+    """
 
     published: int
     succeeded: int
@@ -61,6 +65,7 @@ class Account:
     lost: int
     lost_ids: list[str]
     duplicated: int
+    only_doubled: bool
     possible_repeats: int
     requests: int
     processed: int
@@ -90,6 +95,8 @@ def balance(
     events: Iterable[Mapping[str, Any]],
     verdicts: Iterable[Mapping[str, Any]],
     journal: Iterable[Line],
+    *,
+    may_repeat: bool = False,
 ) -> Account:
     """Both sides, compared id by id."""
     books = histories(events)
@@ -106,11 +113,23 @@ def balance(
     ]
     planned = {webhook.id for webhook in webhooks}
     disagreements += [f"{stranger}: nobody sent it" for stranger in sorted((books.keys() | lines.keys()) - planned)]
-    return _figures(books, judged, [line for each in lines.values() for line in each], disagreements)
+    only_doubled = may_repeat and _are_named(books, judged)
+    return _figures(books, judged, [line for each in lines.values() for line in each], disagreements, only_doubled=only_doubled)
+
+
+def _are_named(books: Mapping[str, History], judged: Mapping[str, set[str]]) -> bool:
+    """Whether what does not balance is duplicated, and no more, and the books name its crash."""
+    wrong = {verdict for verdict, ids in judged.items() if ids} - {"balanced", "in_flight"}
+    return wrong == {"duplicated"} and all(books[task_id].may_have_repeated for task_id in judged["duplicated"])
 
 
 def _figures(
-    books: Mapping[str, History], judged: Mapping[str, set[str]], lines: Sequence[Line], disagreements: list[str]
+    books: Mapping[str, History],
+    judged: Mapping[str, set[str]],
+    lines: Sequence[Line],
+    disagreements: list[str],
+    *,
+    only_doubled: bool,
 ) -> Account:
     ends = [(history, history.end) for history in books.values()]
     succeeded = [(history, end) for history, end in ends if end is not None and end["outcome"] == Outcome.SUCCEEDED]
@@ -133,6 +152,7 @@ def _figures(
         lost=len(lost),
         lost_ids=lost,
         duplicated=len(judged.get("duplicated", ())),
+        only_doubled=only_doubled,
         possible_repeats=sum(history.may_have_repeated for history in books.values()),
         requests=len(lines),
         processed=sum(line.processed for line in lines),

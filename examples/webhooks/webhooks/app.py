@@ -1,6 +1,8 @@
 """The sender: a Celery app with one task, and the two lines that make its failures harmless.
 
-Environment: `WEBHOOKS_BROKER` (a Redis URL), `WEBHOOKS_SECRET` (what signs the webhooks).
+It runs on Redis and on RabbitMQ, by the broker's URL alone.
+
+Environment: `WEBHOOKS_BROKER` (a `redis://` or an `amqp://` URL), `WEBHOOKS_SECRET` (what signs the webhooks).
 """
 
 from __future__ import annotations
@@ -24,7 +26,10 @@ PATIENCE = 0.5
 
 app = Celery("webhooks", broker=os.environ.get("WEBHOOKS_BROKER", "redis://localhost:6379/0"))
 app.conf.task_default_queue = "webhooks"
+# RabbitMQ's publications are confirmed, so that a producer knows that the broker has its task; Redis does not ask.
+app.conf.broker_transport_options = {"confirm_publish": True}
 # Short times, so that the demo ends within a minute; the built-in ones are an operator's: 1 s, then doubled up to 10 minutes.
+# (RabbitMQ waits whole seconds, rounded up, and needs no lease: it sees itself that a worker has gone.)
 app.conf.redelivery = {
     "lease": 3,
     "queues": {"webhooks": {"max_delivery_attempts": 5, "redelivery_delay": 0.1, "redelivery_delay_multiplier": 2.0}},

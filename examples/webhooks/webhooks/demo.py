@@ -5,7 +5,8 @@
 3. When everything has ended, the broken endpoints are repaired and their dead letters redriven.
 4. The outcome log and the inventory are exported and reconciled, and every id is compared with the receiver's own journal.
 
-Exit code 0: balanced, nothing lost, the receiver agrees. 1: not so. 2: the demo could not run. 130: interrupted.
+Exit code 0: balanced, nothing lost, the receiver agrees. 1: not so. 2: the demo could not run. 130: interrupted. On RabbitMQ, a
+worker that is killed between a record and its acknowledgement leaves an end that is recorded twice: it is named, and forgiven.
 """
 
 from __future__ import annotations
@@ -26,9 +27,10 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow.dataset
 
+from redelivery.errors import RedeliveryError
 from webhooks import journal, report
 from webhooks.account import Account, balance
-from webhooks.broker import Broker
+from webhooks.broker import BROKERS, Broker, private_broker
 from webhooks.command import Command, CommandError
 from webhooks.scenarios import Scenario, Webhook, plan
 from webhooks.server import Receiver
@@ -42,10 +44,8 @@ if TYPE_CHECKING:
 __all__ = ["main"]
 
 QUEUE = "webhooks"
-#: Seconds without an event, and with an empty broker, after which a missing end is not waited for.
-QUIET = 5.0
 #: Seconds after which the demo stops to wait, whatever is left.
-DEADLINE = 120.0
+DEADLINE = 600.0
 LOOK_EVERY = 0.1
 
 
@@ -75,20 +75,22 @@ def main(arguments: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         progress.say("interrupted; the broker and the worker are stopped")
         return 130
-    except (CommandError, RuntimeError, OSError) as exc:
+    except (CommandError, RedeliveryError, RuntimeError, OSError) as exc:
         progress.say(f"the demo could not run: {exc}")
         return 2
     show = report.as_json if options.json else report.table
     print(show(account, balanced=balanced, seconds=progress.seconds, outputs=outputs))
-    return 0 if balanced and account.lost == 0 and not account.disagreements else 1
+    return 0 if (balanced or account.only_doubled) and account.lost == 0 and not account.disagreements else 1
 
 
 def _run(options: argparse.Namespace, progress: report.Progress) -> tuple[Account, bool, Path]:
-    outputs = _outputs()
     with ExitStack() as stack:
-        stage = _set(options, progress, outputs, stack)
+        broker = private_broker(options.broker, QUEUE)
+        progress.say(f"starting a private {broker.title}")
+        stage = _set(options, progress, stack.enter_context(broker), stack)
+        outputs = stage.outputs
         if options.sabotage:
-            progress.say(f"sabotage: {_delete_one(stage)} was deleted from the queue behind everybody's back")
+            progress.say(f"sabotage: {stage.broker.delete_one()} was deleted from the queue behind everybody's back")
         progress.say("starting a worker with two children")
         stack.enter_context(stage.worker)
         _deliver(stage)
@@ -100,17 +102,19 @@ def _run(options: argparse.Namespace, progress: report.Progress) -> tuple[Accoun
     progress.say("reconciling the books (Spark starts)")
     code = stage.command.reconcile()
     lines = journal.read(outputs / "receiver.jsonl")
-    account = balance(stage.webhooks, _rows(stage.command.outcomes), _rows(stage.command.books / "verdicts"), lines)
     summary = json.loads((stage.command.books / "summary.json").read_text(encoding="utf-8"))
+    events, verdicts = _rows(stage.command.outcomes), _rows(stage.command.books / "verdicts")
+    may_repeat = stage.broker.may_repeat and not summary["gaps"]
+    account = balance(stage.webhooks, events, verdicts, lines, may_repeat=may_repeat)
     return account, bool(summary["balanced"]) and code == 0, outputs
 
 
-def _set(options: argparse.Namespace, progress: report.Progress, outputs: Path, stack: ExitStack) -> Stage:
+def _set(options: argparse.Namespace, progress: report.Progress, broker: Broker, stack: ExitStack) -> Stage:
     """Start what the worker needs, and publish."""
     secret = secrets.token_hex(16)
     webhooks = plan(options.count, options.seed)
     random = Random(options.seed)  # noqa: S311 - which child dies must be repeatable
-    broker = stack.enter_context(Broker())
+    outputs = _outputs()
     receiver = stack.enter_context(Receiver(outputs / "receiver.jsonl", seed=options.seed, secret=secret.encode()))
     environment = os.environ | {"WEBHOOKS_BROKER": broker.url, "WEBHOOKS_SECRET": secret, "PYTHONUNBUFFERED": "1"}
     stage = Stage(
@@ -121,11 +125,11 @@ def _set(options: argparse.Namespace, progress: report.Progress, outputs: Path, 
         broker=broker,
         receiver=receiver,
         worker=Worker(environment, outputs / "worker.log", random=random),
-        watch=Watch(broker.client, QUEUE),
+        watch=Watch(broker),
         command=Command(environment, outputs, outputs / "commands.log"),
     )
     _publish(stage)
-    progress.say(f"published {len(webhooks)} webhooks to a private broker; the receiver listens on {receiver.url}")
+    progress.say(f"published {len(webhooks)} webhooks; the receiver listens on {receiver.url}")
     return stage
 
 
@@ -150,7 +154,7 @@ def _deliver(stage: Stage) -> None:
     def step() -> bool:
         if kills and stage.watch.ended >= kills[0][0] and kills[0][1](stage):
             kills.pop(0)
-        return stage.watch.ended >= count
+        return stage.watch.has_ended(count)
 
     _await(stage, "delivering", step)
 
@@ -178,7 +182,7 @@ def _redrive(stage: Stage) -> None:
     before = stage.watch.ended
     moved = stage.command.redrive("exhausted")
     stage.progress.say(f"redriven: {moved} dead letters")
-    _await(stage, "redriving", lambda: stage.watch.outcomes["redriven"] >= moved and stage.watch.ended >= before)
+    _await(stage, "redriving", lambda: stage.watch.outcomes["redriven"] >= moved and stage.watch.has_ended(before))
 
 
 def _await(stage: Stage, what: str, is_done: Callable[[], bool]) -> None:
@@ -188,22 +192,13 @@ def _await(stage: Stage, what: str, is_done: Callable[[], bool]) -> None:
         watch.look()
         ended = f"{watch.ended} of {len(stage.webhooks)} ended"
         stage.progress.update(f"{what}: {ended} · {watch.waiting} wait for redelivery · {watch.dead} dead letters")
-        if is_done() or watch.is_idle(QUIET):
+        if is_done() or watch.is_idle():
             break
         if not stage.worker.is_alive():
             msg = f"the worker ended by itself: see {stage.outputs / 'worker.log'}"
             raise RuntimeError(msg)
         time.sleep(LOOK_EVERY)
     stage.progress.say(f"{what}: {watch.ended} of {len(stage.webhooks)} have ended, {watch.dead} of them as dead letters")
-
-
-def _delete_one(stage: Stage) -> str:
-    """Delete the message that was published last; its task id."""
-    raw = stage.broker.client.lindex(QUEUE, 0)
-    if not isinstance(raw, bytes) or stage.broker.client.lrem(QUEUE, 1, raw.decode()) != 1:
-        msg = f"there was no message in {QUEUE} to delete"
-        raise RuntimeError(msg)
-    return str(json.loads(raw)["headers"]["id"])
 
 
 def _rows(directory: Path) -> list[dict[str, Any]]:
@@ -221,6 +216,7 @@ def _outputs() -> Path:
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="demo", description="Webhooks that fail, workers that are killed, and the books of it.")
+    parser.add_argument("--broker", choices=BROKERS, default="redis", help="the private broker that is started (redis)")
     parser.add_argument("--count", type=_count, default=500, help="how many webhooks (500)")
     parser.add_argument("--seed", type=int, default=7, help="decides who fails, and how (7)")
     parser.add_argument("--json", action="store_true", help="one JSON object on standard output; the rest goes to standard error")

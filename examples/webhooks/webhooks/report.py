@@ -77,13 +77,21 @@ def table(account: Account, *, balanced: bool, seconds: float, outputs: Path) ->
         ("lost", account.lost, named.removeprefix(": ")),
     ]
     lines = ["", *(f"  {name:<28}{count:>6}   {note}".rstrip() for name, count, note in rows), ""]
-    lines.append(f"  books        {'balanced' if balanced else 'NOT BALANCED'}")
+    lines.append(f"  books        {_books(account, balanced=balanced)}")
     lines.append(f"  receiver     {agreement}: {account.requests} requests, {account.processed} webhooks processed,")
     lines.append(f"               {account.repeated} times one that it had processed before, and did not do again")
     lines += [f"                 {each}" for each in account.disagreements[:MOST_DISAGREEMENTS]]
     lines.append(f"  outputs      {outputs}")
     lines.append(f"  took         {seconds:.1f} s")
     return "\n".join(lines)
+
+
+def _books(account: Account, *, balanced: bool) -> str:
+    if balanced:
+        return "balanced"
+    if account.only_doubled:
+        return f"balanced, but for {account.duplicated} whose end a killed worker recorded and did not acknowledge, all named"
+    return "NOT BALANCED"
 
 
 def as_json(account: Account, *, balanced: bool, seconds: float, outputs: Path) -> str:

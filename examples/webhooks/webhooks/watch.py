@@ -1,54 +1,40 @@
-"""The progress of a run, read from the outcome log while it grows.
+"""The progress of a run, told by the outcome events while they are recorded.
 
-Enters: a client of the broker. Leaves: how many tasks have ended, wait or died, and whether anything is left to wait for. It only
-reads; the log is exported, and trimmed, when the run has ended.
+Enters: the broker. Leaves: how many tasks have ended, wait or died, and whether anything is left to wait for. It only reads; the
+log is exported when the run has ended.
 """
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
-from redelivery.middleware.keys import Keys
-from redelivery.middleware.outcomes import TERMINAL, Outcome, entries
+from redelivery.middleware.outcomes import TERMINAL, Outcome
 
 if TYPE_CHECKING:
-    import redis
+    from webhooks.broker import Broker
 
 __all__ = ["Watch"]
 
-#: How many entries are read at once.
-BATCH = 1000
-
 
 class Watch:
-    """What the outcome log has said so far."""
+    """What has been recorded so far."""
 
-    def __init__(self, client: redis.Redis, queue: str) -> None:
-        self._client = client
-        self._queue = queue
-        self._keys = Keys()
-        self._cursor = "-"
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
         self._changed = time.monotonic()
         self._last: dict[str, tuple[int, str]] = {}
         self.outcomes: Counter[str] = Counter()
 
     def look(self) -> None:
         """Read what is new."""
-        while True:
-            found = cast(
-                "list[tuple[bytes, dict[bytes, bytes]]]", self._client.xrange(self._keys.outcomes, self._cursor, count=BATCH)
-            )
-            if not found:
-                return
+        for event in self._broker.events():
             self._changed = time.monotonic()
-            self._cursor = f"({found[-1][0].decode()}"
-            for event in entries(found):
-                self.outcomes[event.outcome] += 1
-                known, outcome = self._last.get(event.task_id, (-1, ""))
-                if event.generation > known or (event.generation == known and outcome not in TERMINAL):
-                    self._last[event.task_id] = (event.generation, event.outcome)
+            self.outcomes[event.outcome] += 1
+            known, outcome = self._last.get(event.task_id, (-1, ""))
+            if event.generation > known or (event.generation == known and outcome not in TERMINAL):
+                self._last[event.task_id] = (event.generation, event.outcome)
 
     @property
     def ended(self) -> int:
@@ -65,12 +51,10 @@ class Watch:
         """How many lie in a dead-letter queue."""
         return sum(outcome == Outcome.DEAD_LETTERED for _, outcome in self._last.values())
 
-    def is_idle(self, quiet: float) -> bool:
-        """Whether the broker holds nothing that could still be delivered, and nothing was recorded for `quiet` seconds."""
-        return time.monotonic() - self._changed > quiet and self._held() == 0
+    def has_ended(self, count: int) -> bool:
+        """Whether so many tasks have ended, and nothing is on its way that a crash has doubled."""
+        return self.ended >= count and not (self._broker.may_repeat and self._broker.held())
 
-    def _held(self) -> int:
-        keys, client = self._keys, self._client
-        queued = sum(int(client.llen(keys.list(name))) for name in keys.list_names(self._queue))
-        delayed = sum(int(client.zcard(keys.due(name))) for name in keys.list_names(self._queue))
-        return queued + delayed + int(client.hlen(keys.unacked))
+    def is_idle(self) -> bool:
+        """Whether nothing was recorded for a while, and the broker holds nothing that could still be delivered."""
+        return time.monotonic() - self._changed > self._broker.quiet and self._broker.held() == 0

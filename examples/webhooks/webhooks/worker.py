@@ -19,7 +19,7 @@ __all__ = ["CHILDREN", "Worker"]
 
 CHILDREN = 2
 #: Seconds that a worker has to finish what it runs when it is asked to stop.
-PATIENCE = 20.0
+PATIENCE = 60.0
 HOME = Path(__file__).resolve().parent.parent
 
 

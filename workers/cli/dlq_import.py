@@ -1,0 +1,54 @@
+"""`redelivery dlq import`: letters that RabbitMQ itself made come into the books, and to the dead letters of their queue.
+
+Enters: the name of the queue behind a dead-letter exchange. Leaves: counts. Refuses: Redis, where nothing dies past us, and a queue
+that the app runs.
+"""
+
+from __future__ import annotations
+
+import click
+
+from redelivery.middleware.transports.base import Capability
+from redelivery.workers.cli.context import Context, json_option, pass_context
+from redelivery.workers.cli.output import counted, print_json, safe
+from redelivery.workers.cli.progress import Progress
+
+__all__ = ["import_"]
+
+NOT_HERE = "on Redis no message dies past redelivery: there are no letters of the broker's own to import"
+
+
+@click.command("import")
+@click.argument("name")
+@click.option("--dry-run", is_flag=True, help="Count what would be imported, and change nothing.")
+@click.option("--limit", type=click.IntRange(1), help="At most so many letters, the oldest first.")
+@json_option
+@pass_context
+def import_(context: Context, /, name: str, *, dry_run: bool, limit: int | None) -> None:
+    """Bring the letters that RabbitMQ itself made into the books, and to the DLQ that their queue's policy names.
+
+    NAME is the queue behind a dead-letter exchange. Each letter with an x-death header gets a death record, is moved, and is
+    recorded as dead_lettered: one event for each death, however often it is imported. From then on `dlq show`, `dlq redrive` and
+    the others know it. What has no x-death stays.
+    """
+    context.needs(Capability.REDELIVERY_COUNTS, NOT_HERE)
+    from redelivery.workers.amqp_import import import_letters  # noqa: PLC0415 - only where the broker is RabbitMQ
+
+    with Progress() as progress:
+        done = import_letters(
+            context.install,
+            name,
+            dry_run=dry_run,
+            limit=limit,
+            on_progress=lambda so_far: progress.say(f"{so_far.moved} of {so_far.total} imported"),
+        )
+    if context.as_json:
+        print_json(done.to_dict())
+        return
+    reasons = ", ".join(f"{reason} {count}" for reason, count in done.reasons.most_common())
+    verb = "would be imported" if dry_run else "imported"
+    click.echo(f"{counted(done.moved, 'letter', 'letters')} of {safe(name)} {verb}{f': {reasons}' if reasons else ''}.")
+    for target, count in done.targets.most_common():
+        click.echo(f"{counted(count, 'letter', 'letters')} {'go' if dry_run else 'went'} to {safe(target)}.")
+    for why, count in done.left.most_common():
+        click.echo(f"{counted(count, 'letter', 'letters')} {'stays' if count == 1 else 'stay'}: {safe(why)}.")

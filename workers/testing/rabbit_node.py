@@ -1,0 +1,200 @@
+"""A private RabbitMQ node, from the distribution's package: for this project's tests and its demo.
+
+Enters: a folder. Leaves: a node that listens on the loopback alone, with ports, an epmd, a cookie and data of its own; it is ended
+by its process id, and starts again with its data where it was ended. Nothing of the machine's own RabbitMQ is touched: no service,
+no configuration, no user.
+
+Refuses: a machine that has no RabbitMQ. It takes 6 s to start on an idle machine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+import uuid
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+import amqp
+
+from redelivery.errors import BrokerError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["MISSING", "RabbitNode", "is_installed"]
+
+#: Debian's own places; the commands on the path are wrappers, which insist on a user that they switch to.
+PROGRAMS = Path("/usr/lib/rabbitmq/bin")
+#: What stands beside it: Erlang's name service.
+EPMD = "epmd"
+MISSING = "there is no RabbitMQ on this machine: install it (as root: apt-get install --no-install-recommends rabbitmq-server)"
+#: Seconds that a node may take to start, and a command of its to answer.
+PATIENCE, COMMAND_PATIENCE = 240.0, 120.0
+#: The user that every node has, and that only the loopback may be.
+USER = "guest"
+#: Characters of the node's own words that an error repeats.
+MOST_SAID = 3000
+#: No busy waiting of the schedulers, and nothing beyond the loopback.
+ERLANG = "-kernel inet_dist_use_interface {127,0,0,1} +S 2:2 +sbwt none +sbwtdcpu none +sbwtdio none"
+CONF = """\
+listeners.tcp.1 = 127.0.0.1:{port}
+disk_free_limit.absolute = 1MB
+vm_memory_high_watermark.absolute = 2GB
+raft.wal_max_size_bytes = 16000000
+log.file.level = warning
+log.console = false
+"""
+
+
+def is_installed() -> bool:
+    """Whether this machine has RabbitMQ where Debian puts it."""
+    return (PROGRAMS / "rabbitmq-server").exists() and shutil.which(EPMD) is not None
+
+
+@dataclass
+class RabbitNode:
+    """One node. `ports` are those of AMQP, epmd and Erlang's distribution."""
+
+    folder: Path
+    ports: tuple[int, int, int] = (0, 0, 0)
+    cookie: str = field(default_factory=lambda: uuid.uuid4().hex)
+    process: subprocess.Popen[bytes] | None = None
+    epmd: subprocess.Popen[bytes] | None = None
+
+    @property
+    def port(self) -> int:
+        """Where AMQP is spoken."""
+        return self.ports[0]
+
+    @property
+    def name(self) -> str:
+        """The Erlang node's name."""
+        return f"rd{self.port}@localhost"
+
+    @property
+    def url(self) -> str:
+        """The address of its first virtual host, as Celery takes it."""
+        return f"amqp://{USER}:{USER}@127.0.0.1:{self.port}//"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What the node and its commands need."""
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("RABBITMQ_", "ERL_"))}
+        return kept | {
+            "HOME": str(self.folder),
+            "ERL_EPMD_PORT": str(self.ports[1]),
+            "ERL_EPMD_ADDRESS": "127.0.0.1",
+            "RABBITMQ_NODENAME": self.name,
+            "RABBITMQ_NODE_PORT": str(self.port),
+            "RABBITMQ_DIST_PORT": str(self.ports[2]),
+            "RABBITMQ_MNESIA_BASE": str(self.folder / "data"),
+            "RABBITMQ_LOG_BASE": str(self.folder / "log"),
+            "RABBITMQ_ENABLED_PLUGINS_FILE": str(self.folder / "plugins"),
+            "RABBITMQ_CONFIG_FILE": str(self.folder / "rabbitmq.conf"),
+            "RABBITMQ_CONF_ENV_FILE": "/dev/null",
+            "RABBITMQ_GENERATED_CONFIG_DIR": str(self.folder / "generated"),
+            "RABBITMQ_PID_FILE": str(self.folder / "pid"),
+            "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": ERLANG,
+        }
+
+    def start(self) -> Self:
+        """Start it, again where it was ended, and wait until it answers. Raises `BrokerError` where it does not."""
+        if not is_installed():
+            raise BrokerError(MISSING)
+        if not self.port:
+            self._prepare()
+        if self.epmd is None:
+            self.epmd = self._run(EPMD, "-port", str(self.ports[1]), "-address", "127.0.0.1")
+        self.process = self._run(str(PROGRAMS / "rabbitmq-server"))
+        deadline = time.monotonic() + PATIENCE
+        while not self._answers():
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                log = (self.folder / "node.log").read_text("utf-8", "replace")[-MOST_SAID:].strip()
+                how = "ended" if self.process.poll() is not None else "does not answer"
+                msg = f"the private RabbitMQ node {how}: {log or 'it said nothing'}"
+                raise BrokerError(msg)
+            time.sleep(0.1)  # a starting node says nothing that one could wait for
+        return self
+
+    def kill(self) -> None:
+        """SIGKILL it, with the helpers that it started."""
+        if self.process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait(30)
+            self.process = None
+
+    def stop(self) -> None:
+        """End it for good, and its epmd."""
+        self.kill()
+        if self.epmd is not None:
+            self.epmd.kill()
+            self.epmd.wait(30)
+            self.epmd = None
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[Self]:
+        """Start it, and end it for good, whatever happens. Raises as `start`."""
+        try:
+            yield self.start()
+        finally:
+            self.stop()
+
+    def ctl(self, *words: str) -> str:
+        """Run `rabbitmqctl`, which takes a second or two of CPU: what it said. Raises `BrokerError` where it fails."""
+        command = [str(PROGRAMS / "rabbitmqctl"), "-n", self.name, "--quiet", *words]
+        done = subprocess.run(  # noqa: S603 - Debian's own program
+            command, env=self.environment, capture_output=True, text=True, timeout=COMMAND_PATIENCE, check=False
+        )
+        if done.returncode:
+            msg = f"rabbitmqctl {' '.join(words)} failed: {(done.stdout + done.stderr)[-MOST_SAID:].strip()}"
+            raise BrokerError(msg)
+        return done.stdout
+
+    def _prepare(self) -> None:
+        self.ports = _free_ports()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        (self.folder / "rabbitmq.conf").write_text(CONF.format(port=self.port))
+        (self.folder / "plugins").write_text("[].\n")
+        cookie = self.folder / ".erlang.cookie"
+        cookie.write_text(self.cookie)
+        cookie.chmod(0o400)
+
+    def _run(self, *command: str) -> subprocess.Popen[bytes]:
+        with (self.folder / "node.log").open("ab") as log:
+            return subprocess.Popen(  # noqa: S603 - Debian's own programs
+                command,
+                env=self.environment,
+                cwd=self.folder,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def _answers(self) -> bool:
+        connection = amqp.Connection(f"127.0.0.1:{self.port}", USER, USER, connect_timeout=5)
+        try:
+            connection.connect()
+            connection.close()
+        except (OSError, amqp.AMQPError):
+            return False
+        return True
+
+
+def _free_ports() -> tuple[int, int, int]:
+    """Three ports that nobody listens at."""
+    with contextlib.ExitStack() as stack:
+        found = []
+        for _ in range(3):
+            listener = stack.enter_context(socket.socket())
+            listener.bind(("127.0.0.1", 0))
+            found.append(int(listener.getsockname()[1]))
+    return found[0], found[1], found[2]
