@@ -9,6 +9,7 @@ back:
   second in the delay store, so that a broken worker does not ask for it again at once;
 - what a pool of threads, or the worker itself (`solo`), lets out of the task is an attempt that counts: `SystemExit` and
   `KeyboardInterrupt` are a lost worker, as they are where the pool has processes;
+- a worker that is told to stop while a message waits for room in a pool of greenlets gives that message back, uncounted;
 - a greenlet that was ended from outside has not succeeded, although its pool says so: whoever ended it tells what became of it.
   None begins any more once a cold shutdown does so.
 """
@@ -62,7 +63,7 @@ def hand_over(request: Egress, install: Redelivery) -> None:
             install.owner.drop(request.message.held.tag)
             raise TaskRevokedError(request.id) from None
         except (WorkerShutdown, WorkerTerminate) as exc:
-            lose(request, exc)
+            _break_off(request, pool, exc)
             raise
         except Exception as exc:  # noqa: BLE001 - the message is anybody's, and so is the pool
             _end(request, pool, exc)
@@ -127,6 +128,14 @@ def _look_at_greenlet(greenlet: Any, request: Egress) -> None:
     try:
         greenlet.wait()
     except Exception as exc:  # noqa: BLE001 - the task's own code
+        lose(request, exc)
+
+
+def _break_off(request: Egress, pool: Any, exc: BaseException) -> None:
+    """The worker is told to stop in the middle of the hand-over: the task itself is ended (solo), or it was waiting for room."""
+    if getattr(pool, "is_green", False) and request.time_start is None:
+        request.take_back()
+    else:
         lose(request, exc)
 
 

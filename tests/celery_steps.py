@@ -7,6 +7,7 @@ import signal
 import sys
 import time
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
@@ -112,6 +113,13 @@ def step_nap(_: Any, seconds: float, value: Any = None, late: Any = None) -> Any
         if late is None:
             raise
         return late
+    return value
+
+
+def step_wait(_: Any, gate: str, value: Any = None) -> Any:
+    """Wait until the gate, a file beside the notes, is there."""
+    while not Path(os.environ["SHOP_RUNS"]).with_name(f"gate-{gate}").exists():
+        time.sleep(0.02)
     return value
 
 

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from celery import _state
+from hypothesis import HealthCheck, settings
 
+from tests.pooled import floors, on
 from tests.proofs import pytest_runtest_logreport, pytest_sessionfinish, pytest_terminal_summary
 from tests.rabbit import private_rabbit, rabbit, rabbit_node
 from tests.running import Shop
@@ -20,9 +22,11 @@ from tests.trial import forked, stored, trial, trials
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-#: The fixtures of trials and of RabbitMQ are every module's, and the hooks of proofs are the whole run's.
+#: The fixtures of trials, of pools and of RabbitMQ are every module's, and the hooks of proofs are the whole run's.
 __all__ = [
+    "floors",
     "forked",
+    "on",
     "private_rabbit",
     "pytest_runtest_logreport",
     "pytest_sessionfinish",
@@ -36,8 +40,13 @@ __all__ = [
 
 
 def pytest_configure() -> None:
-    """Hear SIGINT, and let the commands that tests start hear it: a shell ignores it for what it runs in the background."""
+    """Hear SIGINT, and let the commands that tests start hear it: a shell ignores it for what it runs in the background.
+
+    And let Hypothesis time nothing: beside so many other tests, that says how busy the machine is.
+    """
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("untimed")
 
 
 @pytest.hookimpl(trylast=True)

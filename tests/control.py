@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
 from collections import Counter
 from contextlib import contextmanager
@@ -15,7 +16,7 @@ from tests.servers import Server, binaries
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["Floor", "floor"]
+__all__ = ["Floor", "floor", "waiting_ids"]
 
 #: Attempts follow at once on one another, and there are three.
 SETTINGS: dict[str, Any] = {"queues": {"#": {"redelivery_delay": 0.1, "max_delivery_attempts": 3}}}
@@ -92,6 +93,12 @@ class Floor(Shop):
     def waits_for_nothing(self) -> None:
         """Wait until nothing is left on the broker, in any of the queues that were used."""
         until(lambda: not self.leftovers(), what=f"nothing to be left, not {self.leftovers()}")
+
+
+def waiting_ids(here: Floor, queue: str) -> list[str]:
+    """The task ids in a queue, the next to be taken first."""
+    raws: Any = here.server.client.lrange(queue, 0, -1)
+    return [json.loads(raw)["headers"]["id"] for raw in reversed(raws)]
 
 
 @contextmanager

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from celery import Celery
 
 from redelivery import Redelivery
-from tests.control import Floor, floor
+from tests.control import Floor, floor, waiting_ids
+from tests.pooled import POOLS, places
 from tests.running import until
+from tests.trial import missing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -103,30 +106,50 @@ def test_what_waits_for_its_rate_goes_back_when_the_worker_stops(here: Floor) ->
     assert here.outcomes_of(second) == ["published"]
 
 
-@pytest.mark.parametrize(
-    ("conf", "options", "held"),
-    [
-        ({"worker_prefetch_multiplier": 2}, {}, 4),
-        ({"worker_disable_prefetch": True}, {}, 2),
-        ({"worker_prefetch_multiplier": 1, "worker_eta_task_limit": 5}, {"countdown": 1800}, 5),
-    ],
-    ids=["prefetch-multiplier", "disable-prefetch", "eta-task-limit"],
-)
-def test_a_worker_holds_no_more_than_it_is_told_to(conf: dict[str, Any], options: dict[str, Any], held: int) -> None:
-    """The window is what is held on the broker; what there is no room for stays in its queue for other workers."""
+@pytest.fixture(scope="module", params=[pytest.param(pool, marks=pytest.mark.xdist_group(f"bounds-{pool}")) for pool in POOLS])
+def frugal(request: pytest.FixtureRequest) -> Iterator[tuple[str, Floor]]:
+    """A worker of each pool, with room for two (one on solo): it takes no more than it can run, and ten that wait for their ETA."""
+    if missing(request.param):
+        (pytest.fail if os.environ.get("CI") else pytest.skip)(missing(request.param))
+    conf = {"worker_disable_prefetch": True, "worker_eta_task_limit": 10}
     settings = {"eta_threshold": 7200, "queues": {"#": {"max_delivery_attempts": 3}}}
-    with floor(settings=settings, conf=conf) as here:
-        here.start(pool="threads")
-        ids = [here.send("holds", "window", **options) for _ in range(held + 6)]
-        client = here.server.client
-        until(lambda: client.hlen("unacked") == held and client.llen("celery") == 6, what=f"{held} to be held: {here.leftovers()}")
-        here.ask("ping")
-        here.ask("stats")  # the loop has come round since
-        assert here.leftovers() == {"celery": 6, "unacked": held, "unacked_index": held}
-        if not options:
-            here.open("window")
-            here.all_ended(ids)
-            here.ran_once(ids)
+    with floor(settings=settings, conf=conf) as made:
+        made.start(pool=request.param)
+        yield request.param, made
+
+
+def holds(here: Floor, count: int) -> None:
+    """Wait until the worker holds so many, and see that it stays so when its loop has come round."""
+    client = here.server.client
+    until(lambda: client.hlen("unacked") == count, what=f"{count} to be held: {here.leftovers()}")
+    here.ask("ping")
+    here.ask("stats")
+    assert client.hlen("unacked") == client.zcard("unacked_index") == count
+
+
+def test_a_worker_that_does_not_prefetch_holds_what_it_runs(frugal: tuple[str, Floor]) -> None:
+    """`worker_disable_prefetch`: what there is no room for stays in its queue, for other workers."""
+    pool, here = frugal
+    ids = here.filled(places(pool), "window")
+    ids += [here.send("holds", "window") for _ in range(6)]
+    if pool == "solo":
+        assert here.leftovers() == {"celery": 6, "unacked": 1, "unacked_index": 1}
+    else:
+        holds(here, 2)
+        assert here.server.client.llen("celery") == 6
+    here.open("window")
+    here.all_ended(ids)
+    here.ran_once(ids)
+
+
+def test_a_worker_takes_no_more_tasks_with_an_eta_than_it_may(frugal: tuple[str, Floor]) -> None:
+    """`worker_eta_task_limit`, for those that wait in the worker and not in the delay store; they go back when it stops."""
+    _, here = frugal
+    ids = [here.send("ok", countdown=1800) for _ in range(16)]
+    holds(here, 10)
+    assert here.server.client.llen("celery") == 6
+    assert here.workers[-1].stop(seconds=60) == 0
+    assert waiting_ids(here, "celery") == ids
 
 
 def test_a_message_that_waits_for_its_rate_takes_a_place_where_prefetching_is_off() -> None:
@@ -136,10 +159,8 @@ def test_a_message_that_waits_for_its_rate_takes_a_place_where_prefetching_is_of
         first = here.send("hourly")
         here.ended(first, "succeeded")
         waiting = [here.send("hourly") for _ in range(4)]
-        until(lambda: here.server.client.hlen("unacked") == 2, what="two to wait in the worker")
-        here.ask("ping")
-        here.ask("stats")
-        assert here.leftovers() == {"celery": 2, "unacked": 2, "unacked_index": 2}
+        holds(here, 2)
+        assert here.server.client.llen("celery") == 2
         assert [here.outcomes_of(task_id) for task_id in waiting] == [["published"]] * 4
 
 

@@ -10,18 +10,22 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests.control import SETTINGS, Floor, floor
 from tests.running import until
+from tests.trial import answer, step
 from tests.watching import Watcher
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-pytestmark = pytest.mark.xdist_group("celery-events")
+    from tests.trial import Side, Trial
+
+HERE = pytest.mark.xdist_group("celery-events")
 
 SCHEDULE = {"tick": {"task": "tests.control_app.ok", "schedule": 0.5, "args": ["tick"]}}
 
@@ -70,6 +74,7 @@ def run(here: Floor) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
 BEGUN = ["task-received", "task-started"]
 
 
+@HERE
 def test_a_success_is_told_in_celerys_events(here: Floor, watcher: Watcher) -> None:
     """Sent by the producer, then received, started and succeeded, with the fields that monitors show."""
     task_id = here.send("ok", 7)
@@ -84,6 +89,7 @@ def test_a_success_is_told_in_celerys_events(here: Floor, watcher: Watcher) -> N
     assert by_type["task-succeeded"]["runtime"] >= 0
 
 
+@HERE
 def test_failures_are_told_as_retries_and_the_last_one_as_a_failure(here: Floor, watcher: Watcher) -> None:
     """One life: each attempt received and started, each redelivery a `task-retried`, at last `task-failed`, once."""
     task_id = here.send("fails")
@@ -96,6 +102,7 @@ def test_failures_are_told_as_retries_and_the_last_one_as_a_failure(here: Floor,
     assert "raise RuntimeError(message)" in by_type["task-failed"]["traceback"]
 
 
+@HERE
 def test_a_rejection_is_told(here: Floor, watcher: Watcher) -> None:
     """As Celery's own requests tell it."""
     task_id = here.send("rejects")
@@ -104,6 +111,7 @@ def test_a_rejection_is_told(here: Floor, watcher: Watcher) -> None:
     assert event["requeue"] is False
 
 
+@HERE
 @pytest.mark.parametrize("place", ["running", "delayed"])
 def test_a_revoke_is_told_wherever_the_message_is(here: Floor, watcher: Watcher, place: str) -> None:
     """Once, and whether the task was terminated."""
@@ -118,6 +126,7 @@ def test_a_revoke_is_told_wherever_the_message_is(here: Floor, watcher: Watcher,
     assert (event["terminated"], event["expired"]) == (place == "running", False)
 
 
+@HERE
 def test_flower_sees_the_worker_and_its_tasks(here: Floor, run: Callable[..., subprocess.Popen[bytes]]) -> None:
     """A real Flower: the worker with its queues and its statistics, and tasks with the states that they had."""
     with socket.socket() as probe:
@@ -148,6 +157,7 @@ def _both(get: Callable[[str], Any], fine: str, bad: str) -> dict[str, Any] | No
     return tasks if (tasks[fine].get("state"), tasks[bad].get("state")) == ("SUCCESS", "FAILURE") else None
 
 
+@HERE
 def test_beat_sends_what_is_due_and_it_is_recorded(here: Floor, run: Callable[..., subprocess.Popen[bytes]]) -> None:
     """A real beat: every half second a task, published and accounted for like any other."""
     beat = run("beat", "-s", str(here.folder / "schedule"))
@@ -157,3 +167,68 @@ def test_beat_sends_what_is_due_and_it_is_recorded(here: Floor, run: Callable[..
     beat.wait(60)
     here.all_ended(ticks)
     here.ran_once(ticks)
+
+
+def told_of(verb: str, *, queue: str = "celery", again: str = "", **options: Any) -> tuple[list[Any], dict[str, Any]]:
+    """A story of `tests.celery_app.hooked`: one step, perhaps another one, and the options of its publication."""
+    return [step(verb), *([step(again)] if again else [])], {"task": "hooked", "queue": queue, **options}
+
+
+#: What is published, and the last event that tells of it.
+TOLD: list[tuple[tuple[list[Any], dict[str, Any]], str]] = [
+    (told_of("ok"), "task-succeeded"),
+    (told_of("retry", again="ok"), "task-succeeded"),
+    (told_of("fail", queue="once"), "task-failed"),
+    (told_of("reject"), "task-rejected"),
+    (told_of("ok", expires=-1), "task-revoked"),
+]
+#: What differs between any two runs.
+OWN = {"uuid", "root_id", "hostname", "pid", "clock", "timestamp", "local_received", "runtime", "utcoffset", "traceback", "expires"}
+
+
+#: What Celery itself tells otherwise: its own retry is another message, with an ETA and a parent, and without processes it tells of
+#: the `Retry` around the exception.
+RETRIED = {"task-received": {"eta", "parent_id"}, "task-retried": {"exception"}}
+
+
+def facts_of(watcher: Watcher, task_id: str, last: str) -> list[str]:
+    """Every event of a task, with what is the same in any two runs; Celery's own retry may be received before it is told."""
+    until(lambda: last in watcher.types(task_id), what=f"{last} to be told of {task_id}")
+    found = []
+    for event in list(watcher.events):
+        left_out = OWN | RETRIED.get(event["type"], set()) if event.get("retries") != 0 else OWN
+        if event.get("uuid") == task_id:
+            found.append(f"{sorted(event)} { ({key: event[key] for key in sorted(event) if key not in left_out}) }")
+    return sorted(found)
+
+
+@pytest.fixture
+def watchers(trial: Trial) -> Iterator[list[Watcher]]:
+    """A monitor of either worker, which both send events while it is there."""
+    made = [Watcher(side) for side in trial.sides]
+    for side, watcher in zip(trial.sides, made, strict=True):
+        until(partial(_is_heard, side, watcher), what="the watcher to hear")
+        assert answer(side, "enable_events", {}) == {"ok": "task events enabled"}
+    yield made
+    for side, watcher in zip(trial.sides, made, strict=True):
+        answer(side, "disable_events", {})
+        watcher.close()
+
+
+def _is_heard(side: Side, watcher: Watcher) -> bool:
+    answer(side, "heartbeat", {})
+    return bool(watcher.events)
+
+
+def test_events_on_each_pool_are_celerys(trial: Trial, watchers: list[Watcher]) -> None:
+    """The same events with the same fields and values as a plain worker's; a redelivery is told as a retry."""
+    stories = [(trial.tell(*steps, **options), last) for (steps, options), last in TOLD]
+    again = trial.ours.play(step("fail"), step("ok"), task="hooked")
+    for story, last in stories:
+        plain, ours = (facts_of(watcher, task_id, last) for watcher, task_id in zip(watchers, story.ids, strict=True))
+        assert [fact for fact in ours if fact not in plain] == [fact for fact in plain if fact not in ours]
+        assert len(ours) == len(plain)
+    facts_of(watchers[1], again, "task-succeeded")
+    (retried,) = [event for event in watchers[1].events if event.get("uuid") == again and event["type"] == "task-retried"]
+    assert retried["exception"] == "RuntimeError('no')"
+    assert sorted(watchers[1].types(again)) == sorted([*BEGUN, "task-retried", *BEGUN, "task-succeeded"])

@@ -1,40 +1,20 @@
-"""The core stories of a message on every pool: prefork, threads, solo, gevent and eventlet. One worker each, ended by the last."""
+"""The core stories of a message on every pool: prefork, threads, solo, gevent and eventlet, on the workers of `tests.pooled`."""
 
 from __future__ import annotations
 
-import os
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from celery.exceptions import TaskRevokedError
 
 from redelivery.middleware.envelope import Envelope
-from tests.control import Floor, floor
+from tests.control import waiting_ids
+from tests.pooled import CAN_TERMINATE, GREEN, places
 from tests.running import until
-from tests.trial import missing
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-POOLS = ["prefork", "threads", "solo", "gevent", "eventlet"]
-#: Pools in which a task can be ended from outside; in the others Celery says so and lets it run.
-CAN_TERMINATE = {"prefork", "gevent", "eventlet"}
-
-
-@pytest.fixture(scope="module", params=[pytest.param(pool, marks=pytest.mark.xdist_group(f"pools-{pool}")) for pool in POOLS])
-def on(request: pytest.FixtureRequest) -> Iterator[tuple[str, Floor]]:
-    """A worker of each pool, with room for two tasks (one on solo) and a result backend. In CI no pool may be missing."""
-    if missing(request.param):
-        (pytest.fail if os.environ.get("CI") else pytest.skip)(missing(request.param))
-    with floor(backend=True) as made:
-        made.start(pool=request.param)
-        yield request.param, made
-
-
-def places(pool: str) -> int:
-    """How many tasks run at once."""
-    return 1 if pool == "solo" else 2
+    from tests.control import Floor
 
 
 def test_a_task_succeeds_and_its_caller_has_the_result(on: tuple[str, Floor]) -> None:
@@ -113,6 +93,42 @@ def test_a_worker_that_runs_its_tasks_itself_hears_a_revoke_between_two_of_a_bat
     here.all_ended([running, batch[0]])
 
 
+@pytest.mark.parametrize("place", ["running", "queue", "delay store"])
+def test_a_message_with_a_stamp_is_revoked_by_it(on: tuple[str, Floor], place: str) -> None:
+    """That one and no other; what runs is ended where the pool can end it, and a solo worker hears it between two tasks."""
+    pool, here = on
+    stamp, options = f"stamp of {place}", {"countdown": 3600} if place == "delay store" else {}
+    stamped: dict[str, Any] = {"stamped_headers": ["customer"], "customer": stamp, **options}
+    revoke = {"headers": {"customer": [stamp]}, "terminate": place == "running", "signal": "SIGKILL"}
+    if place == "running":
+        if pool == "solo":
+            return
+        victim, other = here.send("holds", stamp, **stamped), here.send("holds", stamp)
+        here.begun(victim, other)
+    elif place == "queue":
+        here.filled(places(pool), stamp)
+        for _ in range(7):  # they fill the worker's window
+            here.send("holds", stamp, None, 0.1)
+        other, victim = here.send("ok"), here.send("ok", **stamped)
+    else:
+        victim, other = here.send("ok", **stamped), here.send("ok", **options)
+        here.ended(victim, "deferred")
+        here.ended(other, "deferred")
+    here.app.control.broadcast("revoke_by_stamped_headers", arguments=revoke, reply=pool != "solo", timeout=60, limit=1)
+    here.open(stamp)
+    is_ended = place != "running" or pool in CAN_TERMINATE
+    here.ended(victim, "revoked" if is_ended else "succeeded")
+    if is_ended:
+        until(lambda: here.app.AsyncResult(victim).state == "REVOKED", what="REVOKED to be stored")
+        assert [line["terminated"] for line in here.noted(victim, "task_revoked")] == [place == "running"]
+    if place == "delay store":
+        assert here.server.client.zcard("redelivery:delayed:due:celery") == 1
+        here.app.control.revoke(other)
+        here.ended(other, "revoked")
+    else:
+        here.ended(other, "succeeded")
+
+
 def test_a_task_that_waits_in_the_delay_store_is_revoked(on: tuple[str, Floor]) -> None:
     """The message leaves the store at once, not when it is due."""
     _, here = on
@@ -146,6 +162,118 @@ def test_a_limited_task_waits_for_its_tokens_and_runs_once(on: tuple[str, Floor]
     assert moments[-1] - moments[0] >= 1  # the first at once, then one in a quarter of a second
 
 
+def test_a_limit_is_changed_by_remote_control(on: tuple[str, Floor]) -> None:
+    """A task that may run once an hour may run a thousand times a second from then on."""
+    _, here = on
+    here.ended(here.send("hourly"), "succeeded")
+    assert here.tell("rate_limit", "tests.control_app.hourly", "1000/s") == {"ok": "new rate limit set successfully"}
+    here.all_ended([here.send("hourly") for _ in range(4)])
+    here.tell("rate_limit", "tests.control_app.hourly", "1/h")
+
+
+def test_a_worker_prefetches_what_its_multiplier_says(on: tuple[str, Floor]) -> None:
+    """Four for each of two: no more than eight are held, and the rest is there for other workers."""
+    pool, here = on
+    here.waits_for_nothing()
+    first = here.filled(places(pool), "window")
+    rest = [here.send("holds", "open window") for _ in range(40)]
+    client = here.server.client
+    if pool in {"prefork", "threads"}:
+        until(lambda: client.hlen("unacked") == 8, what="the window to be full")
+    here.open("window")  # solo and greenlets take the next batch when they have room for its first
+    here.all_ended(first)
+    here.begun(*rest[: places(pool)])
+    if pool == "solo":
+        assert 0 < client.hlen("unacked") <= 8
+    else:
+        until(lambda: client.hlen("unacked") > 2 if pool in GREEN else client.hlen("unacked") == 8, what="the window to be used")
+        here.ask("ping")
+        here.ask("stats")  # the loop has come round since
+        assert client.hlen("unacked") <= 8
+    assert client.llen("celery") >= 32
+    here.open("open window")
+    here.all_ended(rest)
+    here.ran_once([*first, *rest])
+
+
+def test_a_pool_of_greenlets_grows_and_shrinks_while_it_works(on: tuple[str, Floor]) -> None:
+    """A third task begins at once; afterwards there is room for two again. Threads and solo cannot, as in Celery."""
+    pool, here = on
+    if pool == "prefork":  # `test_celery_control.py`
+        return
+    if pool not in GREEN:
+        assert "error" in here.tell("pool_grow", 1)
+        return
+    running = here.filled(2, "grown")
+    third = here.send("holds", "grown")
+    assert here.tell("pool_grow", 1) == {"ok": "pool will grow"}
+    here.begun(third)
+    here.open("grown")
+    here.all_ended([*running, third])
+    assert here.tell("pool_shrink", 1) == {"ok": "pool will shrink"}
+    until(lambda: here.ask("stats")["prefetch_count"] == 8, what="the window to shrink")
+    running, waiting = here.filled(2, "shrunk"), here.send("ok")
+    until(lambda: here.server.client.hlen("unacked") == 3, what="a message that waits for room")
+    assert here.noted(waiting) == []
+    here.open("shrunk")
+    here.all_ended([*running, waiting])
+
+
+def test_a_queue_is_added_and_cancelled_while_messages_flow(on: tuple[str, Floor]) -> None:
+    """What was taken from the cancelled queue runs or goes back, what was not stays, and nothing runs twice."""
+    _, here = on
+    sent: list[str] = []
+
+    def load(count: int) -> None:
+        for _ in range(count):
+            sent.extend((here.send("ok"), here.send("ok", queue="extra")))
+
+    load(5)
+    assert here.tell("add_consumer", "extra") == {"ok": "add consumer extra"}
+    until(lambda: "extra" in {queue["name"] for queue in here.ask("active_queues")}, what="the queue to be consumed")
+    load(15)
+    assert here.tell("cancel_consumer", "extra") == {"ok": "no longer consuming from extra"}
+    load(5)
+    until(lambda: "extra" not in {queue["name"] for queue in here.ask("active_queues")}, what="the queue to be let go")
+    load(15)
+    here.all_ended(sent[::2])
+    until(lambda: "unacked" not in here.leftovers(), what="nothing to be held")
+    done, left = {line["id"] for line in here.runs()} & set(sent[1::2]), here.server.client.llen("extra")
+    assert left >= 15
+    assert len(done) + left == len(sent[1::2])
+    here.tell("add_consumer", "extra")
+    here.all_ended(sent[1::2])
+    here.tell("cancel_consumer", "extra")
+    until(lambda: "extra" not in {queue["name"] for queue in here.ask("active_queues")}, what="the queue to be let go")
+    here.ran_once(sent)
+
+
+def test_what_was_in_line_when_its_queue_was_cancelled_goes_back_in_its_order(on: tuple[str, Floor]) -> None:
+    """A solo worker has received a batch, and hears of it after the first of them: the rest lies in the queue as it did before."""
+    pool, here = on
+    if pool != "solo":  # the others hand over what they have received at once
+        return
+    here.tell("add_consumer", "line")
+    until(lambda: "line" in {queue["name"] for queue in here.ask("active_queues")}, what="the queue to be consumed")
+    (first,) = here.filled(1, "line")
+    batch = [here.send("holds", "in line", None, 0.1, queue="line") for _ in range(7)]
+    here.open("line")
+    here.begun(batch[0])
+    assert here.server.client.llen("line") == 0
+    here.app.control.cancel_consumer("line")
+    here.open("in line")
+    until(lambda: "unacked" not in here.leftovers(), what="nothing to be held")
+    ended = [task_id for task_id in batch if here.noted(task_id)]
+    assert waiting_ids(here, "line") == batch[len(ended) :]
+    assert len(ended) < len(batch)
+    here.tell("add_consumer", "line")
+    here.all_ended([first, *batch])
+    here.tell("cancel_consumer", "line")
+    here.ran_once([first, *batch])
+    order = [line["id"] for line in here.runs() if line["event"] == "run" and line["id"] in batch]
+    assert order == batch
+
+
 def test_an_expired_message_does_not_run(on: tuple[str, Floor]) -> None:
     """It is a death with reason `expired`, and its caller is told in Celery's words."""
     _, here = on
@@ -173,6 +301,7 @@ def test_what_runs_is_finished_and_what_waits_goes_back_when_the_worker_is_told_
     returned = [task_id for task_id in waiting if task_id not in ended]
     assert len(ended) <= places(pool) * 4  # what the pool has been given is finished: no more than the worker's window
     assert here.leftovers() == {"celery": len(returned)}
-    here.start(pool="threads")
+    assert waiting_ids(here, "celery") == returned
+    here.start(pool=pool)
     here.all_ended(returned)
     here.ran_once([*running, *waiting])

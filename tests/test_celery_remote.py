@@ -1,16 +1,18 @@
-"""Every command of remote control is answered by our worker as by a plain one; what it then does is in `test_celery_control.py`.
+"""Every command of remote control is answered by our worker as by a plain one.
 
-Asked of the two workers of a trial, each on its own broker, in the same words.
+What it then does is in `test_celery_control.py`, and on each pool in `test_celery_pools.py` and `test_celery_shutdown.py`. Asked of
+the two workers of a trial, each on its own broker, in the same words.
 """
 
 from __future__ import annotations
 
+import uuid
 from typing import TYPE_CHECKING, Any
 
 from celery.worker.control import Panel
 
 from tests.running import until
-from tests.trial import step
+from tests.trial import answer, step
 
 if TYPE_CHECKING:
     from tests.trial import Side, Trial
@@ -61,13 +63,6 @@ ASKED: list[tuple[str, dict[str, Any], str]] = [
 ELSEWHERE = {"scheduled", "revoked", "shutdown", "objgraph", "memdump"}
 
 
-def answer(side: Side, command: str, arguments: dict[str, Any]) -> Any:
-    """What the side's worker says."""
-    replies = side.app.control.broadcast(command, arguments=arguments, reply=True, timeout=60, destination=["w0@shop"])
-    assert replies, f"no answer to {command}"
-    return replies[0]["w0@shop"]
-
-
 def form(said: Any, kind: str) -> Any:
     """What of an answer is the same on two workers."""
     if kind == "names":
@@ -96,29 +91,38 @@ def test_every_command_of_celerys_is_asked_somewhere() -> None:
     assert {command for command, *_ in ASKED} | ELSEWHERE >= known - aliases
 
 
-def test_our_worker_answers_as_a_plain_one(forked: Trial) -> None:
-    """Each command, with sound and unsound arguments: the same answers, in Celery's own words."""
+def test_our_worker_answers_as_a_plain_one(stored: Trial) -> None:
+    """Each command on each pool, with sound and unsound arguments: the same answers, in Celery's own words."""
     for command, arguments, kind in ASKED:
         if command in {"pool_shrink", "active"}:
-            for side in forked.sides:
+            for side in stored.sides:
                 is_idle(side)
-        plain, ours = (form(answer(side, command, arguments), kind) for side in forked.sides)
+        plain, ours = (form(answer(side, command, arguments), kind) for side in stored.sides)
         if command == "conf":
             plain = sorted({*plain, "redelivery"} - {"task_acks_late", "task_reject_on_worker_lost"})
             ours = sorted({*ours} - {"task_acks_late", "task_reject_on_worker_lost"})
         assert ours == plain, f"{command} {arguments}"
+        if command == "add_consumer":  # it says so first, and consumes then
+            until(lambda: all("also" in str(answer(side, "active_queues", {})) for side in stored.sides), what="the new queue")
 
 
-def test_a_running_task_is_shown_as_on_a_plain_worker(forked: Trial) -> None:
-    """`active` and `query_task`: the same fields, the same values where the message is the same."""
-    ids = [side.play(step("nap", seconds=3), task="hooked", priority=6) for side in forked.sides]
+def test_a_running_task_is_shown_as_on_a_plain_worker(stored: Trial) -> None:
+    """`query_task` and `active`: the same fields, the same values where the message is the same. Solo answers between two tasks."""
+    gates = [f"shown-{uuid.uuid4()}" for _ in stored.sides]
+    ids = [side.play(step("wait", gate=gate), task="hooked", priority=6) for side, gate in zip(stored.sides, gates, strict=True)]
     shown = []
-    for side, task_id in zip(forked.sides, ids, strict=True):
+    for side, task_id, gate in zip(stored.sides, ids, gates, strict=True):
         side.noted(task_id, "run")
+        if stored.pool == "solo":
+            (side.folder / f"gate-{gate}").touch()
+            shown.append((answer(side, "query_task", {"ids": [task_id]}), answer(side, "active", {})))
+            continue
         state, entry = answer(side, "query_task", {"ids": [task_id]})[task_id]
         assert state == "active"
-        own = {"id", "time_start", "worker_pid"}
+        assert [each["id"] for each in answer(side, "active", {})] == [task_id]
+        own = {"id", "time_start", "worker_pid", "args"}
         shown.append((sorted(entry), {key: value for key, value in entry.items() if key not in own}))
+        (side.folder / f"gate-{gate}").touch()
     assert shown[0] == shown[1]
-    for side, task_id in zip(forked.sides, ids, strict=True):
+    for side, task_id in zip(stored.sides, ids, strict=True):
         side.state(task_id, "SUCCESS")

@@ -3,27 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from tests.control import SETTINGS, Floor, floor
-from tests.control_queues import EVERYONE, NEWS, QUEUES, ROUTES
+from tests.control_queues import EVERYONE, NEWS, QUEUES
 from tests.running import until
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
-pytestmark = pytest.mark.xdist_group("celery-routing")
-
-
-@pytest.fixture(scope="module")
-def here() -> Iterator[Floor]:
-    """A worker with the queues of `tests.control_queues`, and a producer that knows them."""
-    with floor(variables={"CONTROL_ROUTES": "1"}) as made:
-        made.app.conf.update(task_queues=QUEUES, task_routes=ROUTES)
-        made.start(pool="threads")
-        yield made
+@pytest.fixture
+def here(on: tuple[str, Floor]) -> Floor:
+    """A worker of each pool with the queues of `tests.control_queues`, and a producer that knows them."""
+    return on[1]
 
 
 def by_queue(here: Floor, task_id: str) -> dict[str, list[str]]:

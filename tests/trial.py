@@ -22,7 +22,7 @@ from tests.servers import Server, binaries
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["KINDS", "QUEUES", "Side", "Story", "Trial", "kind", "missing", "opened", "step"]
+__all__ = ["KINDS", "QUEUES", "Side", "Story", "Trial", "answer", "kind", "missing", "opened", "step"]
 
 #: What the queues of a trial are for: `celery` has ten attempts, `thrice` three, `once` one, and `unkept` one and no letters.
 QUEUES = ("celery", "once", "thrice", "unkept", "other")
@@ -37,6 +37,13 @@ POLICIES: dict[str, dict[str, Any]] = {
 def step(verb: str, **options: Any) -> list[Any]:
     """One step of a task of `tests.celery_app`."""
     return [verb, options]
+
+
+def answer(side: Side, command: str, arguments: dict[str, Any]) -> Any:
+    """What the side's worker answers to a command of remote control."""
+    replies = side.app.control.broadcast(command, arguments=arguments, reply=True, timeout=60, destination=["w0@shop"])
+    assert replies, f"no answer to {command}"
+    return replies[0]["w0@shop"]
 
 
 @dataclass
@@ -185,6 +192,8 @@ def opened(
     )
     try:
         side.start("-Q", ",".join(QUEUES), *words, pool=pool)
+        # On greenlets its mailbox opens after it is ready.
+        until(lambda: side.app.control.ping(destination=["w0@shop"], timeout=1), what="the worker to answer")
     except BaseException:
         side.stop()
         server.stop(9)
@@ -208,7 +217,7 @@ def kind(*, backend: bool, pool: str) -> Any:
 
 
 PREFORK, THREADS = kind(backend=True, pool="prefork"), kind(backend=True, pool="threads")
-#: Each pool, and each kind of pool (processes, threads, greenlets, the worker itself) with and without a result backend.
+#: Each pool, with and without a result backend.
 KINDS = (
     PREFORK,
     kind(backend=False, pool="prefork"),
@@ -219,6 +228,7 @@ KINDS = (
     kind(backend=True, pool="solo"),
     kind(backend=False, pool="solo"),
     kind(backend=True, pool="eventlet"),
+    kind(backend=False, pool="eventlet"),
 )
 STORED = tuple(each for each in KINDS if each.values[0][0])
 

@@ -7,7 +7,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tests.control import Floor
+    from tests.running import Shop
 
 __all__ = ["Watcher"]
 
@@ -15,7 +15,7 @@ __all__ = ["Watcher"]
 class Watcher:
     """Keeps every event that the workers send, as a monitor does."""
 
-    def __init__(self, here: Floor) -> None:
+    def __init__(self, here: Shop) -> None:
         self.events: list[dict[str, Any]] = []
         self._connection = here.app.connection_for_read()
         self._receiver = here.app.events.Receiver(self._connection, handlers={"*": self.events.append})
