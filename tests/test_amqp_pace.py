@@ -319,6 +319,15 @@ def test_who_waits_is_given_one_at_a_time_and_the_loop_the_rest() -> None:
             connection.drain_events(timeout=0)
 
 
+def test_a_py_amqp_that_nobody_has_tried_reads_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its inner workings may be others: it is slower then, and right."""
+    monkeypatch.setattr(amqp, "__version__", "6.0.0")
+    near, far = socket.socketpair()
+    with near, far:
+        connection, _ = reading(near, lambda *_: None)
+        assert not connection.reads_ahead
+
+
 def reading(sock: socket.socket, hear: Callable[..., None]) -> tuple[Any, list[Callable[[], None]]]:
     """A connection that reads ahead from this socket, with one open channel; and what it has told its loop to do later."""
     later: list[Callable[[], None]] = []

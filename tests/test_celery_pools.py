@@ -73,6 +73,7 @@ def test_a_task_that_waits_in_its_queue_is_revoked(on: tuple[str, Floor]) -> Non
     here.all_ended([*running, *before])
     with pytest.raises(TaskRevokedError):
         here.app.AsyncResult(waiting).get(timeout=60)
+    until(lambda: here.noted(waiting, "task_revoked"), what="the signal")  # Celery sends it last of all
     assert [line["terminated"] for line in here.noted(waiting, "task_revoked")] == [False]
 
 
@@ -120,6 +121,7 @@ def test_a_message_with_a_stamp_is_revoked_by_it(on: tuple[str, Floor], place: s
     here.ended(victim, "revoked" if is_ended else "succeeded")
     if is_ended:
         until(lambda: here.app.AsyncResult(victim).state == "REVOKED", what="REVOKED to be stored")
+        until(lambda: here.noted(victim, "task_revoked"), what="the signal")
         assert [line["terminated"] for line in here.noted(victim, "task_revoked")] == [place == "running"]
     if place == "delay store":
         assert here.server.client.zcard("redelivery:delayed:due:celery") == 1

@@ -6,8 +6,8 @@ turn.
 
 What was read and not yet dispatched would be seen by nobody, since the socket has no more to say: whenever something is left (a
 method that was waited for came first, a handler raised), the loop is told to come back for it. Whoever waits for an answer is given
-one method at a time, as by py-amqp, which registers a consumer only after its answer has been read. TLS, and workers without an
-event loop, are left to py-amqp.
+one method at a time, as by py-amqp, which registers a consumer only after its answer has been read. TLS, workers without an event
+loop, and a py-amqp that this was not written against are left to py-amqp itself.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Any
 
+import amqp
 from amqp import spec
 from amqp.exceptions import UnexpectedFrame
 from amqp.transport import TCPTransport
@@ -25,10 +26,10 @@ from redelivery.middleware.transports.amqp_decoding import HEADER, delivery_at
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    import amqp
-
 __all__ = ["ReadingAhead"]
 
+#: The py-amqps whose inner workings this was written against and is tested with.
+KNOWN = ("5.4.",)
 END = 0xCE
 #: Bytes that are read at once.
 PORTION = 262_144
@@ -49,7 +50,7 @@ class ReadingAhead(pyamqp.Connection):
 
     def read_ahead(self, loop: Any) -> None:
         """From now on this loop calls `on_readable`, where the connection is one that can be read so."""
-        if type(self.transport) is not TCPTransport:
+        if type(self.transport) is not TCPTransport or not amqp.__version__.startswith(KNOWN):
             return
         self._ahead, self.transport._read_buffer = bytes(self.transport._read_buffer), b""  # noqa: SLF001 - what it has begun
         self._at, self._loop = 0, loop

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import fnmatch
 import json
 import secrets
 import sys
@@ -13,7 +14,7 @@ from typing import Any
 
 from tests.chaos import page
 from tests.chaos.harness import Run
-from tests.chaos.plan import Plan
+from tests.chaos.plan import BOUNDARIES, Plan
 
 
 def main() -> int:
@@ -25,7 +26,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="rd-", ignore_cleanup_errors=True) as name:
         folder = Path(options.keep or name)
         folder.mkdir(parents=True, exist_ok=True)
-        run = Run(folder, seed, Plan(seed, options.each), fault_every=options.fault_every, workers=options.workers, say=say)
+        plan = Plan(seed, options.each, options.only)
+        run = Run(folder, seed, plan, fault_every=options.fault_every, workers=options.workers, say=say)
         began = time.monotonic()
         run.open()
         try:
@@ -46,6 +48,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=5.0, help="at most so long, before everything has to come to rest (5)")
     parser.add_argument("--kills", type=int, default=0, help="at least so many, where the time allows")
     parser.add_argument("--each", type=int, default=3, help="hit every boundary so often (3)")
+    parser.add_argument(
+        "--only", metavar="PATTERN", action="append", help="only boundaries so named: 'worker:watch*'; may be given again"
+    )
     parser.add_argument("--seed", type=int, help="of the plan and of the faults; a random one is printed")
     parser.add_argument("--workers", type=int, default=2, help="how many workers at a time (2)")
     parser.add_argument("--fault-every", type=float, default=5.0, help="seconds between two of the other faults, about (5)")
@@ -53,7 +58,14 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--keep", metavar="FOLDER", help="keep the logs, the notes and the exports there; its path must be short")
     parser.add_argument("--page", metavar="FILE", type=Path, help="write the figures into this page, between its two marks")
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
-    return parser.parse_args()
+    options = parser.parse_args()
+    if options.only is not None:
+        names = [f"{role}:{each}" for role, boundaries in BOUNDARIES.items() for each in boundaries]
+        unknown = [pattern for pattern in options.only if not fnmatch.filter(names, pattern)]
+        if unknown:
+            parser.error(f"no boundary is named {unknown[0]!r}; docs/chaos.md names them, as worker:receive.before")
+        options.only = {name for pattern in options.only for name in fnmatch.filter(names, pattern)}
+    return options
 
 
 def _found(run: Run, *, books: bool) -> dict[str, Any]:
