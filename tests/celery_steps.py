@@ -41,6 +41,8 @@ class Expected(Exception):
     """An ordinary failure of the tests."""
 
 
+#: Seconds after which a gate that nobody opens ends its task: as long as a test may take.
+MOST_WAIT = 300.0
 WHY, IN_FLIGHT = "rejected by the task", "in flight"
 EXCEPTIONS: dict[str, Callable[[str], BaseException]] = {
     "runtime": RuntimeError,
@@ -117,9 +119,13 @@ def step_nap(_: Any, seconds: float, value: Any = None, late: Any = None) -> Any
 
 
 def step_wait(_: Any, gate: str, value: Any = None) -> Any:
-    """Wait until the gate, a file beside the notes, is there."""
+    """Wait until the gate, a file beside the notes, is there. Raises `TimeoutError` where no test opens it."""
+    deadline = time.monotonic() + MOST_WAIT
     while not Path(os.environ["SHOP_RUNS"]).with_name(f"gate-{gate}").exists():
-        time.sleep(0.02)
+        if time.monotonic() > deadline:
+            msg = f"nobody has opened the gate {gate!r}"
+            raise TimeoutError(msg)
+        time.sleep(0.02)  # another process's doing can only be looked for
     return value
 
 
