@@ -82,6 +82,8 @@ MOST_DEATHS = 20
 
 Raw = dict[str, Any]
 
+_encoded = json.JSONEncoder(separators=(",", ":")).encode
+
 
 def opened(raw: bytes) -> Raw:
     """The message in these bytes. Raises `EnvelopeError` where they hold none: no JSON, or JSON of another shape."""
@@ -102,7 +104,7 @@ def opened(raw: bytes) -> Raw:
 
 def sealed(message: Raw) -> bytes:
     """The bytes of a message."""
-    return json.dumps(message, separators=(",", ":")).encode()
+    return _encoded(message).encode()
 
 
 def redelivered(

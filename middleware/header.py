@@ -141,7 +141,7 @@ class Envelope:
             handled=count(header.get("handled")),
             since=count(header.get("since")),
             version=max(count(header.get("version")), VERSION),
-            unknown={name: value for name, value in header.items() if name not in KNOWN},
+            unknown={} if header.keys() <= KNOWN else {name: value for name, value in header.items() if name not in KNOWN},
         )
 
     @property

@@ -122,7 +122,7 @@ class _Walk:
         self.on_progress(self.result)
 
     def _has_gone(self, found: Found, death: Death) -> bool:
-        if not death.move.ended.wait(PATIENCE):
+        if not death.move.wait(PATIENCE):
             raise BrokerError(UNCONFIRMED)
         if death.move.answer is not Answer.DONE:
             self.result.left[f"nothing takes it to {death.target!r}"] += 1

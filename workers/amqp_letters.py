@@ -126,7 +126,7 @@ class AmqpDesk:
     def carry_out(self, event: Event, message: bytes | None, target: tuple[str, str]) -> Answer:
         """Publish and record one move, and wait for it. Raises `BrokerError` where the broker confirms nothing."""
         (move,) = _moves([event], message, target, lambda _, __: True)
-        if not self.amqp.publisher.submit(move).ended.wait(PATIENCE):
+        if not self.amqp.publisher.submit(move).wait(PATIENCE):
             raise BrokerError(UNCONFIRMED)
         return move.answer or Answer.MISSING
 
@@ -168,7 +168,7 @@ class AmqpDesk:
         if found is None:
             return Answer.ALREADY
         for move in moves:
-            if not move.ended.wait(PATIENCE):
+            if not move.wait(PATIENCE):
                 return BrokerError(UNCONFIRMED)
         answers = {move.answer for move in moves}
         if answers != {Answer.DONE}:

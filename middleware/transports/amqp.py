@@ -166,7 +166,7 @@ class AmqpTransport:
         move = self.publisher.submit(self._made(tag, event, message, ("", dead_letter_queue), prepare))
         if not must_exist:
             return Answer.DONE
-        if not move.ended.wait(LONGEST_LOOK):
+        if not move.wait(LONGEST_LOOK):
             log.warning("transition.postponed", tag=tag, error="the broker does not answer")
         return move.answer or Answer.DONE
 

@@ -170,13 +170,13 @@ class ChannelClaim:
             log.debug("window.not_set", error=str(exc))
 
     def _set_window(self) -> None:
-        """Ask for as many messages more as are leaving, and for half a window besides.
+        """Ask for as many messages more as are leaving, and for a window besides, so that the next few need not be asked for.
 
         For less when it is a window too much, or when nothing is leaving: else a long task would keep more waiting behind it.
         """
         channel, leaving = self._channel, min(len(self._leaving), MOST_LEAVING)
         if not leaving or leaving > channel.wider or channel.wider - leaving > channel.window:
-            channel.widen(leaving and leaving + channel.window // 2)
+            channel.widen(leaving and leaving + channel.window)
 
     # what `Owner` offers
 

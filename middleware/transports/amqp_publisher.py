@@ -19,7 +19,7 @@ import os
 import threading
 import time
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import amqp
@@ -55,6 +55,9 @@ NOT_NOW = (OSError, BrokerUnavailable)
 
 Address = tuple[str, str]
 
+#: Notified when a move has ended.
+ENDED = threading.Condition()
+
 
 @dataclass(slots=True, eq=False)
 class Move:
@@ -75,7 +78,11 @@ class Move:
     event_id: str = ""
     is_there: bool = False
     answer: Answer | None = None
-    ended: threading.Event = field(default_factory=threading.Event)
+
+    def wait(self, seconds: float) -> bool:
+        """Wait until it is over, at most this long; whether it is. Hardly anybody waits: one condition serves all moves."""
+        with ENDED:
+            return ENDED.wait_for(lambda: self.answer is not None, seconds)
 
     def end(self, answer: Answer) -> None:
         """It is over: tell whoever waits for it."""
@@ -84,7 +91,8 @@ class Move:
             self.then(answer)
         except Exception:  # noqa: BLE001 - the move is carried out, and the thread must go on
             log.exception("transition.unheard", tag="")
-        self.ended.set()
+        with ENDED:
+            ENDED.notify_all()
 
 
 class Publisher:

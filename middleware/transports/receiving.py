@@ -45,6 +45,8 @@ MOST_ARMED = 16
 MOST_NAMES = 1000
 #: Seconds after which the rest of a batch waits for the next turn of the loop.
 LONGEST_HAND_OVER = 0.02
+#: Seconds that an idle worker waits for the answer to a question that a push made it ask, before its event loop comes round.
+AT_ONCE = 0.001
 
 
 class Message(virtual.Message):
@@ -205,15 +207,11 @@ class Receiving:
             return bool(super()._brpop_read(**options))  # type: ignore[misc]
         connection = self.client.connection
         try:
-            if self._in_poll:
-                reply = connection.read_response()
-                self._in_poll = None
-                # Before the pushes behind it are looked at: each of them is news to a reply that found nothing.
-                self._take_in(reply)
-            else:
-                connection.read_response(push_request=True)
-            while connection.can_read(0):
-                connection.read_response(push_request=True)
+            self._read_what_is_there(connection)
+            if receiver.is_woken and not receiver.pending and not self._in_poll:
+                self._brpop_start()  # at once, not when the event loop comes round
+                if self._in_poll and connection.can_read(AT_ONCE):
+                    self._read_what_is_there(connection)
         except NoScriptError:
             self._in_poll = None
             connection.disconnect()
@@ -227,12 +225,22 @@ class Receiving:
             self._in_poll = None
             connection.disconnect()
             raise
-        if receiver.is_woken and not receiver.pending and not self._in_poll:
-            self._brpop_start()  # at once, not when the event loop comes round
         self.connection.wake_in(receiver.seconds_to_wait())
         if not self._hand_over():
             raise Empty
         return True
+
+    def _read_what_is_there(self: Any, connection: Any) -> None:
+        """The reply that is under way, and pushes."""
+        if self._in_poll:
+            reply = connection.read_response()
+            self._in_poll = None
+            # Before the pushes behind it are looked at: each of them is news to a reply that found nothing.
+            self._take_in(reply)
+        else:
+            connection.read_response(push_request=True)
+        while connection.can_read(0):
+            connection.read_response(push_request=True)
 
     def _take_in(self: Any, reply: list[Any]) -> None:
         """Put the whole batch in line before any of it is handed over."""
