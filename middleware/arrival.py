@@ -143,7 +143,7 @@ class Arrivals:
                 handle()
             except Exception as exc:  # noqa: BLE001 - the message is anybody's
                 log.exception("message.invalid", tag=held.tag, queue=held.queue)
-                if held.request is None:
+                if held.request is None and not held.has_left:
                     bury(self.install, held, Reason.INVALID, failed_of(exc), told=False)
 
         self._timer.call_after(PAUSE, begin)

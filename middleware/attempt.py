@@ -46,6 +46,7 @@ class Redelivering(Retry):
 
     def __init__(self, message: str | None = None, exc: BaseException | None = None, when: Any = None, **facts: Any) -> None:
         super().__init__(message, exc, when)
+        self.args = (message, exc, when)  # in Celery's the exception is one of its own arguments, and so never goes away by itself
         self.delay_ms: int = facts.get("delay_ms", 0)
         self.failed: Failed | None = facts.get("failed")
         #: Whether it is reported without its traceback (`redelivery.middleware.report`).

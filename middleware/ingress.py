@@ -155,7 +155,8 @@ class Ingress(bootsteps.StartStopStep):
                         log.exception("message.interrupted", tag=held.tag, queue=held.queue)
                         return None
                     log.exception("message.invalid", tag=held.tag, queue=held.queue)
-                    if held.request is None or not (held.request.is_running() or held.request.was_handed_over()):
+                    request = held.request
+                    if not (held.has_left or (request is not None and (request.is_running() or request.was_handed_over()))):
                         bury(self.install, held, Reason.INVALID, failed_of(exc), told=False)
                     return None
 

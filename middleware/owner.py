@@ -75,7 +75,9 @@ class Owner:
     def drop(self, tag: str) -> None:
         """Its transition has been answered: the message is no longer held."""
         self.make_room(tag)
-        self.held.pop(tag, None)
+        held = self.held.pop(tag, None)
+        if held is not None:
+            held.leave()
 
     def make_room(self, tag: str) -> None:
         """Give a message's place in the prefetch window back, once; it stays held."""

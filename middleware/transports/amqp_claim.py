@@ -196,7 +196,9 @@ class ChannelClaim:
 
     def drop(self, tag: str) -> None:
         """Its move is under way, or answered: the message is no longer looked after here."""
-        self.held.pop(tag, None)
+        held = self.held.pop(tag, None)
+        if held is not None:
+            held.leave()
 
     def make_room(self, tag: str) -> None:
         """The broker keeps the prefetch window, by what is acknowledged."""

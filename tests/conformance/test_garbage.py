@@ -1,0 +1,36 @@
+"""What a worker makes for a message goes away with it: a collector that has to look for it took a sixth of a worker's time."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.running import until
+
+if TYPE_CHECKING:
+    from tests.conformance.brokers import Place
+
+TASKS = 40
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads", "solo"])
+def test_a_task_that_has_ended_leaves_nothing_to_the_garbage_collector(place: Place, pool: str) -> None:
+    """As in plain Celery: nothing refers to itself, neither after a success nor, in a pool of processes, after a redelivery."""
+    shop = place.shop()
+    shop.start("-I", "tests.uncollected", pool=pool)
+
+    def ask(command: str) -> Any:
+        (answer,) = until(lambda: shop.app.control.broadcast(command, reply=True, timeout=10, limit=1), what=f"an answer to {command}")
+        return next(iter(answer.values()))
+
+    def play() -> None:
+        kinds = [("ok", ())] * TASKS + ([("fails", (1,))] * TASKS if pool == "prefork" else [])
+        ids = {shop.send(task, *arguments) for task, arguments in kinds}
+        until(lambda: ids <= {each.task_id for each in shop.events if each.outcome == "succeeded"}, what="the tasks to succeed")
+
+    play()
+    assert ask("leave_uncollected") == "ok"
+    play()
+    left = {name: count for name, count in ask("uncollected").items() if count >= TASKS // 2}
+    assert left == {}
