@@ -114,7 +114,7 @@ class Arrivals:
         policy = self.install.policy_for(held.queue, str(headers.get("task")))
         if headers.get("id") not in state.revoked and self._defer(held, message, known, policy):
             return True
-        if 0 <= policy.max_delivery_attempts <= known.attempt and known.attempt:
+        if 0 <= policy.most_deliveries <= known.attempt and known.attempt:
             failed = Failed(type="redelivery.Exhausted", message=f"{known.attempt} deliveries", fingerprint="exhausted")
             bury(self.install, held, Reason.EXHAUSTED, failed, told=False)
             return True
@@ -168,7 +168,7 @@ class Arrivals:
         if name is None:
             self._revive(held)
             return True
-        limit = self.install.policy_for(held.queue, name).max_delivery_attempts
+        limit = self.install.policy_for(held.queue, name).most_deliveries
         if 0 <= limit <= letter.handled:
             failed = Failed(type="redelivery.Exhausted", message=f"{letter.handled} deliveries to {name}", fingerprint="exhausted")
             bury(self.install, held, Reason.EXHAUSTED, failed)

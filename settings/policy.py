@@ -121,6 +121,12 @@ class RedeliveryPolicy:
             return self.max_redelivery_delay
         return max(LEAST_DEFAULT_CAP, DEFAULT_CAP_FACTOR * self.redelivery_delay)
 
+    @property
+    def most_deliveries(self) -> int:
+        """The largest `max_delivery_attempts` that an exception may have, by the policy or by one of its rules; -1 is no limit."""
+        limits = {self.max_delivery_attempts, *(each.max_delivery_attempts for each in self._ruled.values())}
+        return UNLIMITED if UNLIMITED in limits else max(limits)
+
     def dead_letter_queue_for(self, queue: str) -> str | None:
         """Where `queue`'s dead letters go; None is nowhere: they are discarded. Raises `ConfigurationError` for `queue`."""
         if self.dead_letter_queue is None:
