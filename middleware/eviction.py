@@ -25,6 +25,7 @@ from redelivery.errors import BrokerError, EnvelopeError, QueueFull
 from redelivery.middleware import decision
 from redelivery.middleware.departure import about, raw_id, resting_place, tell_death, wrapped
 from redelivery.middleware.envelope import ANNOUNCED, HEADER, Envelope, Failed, dead, eligible_of, opened, sealed
+from redelivery.middleware.failure import caller_of
 from redelivery.middleware.lifetime import PUBLISHED, is_dated
 from redelivery.middleware.logs import log
 from redelivery.middleware.outcomes import Outcome, Reason
@@ -196,7 +197,8 @@ def _tell_caller(install: Redelivery, eviction: Eviction, reason: Reason) -> Non
     task_id, backend = headers.get("id"), install.app.backend
     if not isinstance(task_id, str) or "task" not in headers or headers.get("ignore_result"):
         return
-    context = Context({"id": task_id, "task": headers.get("task"), "retries": headers.get("retries") or 0, "delivery_info": {}})
+    facts = {"id": task_id, "task": headers.get("task"), "retries": headers.get("retries") or 0, "delivery_info": {}}
+    context = Context(facts, **caller_of(eviction.message["properties"]))
     try:
         if reason is Reason.EXPIRED:
             backend.mark_as_revoked(task_id, "expired", request=context, store_result=True)

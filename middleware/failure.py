@@ -24,9 +24,11 @@ from redelivery.middleware.logs import log
 from redelivery.middleware.outcomes import Reason
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from celery import Celery
 
-__all__ = ["stores_errors", "tell_failure"]
+__all__ = ["caller_of", "stores_errors", "tell_failure"]
 
 #: What the caller gets for a death of this reason: classes that every Celery knows.
 EXCEPTIONS: dict[Reason, type[Exception]] = {
@@ -42,6 +44,11 @@ def stores_errors(task: Any, request: Any) -> bool:
     asked = getattr(trace, "get_actual_ignore_result", None)
     ignores = task.ignore_result if asked is None else asked(task, request)
     return bool(task.store_errors_even_if_ignored or not ignores)
+
+
+def caller_of(properties: Mapping[str, Any]) -> dict[str, Any]:
+    """Who waits for the result of a message of these properties: Celery's `rpc://` sends it there; other backends need nobody."""
+    return {name: properties.get(name) for name in ("reply_to", "correlation_id")}
 
 
 def tell_failure(app: Celery, message: dict[str, Any], reason: Reason, text: str) -> None:
@@ -73,6 +80,7 @@ def tell_failure(app: Celery, message: dict[str, Any], reason: Reason, text: str
 def _context(app: Celery, message: dict[str, Any]) -> Context:
     """The request as the task would have seen it; without arguments and callbacks where the body cannot be read."""
     headers, properties = message["headers"], message["properties"]
+    known = {**caller_of(properties), "is_eager": False, "called_directly": False}
     body = message.get("body")
     try:
         encoded = base64.b64decode(str(body)) if properties.get("body_encoding") == "base64" else body
@@ -84,6 +92,6 @@ def _context(app: Celery, message: dict[str, Any]) -> Context:
             properties=properties,
             accept=prepare_accept_content(app.conf.accept_content),
         ).decode()
-        return Context(headers, args=args, kwargs=kwargs, is_eager=False, called_directly=False, **(embed or {}))
+        return Context(headers, args=args, kwargs=kwargs, **known, **(embed or {}))
     except Exception:  # noqa: BLE001 - the message is anybody's
-        return Context(headers, args=[], kwargs={}, is_eager=False, called_directly=False)
+        return Context(headers, args=[], kwargs={}, **known)

@@ -70,13 +70,14 @@ class Shop:
     """The tests' app on one private broker: its producers here, its workers in processes.
 
     `server` may be a `tests.rabbit.Rabbit` as well, for tests that ask it for nothing but its URL, events, letters and leftovers.
+    `backend` is the address of a result backend, or whether the broker is one.
     """
 
     server: Server
     folder: Path
     settings: dict[str, Any] = field(default_factory=dict)
     conf: dict[str, Any] = field(default_factory=dict)
-    backend: bool = False
+    backend: bool | str = False
     plain: bool = False
     module: str = "tests.shop"
     kombu: str = ""
@@ -98,12 +99,16 @@ class Shop:
             PYTHONDONTWRITEBYTECODE="1",
         )
         if self.backend:
-            environment["SHOP_BACKEND"] = self.server.url
+            environment["SHOP_BACKEND"] = self._backend_url
         if self.plain:
             environment["SHOP_PLAIN"] = "1"
         if self.kombu:
             environment["SHOP_KOMBU"] = self.kombu
         return environment
+
+    @property
+    def _backend_url(self) -> str:
+        return self.backend if isinstance(self.backend, str) else self.server.url
 
     @property
     def app(self) -> Celery:
@@ -112,7 +117,7 @@ class Shop:
             self._app = Celery("producer", broker=self.broker or self.server.url, set_as_current=False)
             self._app.conf.update(self.conf, redelivery=self.settings)
             if self.backend:
-                self._app.conf.result_backend = self.server.url
+                self._app.conf.result_backend = self._backend_url
             if not self.plain:
                 Redelivery(self._app)
         return self._app

@@ -13,6 +13,7 @@ from celery.app.task import Context
 
 from redelivery.errors import InputError
 from redelivery.middleware.envelope import deferred, iso, sealed
+from redelivery.middleware.failure import caller_of
 from redelivery.middleware.logs import log
 from redelivery.middleware.outcomes import Outcome, Reason
 from redelivery.middleware.transports.base import Answer, Capability
@@ -107,6 +108,7 @@ def _tell_caller(install: Redelivery, contents: Contents) -> None:
             "chord": embed.get("chord"),
             "retries": headers.get("retries") or 0,
             "delivery_info": {},
+            **caller_of({} if contents.message is None else contents.message["properties"]),
         },
     )
     try:

@@ -63,7 +63,9 @@ class Place:
     @property
     def conf(self) -> dict[str, Any]:
         """What Celery's settings must say for this broker."""
-        return {"task_default_queue_type": "quorum"} if self.queue_type == "quorum" else {}
+        if self.queue_type != "quorum":
+            return {}
+        return {"task_default_queue_type": "quorum", "task_create_missing_queue_type": "quorum"}
 
     def shop(self, **options: Any) -> Shop:
         """A shop: producers here, workers in processes."""
@@ -79,7 +81,8 @@ class Place:
         self.declare(desk, QUEUE)
         return desk
 
-    def declare(self, desk: Desk, name: str) -> None:
+    @staticmethod
+    def declare(desk: Desk | Shop, name: str) -> None:
         """A queue of this desk's app, as a worker declares it."""
         with desk.app.connection_for_write() as connection:
             desk.app.amqp.queues[name].bind(connection.default_channel).declare()

@@ -1,0 +1,89 @@
+"""What the caller is told, on every broker: `AsyncResult.get()` ends whatever way a task dies, with what it died of.
+
+Redis keeps the results itself; RabbitMQ carries them to the caller (Celery's `rpc://`), who is named in each message.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from celery.exceptions import InvalidTaskError, Reject, TaskRevokedError, TimeLimitExceeded, WorkerLostError
+
+from tests.conformance.brokers import AMQP
+from tests.running import until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.conformance.brokers import Place
+    from tests.running import Shop
+
+SETTINGS = {
+    "queues": {"#": {"redelivery_delay": 0.1, "redelivery_delay_multiplier": 1.0, "max_delivery_attempts": 2}},
+    "tasks": {"tests.shop.naps": {"max_delivery_attempts": 1}},
+}
+#: Before there is a worker: what is over when there is one.
+EARLY: dict[str, tuple[str, tuple[Any, ...], dict[str, Any]]] = {"over": ("ok", (), {"expires": 0.2})}
+SENT: dict[str, tuple[str, tuple[Any, ...], dict[str, Any]]] = {
+    "fine": ("fails", (1,), {}),
+    "fails": ("fails", (), {}),
+    "gives up": ("raises", ("dead_letter",), {}),
+    "rejects": ("raises", ("reject",), {}),
+    "killed": ("kills", (), {}),
+    "too long": ("naps", (600,), {"time_limit": 1}),
+    "unsound": ("ok", (), {"time_limit": "soon"}),
+    "waits": ("ok", (), {"countdown": 3600}),
+}
+
+
+@pytest.fixture(scope="module")
+def told(shared_place: Place) -> Iterator[tuple[Shop, dict[str, str]]]:
+    """A worker whose results come back, and what was sent to it."""
+    shop = shared_place.shop(settings=SETTINGS, backend="rpc://" if shared_place.name in AMQP else True)
+    shared_place.declare(shop, "celery")
+    ids = {name: shop.send(task, *args, **options) for name, (task, args, options) in EARLY.items()}
+    began = time.time()
+    until(lambda: time.time() > began + 0.5, what="it to be over")
+    shop.start()
+    ids.update({name: shop.send(task, *args, **options) for name, (task, args, options) in SENT.items()})
+    yield shop, ids
+    shop.stop()
+
+
+def test_a_result_comes_back_after_a_redelivery(told: tuple[Shop, dict[str, str]]) -> None:
+    """RETRY in between is no end."""
+    shop, ids = told
+    assert shop.app.AsyncResult(ids["fine"]).get(timeout=120) == "at last"
+
+
+@pytest.mark.filterwarnings("ignore:Call to deprecated setex")  # Celery's backend, in this process
+def test_the_caller_of_a_cancelled_task_is_told(told: tuple[Shop, dict[str, str]], shared_place: Place) -> None:
+    """`delayed cancel`: revoked, in Celery's words."""
+    shop, ids = told
+    shop.ended(ids["waits"], "deferred")
+    (done,) = until(lambda: shared_place.command(shop.app, "delayed", "cancel", ids["waits"]), what="it to wait")
+    assert done["changed"]
+    caught = shop.app.AsyncResult(ids["waits"]).get(timeout=60, propagate=False)
+    assert isinstance(caught, TaskRevokedError)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "reason"),
+    [
+        ("fails", "RuntimeError", "exhausted"),
+        ("gives up", "DeadLetter", "non_retryable"),
+        ("rejects", Reject.__name__, "rejected"),
+        ("killed", WorkerLostError.__name__, "worker_lost"),
+        ("too long", TimeLimitExceeded.__name__, "time_limit"),
+        ("unsound", InvalidTaskError.__name__, "invalid"),
+        ("over", TaskRevokedError.__name__, "expired"),
+    ],
+)
+def test_the_caller_is_told_what_a_task_died_of(told: tuple[Shop, dict[str, str]], name: str, kind: str, reason: str) -> None:
+    """The exception is the one that it died of, for every reason, and its letter is kept (RabbitMQ R9)."""
+    shop, ids = told
+    caught = shop.app.AsyncResult(ids[name]).get(timeout=60, propagate=False)
+    assert kind in {each.__name__ for each in type(caught).__mro__}, repr(caught)
+    assert shop.ended(ids[name], "dead_lettered").reason == reason
