@@ -36,6 +36,7 @@ from redelivery.middleware.attempt import CONTEXT, DECIDED, Redelivering, failed
 from redelivery.middleware.ending import Ending
 from redelivery.middleware.envelope import ANNOUNCED, HEADER, Envelope, Failed, eligible_of
 from redelivery.middleware.expiry import Expiring
+from redelivery.middleware.header import COPIES, DELIVERED, EXPIRATION
 from redelivery.middleware.lifetime import PUBLISHED, TIME_TO_LIVE
 from redelivery.middleware.logs import log
 from redelivery.middleware.lost_child import LosingChild, success_was_stored, worker_lost_info
@@ -57,6 +58,9 @@ NO_CUSTOM_HEADERS = {*vars(Context), "lang", "task", "argsrepr", "kwargsrepr", "
     HEADER,
     ANNOUNCED,
     PUBLISHED,
+    EXPIRATION,
+    DELIVERED,
+    COPIES,
     "redelivered",
 }
 

@@ -78,6 +78,8 @@ __all__ = [
 ]
 
 MOST_ATTEMPTS = 20
+#: Characters of a routing key (AMQP's bound).
+MOST_ROUTING_KEY = 255
 MOST_DEATHS = 20
 
 Raw = dict[str, Any]
@@ -269,6 +271,12 @@ def _redelivered_properties(message: Raw) -> Raw:
     return {**message["properties"], "delivery_info": info}
 
 
+def _copies(headers: Mapping[str, Any]) -> list[str]:
+    """The routing keys of a message's copies, as RabbitMQ reads them; as many as we keep of anything."""
+    given = headers.get("CC")
+    return [each[:MOST_ROUTING_KEY] for each in given if isinstance(each, str)][:MOST_DEATHS] if isinstance(given, list) else []
+
+
 def _first_death(envelope: Envelope) -> Mapping[str, Any] | None:
     """The first death as it is known so far; that of an older version's letter is the one that began first."""
     if envelope.first_death is not None or not envelope.deaths:
@@ -298,7 +306,7 @@ def _with_death(
         "last": at_ms,
         "generation": envelope.generation,
         "exchange": info.get("exchange", ""),
-        "routing_keys": [info.get("routing_key", queue)],
+        "routing_keys": [info.get("routing_key", queue), *_copies(message["headers"])],
     }
     death.update({name: value for name, value in lifetime.items() if value is not None})
     if detail:

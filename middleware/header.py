@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ANNOUNCED",
+    "COPIES",
+    "DELIVERED",
     "ELIGIBLE",
+    "EXPIRATION",
     "HEADER",
     "MOST_MESSAGE",
     "MOST_TRACEBACK",
@@ -34,6 +37,9 @@ HEADER = "redelivery"
 #: Set by our own producers, which record what they publish.
 ANNOUNCED = "redelivery-announced"
 ELIGIBLE = "redelivery-dead-letter-eligible"
+#: What a message carries on RabbitMQ, and nowhere else, where the broker does not see it: kombu's `expiration` (milliseconds, a
+#: text of digits); exchange and routing key that it was published to, where it was moved since; the keys of its copies (`CC`).
+EXPIRATION, DELIVERED, COPIES = "redelivery-expiration", "redelivery-delivered", "redelivery-cc"
 VERSION = 1
 #: Every field of the header that this version knows. What a newer version wrote beside them is kept as it is.
 KNOWN = frozenset(

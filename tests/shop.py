@@ -60,6 +60,19 @@ def fails(self: Any, times: int = 10**6, message: str = "no") -> str:
 
 
 @app.task(bind=True)
+def heads(self: Any) -> None:
+    """Notes the headers that it is shown; fails the first time."""
+    note(
+        self.request.id,
+        attempt=self.request.retries + 1,
+        headers={name: str(value) for name, value in self.request.headers.items()},
+    )
+    if not self.request.retries:
+        message = "no"
+        raise RuntimeError(message)
+
+
+@app.task(bind=True)
 def naps(self: Any, seconds: float) -> None:
     """Takes a while."""
     note(self.request.id, event="start")

@@ -35,6 +35,7 @@ SENT: dict[str, tuple[str, tuple[Any, ...], dict[str, Any]]] = {
     "to a queue": ("fails", (), {"exchange": "", "routing_key": "mails"}),
     "urgent": ("fails", (), {"exchange": "post", "routing_key": "urgent", "priority": 7}),
     "retries": ("retries", (), {"exchange": "post", "routing_key": "mail"}),
+    "copied": ("fails", (), {"exchange": "", "routing_key": "mails", "headers": {"CC": ["eu.mails"]}}),
 }
 
 
@@ -112,6 +113,25 @@ def test_a_redelivery_goes_to_its_own_queue_alone(floor: Floor) -> None:
     for queue in ("orders", "audit"):
         floor.ended("topic", "dead_lettered", queue)
     assert len(floor.shop.runs(floor.ids["topic"])) == 4
+
+
+@pytest.mark.parametrize("queue", ["mails", "eu.mails"])
+def test_a_copy_is_sent_once_and_lives_by_itself(floor: Floor, queue: str) -> None:
+    """RabbitMQ's `CC` header: neither a redelivery nor a death sends copies again; each letter goes back to its own queue."""
+    for each in ("mails", "eu.mails"):
+        floor.ended("copied", "dead_lettered", each)
+    events = [event for event in floor.shop.events_of(floor.ids["copied"]) if event.queue == queue]
+    assert [(event.outcome, event.attempt) for event in events] == [
+        ("received", 1),
+        ("redelivery_scheduled", 1),
+        ("dead_lettered", 2),
+    ]
+    letter = floor.letter("copied", f"DLQ.{queue}")
+    envelope = Envelope.of(letter["headers"])
+    assert dict(envelope.origin) == {"queue": queue, "exchange": "", "routing_key": queue}
+    assert envelope.deaths[0]["routing_keys"] == [queue, "eu.mails"]
+    assert letter["headers"]["CC"] == ["eu.mails"]
+    assert len(floor.shop.runs(floor.ids["copied"])) == 4
 
 
 def test_properties_and_priority_survive_every_move(floor: Floor) -> None:

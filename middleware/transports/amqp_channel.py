@@ -22,6 +22,7 @@ from kombu.transport import pyamqp
 
 from redelivery.middleware.envelope import ANNOUNCED
 from redelivery.middleware.lifetime import PUBLISHED, is_dated
+from redelivery.middleware.logs import log
 from redelivery.middleware.transports.amqp_claim import ChannelClaim
 from redelivery.middleware.transports.amqp_events import Numbering, packed
 from redelivery.middleware.transports.amqp_messages import EXPIRATION, PERSISTENT
@@ -35,6 +36,8 @@ from redelivery.settings.general import GeneralSettings
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from redelivery.middleware.outcomes import Event
+
 __all__ = ["RabbitTlsTransport", "RabbitTransport"]
 
 NUMBERS = Numbering()
@@ -45,6 +48,9 @@ MOST_PREFETCH = 65_535
 #: How often the broker is asked something that it answers behind the acknowledgements before it: a channel of RabbitMQ sends a
 #: quorum queue 32 commands at the most, and the rest, as one, when it has heard of them, which may be just after the first answer.
 BARRIERS = 3
+#: What RabbitMQ says of a delivery that was held for longer than its `consumer_timeout`.
+TIMED_OUT = "delivery acknowledgement"
+TIMED_OUT_WHY = "a task ran, or waited here, longer than RabbitMQ's consumer_timeout: it is delivered again; raise the timeout"
 
 
 class Message(pyamqp.Message):
@@ -141,6 +147,19 @@ class Channel(pyamqp.Channel):
             super().basic_consume(queue, tag, arguments={"x-credit": {"credit": Long(0), "drain": False}})
             super().basic_cancel(tag)
 
+    def _on_close(self, reply_code: int, reply_text: str, class_id: int, method_id: int) -> None:
+        """As py-amqp's; where a message was held for longer than RabbitMQ's `consumer_timeout`, the connection is to be made again.
+
+        For Celery it would be an error like any other of a channel, at which the whole worker ends.
+        """
+        try:
+            super()._on_close(reply_code, reply_text, class_id, method_id)
+        except amqp.PreconditionFailed as exc:
+            if TIMED_OUT not in reply_text:
+                raise
+            log.error("delivery.timed_out", error=reply_text, why=TIMED_OUT_WHY)
+            raise amqp.RecoverableConnectionError(reply_text) from exc
+
     # publishing
 
     def basic_publish(self, msg: Any, exchange: str = "", routing_key: str = "", **kwargs: Any) -> Any:
@@ -162,9 +181,9 @@ class Channel(pyamqp.Channel):
         expiration = msg.properties.pop("expiration", None)
         if expiration is not None:
             headers[EXPIRATION] = expiration
-        if PUBLISHED not in headers and (expiration is not None or is_dated(headers)):
+        if PUBLISHED not in headers and (expiration is not None or is_dated(headers) or self._is_bounded(exchange, event)):
             headers[PUBLISHED] = ChannelClaim.now_ms()
-        if not exchange:
+        if not exchange and not {"CC", "BCC"} & headers.keys():  # a copy goes to queues that nobody here knows
             self._declare_once()
             headers[ANNOUNCED] = 1
             publish(
@@ -173,6 +192,14 @@ class Channel(pyamqp.Channel):
                 NAMES.outcomes,
             )
         msg.properties["application_headers"] = headers
+
+    def _is_bounded(self, exchange: str, event: Event) -> bool:
+        """Whether a policy gives the message a lifetime, which counts from now; an exchange may mean any queue of the app."""
+        install = getattr(self.connection.client, "redelivery", None)
+        if install is None:
+            return False
+        queues = [event.queue] if not exchange else install.app.amqp.queues
+        return any(install.bounds_of(queue, event.task) is not None for queue in queues)
 
     def _declare_once(self) -> None:
         """Once for each connection: an exchange that is missing would close the channel."""

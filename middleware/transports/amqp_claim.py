@@ -18,7 +18,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from redelivery.middleware.logs import log
-from redelivery.middleware.transports.amqp_messages import delivery_count, envelope_of, published_to
+from redelivery.middleware.transports.amqp_messages import delivery_count, envelope_of, published_to, shown
 from redelivery.middleware.transports.amqp_publisher import ENOUGH
 from redelivery.middleware.transports.base import Held
 
@@ -98,6 +98,7 @@ class ChannelClaim:
         held.handed_over_before = delivery_count(raw)
         was_moved = info.get("redelivered") or bool((message.headers or {}).get("redelivered"))
         message.delivery_info = {**info, **published_to(raw, queue=queue, origin=origin), "redelivered": was_moved}
+        message.headers = shown(message.headers or {})
         self.held[tag] = held
         message.held = held
         return held

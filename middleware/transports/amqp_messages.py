@@ -10,7 +10,8 @@ Redis, which `envelope.opened` reads; and from such an envelope again a message 
 2. Header values that JSON has no word for (bytes, times, decimals, keys that are no text) are written as tables with one mark.
 3. What only the broker writes (`x-death` and its companions, `x-delivery-count`) is taken off.
 4. `expiration`, which makes the broker throw a message away in silence, and would end a delay early, travels in a header of ours
-   (`EXPIRATION`); so does where the message was first published to (`DELIVERED`), which the broker forgets when it is moved.
+   (`EXPIRATION`); so do where the message was first published to (`DELIVERED`), which the broker forgets when it is moved, and the
+   routing keys of its copies (`CC`, here `COPIES`): the broker has made them, and would make them again at every move.
 
 5. Properties and headers must fit into one frame: where they do not, our own history is cut (`_fitting`).
 
@@ -30,17 +31,16 @@ from typing import TYPE_CHECKING, Any
 import amqp
 
 from redelivery.middleware.envelope import HEADER, Envelope, opened
+from redelivery.middleware.header import COPIES, DELIVERED, EXPIRATION
 from redelivery.middleware.transports.amqp_names import BITS, AmqpNames
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["DELIVERED", "EXPIRATION", "PERSISTENT", "delivery_count", "envelope_of", "message_of", "published_to"]
+__all__ = ["DELIVERED", "EXPIRATION", "PERSISTENT", "delivery_count", "envelope_of", "message_of", "published_to", "shown"]
 
-#: Kombu's `expiration` (milliseconds, a text of digits), out of the broker's reach.
-EXPIRATION = "redelivery-expiration"
-#: Exchange and routing key that the message was published to, where it was moved since.
-DELIVERED = "redelivery-delivered"
+#: A header for which RabbitMQ routes a copy for each routing key in it.
+CC = "CC"
 PERSISTENT = 2
 #: Bytes: RabbitMQ's frames have 128 KiB by default, and properties and headers must fit into one.
 MOST_HEADERS = 126_000
@@ -52,6 +52,7 @@ OF_THE_BROKER = re.compile(
 PROPERTIES = ("correlation_id", "reply_to", "message_id", "timestamp", "type", "app_id", "cluster_id")
 MARK = "redelivery:is"
 OUR_DELAYS = AmqpNames().delivery_exchange
+OUR_LEVELS = frozenset(map(AmqpNames().level, range(BITS)))
 #: The bits of a native delay, ours or Celery's own, before a routing key.
 DELAYED = re.compile(rf"(?:[01]\.){{{BITS}}}")
 
@@ -72,6 +73,8 @@ def envelope_of(message: Any, *, queue: str, origin: tuple[str, str] | None = No
     if expiration is not None:
         kept["expiration"] = expiration
     headers.pop(DELIVERED, None)
+    if COPIES in headers:
+        headers[CC] = headers.pop(COPIES)
     info = published_to(message, queue=queue, origin=origin)
     kept.update(
         delivery_mode=properties.get("delivery_mode", PERSISTENT),
@@ -93,6 +96,14 @@ def envelope_of(message: Any, *, queue: str, origin: tuple[str, str] | None = No
     return json.dumps(envelope, separators=(",", ":")).encode()
 
 
+def shown(headers: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The headers as a task is shown them: without what the broker wrote when it let the message out of our delay store."""
+    deaths = headers.get("x-death")
+    if not isinstance(deaths, list) or not any(isinstance(each, dict) and each.get("queue") in OUR_LEVELS for each in deaths):
+        return headers
+    return {name: value for name, value in headers.items() if not _is_broker(name)}
+
+
 def published_to(message: Any, *, queue: str, origin: tuple[str, str] | None = None) -> dict[str, Any]:
     """The exchange and routing key that a delivery from this queue was first published to, as `envelope_of` says them."""
     headers = message.properties.get("application_headers") or {}
@@ -106,6 +117,8 @@ def message_of(raw: bytes, *, target: tuple[str, str]) -> amqp.Message:
     properties, headers = envelope["properties"], dict(_read(envelope["headers"]))
     if properties.get("expiration") is not None:
         headers[EXPIRATION] = str(properties["expiration"])
+    if CC in headers:
+        headers[COPIES] = headers.pop(CC)
     info = properties.get("delivery_info")
     info = info if isinstance(info, dict) else {}
     came = {"exchange": str(info.get("exchange") or ""), "routing_key": str(info.get("routing_key") or "")}
@@ -170,6 +183,8 @@ def _delivered(info: Mapping[str, Any], headers: Mapping[str, Any], queue: str, 
         key = routing_key if exchange == OUR_DELAYS else DELAYED.sub("", routing_key, count=1)  # Celery's own keeps the key
         exchange, own = origin or ("", queue)
         routing_key = own if key == routing_key or not exchange else key
+    elif not exchange:
+        routing_key = queue  # a copy (`CC`) bears the key of the message that it is a copy of
     return {"exchange": exchange, "routing_key": routing_key}
 
 

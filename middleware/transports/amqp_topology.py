@@ -22,7 +22,7 @@ __all__ = ["bind_to_delays", "declare_delays", "declare_letters", "declare_outco
 
 QUEUE_TYPE = "x-queue-type"
 CLASSIC = "classic"
-#: A look at a letter in a quorum queue counts as a delivery; RabbitMQ 4 drops after 20, and -1 is refused before 4.
+#: A look at a message in a quorum queue counts as a delivery; RabbitMQ 4 lets it go after 20, and -1 is refused before 4.
 DELIVERY_LIMIT, NO_LIMIT = "x-delivery-limit", 2**31 - 1
 
 
@@ -91,10 +91,19 @@ def _exists(connection: Any, look: Any) -> bool:
 
 
 class _Channels:
-    """What kombu's function asks of a connection: one channel, however often; ours is not kombu's `Connection`."""
+    """What kombu's function asks of a connection: one channel, however often; ours is not kombu's `Connection`.
+
+    The queues that it declares have no delivery limit: what a level lets go comes to the next one before its time.
+    """
 
     def __init__(self, connection: Any) -> None:
         self._channel = connection.channel()
+        declare = self._channel.queue_declare
+
+        def declare_without_limit(*args: Any, arguments: dict[str, Any], **options: Any) -> Any:
+            return declare(*args, arguments={**arguments, DELIVERY_LIMIT: NO_LIMIT}, **options)
+
+        self._channel.queue_declare = declare_without_limit
 
     def channel(self) -> Any:
         return self._channel

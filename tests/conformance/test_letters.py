@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -75,6 +76,15 @@ def test_letters_go_back_by_what_they_died_of_at_most_so_many_the_oldest_first(p
     assert desk.json(*words)["moved"] == 3
     assert place.ids(QUEUE) == [ids[1], ids[3], ids[5]]
     assert place.ids(LETTERS) == [ids[0], ids[2], ids[4], *ids[6:]]
+
+
+def test_a_rate_is_not_passed(place: Place) -> None:
+    """`--rate`: evenly, the sixth no earlier than a second after the first at five a second."""
+    ids, desk = put_many(place, 6), place.desk()
+    began = time.monotonic()
+    assert desk.json("dlq", "redrive", LETTERS, "--all", "--rate", "5/s")["moved"] == 6
+    assert time.monotonic() - began >= 0.99
+    assert place.ids(QUEUE) == ids
 
 
 def test_many_letters_go_back_in_their_order(place: Place) -> None:

@@ -51,6 +51,7 @@ SENT: dict[str, tuple[str, tuple[Any, ...], dict[str, Any]]] = {
     "early": ("early", (), {}),
     "early fails": ("early", (), {"kwargs": {"fail": True}}),
     "not enabled": ("shares", (), {}),
+    "shown": ("heads", (), {"headers": {"tenant": "t1"}, "expires": 3600}),
 }
 
 
@@ -262,6 +263,23 @@ def revoked(shop: Shop, countdown: float) -> tuple[str, set[str]]:
     shop.ended(task_id, "deferred")
     shop.app.control.revoke(task_id)
     return task_id, until(lambda: {"revoked", "succeeded"}.intersection(shop.outcomes_of(task_id)), what="its end")
+
+
+def test_a_task_is_shown_the_headers_of_its_producer_alone(floor: Floor) -> None:
+    """None of ours in any attempt, so that a task may hand on what it is shown."""
+    floor.ended("shown", "succeeded")
+    assert [run["headers"] for run in floor.runs("shown")] == [{"tenant": "t1"}] * 2
+
+
+def test_what_a_newer_version_wrote_is_kept_through_a_death(floor: Floor) -> None:
+    """Its number, a field of its own, and whatever it wrote beside; its attempts count."""
+    task_id, shop = str(uuid.uuid4()), floor.shop
+    newer = {"version": 7, "lane": {"name": "fast", "since": [1, 2]}, "attempt": 1, "delivery": 1, "generation": 0, "first_seen": 5}
+    headers = {"lang": "py", "task": "tests.shop.fails", "id": task_id, "retries": 1, "redelivery": newer}
+    publish(shop, [[], {}, {}], headers=headers, serializer="json")
+    assert shop.ended(task_id, "dead_lettered").attempt == 3
+    kept = letter_of(shop, task_id)["headers"]["redelivery"]
+    assert (kept["version"], kept["lane"], len(shop.runs(task_id))) == (7, newer["lane"], 2)
 
 
 def test_a_waiting_task_can_be_revoked(floor: Floor) -> None:

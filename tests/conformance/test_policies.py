@@ -1,0 +1,281 @@
+"""Policies on every broker: each setting of a queue does to a task in a worker what its name says.
+
+The tests of one broker share one worker, whose queues have a policy each. What they look at is sent at once, some of it before
+there is a worker.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from redelivery.middleware.envelope import Envelope
+from tests.running import until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from redelivery.middleware.outcomes import Event
+    from tests.conformance.brokers import Place
+    from tests.running import Shop
+
+HOUR = 3600
+#: Seconds that what expires before a worker looks may live.
+BRIEF = 1
+#: Seconds of a queue's delivery delay.
+LATER = 3
+QUEUES: dict[str, dict[str, Any]] = {
+    "#": {
+        "redelivery_delay": 1,
+        "redelivery_delay_multiplier": 1.0,
+        "redelivery_collision_avoidance_factor": 0.0,
+        "max_delivery_attempts": 2,
+    },
+    "slow": {"redelivery_delay": 5},
+    "atonce": {"redelivery_delay": 0, "max_delivery_attempts": 4},
+    "doubling": {"redelivery_delay_multiplier": 2.0, "max_redelivery_delay": 3, "max_delivery_attempts": 4},
+    "endless": {"redelivery_delay": 0, "max_delivery_attempts": -1},
+    "eu.#": {"max_delivery_attempts": 3, "redelivery_delay": 0},
+    "eu.*": {"dead_letter_queue": "eu.graves"},
+    "eu.mails": {"max_delivery_attempts": 1},
+    "unkept": {"dead_letter_queue": None},
+    "post": {"dead_letter_queue_prefix": "", "dead_letter_queue_suffix": ".DLQ"},
+    "aged": {"max_age": 2, "max_delivery_attempts": -1},
+    "brief": {"max_time_to_live": BRIEF, "expiry_queue": "gone"},
+    "fading": {"max_time_to_live": BRIEF, "redelivery_delay": HOUR},
+    "deaf": {"respect_time_to_live": False},
+    "later": {"delivery_delay": LATER},
+    "ruled": {
+        "non_retryable": ["ValueError"],
+        "rules": {"RuntimeError": {"max_delivery_attempts": 3, "redelivery_delay": 0}},
+    },
+    "here": {"max_delivery_attempts": 1, "dead_letter_queue": "there"},
+    "there": {"max_delivery_attempts": 1, "dead_letter_queue": "here"},
+}
+CONSUMED = [name for name in QUEUES if "#" not in name and "*" not in name] + ["eu.post", "eu.fr.post"]
+TIME_TO_LIVE, DELIVERY_DELAY = "redelivery-time-to-live-ms", "redelivery-delivery-delay-ms"
+#: What is sent before there is a worker, and over when there is one: the queue and the options of its publication.
+EARLY: dict[str, tuple[str, dict[str, Any]]] = {
+    "over": ("slow", {"expires": BRIEF}),
+    "over by its header": ("slow", {"headers": {TIME_TO_LIVE: BRIEF * 1000}}),
+    "over by its queue": ("brief", {}),
+    "over by the lesser": ("brief", {"headers": {TIME_TO_LIVE: HOUR * 1000}}),
+    "over, and not kept": ("slow", {"expires": BRIEF, "headers": {"redelivery-dead-letter-eligible": False}}),
+    "over, and nobody cares": ("deaf", {"expires": BRIEF, "headers": {TIME_TO_LIVE: BRIEF * 1000}}),
+}
+#: What is sent to the worker: the queue, the task, its arguments, and the options of its publication.
+SENT: dict[str, tuple[str, str, tuple[Any, ...], dict[str, Any]]] = {
+    "waits": ("slow", "fails", (1,), {}),
+    "flows": ("slow", "ok", (), {}),
+    "at once": ("atonce", "fails", (), {}),
+    "doubles": ("doubling", "fails", (), {}),
+    "never gives up": ("endless", "fails", (12,), {}),
+    "exact": ("eu.mails", "fails", (), {}),
+    "one word": ("eu.post", "fails", (), {}),
+    "many words": ("eu.fr.post", "fails", (), {}),
+    "unkept": ("unkept", "fails", (), {}),
+    "suffixed": ("post", "fails", (), {}),
+    "too old": ("aged", "fails", (), {}),
+    "expires before it is due": ("slow", "ok", (), {"countdown": HOUR, "expires": 2}),
+    "expires before its redelivery": ("fading", "fails", (), {}),
+    "delayed by its queue": ("later", "ok", (), {}),
+    "delayed by its header": ("slow", "ok", (), {"headers": {DELIVERY_DELAY: 4000}}),
+    "delayed by the longer": ("later", "ok", (), {"countdown": 5}),
+    "no use": ("ruled", "raises", ("value",), {}),
+    "of some use": ("ruled", "fails", (), {}),
+    "round": ("here", "fails", (), {}),
+}
+
+
+@dataclass
+class Yard:
+    """The shop of one broker, and what was sent to it, with the time."""
+
+    shop: Shop
+    ids: dict[str, str] = field(default_factory=dict)
+    at: dict[str, float] = field(default_factory=dict)
+
+    def send(self, name: str, task: str, *args: Any, **options: Any) -> None:
+        """Publish one of the messages."""
+        self.at[name] = time.time()
+        self.ids[name] = self.shop.send(task, *args, **options)
+
+    def ended(self, name: str, outcome: str) -> Event:
+        """The event with which it ended."""
+        return self.shop.ended(self.ids[name], outcome, 120)
+
+    def outcomes(self, name: str) -> list[str]:
+        """Its outcomes so far, in their order."""
+        return self.shop.outcomes_of(self.ids[name])
+
+    def runs(self, name: str) -> list[dict[str, Any]]:
+        """Its runs so far."""
+        return self.shop.runs(self.ids[name])
+
+    def letter(self, name: str, queue: str) -> dict[str, Any]:
+        """Its letter, once it lies there."""
+
+        def found() -> dict[str, Any] | None:
+            return next((each for each in self.shop.letters(queue) if each["headers"].get("id") == self.ids[name]), None)
+
+        letter: dict[str, Any] = until(found, what=f"a letter of {name!r} in {queue}")
+        return letter
+
+
+@pytest.fixture(scope="module")
+def yard(shared_place: Place) -> Iterator[Yard]:
+    """A shop with one worker, for all tests of one broker."""
+    shop = shared_place.shop(settings={"queues": QUEUES})
+    yard = Yard(shop)
+    for queue in dict.fromkeys(queue for queue, _ in EARLY.values()):
+        shared_place.declare(shop, queue)
+    for name, (queue, options) in EARLY.items():
+        yard.send(name, "ok", queue=queue, **options)
+    until(lambda: time.time() > max(yard.at.values()) + BRIEF + 0.5, what="all of them to be over")
+    shop.start("-Q", ",".join(CONSUMED), concurrency=3)
+    for name, (queue, task, args, options) in SENT.items():
+        yard.send(name, task, *args, queue=queue, **options)
+    yield yard
+    shop.stop()
+
+
+# redelivery
+
+
+def test_only_the_failed_message_waits(yard: Yard) -> None:
+    """What came to its queue behind it runs before it runs again (Artemis A1)."""
+    yard.ended("waits", "succeeded")
+    yard.ended("flows", "succeeded")
+    first, again = yard.runs("waits")
+    (flowed,) = yard.runs("flows")
+    assert again["at"] >= first["at"] + 5
+    assert flowed["at"] < again["at"]
+
+
+def test_no_delay_is_no_delay(yard: Yard) -> None:
+    """0 is a value (Artemis A2): four attempts, and none of them waits for its time."""
+    yard.ended("at once", "dead_lettered")
+    scheduled = [event for event in yard.shop.events_of(yard.ids["at once"]) if event.outcome == "redelivery_scheduled"]
+    assert [event.delay_ms for event in scheduled] == [0, 0, 0]
+    assert len(yard.runs("at once")) == 4
+
+
+def test_delays_double_up_to_the_cap(yard: Yard) -> None:
+    """1 s, 2 s, 3 s (Artemis A3, A4), and never early."""
+    yard.ended("doubles", "dead_lettered")
+    scheduled = [event for event in yard.shop.events_of(yard.ids["doubles"]) if event.outcome == "redelivery_scheduled"]
+    assert [event.delay_ms for event in scheduled] == [1000, 2000, 3000]
+    times = [run["at"] for run in yard.runs("doubles")]
+    assert [later - earlier >= seconds for earlier, later, seconds in zip(times, times[1:], (1, 2, 3), strict=False)] == [True] * 3
+
+
+def test_one_queue_has_no_limit_where_all_others_have_theirs(yard: Yard) -> None:
+    """-1 (Artemis A9): it succeeds at its thirteenth attempt."""
+    assert yard.ended("never gives up", "succeeded").attempt == 13
+
+
+@pytest.mark.parametrize(
+    ("name", "attempts", "target"),
+    [("exact", 1, "eu.graves"), ("one word", 3, "eu.graves"), ("many words", 3, "DLQ.eu.fr.post")],
+)
+def test_patterns_are_merged_setting_by_setting(yard: Yard, name: str, attempts: int, target: str) -> None:
+    """Exact beats `*` beats `#`, and what the stronger leaves unsaid the weaker says (Artemis A10)."""
+    assert yard.ended(name, "dead_lettered").attempt == attempts
+    yard.letter(name, target)
+
+
+@pytest.mark.parametrize(
+    ("name", "outcome", "reason", "runs"),
+    [
+        ("no use", "dead_lettered", "non_retryable", 1),
+        ("of some use", "dead_lettered", "exhausted", 3),
+    ],
+)
+def test_an_exception_may_have_a_policy_of_its_own(yard: Yard, name: str, outcome: str, reason: str, runs: int) -> None:
+    """`non_retryable` and `rules`."""
+    assert yard.ended(name, outcome).reason == reason
+    assert len(yard.runs(name)) == runs
+
+
+def test_what_has_lived_too_long_is_given_up_before_its_next_delay(yard: Yard) -> None:
+    """`max_age`: no attempt is counted out, and none is begun after it."""
+    assert yard.ended("too old", "dead_lettered").reason == "max_age"
+    assert all(run["at"] < yard.at["too old"] + 60 for run in yard.runs("too old"))
+    assert len(yard.runs("too old")) in {1, 2}
+
+
+# dead letters
+
+
+def test_where_no_letters_are_kept_nothing_leaves_without_a_record(yard: Yard) -> None:
+    """`dead_letter_queue = None` (Artemis A7): discarded after the last attempt."""
+    assert yard.ended("unkept", "discarded").reason == "exhausted"
+    assert len(yard.runs("unkept")) == 2
+
+
+def test_a_dead_letter_queue_is_named_by_prefix_and_suffix(yard: Yard) -> None:
+    """Artemis's own example (A11)."""
+    yard.ended("suffixed", "dead_lettered")
+    letter = yard.letter("suffixed", "post.DLQ")
+    assert Envelope.of(letter["headers"]).origin["queue"] == "post"
+
+
+def test_what_would_go_round_is_parked(yard: Yard) -> None:
+    """Two queues that are each other's dead-letter queue (RabbitMQ R7, which drops): it dies once in each, and is held."""
+    envelope = Envelope.of(yard.letter("round", "DLQ.there")["headers"])
+    assert [(death["queue"], death["count"]) for death in envelope.deaths] == [("there", 1), ("here", 1)]
+    assert envelope.to_header()["first_death"]["queue"] == "here"
+    assert envelope.parked
+    assert len(yard.runs("round")) == 2
+
+
+# time
+
+
+@pytest.mark.parametrize(
+    ("name", "target"),
+    [
+        ("over", "DLQ.slow"),
+        ("over by its header", "DLQ.slow"),
+        ("over by its queue", "gone"),
+        ("over by the lesser", "gone"),
+        ("expires before it is due", "DLQ.slow"),
+    ],
+)
+def test_what_has_expired_dies_unrun(yard: Yard, name: str, target: str) -> None:
+    """By the lesser of its own time to live and its queue's (Solace S6), into the expiry queue where there is one."""
+    assert yard.ended(name, "dead_lettered").reason == "expired"
+    assert yard.runs(name) == []
+    letter = yard.letter(name, target)
+    assert not {"expires", TIME_TO_LIVE} & letter["headers"].keys()
+    assert [death["reason"] for death in Envelope.of(letter["headers"]).deaths] == ["expired"]
+
+
+def test_what_expires_while_it_waits_for_its_redelivery_dies_of_it(yard: Yard) -> None:
+    """Its next attempt would be in an hour; it has one second to live."""
+    assert yard.ended("expires before its redelivery", "dead_lettered").reason == "expired"
+    assert len(yard.runs("expires before its redelivery")) == 1
+
+
+def test_what_has_expired_and_may_not_be_kept_is_discarded(yard: Yard) -> None:
+    """The producer's word (Solace S5)."""
+    assert yard.ended("over, and not kept", "discarded").reason == "not_eligible"
+
+
+def test_a_time_to_live_that_is_not_respected_ends_nothing(yard: Yard) -> None:
+    """`respect_time_to_live` off (Solace S1)."""
+    yard.ended("over, and nobody cares", "succeeded")
+
+
+@pytest.mark.parametrize(
+    ("name", "seconds"), [("delayed by its queue", LATER), ("delayed by its header", 4), ("delayed by the longer", 5)]
+)
+def test_a_message_waits_from_its_publication_on(yard: Yard, name: str, seconds: float) -> None:
+    """Delayed consumption (Solace S10): for the longest of its delays, in the broker, and once."""
+    yard.ended(name, "succeeded")
+    assert yard.outcomes(name) == ["published", "deferred", "succeeded"]
+    (run,) = yard.runs(name)
+    assert run["at"] >= yard.at[name] + seconds
