@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 import kombu
 
-from redelivery.errors import ConfigurationError
+from redelivery.errors import BrokerError, ConfigurationError
 from redelivery.middleware.logs import log
 from redelivery.middleware.transports.base import Capability
 from redelivery.middleware.transports.fallback import KNOWN, is_known
 from redelivery.settings import UNLIMITED
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from celery.worker.consumer import Consumer
 
     from redelivery.middleware.install import Redelivery
@@ -60,9 +62,15 @@ def _has_queue(install: Redelivery, name: str) -> bool:
 
 def _required(install: Redelivery, queue: str) -> list[str]:
     """Where the dead letters and the expired of this queue go, by the policies of all its tasks, and may not be made on the way."""
+    return _targets(install, queue, lambda policy: policy.enabled and not policy.auto_create_dead_letter_resources)
+
+
+def _targets(install: Redelivery, queue: str, which: Callable[[RedeliveryPolicy], bool] = lambda _: True) -> list[str]:
+    """Where the dead letters and the expired of this queue go, by the policies of all its tasks."""
     policies = [install.policy_for(queue), *(install.policy_for(queue, task) for task in install.app.tasks)]
-    closed = [policy for policy in policies if policy.enabled and not policy.auto_create_dead_letter_resources]
-    targets = [find(queue) for policy in closed for find in (policy.dead_letter_queue_for, policy.expiry_queue_for)]
+    targets = [
+        find(queue) for policy in filter(which, policies) for find in (policy.dead_letter_queue_for, policy.expiry_queue_for)
+    ]
     return sorted({target for target in targets if target is not None})
 
 
@@ -85,8 +93,11 @@ _DROPPED = "the broker throws messages away by these, unrecorded: take them out,
 _KEPT = "the broker ends messages by these itself: bring them into the books with `redelivery dlq import`, or use max_time_to_live"
 
 
+_ENDS_OURS = "dead letters, delays or outcome events are ended by it: write its pattern so that it leaves these queues out"
+
+
 def warn_of_bypasses(install: Redelivery) -> None:
-    """Say where the queues' own declarations let RabbitMQ end messages by itself; its policies are not to be seen over AMQP."""
+    """Say where the queues' own declarations let RabbitMQ end messages by itself."""
     if install.has_leases:
         return
     queues = install.app.amqp.queues
@@ -102,12 +113,35 @@ def warn_of_bypasses(install: Redelivery) -> None:
             log.warning("broker.bypasses", queue=name, arguments=",".join(found), why=why)
 
 
+def warn_of_policies(install: Redelivery) -> None:
+    """Say which of the broker's own policies end messages: in the app's queues, past every policy here, or in ours, for good."""
+    url = install.settings.management_url
+    if url is None or install.has_leases:
+        return
+    from redelivery.middleware.transports.amqp_names import BITS, AmqpNames  # noqa: PLC0415 - only where the broker is RabbitMQ
+    from redelivery.middleware.transports.amqp_policies import ending_policies  # noqa: PLC0415 - as above
+
+    consumed = list(install.app.amqp.queues.consume_from)
+    names, letters = AmqpNames(), {target for queue in consumed for target in _targets(install, queue)}
+    ours = {*letters, names.outcomes, *map(names.level, range(BITS))} - {*consumed}
+    try:
+        found = ending_policies(url, install.app.connection_for_write(), [*consumed, *ours])
+    except BrokerError as exc:
+        log.warning("broker.policies_unknown", error=str(exc), why="look with `rabbitmqctl list_policies`")
+        return
+    for policy in found:
+        why = _ENDS_OURS if ours & {*policy.queues} else _KEPT if policy.definitions[0] == "dead-letter-exchange" else _DROPPED
+        facts = {"queues": ",".join(policy.queues), "definitions": ",".join(policy.definitions)}
+        log.warning("broker.policy_bypasses", policy=policy.name, **facts, why=why)
+
+
 def announce(install: Redelivery, consumer: Consumer, *, is_ours: bool) -> None:
     """Say which broker, which guarantees, which policies, and where the dead letters go; `is_ours` is who receives."""
     queues = list(install.app.amqp.queues.consume_from)
     policies = {queue: install.policy_for(queue) for queue in queues}
     warn_of_eviction(install)
     warn_of_bypasses(install)
+    warn_of_policies(install)
     if install.enforces and install.has_leases and not is_known():
         why = f"known are {_KNOWN}; messages are received by kombu's own receive"
         log.warning("kombu.unknown", version=kombu.__version__, why=why)

@@ -36,6 +36,8 @@ class GeneralSettings:
       0 asks none.
     - `dead_letter_archive` (path or URI; None): where dead letters are written before they leave by `dead_letter_time_to_live` or
       `max_dead_letters`; with None, none leaves.
+    - `management_url` (URL; None): RabbitMQ's management plugin, which a worker asks at start for the broker's policies that end
+      messages; with the broker's user where it names none. With None they are not seen.
     """
 
     mode: Literal["enforce", "observe"] = "enforce"
@@ -49,6 +51,7 @@ class GeneralSettings:
     redact: bool = False
     wait_replicas: int = 0
     dead_letter_archive: str | None = None
+    management_url: str | None = None
 
 
 _CHECKS: dict[str, values.Check] = {
@@ -63,6 +66,7 @@ _CHECKS: dict[str, values.Check] = {
     "redact": values.flag,
     "wait_replicas": values.count(0),
     "dead_letter_archive": values.optional(values.name),
+    "management_url": values.optional(values.http_url),
 }
 
 #: The names of the general settings, in the order in which they are shown.

@@ -157,6 +157,14 @@ def name(setting: str, value: Any) -> str:
     return value
 
 
+def http_url(setting: str, value: Any) -> str:
+    """An address of a web server. Raises `ConfigurationError`."""
+    found = text(setting, value)
+    if not found.startswith(("http://", "https://")):
+        raise _refused(setting, "must be an address that begins with http:// or https://", value)
+    return found
+
+
 def choice(*words: str) -> Check:
     """One of a few words."""
 

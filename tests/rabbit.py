@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from redelivery.middleware.outcomes import Event
 
-__all__ = ["Node", "Rabbit", "private_rabbit", "rabbit", "rabbit_node"]
+__all__ = ["Node", "Rabbit", "need_rabbit", "private_rabbit", "rabbit", "rabbit_node"]
 
 #: Seconds that the keeper may take: what its node may, and a minute.
 PATIENCE = NODE_PATIENCE + 60
@@ -241,7 +241,8 @@ def keep(folder: Path) -> None:
 # fixtures
 
 
-def _need_rabbit() -> None:
+def need_rabbit() -> None:
+    """Skip where the machine has no RabbitMQ, but not in CI."""
     if not installed():
         message = "there is no RabbitMQ on this machine: ./dev test installs it where it may (apt-get install rabbitmq-server)"
         (pytest.fail if os.environ.get("CI") else pytest.skip)(message)
@@ -250,7 +251,7 @@ def _need_rabbit() -> None:
 @pytest.fixture(scope="session")
 def rabbit_node() -> Iterator[Node]:
     """The run's node; a machine without RabbitMQ skips, but not in CI."""
-    _need_rabbit()
+    need_rabbit()
     with shared_node() as node:
         yield node
 
@@ -266,7 +267,7 @@ def rabbit(rabbit_node: Node) -> Iterator[Rabbit]:
 @pytest.fixture
 def private_rabbit(folder: Path) -> Iterator[Rabbit]:
     """A virtual host on a node of its own, which the test may kill and start again (`.node`)."""
-    _need_rabbit()
+    need_rabbit()
     node = Node(folder / "rabbit")
     try:
         yield node.start().vhost()

@@ -109,7 +109,7 @@ class RabbitNode:
         if not is_installed():
             raise BrokerError(MISSING)
         if not self.port:
-            self._prepare()
+            self.prepare()
         if self.epmd is None:
             self.epmd = self._run(EPMD, "-port", str(self.ports[1]), "-address", "127.0.0.1")
         self.process = self._run(str(PROGRAMS / "rabbitmq-server"))
@@ -158,7 +158,8 @@ class RabbitNode:
             raise BrokerError(msg)
         return done.stdout
 
-    def _prepare(self) -> None:
+    def prepare(self) -> None:
+        """Write what it starts with: `rabbitmq.conf`, and `plugins`, which may be added to before it does."""
         self.ports = _free_ports()
         self.folder.mkdir(parents=True, exist_ok=True)
         (self.folder / "rabbitmq.conf").write_text(CONF.format(port=self.port))
