@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import socket
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from celery import Celery
 from structlog.testing import capture_logs
 
+from redelivery import Redelivery
+from redelivery.workers.amqp_letter_watch import AmqpLetterWatch
+from redelivery.workers.duties import duties_of
 from redelivery.workers.letter_watch import GROWING, QUIET, LetterWatch, Watched
+from tests.conformance.brokers import Place, letter
 from tests.desk import LETTERS, Desk, body_of, copies, task_message
 from tests.running import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
+    from tests.rabbit import Rabbit
     from tests.running import Shop
     from tests.servers import Server
 
@@ -135,3 +143,52 @@ def test_a_worker_says_what_nobody_reads(shop: Callable[..., Shop]) -> None:
     (line,) = [line for line in worker.text.splitlines() if UNREAD in line]
     assert "dead_letter_queue=DLQ.later letters=1" in line
     desk.transport.close()
+
+
+def test_on_rabbitmq_a_queue_without_a_consumer_is_named(rabbit: Rabbit, tmp_path: Path) -> None:
+    """At the second look, without a look at the letters; not while somebody consumes it, nor when letters have just been taken."""
+    place = Place("rabbit-classic", rabbit, tmp_path)
+    desk = place.desk()
+    watch, other = AmqpLetterWatch(desk.install), AmqpLetterWatch(desk.install)
+    assert watch.leads()
+    assert not other.leads()
+    assert looked(watch) == []
+    place.put(*(letter(task_message(f"task-{number}")) for number in range(4)))
+    assert looked(watch) == []
+    [line] = looked(watch)
+    assert (line["event"], line["dead_letter_queue"], line["letters"], line["oldest"]) == (UNREAD, LETTERS, 4, None)
+    assert looked(watch) == []
+    place.lose(LETTERS)
+    assert looked(watch) == []
+    assert [line["letters"] for line in looked(watch)] == [3]
+    with rabbit.connection() as connection:
+        connection.default_channel.basic_qos(0, 1, a_global=False)
+        connection.default_channel.basic_consume(LETTERS, no_ack=False, callback=print)
+        place.put(*(letter(task_message(f"task-{number}")) for number in range(4, 12)))
+        assert looked(watch) == looked(watch) == []
+    watch.stop()
+    assert until(other.leads, what="the other one to lead")
+    other.stop()
+
+
+def test_on_rabbitmq_a_watch_whose_connection_is_cut_connects_again(rabbit: Rabbit, tmp_path: Path) -> None:
+    """It looks at the next step; what it has seen is forgotten, and nothing is logged as a fault of ours."""
+    place = Place("rabbit-classic", rabbit, tmp_path)
+    desk = place.desk()
+    watch = AmqpLetterWatch(desk.install)
+    assert watch.leads()
+    watch._connection.connection.transport.sock.shutdown(socket.SHUT_RDWR)  # type: ignore[union-attr]
+    with pytest.raises(ConnectionError):
+        watch.step()
+    assert until(watch.leads, what="it to be connected again")
+    assert looked(watch) == []
+    watch.stop()
+
+
+def test_a_worker_on_rabbitmq_watches(rabbit: Rabbit, tmp_path: Path) -> None:
+    """The watch is one of its duties; where nothing is enforced it is not."""
+    place = Place("rabbit-classic", rabbit, tmp_path)
+    desk = place.desk()
+    assert [type(duty) for duty in duties_of(desk.install)] == [AmqpLetterWatch]
+    observing = Redelivery(Celery("observing", broker=rabbit.url, set_as_current=False), {"mode": "observe"})
+    assert duties_of(observing) == ()

@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 from celery import bootsteps
 
+from redelivery.middleware.transports import kind_of
 from redelivery.middleware.transports.base import Capability
+from redelivery.workers.amqp_letter_watch import AmqpLetterWatch
 from redelivery.workers.dispatcher import Dispatcher
 from redelivery.workers.exporter import exporter_of
 from redelivery.workers.lease import Lease
@@ -55,7 +57,7 @@ class Duties(bootsteps.StartStopStep):
 def duties_of(install: Redelivery) -> tuple[Duty, ...]:
     """The duties of a worker, in the order in which they begin; where nothing is enforced, the outcome log alone.
 
-    Where the broker itself keeps leases, delays and bounds, there is the export alone.
+    Where the broker itself keeps leases, delays and bounds, there are the watch over the dead letters and the export.
     """
     settings = install.settings
     exporters: tuple[Duty, ...] = ()
@@ -63,7 +65,8 @@ def duties_of(install: Redelivery) -> tuple[Duty, ...]:
         exporter = exporter_of(install.transport)
         exporters = (exporter(install.transport, settings.outcome_export, every=settings.outcome_export_every),)
     if not install.has_leases:
-        return exporters
+        watches = (AmqpLetterWatch(install),) if install.enforces and kind_of(install.app) == "amqp" else ()
+        return (*watches, *exporters)
     log_keeper: tuple[Duty, ...] = (LogKeeper(install.transport, settings.outcome_log_max_bytes), *exporters)
     if not install.enforces:
         return log_keeper

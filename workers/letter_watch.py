@@ -23,7 +23,7 @@ from redelivery.workers.duty import Duty
 if TYPE_CHECKING:
     from redelivery.middleware.install import Redelivery
 
-__all__ = ["LetterWatch"]
+__all__ = ["LetterWatch", "Watched", "tell"]
 
 #: Seconds between two looks, and how long the lead lasts.
 EVERY, LEAD = 30.0, 90.0
@@ -102,10 +102,11 @@ class LetterWatch(Duty):
             state = self._watched[name].look(length, oldest)
             if state is not None:
                 died_ms = Letter.of(oldest).died_ms
-                _say(name, state, letters=length, oldest=None if died_ms is None else round((now_ms - died_ms) / 1000))
+                tell(name, state, letters=length, oldest=None if died_ms is None else round((now_ms - died_ms) / 1000))
 
 
-def _say(name: str, state: str, **facts: int | None) -> None:
+def tell(name: str, state: str, **facts: int | None) -> None:
+    """Say of a queue that it is unread, or that it grows."""
     if state == "unread":
         log.warning("dead_letter_queue.unread", dead_letter_queue=name, **facts, why=UNREAD.format(name=name))
     else:
