@@ -1,7 +1,8 @@
 """Proofs: the tests that `docs/parity.md` and `docs/celery.md` name are not merely there: in a whole run, none was skipped.
 
 A whole run is one that was asked for nothing in particular: `pytest` without paths, names, marks, or what else leaves tests out.
-In a run that failed, or was broken off, nothing is added: one failure is enough.
+In a run that failed, or was broken off, nothing is added: one failure is enough. A test that runs on brokers of both kinds must
+have passed on both.
 """
 
 from __future__ import annotations
@@ -29,11 +30,14 @@ __all__ = [
 DOCUMENT = Path(__file__).resolve().parent.parent / "docs" / "parity.md"
 #: All documents whose named tests must have run.
 DOCUMENTS = (DOCUMENT, DOCUMENT.with_name("celery.md"))
-NAME = re.compile(r"`(test_\w+\.py)::(test_\w+)`")
+NAME = re.compile(r"`((?:conformance/)?test_\w+\.py)::(test_\w+)`")
+#: A broker among a test's parameters, as the conformance suite names them.
+BROKER = re.compile(r"\[(?:[^\]]*-)?(valkey|redis|rabbit-classic|rabbit-quorum)(?:-|\])")
 #: Options that leave tests out.
 NARROWING = ("keyword", "markexpr", "lf", "stepwise", "deselect", "ignore", "ignore_glob", "collectonly")
 
-_outcomes: dict[tuple[str, str], set[str]] = defaultdict(set)
+#: How the tests of a file and a name ended, by the kind of their broker, where they have one among their parameters.
+_outcomes: dict[tuple[str, str], dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
 _found: list[str] = []
 
 
@@ -42,14 +46,20 @@ def named(document: Path) -> list[tuple[str, str]]:
     return sorted(set(NAME.findall(document.read_text())))
 
 
-def unproved(wanted: Iterable[tuple[str, str]], outcomes: Mapping[tuple[str, str], set[str]]) -> list[str]:
-    """What the named tests leave unproved: of a test with parameters, one that passed is enough."""
+def unproved(wanted: Iterable[tuple[str, str]], outcomes: Mapping[tuple[str, str], Mapping[str, set[str]]]) -> list[str]:
+    """What the named tests leave unproved: of a test with parameters, one that passed is enough, on each kind of broker."""
     found = []
     for each in wanted:
-        seen = outcomes.get(each, set())
-        if seen <= {"skipped"}:
-            found.append(f"{each[0]}::{each[1]} {'was skipped' if seen else 'did not run'}")
+        for kind, seen in (outcomes.get(each) or {"": set()}).items():
+            if seen <= {"skipped"}:
+                found.append(f"{each[0]}::{each[1]} {'was skipped' if seen else 'did not run'}{kind and f' on {kind}'}")
     return found
+
+
+def kind_of(nodeid: str) -> str:
+    """The kind of broker among the parameters of a test; nothing where there is none."""
+    match = BROKER.search(nodeid)
+    return "" if match is None else "RabbitMQ" if match[1].startswith("rabbit") else "Redis"
 
 
 def _is_whole(config: pytest.Config) -> bool:
@@ -60,9 +70,13 @@ def _is_whole(config: pytest.Config) -> bool:
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     """Note how a test ended; xdist hands the reports of its workers to its controller."""
     path, _, rest = report.nodeid.partition("::")
-    key = (path.rpartition("/")[2], rest.partition("[")[0].partition("@")[0].rpartition("::")[2])
+    folder, _, file = path.rpartition("/")
+    key = (
+        f"conformance/{file}" if folder.endswith("conformance") else file,
+        rest.partition("[")[0].partition("@")[0].rpartition("::")[2],
+    )
     if report.when == "call" or report.skipped or report.failed:
-        _outcomes[key].add(report.outcome)
+        _outcomes[key][kind_of(report.nodeid)].add(report.outcome)
 
 
 @pytest.hookimpl(tryfirst=True)
