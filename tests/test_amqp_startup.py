@@ -14,6 +14,8 @@ from redelivery.middleware.contradictions import contradictions
 from redelivery.middleware.startup import warn_of_bypasses
 from redelivery.middleware.transports import kind_of
 from redelivery.middleware.transports.amqp import AmqpTransport
+from redelivery.middleware.transports.amqp_names import BITS, AmqpNames
+from redelivery.middleware.transports.amqp_topology import declare_delays, declare_letters
 from redelivery.middleware.transports.base import Capability
 from redelivery.middleware.transports.redis import RedisTransport
 from tests.running import Shop, until
@@ -76,6 +78,15 @@ def test_queues_whose_declaration_bypasses_us_are_named(rabbit: Rabbit) -> None:
         warn_of_bypasses(Redelivery(app))
     said = {line["queue"]: line["arguments"] for line in logs if line["event"] == "broker.bypasses"}
     assert said == {"argued": "x-dead-letter-exchange,x-delivery-limit", "timed": "x-message-ttl,x-expires"}
+
+
+def test_what_is_looked_at_has_no_delivery_limit(rabbit: Rabbit) -> None:
+    """Each look counts as a delivery, and RabbitMQ 4 lets a message of a quorum queue go after twenty: a delayed one before its time."""
+    with rabbit.connection() as connection:
+        declare_delays(connection.connection, AmqpNames())
+        declare_letters(connection.connection, "DLQ.orders", "quorum")
+    arguments = rabbit.node.evaluate(f'[amqqueue:get_arguments(Q) || Q <- rabbit_amqqueue:list(<<"{rabbit.name}">>)].')
+    assert arguments.count(str(2**31 - 1)) == BITS + 1
 
 
 def test_a_workers_line_says_what_its_broker_lacks(rabbit: Rabbit, folder: Path) -> None:
