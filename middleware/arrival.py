@@ -27,7 +27,7 @@ from redelivery.middleware.observing import queue_of, record
 from redelivery.middleware.outcomes import Outcome, Reason
 from redelivery.middleware.recovery import recover
 from redelivery.middleware.suspects import PAUSE, SET_BACK_MS, Suspects, must_be_alone
-from redelivery.middleware.transports.base import Held
+from redelivery.middleware.transports.base import Capability, Held
 from redelivery.middleware.transports.fallback import taken_by_kombu
 from redelivery.middleware.unrun import bury, bury_at_last, carry_out
 
@@ -38,6 +38,9 @@ if TYPE_CHECKING:
     from redelivery.settings import RedeliveryPolicy
 
 __all__ = ["Arrivals"]
+
+#: How long after its expiry a message that a worker holds is looked at (milliseconds): Celery's timers may be some early.
+EXPIRED_MS = 50
 
 
 class Arrivals:
@@ -209,7 +212,8 @@ class Arrivals:
         headers, app = message.headers, self.install.app
         eta = headers.get("eta")
         eta_ms = milliseconds(eta, app) if eta is not None and eta != known.served_eta else None
-        threshold_ms = self.install.settings.eta_threshold * 1000
+        in_worker = Capability.BROKER_DELAYS not in self.install.transport.capabilities
+        threshold_ms = 0 if in_worker else self.install.settings.eta_threshold * 1000
         wanted_ms = due_ms(headers, known, policy, seen_ms=held.seen_ms, eta_ms=eta_ms, eta_threshold_ms=threshold_ms)
         if wanted_ms is None:
             return False
@@ -218,6 +222,12 @@ class Arrivals:
         if ends_ms is not None and ends_ms <= held.seen_ms:
             return False  # expired: Celery asks the request, and egress ends it
         until_ms = wanted_ms if ends_ms is None else min(wanted_ms, ends_ms)
+        if in_worker:  # it holds the message, as Celery does with any ETA; until it has expired, where that is earlier
+            if until_ms == ends_ms:
+                until_ms += EXPIRED_MS
+            if until_ms != eta_ms:
+                message.headers = {**headers, "eta": iso(until_ms)}
+            return False
         raw = opened(held.raw)
         waiting = sealed(deferred(raw, held.queue, seen_ms=held.seen_ms, eta=None if wanted_ms == eta_ms else iso(wanted_ms)))
         event = about(raw["headers"], held, Outcome.DEFERRED, worker=self.install.worker)

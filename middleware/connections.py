@@ -1,4 +1,4 @@
-"""The connections of an app with `Redelivery`: kombu's, with our transport where kombu would use its own for Redis or RabbitMQ.
+"""The connections of an app with `Redelivery`: kombu's, with our transport for Redis, RabbitMQ and the filesystem.
 
 A subclass rather than a setting, because kombu forgets a transport when it copies a connection for a pool, or fails over to another
 address. Connections of other apps in the process are not touched, and never share a pool with ours.
@@ -54,6 +54,10 @@ class _Knowing:
 
     def get_transport_cls(self: Any) -> Any:
         found = super().get_transport_cls()  # type: ignore[misc]
+        if found.__module__ == "kombu.transport.filesystem":
+            from redelivery.middleware.transports.filesystem import FilesystemTransport  # noqa: PLC0415 - few apps have it
+
+            return FilesystemTransport
         return OURS.get(found, found)
 
     def Pool(self: Any, limit: int | None = None, **kwargs: Any) -> ConnectionPool:  # noqa: N802 - kombu's name

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from kombu.transport import virtual
+
 from redelivery.middleware.explicit import UNSAID, said_by_app, said_by_task
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from celery import Celery
     from kombu import Connection
@@ -72,8 +74,8 @@ def _tasks(install: Redelivery) -> Iterator[str]:
                 yield f"task {name!r}: {attribute}={value!r} contradicts Redelivery: {why}; {fix.replace('setting', 'option')}"
 
 
-#: Policy fields and settings that only Redis's transport keeps, and what does the same on RabbitMQ.
-ONLY_REDIS = {
+#: Policy fields that only Redis's transport keeps, and what does the same on RabbitMQ.
+ON_RABBITMQ = {
     "redeliveries_per_second": "use longer delays, or a rate_limit on the task",
     "max_length": "declare the queue with x-max-length and x-overflow=reject-publish",
     "dead_letter_time_to_live": "purge with `redelivery dlq purge`",
@@ -82,16 +84,49 @@ ONLY_REDIS = {
 }
 
 
-def _on_rabbitmq(app: Celery) -> Iterator[str]:
-    """What the settings ask for and RabbitMQ cannot keep: refused, rather than left out in silence."""
+#: The same where nothing is known of the broker but that kombu speaks to it.
+ELSEWHERE = {
+    "redeliveries_per_second": "use longer delays, or a rate_limit on the task",
+    "max_length": "bound the queue by the broker's own means, if it has any",
+    "dead_letter_time_to_live": "let a dead_letter_handler decide about old letters",
+    "max_dead_letters": "let a dead_letter_handler decide about letters",
+    "auto_delete_dead_letter_resources": "delete empty queues by the broker's own means",
+}
+
+
+def _rows(app: Celery) -> list[Mapping[str, Any]]:
+    """The policy fields that somebody has set, row by row, wherever he has set them."""
     install = app.redelivery
-    rows = [*(row.fields for row in install.settings.rows)]
-    rows += [options.fields for name in app.tasks if (options := install.options_of(name)) is not None]
-    for field, instead in ONLY_REDIS.items():
+    rows = [row.fields for row in install.settings.rows]
+    return [*rows, *(options.fields for name in app.tasks if (options := install.options_of(name)) is not None)]
+
+
+def _not_kept(app: Celery, broker: str, instead: Mapping[str, str]) -> Iterator[str]:
+    """What the policies ask for and this broker cannot keep: refused, rather than left out in silence."""
+    rows = _rows(app)
+    for field, remedy in instead.items():
         if any(fields.get(field) for fields in rows):
-            yield f"{field} is not kept on RabbitMQ: take it out; {instead}"
-    if install.settings.wait_replicas:
+            yield f"{field} is not kept on {broker}: take it out; {remedy}"
+
+
+def _on_rabbitmq(app: Celery) -> Iterator[str]:
+    yield from _not_kept(app, "RabbitMQ", ON_RABBITMQ)
+    if app.redelivery.settings.wait_replicas:
         yield "wait_replicas is Redis's: take it out; a quorum queue confirms what most of its replicas have"
+
+
+def _elsewhere(app: Celery, broker: str) -> Iterator[str]:
+    """The same for a broker that is neither Redis nor RabbitMQ (`transports.generic`)."""
+    settings, rows = app.redelivery.settings, _rows(app)
+    yield from _not_kept(app, broker, ELSEWHERE)
+    if any(fields.get("persist_delivery_count") == "always" for fields in rows):
+        yield f"persist_delivery_count is not kept on {broker}: take it out; nothing there can record a start"
+    if any(fields.get("auto_create_dead_letter_resources") is False for fields in rows):
+        yield f"auto_create_dead_letter_resources = False is not kept on {broker}: take it out; nobody can see its queues"
+    if settings.wait_replicas:
+        yield f"wait_replicas is Redis's, and not kept on {broker}: take it out"
+    if settings.outcome_export is not None:
+        yield f"outcome_export finds no outcome log on {broker}: take it out; the workers' logs say it (outcome.recorded)"
 
 
 def _broker(app: Celery) -> Iterator[str]:
@@ -109,7 +144,11 @@ def _broker(app: Celery) -> Iterator[str]:
         yield from _on_rabbitmq(app)
         return
     if getattr(transport, "driver_type", None) != "redis":
-        yield f"broker {connection.as_uri()} is no Redis and no RabbitMQ: redelivery needs a redis:// or an amqp:// broker"
+        if issubclass(transport, virtual.Transport):
+            yield from _elsewhere(app, f"{connection.transport_cls}://")
+        else:
+            where = connection.as_uri()
+            yield f"broker {where} is none that redelivery can work on: use redis://, amqp:// or a virtual transport of kombu's"
         return
     if len(connection.alt) > 1 and not all(str(each).startswith("sentinel") for each in connection.alt):
         yield "broker_url names several servers: a message lives on one; use Sentinel (sentinel://…), or name one"

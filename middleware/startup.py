@@ -12,6 +12,7 @@ import kombu
 
 from redelivery.errors import BrokerError, ConfigurationError
 from redelivery.middleware.logs import log
+from redelivery.middleware.transports import kind_of
 from redelivery.middleware.transports.base import Capability
 from redelivery.middleware.transports.fallback import KNOWN, is_known
 from redelivery.settings import UNLIMITED
@@ -98,7 +99,7 @@ _ENDS_OURS = "dead letters, delays or outcome events are ended by it: write its 
 
 def warn_of_bypasses(install: Redelivery) -> None:
     """Say where the queues' own declarations let RabbitMQ end messages by itself."""
-    if install.has_leases:
+    if kind_of(install.app) != "amqp":
         return
     queues = install.app.amqp.queues
     for name in queues.consume_from:
@@ -116,7 +117,7 @@ def warn_of_bypasses(install: Redelivery) -> None:
 def warn_of_policies(install: Redelivery) -> None:
     """Say which of the broker's own policies end messages: in the app's queues, past every policy here, or in ours, for good."""
     url = install.settings.management_url
-    if url is None or install.has_leases:
+    if url is None or kind_of(install.app) != "amqp":
         return
     from redelivery.middleware.transports.amqp_names import BITS, AmqpNames  # noqa: PLC0415 - only where the broker is RabbitMQ
     from redelivery.middleware.transports.amqp_policies import ending_policies  # noqa: PLC0415 - as above
@@ -135,6 +136,16 @@ def warn_of_policies(install: Redelivery) -> None:
         log.warning("broker.policy_bypasses", policy=policy.name, **facts, why=why)
 
 
+def warn_of_limits(install: Redelivery) -> None:
+    """Say what cannot be promised on a broker of which nothing is known but that kombu speaks to it."""
+    if kind_of(install.app) != "generic":
+        return
+    from redelivery.middleware.transports.generic import limits  # noqa: PLC0415 - only where the broker is such a one
+
+    transport: Any = install.transport
+    log.warning("broker.limits", transport=install.app.connection_for_write().transport_cls, limits="; ".join(limits(transport)))
+
+
 def announce(install: Redelivery, consumer: Consumer, *, is_ours: bool) -> None:
     """Say which broker, which guarantees, which policies, and where the dead letters go; `is_ours` is who receives."""
     queues = list(install.app.amqp.queues.consume_from)
@@ -142,6 +153,7 @@ def announce(install: Redelivery, consumer: Consumer, *, is_ours: bool) -> None:
     warn_of_eviction(install)
     warn_of_bypasses(install)
     warn_of_policies(install)
+    warn_of_limits(install)
     if install.enforces and install.has_leases and not is_known():
         why = f"known are {_KNOWN}; messages are received by kombu's own receive"
         log.warning("kombu.unknown", version=kombu.__version__, why=why)
@@ -167,10 +179,18 @@ def _guarantees(install: Redelivery, *, is_ours: bool) -> str:
     if not install.enforces:
         return "Celery's own: observed, nothing is changed"
     if not install.has_leases:
-        return "at least once: published with confirm, recorded, then acknowledged; a crash between two of these repeats a message"
+        return _without_leases(install.transport.capabilities)
     if not is_ours:
         return "each transition atomic; kombu's own receive may lose what a crash interrupts"
     return "at least once, each transition atomic"
+
+
+def _without_leases(capabilities: frozenset[Capability]) -> str:
+    if Capability.OUTCOME_LOG in capabilities:
+        return "at least once: published with confirm, recorded, then acknowledged; a crash between two of these repeats a message"
+    if Capability.KEPT_UNTIL_ACKNOWLEDGED in capabilities:
+        return "at least once: published, then acknowledged; a crash between the two repeats a message"
+    return "published, then acknowledged; what a worker holds when it is killed is lost"
 
 
 def summary(policy: RedeliveryPolicy) -> str:

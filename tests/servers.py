@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from kombu import Connection
 from redis import Redis
 from redis.exceptions import RedisError
 
@@ -49,7 +50,7 @@ class Asked(ABC):
         seconds, microseconds = self.client.time()
         return int(seconds) * 1000 + int(microseconds) // 1000
 
-    # what tests of either broker ask for; `tests/rabbit.py` has the same
+    # what tests of any broker ask for; `tests/rabbit.py` and `tests/files.py` have the same
 
     def events(self, prefix: str = "") -> list[Event]:
         """The outcome log."""
@@ -90,6 +91,10 @@ class Server(Asked):
     def client(self) -> Any:
         """A new client."""
         return Redis(unix_socket_path=self.socket)
+
+    def connection(self) -> Connection:
+        """A new connection of kombu's own, as any other producer has it; the caller closes it."""
+        return Connection(self.url)
 
     def start(self) -> Server:
         """Start it, and wait until it answers."""

@@ -39,6 +39,6 @@ def transport_of(app: Celery) -> Any:
         from redelivery.middleware.transports.amqp import AmqpTransport  # noqa: PLC0415
 
         return AmqpTransport.of(app)
-    where = app.connection_for_write().as_uri()
-    msg = f"broker {where} is no Redis and no RabbitMQ: redelivery needs a redis:// or an amqp:// broker"
-    raise BrokerError(msg)
+    from redelivery.middleware.transports.generic import GenericTransport  # noqa: PLC0415
+
+    return GenericTransport.of(app)

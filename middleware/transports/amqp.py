@@ -58,7 +58,13 @@ class AmqpTransport:
     """The transitions; safe to call from any thread."""
 
     capabilities = frozenset(
-        {Capability.BROKER_DELAYS, Capability.DEAD_LETTER_QUEUES, Capability.OUTCOME_LOG, Capability.REDELIVERY_COUNTS},
+        {
+            Capability.KEPT_UNTIL_ACKNOWLEDGED,
+            Capability.BROKER_DELAYS,
+            Capability.DEAD_LETTER_QUEUES,
+            Capability.OUTCOME_LOG,
+            Capability.REDELIVERY_COUNTS,
+        },
     )
 
     def __init__(self, app: Celery) -> None:

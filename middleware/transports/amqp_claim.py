@@ -11,7 +11,6 @@ most: what may run twice when the worker dies. The window is moved by steps, and
 
 from __future__ import annotations
 
-import time
 import uuid
 from collections import deque
 from functools import partial
@@ -20,14 +19,13 @@ from typing import TYPE_CHECKING, Any
 from redelivery.middleware.logs import log
 from redelivery.middleware.transports.amqp_messages import delivery_count, envelope_of, published_to, shown
 from redelivery.middleware.transports.amqp_publisher import ENOUGH
-from redelivery.middleware.transports.base import Held
+from redelivery.middleware.transports.claim import Claim, Delivered
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from celery.worker.consumer import Consumer
 
     from redelivery.middleware.transports.amqp import AmqpTransport
+    from redelivery.middleware.transports.base import Held
 
 __all__ = ["ChannelClaim"]
 
@@ -35,33 +33,11 @@ __all__ = ["ChannelClaim"]
 MOST_LEAVING = 128
 
 
-class Delivered(Held):
-    """A message that is held here: its envelope is made when it is first asked for, as few of them are moved."""
-
-    __slots__ = ("_read",)
-
-    _read: Callable[[], bytes] | bytes
-
-    @property
-    def raw(self) -> bytes:
-        """Its envelope's bytes."""
-        if not isinstance(self._read, bytes):
-            self._read = self._read()
-        return self._read
-
-    @raw.setter
-    def raw(self, value: Callable[[], bytes] | bytes) -> None:
-        self._read = value
-
-
-class ChannelClaim:
-    """Who holds what; offers what `middleware.owner.Owner` does. Its clock is this machine's: RabbitMQ tells nobody its own."""
+class ChannelClaim(Claim):
+    """Who holds what."""
 
     def __init__(self, transport: AmqpTransport, worker: str) -> None:
-        self.transport = transport
-        self.worker = worker
-        self.held: dict[str, Held] = {}
-        self.token = ""
+        super().__init__(transport, worker)
         self._consumer: Any = None
         self._channel: Any = None
         self._ended: deque[str] = deque()
@@ -178,36 +154,3 @@ class ChannelClaim:
         channel, leaving = self._channel, min(len(self._leaving), MOST_LEAVING)
         if not leaving or leaving > channel.wider or channel.wider - leaving > channel.window:
             channel.widen(leaving and leaving + channel.window)
-
-    # what `Owner` offers
-
-    def holds(self, tag: str) -> bool:
-        """Whether this tag was given under the channel that the consumer has now."""
-        return not tag or tag.startswith(self.token)
-
-    @staticmethod
-    def has_minted(_: str) -> bool:
-        """Never: there are no leases here."""
-        return False
-
-    @staticmethod
-    def now_ms() -> int:
-        """This machine's time."""
-        return time.time_ns() // 1_000_000
-
-    def drop(self, tag: str) -> None:
-        """Its move is under way, or answered: the message is no longer looked after here."""
-        held = self.held.pop(tag, None)
-        if held is not None:
-            held.leave()
-
-    def make_room(self, tag: str) -> None:
-        """The broker keeps the prefetch window, by what is acknowledged."""
-
-    def release(self, keep: set[str]) -> int:
-        """Give back what has not run, but for the tags to `keep`; how many went back."""
-        given = [held for tag, held in list(self.held.items()) if tag not in keep]
-        count = self.transport.release(given)
-        for held in given:
-            self.held.pop(held.tag, None)
-        return count

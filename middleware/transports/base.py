@@ -27,7 +27,8 @@ class Capability(StrEnum):
     """What a transport can do.
 
     - `ATOMIC_MOVES`: acknowledging, moving and recording are one step; else a crash between them delivers a message again.
-    - `LEASES`: workers hold messages under leases that others watch; else the broker itself delivers again what a dead worker held.
+    - `KEPT_UNTIL_ACKNOWLEDGED`: what a worker holds is delivered again when it is killed; else it is lost with it.
+    - `LEASES`: workers hold messages under leases that others watch; else it is the broker that delivers again, where anybody does.
     - `STARTS`: a start can be recorded, so that a crash counts against what had begun, and not against what was beside it.
     - `SERVER_TIME`: the broker's clock is the one that counts; else each machine's own.
     - `BROKER_DELAYS`: what is not due waits in the broker; else in the worker.
@@ -43,6 +44,7 @@ class Capability(StrEnum):
     """
 
     ATOMIC_MOVES = "atomic_moves"
+    KEPT_UNTIL_ACKNOWLEDGED = "kept_until_acknowledged"
     LEASES = "leases"
     STARTS = "starts"
     SERVER_TIME = "server_time"

@@ -1,4 +1,7 @@
-"""The brokers of the conformance suite: Valkey, Debian's Redis, and Debian's RabbitMQ with classic and with quorum queues."""
+"""The brokers of the conformance suite: Valkey, Debian's Redis, Debian's RabbitMQ with classic and with quorum queues, and files.
+
+Files are kombu's filesystem transport: what is true of any transport that only kombu knows, in real processes and without a server.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +21,14 @@ from redelivery.middleware.envelope import Attempt, Failed, dead, opened, sealed
 from redelivery.middleware.keys import Keys
 from redelivery.middleware.transports.amqp import AmqpTransport
 from redelivery.middleware.transports.amqp_messages import message_of
+from redelivery.middleware.transports.base import Capability
+from redelivery.middleware.transports.filesystem import FilesystemTransport
+from redelivery.middleware.transports.generic import capabilities_of as of_channel
 from redelivery.middleware.transports.redis import RedisTransport
 from redelivery.workers.amqp_look import Look
 from redelivery.workers.cli.main import redelivery
 from tests.desk import LETTERS, QUEUE, Desk, task_message
+from tests.files import Files
 from tests.running import Shop
 from tests.servers import Server, binaries
 
@@ -31,14 +38,21 @@ if TYPE_CHECKING:
 
     from celery import Celery
 
-    from redelivery.middleware.transports.base import Capability
     from tests.rabbit import Node, Rabbit
 
-__all__ = ["AMQP", "BROKERS", "REDIS", "Place", "letter", "opened_place"]
+__all__ = ["AMQP", "BROKERS", "FILES", "REDIS", "Place", "capabilities_of", "letter", "opened_place"]
 
 REDIS = ("valkey", "redis")
 AMQP = ("rabbit-classic", "rabbit-quorum")
-BROKERS = (*REDIS, *AMQP)
+FILES = ("files",)
+BROKERS = (*REDIS, *AMQP, *FILES)
+
+
+def capabilities_of(name: str) -> frozenset[Capability]:
+    """What the transport of this broker says that it can do."""
+    if name in FILES:
+        return of_channel(FilesystemTransport.Channel)
+    return RedisTransport.capabilities if name in REDIS else AmqpTransport.capabilities
 
 
 @dataclass
@@ -46,14 +60,24 @@ class Place:
     """One broker, all of it the test's own, and the desks and shops on it."""
 
     name: str
-    server: Server | Rabbit
+    server: Server | Rabbit | Files
     folder: Path
     _shops: list[Shop] = field(default_factory=list)
 
     @property
     def capabilities(self) -> frozenset[Capability]:
         """What its transport says that it can do."""
-        return RedisTransport.capabilities if isinstance(self.server, Server) else AmqpTransport.capabilities
+        return capabilities_of(self.name)
+
+    @property
+    def opening(self) -> tuple[str, int, int]:
+        """The first event of a life, with its attempt and delivery: our producer's, where there is a log that it can write to."""
+        return ("published", 0, 0) if Capability.OUTCOME_LOG in self.capabilities else ("received", 1, 1)
+
+    @property
+    def waits(self) -> list[str]:
+        """What is recorded of a message that waits for its time: where it waits in a worker's memory, nothing."""
+        return ["deferred"] if Capability.BROKER_DELAYS in self.capabilities else []
 
     @property
     def queue_type(self) -> str:
@@ -63,6 +87,8 @@ class Place:
     @property
     def conf(self) -> dict[str, Any]:
         """What Celery's settings must say for this broker."""
+        if isinstance(self.server, Files):
+            return self.server.conf
         if self.queue_type != "quorum":
             return {}
         return {"task_default_queue_type": "quorum", "task_create_missing_queue_type": "quorum"}
@@ -113,6 +139,7 @@ class Place:
 
     def put(self, *raws: bytes, name: str = LETTERS) -> None:
         """Letters into a dead-letter queue, the first the oldest."""
+        assert not isinstance(self.server, Files)
         if isinstance(self.server, Server):
             if raws:
                 self.server.client.lpush(name, *raws)
@@ -128,6 +155,7 @@ class Place:
 
     def lose(self, name: str) -> None:
         """Take one message out of a queue, behind everybody's back."""
+        assert not isinstance(self.server, Files)
         if isinstance(self.server, Server):
             assert self.server.client.lpop(name) is not None
             return
@@ -136,6 +164,7 @@ class Place:
 
     def there(self, name: str) -> list[dict[str, Any]]:
         """The messages of a queue, the next to be taken first; of RabbitMQ's they are marked by it."""
+        assert not isinstance(self.server, Files)
         if isinstance(self.server, Server):
             return [opened(raw) for raw in self.server.client.lrange(name, 0, -1)[::-1]]
         with self.server.connection() as connection, Look(connection, name) as look:
@@ -180,6 +209,11 @@ def opened_place(name: str, folder: Path, node: Callable[[], Node]) -> Iterator[
         yield place
         place.close()
         rabbit.remove()
+        return
+    if name in FILES:
+        place = Place(name, Files(folder), folder)
+        yield place
+        place.close()
         return
     binary = binaries().get(name)
     if binary is None:

@@ -1,4 +1,7 @@
-"""Fixtures: every test with `place` runs on every broker; with `shared_place` too, which the tests of a module share."""
+"""Fixtures: every test with `place` runs on every broker; with `shared_place` too, which the tests of a module share.
+
+What a test `needs` of a broker is said by the marker of this name: the brokers whose transports lack it are left out.
+"""
 
 from __future__ import annotations
 
@@ -8,21 +11,30 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.conformance.brokers import BROKERS, Place, opened_place
+from tests.conformance.brokers import BROKERS, Place, capabilities_of, opened_place
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-@pytest.fixture(params=BROKERS)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Each test on each broker that has what it needs."""
+    needed = {each for mark in metafunc.definition.iter_markers("needs") for each in mark.args}
+    names = [name for name in BROKERS if needed <= capabilities_of(name)]
+    if "place" in metafunc.fixturenames:
+        metafunc.parametrize("place", names, indirect=True)
+    if "shared_place" in metafunc.fixturenames:
+        params = [pytest.param(name, marks=pytest.mark.xdist_group(f"conformance-{name}")) for name in names]
+        metafunc.parametrize("shared_place", params, indirect=True, scope="module")
+
+
+@pytest.fixture
 def place(request: pytest.FixtureRequest, folder: Path) -> Iterator[Place]:
     """A broker of the test's own."""
     yield from opened_place(request.param, folder, lambda: request.getfixturevalue("rabbit_node"))
 
 
-@pytest.fixture(
-    scope="module", params=[pytest.param(name, marks=pytest.mark.xdist_group(f"conformance-{name}")) for name in BROKERS]
-)
+@pytest.fixture(scope="module")
 def shared_place(request: pytest.FixtureRequest) -> Iterator[Place]:
     """A broker that the tests of a module share; they stay in one process."""
     with tempfile.TemporaryDirectory(prefix="rd-", ignore_cleanup_errors=True) as name:

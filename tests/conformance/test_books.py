@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from redelivery.middleware.transports.base import Capability
 from redelivery.workers.reconciliation.job import Books, reconcile
 from tests.conformance.brokers import letter
 from tests.desk import LETTERS as LETTERS_OF_DESK
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["spark"]
 
 #: The one process that has Spark, which takes its time on a machine that has other things to do.
-pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(1800), pytest.mark.needs(Capability.OUTCOME_LOG)]
 LETTERS = "DLQ.celery"
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from redelivery.middleware.envelope import Envelope
+from redelivery.middleware.transports.base import Capability
 from tests.running import until
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ def kept_alive(shop: Shop, until_true: Any, what: str) -> int:
     return len(started)
 
 
+@pytest.mark.needs(Capability.KEPT_UNTIL_ACKNOWLEDGED)
 def test_what_a_killed_worker_held_is_delivered_again(place: Place) -> None:
     """SIGKILL in the middle of a task: it runs again elsewhere, is marked as delivered before, and ends once."""
     shop = place.shop(settings=SETTINGS)
@@ -47,6 +49,7 @@ def test_what_a_killed_worker_held_is_delivered_again(place: Place) -> None:
     until(lambda: not shop.leftovers(), what="nothing to be left")
 
 
+@pytest.mark.needs(Capability.KEPT_UNTIL_ACKNOWLEDGED)
 def test_a_task_that_kills_its_worker_every_time_dies_of_it_and_no_innocent_does(place: Place) -> None:
     """`worker_lost`, after as many counted deliveries as its policy allows; what was held beside it succeeds."""
     shop = place.shop(settings=SETTINGS)

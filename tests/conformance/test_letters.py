@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from redelivery.middleware.envelope import sealed
+from redelivery.middleware.transports.base import Capability
 from tests.conformance.brokers import letter
 from tests.desk import LETTERS, QUEUE, task_message
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
     from tests.conformance.brokers import Place
 
+pytestmark = pytest.mark.needs(Capability.OUTCOME_LOG)  # what the tools do with a letter is recorded
 DIED = 1_700_000_000_000
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from redelivery.middleware.transports.base import Capability
 from tests.running import until
 
 if TYPE_CHECKING:
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from tests.conformance.brokers import Place
     from tests.running import Shop
 
+pytestmark = pytest.mark.needs(Capability.BROKER_DELAYS)
 HOUR = 3600
 
 

@@ -87,7 +87,10 @@ class Context:
         _reach(install.app)
         if kind_of(install.app) == "generic":
             where = install.app.connection_for_write().as_uri()
-            msg = f"broker {where} is neither Redis nor RabbitMQ: there is nothing on it that these commands could look at"
+            msg = (
+                f"broker {where} is neither Redis nor RabbitMQ, and nothing on it can be listed: dead letters lie in ordinary "
+                "queues (a dead_letter_handler decides about them), outcomes are the lines outcome.recorded of the workers' logs"
+            )
             raise BrokerError(msg)
         found: Any = install.transport
         if Capability.BROWSE_LETTERS_UNMARKED in found.capabilities:

@@ -23,6 +23,7 @@ from redis import Redis
 from redis.exceptions import RedisError
 
 from redelivery.errors import BrokerError, ConfigurationError
+from redelivery.middleware.transports.base import Capability
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -114,6 +115,10 @@ def lent(app: Celery, url: str | None, prefix: str) -> Iterator[Redelivery]:
     _forget_connections(app, install)
     try:
         _configure(app, url, prefix)
+        if Capability.LEASES not in install.transport.capabilities:
+            where = app.connection_for_write().as_uri()
+            msg = f"these fixtures look into a Redis, and {where} is none: install 'redelivery[embedded]' for a private one"
+            raise ConfigurationError(msg)
         install.transport.client.ping()
         try:
             yield install

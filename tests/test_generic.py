@@ -1,0 +1,337 @@
+"""Whatever else kombu speaks: the same policies, with what such a broker cannot promise declared, said at start, or refused.
+
+`tests/conformance/` has the lives and the handlers; here is what is true of these brokers alone.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+import types
+import uuid
+from datetime import UTC, datetime
+from decimal import Decimal
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from celery import Celery
+from click.testing import CliRunner
+from kombu import Connection
+from kombu.transport import filesystem, memory, virtual
+from kombu.utils.json import loads
+
+from redelivery import Redelivery
+from redelivery.middleware.contradictions import contradictions
+from redelivery.middleware.envelope import HEADER, Envelope, opened
+from redelivery.middleware.transports.base import Capability
+from redelivery.middleware.transports.generic import GenericTransport, capabilities_of
+from redelivery.middleware.transports.generic_claim import envelope_of
+from redelivery.workers.cli.main import redelivery
+from tests.files import Files
+from tests.running import ROOT, Shop, until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+POLICY = {"redelivery_delay": 0.2, "redelivery_delay_multiplier": 1.0, "max_delivery_attempts": 3}
+
+
+@pytest.fixture
+def files(folder: Path) -> Files:
+    """A broker of the test's own."""
+    return Files(folder)
+
+
+@pytest.fixture
+def filed(files: Files) -> Iterator[Callable[..., Shop]]:
+    """Makes shops on it."""
+    made: list[Shop] = []
+
+    def make(**options: Any) -> Shop:
+        server: Any = files
+        options["conf"] = files.conf | options.get("conf", {})
+        made.append(Shop(server, files.folder, **{"settings": {"queues": {"#": POLICY}}, **options}))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.stop()
+
+
+# in a worker
+
+
+@pytest.mark.parametrize("pool", ["solo", "threads", "gevent"])
+def test_a_policy_holds_on_every_pool(filed: Callable[..., Shop], pool: str) -> None:
+    """Attempts, their delays, a letter, an ETA: prefork has its turn in the conformance suite."""
+    shop = filed()
+    shop.start(pool=pool)
+    began = time.time()
+    delayed = shop.send("ok", countdown=1)
+    held = shop.send("ok", headers={"redelivery-delivery-delay-ms": 1000})
+    expiring = shop.send("ok", countdown=600, expires=1)
+    twice, always = shop.send("fails", 2), shop.send("fails")
+    assert shop.ended(twice, "succeeded").attempt == 3
+    assert shop.ended(always, "dead_lettered").reason == "exhausted"
+    assert shop.ended(expiring, "dead_lettered").reason == "expired"
+    for each in (delayed, held):
+        shop.ended(each, "succeeded")
+        assert [run["at"] >= began + 1 for run in shop.runs(each)] == [True]
+    times = [run["at"] for run in shop.runs(always)]
+    assert [later - earlier >= 0.14 for earlier, later in pairwise(times)] == [
+        True,
+        True,
+    ]  # 0.2 s, a quarter less
+    assert {letter["headers"]["id"] for letter in shop.letters()} == {always, expiring}
+    assert shop.leftovers() == {}
+
+
+def test_a_worker_in_the_same_process_has_the_memory_transport() -> None:
+    """As in a test without a broker: nothing is different, and a header that is no JSON survives as text."""
+    command = [sys.executable, "-m", "tests.memory_shop"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    again = ["redelivery_scheduled 1", "redelivery_scheduled 2"]
+    assert found["twice"]["outcomes"] == ["received 1", *again, "succeeded 3"]
+    assert found["always"]["outcomes"] == ["received 1", *again, "dead_lettered 3"]
+    assert (found["always"]["letter"], found["odd"]["letter"], found["twice"]["letter"]) == ("exhausted", "non_retryable", False)
+    for name in ("delayed", "held"):
+        assert found[name]["outcomes"] == ["received 1", "succeeded 1"]
+        assert [at >= 1 for at in found[name]["runs"]] == [True]
+
+
+def test_what_waits_in_a_worker_that_stops_goes_back_as_it_came(filed: Callable[..., Shop], files: Files) -> None:
+    """With its ETA, unmarked and uncounted."""
+    shop = filed()
+    worker = shop.start(pool="threads")
+    task_id = shop.send("ok", countdown=600)
+    shop.ended(task_id, "received")
+    assert files.messages("celery") == []
+    assert worker.stop() == 0
+    (message,) = files.messages("celery")
+    assert message["headers"]["id"] == task_id
+    assert message["headers"]["eta"] is not None
+    assert HEADER not in message["headers"]
+    assert not message["properties"]["delivery_info"].get("redelivered")
+
+
+def test_a_cold_shutdown_puts_back_what_it_ended_marked(filed: Callable[..., Shop], files: Files) -> None:
+    """Once, and as it came; the next worker's delivery is known as a redelivery, and counts as the first."""
+    shop = filed()
+    worker = shop.start(concurrency=1)
+    task_id = shop.send("stalls")
+    until(lambda: shop.runs(task_id), what="the task to have begun")
+    worker.stop(signal.SIGQUIT)
+    assert [each["headers"]["id"] for each in files.messages("celery")] == [task_id]
+    shop.start(concurrency=1)
+    assert shop.ended(task_id, "succeeded").attempt == 1
+    assert len(shop.runs(task_id)) == 2
+
+
+def test_a_broker_that_takes_nothing_is_waited_for(filed: Callable[..., Shop], files: Files) -> None:
+    """The failed task stays held, and is delivered again once its message can be published."""
+    out = files.folder / "out"
+    out.symlink_to(files.queues)
+    options = {**files.conf["broker_transport_options"], "data_folder_out": str(out)}
+    shop = filed(conf={"broker_transport_options": options})
+    task_id = shop.send("fails", 1)
+    out.unlink()
+    worker = shop.start(pool="threads")
+    until(lambda: "event=transition.postponed" in worker.text, what="the transition to wait")
+    assert files.messages("celery") == []
+    out.symlink_to(files.queues)
+    assert shop.ended(task_id, "succeeded").attempt == 2
+    assert len(shop.runs(task_id)) == 2
+
+
+# a worker that is killed
+
+
+@pytest.mark.parametrize(("task", "args", "left"), [("fails", (1,), "celery"), ("raises", ("dead_letter",), "DLQ.celery")])
+def test_a_kill_between_publishing_and_acknowledging_leaves_the_copy_alone(
+    filed: Callable[..., Shop], files: Files, task: str, args: tuple[Any, ...], left: str
+) -> None:
+    """On the filesystem the delivery has left the broker when it came: nothing is lost, and nothing runs once too often."""
+    shop = filed(module="tests.boundary_shop")
+    (files.folder / "order").write_text("acknowledge")
+    worker = shop.start(pool="threads")
+    task_id = str(shop.app.send_task(f"tests.shop.{task}", args).id)
+    assert worker.process.wait(60) == -signal.SIGKILL
+    assert [(each["headers"]["id"], Envelope.of(each["headers"]).attempt) for each in files.messages(left)] == [(task_id, 1)]
+    shop.start(pool="threads")
+    if left == "celery":
+        assert shop.ended(task_id, "succeeded").attempt == 2
+    shop.ended(str(shop.app.send_task("tests.shop.ok").id), "succeeded")
+    assert [run["attempt"] for run in shop.runs(task_id)] == ([1, 2] if left == "celery" else [1])
+    assert shop.leftovers() == {}
+
+
+def test_what_a_worker_holds_when_it_is_killed_is_lost_and_the_start_says_so(filed: Callable[..., Shop], files: Files) -> None:
+    """Before anything is published: kombu has no copy of what it has handed over."""
+    assert Capability.KEPT_UNTIL_ACKNOWLEDGED not in capabilities_of(filesystem.Channel)
+    shop = filed(module="tests.boundary_shop")
+    (files.folder / "order").write_text("publish")
+    worker = shop.start(pool="threads")
+    shop.app.send_task("tests.shop.fails")
+    assert worker.process.wait(60) == -signal.SIGKILL
+    assert shop.leftovers() == {}
+    assert files.letters() == []
+    (line,) = [line for line in worker.text.splitlines() if "event=broker.limits" in line]
+    assert "what a worker holds when it is killed is lost" in line
+    assert "transport=filesystem" in line
+
+
+# what is said
+
+
+def test_the_start_up_line_says_what_this_broker_cannot_do(filed: Callable[..., Shop]) -> None:
+    """The guarantees in words, and what is lacking by name."""
+    worker = filed().start(pool="solo")
+    line = until(lambda: next((line for line in worker.text.splitlines() if "event=worker.started" in line), ""))
+    assert "published, then acknowledged; what a worker holds when it is killed is lost" in line
+    for lacking in ("broker_delays", "outcome_log", "starts", "server_time", "kept_until_acknowledged"):
+        assert lacking in line.partition("broker_lacks=")[2]
+    assert "dead_letter_queues" not in line.partition("broker_lacks=")[2]
+
+
+def test_what_kombus_transports_keep_is_read_from_their_channels() -> None:
+    """Those that tell their broker of an acknowledgement, and those that only forget."""
+
+    class Telling(virtual.Channel):
+        def basic_ack(self, delivery_tag: Any, multiple: bool = False) -> None:
+            raise NotImplementedError
+
+    class TellingQos(virtual.QoS):
+        def ack(self, delivery_tag: Any) -> None:
+            raise NotImplementedError
+
+    class Noting(virtual.Channel):
+        QoS = TellingQos
+
+    for channel, keeps in ((memory.Channel, False), (filesystem.Channel, False), (Telling, True), (Noting, True)):
+        assert (Capability.KEPT_UNTIL_ACKNOWLEDGED in capabilities_of(channel)) is keeps
+
+
+@pytest.mark.parametrize(
+    ("settings", "word"),
+    [
+        ({"queues": {"orders": {"max_length": 5}}}, "broker's own means"),
+        ({"queues": {"#": {"dead_letter_time_to_live": 60}}}, "dead_letter_handler"),
+        ({"queues": {"#": {"max_dead_letters": 60}}}, "dead_letter_handler"),
+        ({"queues": {"#": {"redeliveries_per_second": 5}}}, "longer delays"),
+        ({"queues": {"#": {"auto_delete_dead_letter_resources": True}}}, "delete empty queues"),
+        ({"queues": {"#": {"auto_create_dead_letter_resources": False}}}, "nobody can see"),
+        ({"tasks": {"#": {"persist_delivery_count": "always"}}}, "record a start"),
+        ({"wait_replicas": 1}, "take it out"),
+        ({"outcome_export": "outcomes"}, "outcome.recorded"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_kept_is_refused_with_what_to_do(settings: dict[str, Any], word: str) -> None:
+    """Rather than left out in silence; without it there is nothing to refuse."""
+    (line,) = contradictions(Redelivery(Celery("refused", broker="memory://", set_as_current=False), settings))
+    assert word in line
+    assert "memory://" in line
+    assert contradictions(Redelivery(Celery("kept", broker="memory://", set_as_current=False), {"queues": {"#": POLICY}})) == []
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("dlq", "list"),
+        ("dlq", "show", "DLQ.celery"),
+        ("dlq", "redrive", "DLQ.celery", "--all"),
+        ("delayed", "list"),
+        ("outcomes", "tail"),
+        ("outcomes", "export", "--to", "out"),
+        ("inventory", "export", "--to", "out"),
+        ("task", "show", "some-id"),
+        ("dispatcher",),
+    ],
+    ids=" ".join,
+)
+def test_a_command_that_cannot_work_says_what_there_is_instead(words: tuple[str, ...]) -> None:
+    """One line, exit code 2, and no traceback."""
+    module = types.ModuleType(f"operator_{uuid.uuid4().hex}")
+    module.app = Celery("memory", broker="memory://", set_as_current=False)  # type: ignore[attr-defined]
+    Redelivery(module.app)
+    sys.modules[module.__name__] = module
+    try:
+        done = CliRunner().invoke(redelivery, ["-A", module.__name__, *words])
+    finally:
+        del sys.modules[module.__name__]
+    assert done.exit_code == 2, done.output
+    assert "dead_letter_handler" in done.stderr
+    assert "outcome.recorded" in done.stderr
+
+
+def test_an_observing_worker_records_what_celery_did(filed: Callable[..., Shop], files: Files) -> None:
+    """It changes nothing: the task fails once, and is gone."""
+    shop = filed(settings={"mode": "observe"})
+    shop.start(pool="threads")
+    task_id = shop.send("fails")
+    assert shop.ended(task_id, "discarded").reason == "exhausted"
+    assert len(shop.runs(task_id)) == 1
+    assert files.letters() == []
+
+
+# what is written
+
+
+def test_a_message_is_moved_without_a_loss() -> None:
+    """Values that only kombu's JSON has words for, bytes, properties and priority; what a transport has put in stays behind."""
+    app = Celery("moved", broker="memory://", set_as_current=False)
+    Redelivery(app)
+    queue = f"moved-{uuid.uuid4()}"
+    at = datetime(2026, 1, 2, tzinfo=UTC)
+    headers = {"id": "one", "task": "t", "at": at, "price": Decimal("1.50"), "raw": b"\xff\x00", "odd": object}
+    with Connection("memory://") as connection:
+        channel = connection.default_channel
+        made = channel.prepare_message(
+            b"\x80\xff", 7, "application/x-data", "binary", headers, {"correlation_id": "c", "reply_to": "r", "MessageGroupId": "g"}
+        )
+        channel.queue_declare(queue=queue)
+        channel.basic_publish(made, exchange="", routing_key=queue)
+        payload = channel.basic_get(queue, no_ack=True)._raw
+        payload["properties"]["delivery_info"]["sqs_message"] = object()
+        raw = envelope_of(payload, was_moved=True)
+        assert opened(raw)["properties"]["delivery_info"] == {"exchange": "", "routing_key": queue, "redelivered": True}
+        transport = GenericTransport.of(app)
+        transport.defer("", queue, raw, task_id="one", event=None, delay_ms=0)
+        again = channel.basic_get(queue, no_ack=True)
+        transport.close()
+    assert (again.body, again.content_type, again.content_encoding) == (b"\x80\xff", "application/x-data", "binary")
+    assert {name: again.properties[name] for name in ("correlation_id", "reply_to", "MessageGroupId", "priority")} == {
+        "correlation_id": "c",
+        "reply_to": "r",
+        "MessageGroupId": "g",
+        "priority": 7,
+    }
+    assert again.headers == {**headers, "odd": "<class 'object'>", "eta": None}
+    assert again.delivery_info["redelivered"] is True
+
+
+def test_a_file_is_seen_by_others_when_it_is_whole(files: Files) -> None:
+    """What kombu itself writes is there, and empty, while its message is still being written."""
+    seen: list[list[str]] = []
+
+    class Looking:
+        def __json__(self) -> str:
+            seen.append([path.name for path in files.queues.glob("*.msg")])
+            return "written"
+
+    options = files.conf["broker_transport_options"]
+    with files.connection() as ours, Connection(files.url, transport_options=options) as plain:
+        for connection in (plain, ours):
+            channel = connection.default_channel
+            channel._put("orders", {"headers": {"look": Looking()}})
+            (path,) = files.queues.iterdir()
+            assert loads(path.read_bytes()) == {"headers": {"look": "written"}}
+            assert channel._get("orders") == {"headers": {"look": "written"}}
+    assert [len(each) for each in seen] == [1, 0]
