@@ -25,10 +25,14 @@ def check_broker_url(app: Celery) -> None:
     for connect in (app.connection_for_read, app.connection_for_write):
         try:
             made = connect()
+            made.get_transport_cls()
             if (made.transport_cls or "").startswith("redis") and "://" not in (made.hostname or ""):
                 READ_DATABASE(None, made.virtual_host)
         except (KeyError, ValueError) as exc:
             msg = f"broker_url cannot be used: {exc.args[0]}; {LOOKS_LIKE}"
+            raise ConfigurationError(msg) from exc
+        except ImportError as exc:
+            msg = f"broker_url cannot be used: {exc}; install what kombu needs to speak to such a broker"
             raise ConfigurationError(msg) from exc
 
 

@@ -147,8 +147,8 @@ def _broker(app: Celery) -> Iterator[str]:
         if issubclass(transport, virtual.Transport):
             yield from _elsewhere(app, f"{connection.transport_cls}://")
         else:
-            where = connection.as_uri()
-            yield f"broker {where} is none that redelivery can work on: use redis://, amqp:// or a virtual transport of kombu's"
+            named = f"{connection.transport_cls}://"
+            yield f"broker {named} is none that redelivery can work on: use redis://, amqp:// or a virtual transport of kombu's"
         return
     if len(connection.alt) > 1 and not all(str(each).startswith("sentinel") for each in connection.alt):
         yield "broker_url names several servers: a message lives on one; use Sentinel (sentinel://…), or name one"

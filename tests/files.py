@@ -43,7 +43,7 @@ class Files:
         self.queues.mkdir(exist_ok=True)
         options = {"data_folder_in": str(self.queues), "data_folder_out": str(self.queues)}
         options["control_folder"] = str(self.folder / "control")
-        return {"broker_transport_options": {**options, "polling_interval": 0.05}}
+        return {"broker_transport_options": {**options, "polling_interval": 0.05}, "worker_lost_wait": 1.0}
 
     def connection(self) -> Connection:
         """A new connection without our record; but it writes whole files, for a worker ends with what it reads half written."""

@@ -121,6 +121,7 @@ def test_a_wrong_app_or_broker_is_one_line(folder: Path, words: tuple[str, ...],
         ("redis://no.such.host.invalid/0", "does not answer"),
         ("amqp://guest:secret@127.0.0.1:1//", "amqp://guest:**@127.0.0.1:1// refused the connection"),
         ("memory://", "neither Redis nor RabbitMQ"),
+        ("sqs://user:secret@", "install what kombu needs"),
         ("redis://:secret@127.0.0.1:1/0", "does not answer"),
     ],
 )

@@ -298,6 +298,10 @@ def test_misuse_is_told_in_a_line(pytester: pytest.Pytester) -> None:
         ("redelivery_app = shop:app\nredelivery_broker = mine", "redelivery: redelivery_broker must be private or app, not 'mine'"),
         ("redelivery_app = shop:app\nredelivery_timeout = soon", "redelivery: redelivery_timeout must be seconds, more than 0"),
         ("redelivery_app = shop:app\nredelivery_broker = app", "redelivery: broker redis://*localhost:1/0 does not answer:"),
+        (
+            "redelivery_app = shop:LOCAL\nredelivery_broker = app",
+            "redelivery: these fixtures look into a Redis, and memory://* is none:",
+        ),
     ],
 )
 def test_wrong_settings_are_told_in_a_line(pytester: pytest.Pytester, setting: str, told: str) -> None:
@@ -309,6 +313,8 @@ def test_wrong_settings_are_told_in_a_line(pytester: pytest.Pytester, setting: s
         app = Celery("shop", broker="redis://localhost:1/0")
         app.conf.broker_transport_options = {"max_retries": 0}
         Redelivery(app)
+        LOCAL = Celery("local", broker="memory://")
+        Redelivery(LOCAL)
     """
     ini = f"[pytest]\npythonpath = .\n{setting}\n"
     result = suite(pytester, "def test_it(redelivery_worker): ...", shop=shop, ini=ini, errors=1)
