@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import signal
 import subprocess
@@ -20,15 +21,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from celery import Celery
 from click.testing import CliRunner
-from kombu import Connection
+from kombu import Connection, Consumer, Exchange, Queue
 from kombu.transport import filesystem, memory, virtual
 from kombu.utils.json import loads
 
 from redelivery import Redelivery
 from redelivery.middleware.contradictions import contradictions
 from redelivery.middleware.envelope import HEADER, Envelope, opened
-from redelivery.middleware.transports.base import Capability
-from redelivery.middleware.transports.generic import GenericTransport, capabilities_of
+from redelivery.middleware.transports.base import Answer, Capability
+from redelivery.middleware.transports.generic import GenericTransport, capabilities_of, limits
 from redelivery.middleware.transports.generic_claim import envelope_of
 from redelivery.workers.cli.main import redelivery
 from tests.files import Files
@@ -218,6 +219,20 @@ def test_what_kombus_transports_keep_is_read_from_their_channels() -> None:
         assert (Capability.KEPT_UNTIL_ACKNOWLEDGED in capabilities_of(channel)) is keeps
 
 
+def test_a_broker_that_keeps_what_is_held_says_for_how_long() -> None:
+    """By the transport's own default, or by the app's setting; where nothing is kept there is nothing to say."""
+
+    def said(broker: str, **options: Any) -> str:
+        app = Celery("said", broker=broker, set_as_current=False)
+        app.conf.broker_transport_options = options
+        return "; ".join(limits(GenericTransport(app)))
+
+    assert "visibility_timeout (1800 s) is delivered twice" in said("pgmq://nowhere")
+    assert "visibility_timeout (60 s) is delivered twice" in said("pgmq://nowhere", visibility_timeout=60)
+    assert "is delivered again by the broker, uncounted" in said("pgmq://nowhere")
+    assert "visibility_timeout" not in said("memory://", visibility_timeout=60)
+
+
 @pytest.mark.parametrize(
     ("settings", "word"),
     [
@@ -279,6 +294,54 @@ def test_an_observing_worker_records_what_celery_did(filed: Callable[..., Shop],
     assert shop.ended(task_id, "discarded").reason == "exhausted"
     assert len(shop.runs(task_id)) == 1
     assert files.letters() == []
+
+
+# what is held
+
+
+def test_what_kombu_puts_back_is_what_came_and_is_nobodys_to_end(files: Files) -> None:
+    """The channel closes while its message runs: whatever was made of it, it lies there as it came, marked; no copy joins it."""
+    app = Celery("held", broker=files.url, set_as_current=False)
+    app.conf.update(files.conf)
+    Redelivery(app)
+    transport = GenericTransport.of(app)
+    claim = transport.claim_for("w")
+    with app.connection_for_write() as connection:
+        first = received(claim, connection, lambda channel: channel.basic_publish(made(channel), exchange="", routing_key="orders"))
+        assert not first.delivery_info["redelivered"]
+        first.headers, first.body, first.content_type = {"id": "changed"}, b"changed", "text/plain"
+        first.channel.close()
+        (back,) = files.messages("orders")
+        assert (back["headers"], back["content-type"], base64.b64decode(back["body"])) == (MADE, "application/x-data", b"\x80\xff")
+        second = received(claim, connection)
+        assert second.delivery_info["redelivered"] is True
+        assert opened(second.held.raw)["headers"] == MADE
+        for tag, answer in ((first.held.tag, Answer.REFUSED), (second.held.tag, Answer.DONE)):
+            assert transport.defer(tag, "orders", second.held.raw, task_id="one", event=None, delay_ms=0) is answer
+        second.channel.close()
+    transport.close()
+    assert [each["headers"] for each in files.messages("orders")] == [{**MADE, "eta": None}]
+
+
+MADE = {"id": "one", "task": "t"}
+
+
+def made(channel: Any) -> Any:
+    """A message."""
+    return channel.prepare_message(b"\x80\xff", 0, "application/x-data", "binary", dict(MADE), {})
+
+
+def received(claim: Any, connection: Any, publish: Callable[[Any], None] = lambda _: None) -> Any:
+    """One message of the queue `orders`, as a worker holds it that has connected just now."""
+    found: list[Any] = []
+    channel = connection.channel()
+    consumer = Consumer(channel, [Queue("orders", Exchange(""), "orders")], on_message=found.append)
+    claim.attach(types.SimpleNamespace(task_consumer=consumer))
+    consumer.consume()
+    publish(channel)
+    until(lambda: connection.drain_events(timeout=5) or found, what="the message")
+    assert claim.take(found[0]).queue == "orders"
+    return found[0]
 
 
 # what is written

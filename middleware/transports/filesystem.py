@@ -1,7 +1,7 @@
 """kombu's filesystem transport, for an app with `Redelivery`: a message is in its queue whole, or not at all.
 
 kombu's own writes it into a file that workers can see already: one that takes it half written loses it, and ends. Here it is
-written under another name, and given its own when it is whole.
+written under another name (`….unfinished`, which nobody takes), and given its own when it is whole.
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ class GenericTransport:
         self.keys = QueueNames()
         self.claim: GenericClaim | None = None
         self._numbers = Numbering()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._connection: Any = None
         self._channel: Any = None
         self._declared: set[str] = set()
@@ -269,7 +269,12 @@ def limits(transport: GenericTransport) -> list[str]:
     """What a worker on this broker cannot promise, in words, for its start."""
     kept = Capability.KEPT_UNTIL_ACKNOWLEDGED in transport.capabilities
     crash = "is delivered again by the broker, uncounted" if kept else "is lost: kombu has taken it off the broker"
+    connection = transport.app.connection_for_write()
+    default = getattr(connection.get_transport_cls().Channel, "default_visibility_timeout", None)
+    seconds = (connection.transport_options or {}).get("visibility_timeout") or default
+    again = f"what waits or runs for longer than visibility_timeout ({seconds} s) is delivered twice"
     return [
+        *([again] if kept and seconds else []),
         f"what a worker holds when it is killed {crash}",
         "a crash between publishing and acknowledging repeats a message" if kept else "no crash repeats a message",
         "what waits for its time is held in a worker's memory",
