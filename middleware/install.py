@@ -259,9 +259,10 @@ class Redelivery:
         """Give back what has not begun; what has, or may have, comes again marked, as soon as the connection is closed."""
         transport: Any = self.transport
         running, suspects = self._standing(owner)
-        given_back = owner.release(keep=running | {held.tag for held in suspects})
+        given_back = owner.release(keep=running | {held.tag for held in suspects} | self.outbox.tags())
         if not (self.outbox.drain(DRAIN) and transport.drain(DRAIN)):
-            log.error("outbox.abandoned", waiting=transport.waiting(), why="the broker does not answer; the messages come again")
+            waiting = len(self.outbox) + transport.waiting()
+            log.error("outbox.abandoned", waiting=waiting, why="the broker does not answer; the messages come again")
         log.info("owner.released", worker=self.worker, given_back=given_back)
         transport.close()
         self._owner = None

@@ -32,7 +32,7 @@ OWN_CALLS = {
 #: Where it writes files: the function, and its step.
 FILES = {"workers/tables.py:_sink": "write", "workers/letter_archive.py:_write_lines": "write"}
 #: Rooms without a message: the users' tests, the books (which read what was exported, and can be written anew), Spark's Java. And
-#: kombu's files, on which no chaos runs: what is written there becomes a message when it is whole (`test_generic.py`).
+#: kombu's files, on which no chaos runs: what is written there becomes a message when it is whole (`test_generic_messages.py`).
 WITHOUT_MESSAGES = ("workers/testing/", "workers/reconciliation/", "workers/java.py", "middleware/transports/filesystem.py")
 #: Commands whose names are also words of Python's: they count where a client is asked.
 ALSO_PYTHONS = {"append", "copy", "delete", "move", "rename", "restore", "set", "sort"}

@@ -5,30 +5,20 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import signal
 import subprocess
 import sys
 import time
-import types
-import uuid
-from datetime import UTC, datetime
-from decimal import Decimal
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from celery import Celery
-from kombu import Connection, Consumer, Exchange, Queue
 from kombu.transport import filesystem
-from kombu.utils.json import loads
 
-from redelivery import Redelivery
-from redelivery.middleware.envelope import HEADER, Envelope, opened
-from redelivery.middleware.transports.base import Answer, Capability
-from redelivery.middleware.transports.generic import GenericTransport, capabilities_of
-from redelivery.middleware.transports.generic_claim import envelope_of
+from redelivery.middleware.envelope import HEADER, Envelope
+from redelivery.middleware.transports.base import Capability
+from redelivery.middleware.transports.generic import capabilities_of
 from tests.files import Files
 from tests.running import ROOT, Shop, until
 
@@ -193,107 +183,3 @@ def test_what_a_worker_holds_when_it_is_killed_is_lost_and_the_start_says_so(fil
     (line,) = [line for line in worker.text.splitlines() if "event=broker.limits" in line]
     assert "what a worker holds when it is killed is lost" in line
     assert "transport=filesystem" in line
-
-
-# what is held
-
-
-def test_what_kombu_puts_back_is_what_came_and_is_nobodys_to_end(files: Files) -> None:
-    """The channel closes while its message runs: whatever was made of it, it lies there as it came, marked; no copy joins it."""
-    app = Celery("held", broker=files.url, set_as_current=False)
-    app.conf.update(files.conf)
-    Redelivery(app)
-    transport = GenericTransport.of(app)
-    claim = transport.claim_for("w")
-    with app.connection_for_write() as connection:
-        first = received(claim, connection, lambda channel: channel.basic_publish(made(channel), exchange="", routing_key="orders"))
-        assert not first.delivery_info["redelivered"]
-        first.headers, first.body, first.content_type = {"id": "changed"}, b"changed", "text/plain"
-        first.channel.close()
-        (back,) = files.messages("orders")
-        assert (back["headers"], back["content-type"], base64.b64decode(back["body"])) == (MADE, "application/x-data", b"\x80\xff")
-        second = received(claim, connection)
-        assert second.delivery_info["redelivered"] is True
-        assert opened(second.held.raw)["headers"] == MADE
-        for tag, answer in ((first.held.tag, Answer.REFUSED), (second.held.tag, Answer.DONE)):
-            assert transport.defer(tag, "orders", second.held.raw, task_id="one", event=None, delay_ms=0) is answer
-        second.channel.close()
-    transport.close()
-    assert [each["headers"] for each in files.messages("orders")] == [{**MADE, "eta": None}]
-
-
-MADE = {"id": "one", "task": "t"}
-
-
-def made(channel: Any) -> Any:
-    """A message."""
-    return channel.prepare_message(b"\x80\xff", 0, "application/x-data", "binary", dict(MADE), {})
-
-
-def received(claim: Any, connection: Any, publish: Callable[[Any], None] = lambda _: None) -> Any:
-    """One message of the queue `orders`, as a worker holds it that has connected just now."""
-    found: list[Any] = []
-    channel = connection.channel()
-    consumer = Consumer(channel, [Queue("orders", Exchange(""), "orders")], on_message=found.append)
-    claim.attach(types.SimpleNamespace(task_consumer=consumer))
-    consumer.consume()
-    publish(channel)
-    until(lambda: connection.drain_events(timeout=5) or found, what="the message")
-    assert claim.take(found[0]).queue == "orders"
-    return found[0]
-
-
-# what is written
-
-
-def test_a_message_is_moved_without_a_loss() -> None:
-    """Values that only kombu's JSON has words for, bytes, properties and priority; what a transport has put in stays behind."""
-    app = Celery("moved", broker="memory://", set_as_current=False)
-    Redelivery(app)
-    queue = f"moved-{uuid.uuid4()}"
-    at = datetime(2026, 1, 2, tzinfo=UTC)
-    headers = {"id": "one", "task": "t", "at": at, "price": Decimal("1.50"), "raw": b"\xff\x00", "odd": object}
-    with Connection("memory://") as connection:
-        channel = connection.default_channel
-        made = channel.prepare_message(
-            b"\x80\xff", 7, "application/x-data", "binary", headers, {"correlation_id": "c", "reply_to": "r", "MessageGroupId": "g"}
-        )
-        channel.queue_declare(queue=queue)
-        channel.basic_publish(made, exchange="", routing_key=queue)
-        payload = channel.basic_get(queue, no_ack=True)._raw
-        payload["properties"]["delivery_info"]["sqs_message"] = object()
-        raw = envelope_of(payload, was_moved=True)
-        assert opened(raw)["properties"]["delivery_info"] == {"exchange": "", "routing_key": queue, "redelivered": True}
-        transport = GenericTransport.of(app)
-        transport.defer("", queue, raw, task_id="one", event=None, delay_ms=0)
-        again = channel.basic_get(queue, no_ack=True)
-        transport.close()
-    assert (again.body, again.content_type, again.content_encoding) == (b"\x80\xff", "application/x-data", "binary")
-    assert {name: again.properties[name] for name in ("correlation_id", "reply_to", "MessageGroupId", "priority")} == {
-        "correlation_id": "c",
-        "reply_to": "r",
-        "MessageGroupId": "g",
-        "priority": 7,
-    }
-    assert again.headers == {**headers, "odd": "<class 'object'>", "eta": None}
-    assert again.delivery_info["redelivered"] is True
-
-
-def test_a_file_is_seen_by_others_when_it_is_whole(files: Files) -> None:
-    """What kombu itself writes is there, and empty, while its message is still being written."""
-    seen: list[list[str]] = []
-
-    class Looking:
-        def __json__(self) -> str:
-            seen.append([path.name for path in files.queues.glob("*.msg")])
-            return "written"
-
-    options = files.conf["broker_transport_options"]
-    with files.connection() as ours, Connection(files.url, transport_options=options) as plain:
-        for connection in (plain, ours):
-            channel = connection.default_channel
-            channel._put("orders", {"headers": {"look": Looking()}})
-            (path,) = files.queues.iterdir()
-            assert loads(path.read_bytes()) == {"headers": {"look": "written"}}
-            assert channel._get("orders") == {"headers": {"look": "written"}}
-    assert [len(each) for each in seen] == [1, 0]
