@@ -15,7 +15,7 @@ from kombu import Connection, Consumer, Exchange, Queue
 from kombu.utils.json import loads
 
 from redelivery import Redelivery
-from redelivery.middleware.envelope import opened
+from redelivery.middleware.envelope import opened, sealed
 from redelivery.middleware.transports.base import Answer
 from redelivery.middleware.transports.generic import GenericTransport
 from redelivery.middleware.transports.generic_claim import envelope_of
@@ -80,6 +80,23 @@ def test_what_has_yet_to_leave_when_the_worker_stops_leaves_once(files: Files) -
         install.end()
         message.channel.close()
     assert (len(files.letters("DLQ.orders")), files.messages("orders")) == (1, [])
+
+
+def test_a_broker_that_is_away_is_not_the_messages_fault(files: Files) -> None:
+    """The outbox is told so, and the others wait behind it; a message that nobody can publish is its own."""
+    raw = envelope_of({"body": "", "headers": dict(MADE), "properties": {}}, was_moved=False)
+    app = Celery("away", broker="redis://127.0.0.1:1/0", set_as_current=False)
+    with pytest.raises(ConnectionError, match="does not answer"):
+        GenericTransport(app).defer("", "orders", raw, task_id="one", event=None, delay_ms=0)
+    here = Celery("here", broker=files.url, set_as_current=False)
+    here.conf.update(files.conf)
+    transport = GenericTransport.of(here)
+    odd = sealed({**opened(raw), "body": "x", "properties": {"body_encoding": "base64"}})
+    with pytest.raises(ValueError, match="base64"):
+        transport.defer("", "orders", odd, task_id="one", event=None, delay_ms=0)
+    transport.defer("", "orders", raw, task_id="one", event=None, delay_ms=0)
+    transport.close()
+    assert [each["headers"]["id"] for each in files.messages("orders")] == ["one"]
 
 
 MADE = {"id": "one", "task": "t"}

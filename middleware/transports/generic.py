@@ -230,9 +230,10 @@ class GenericTransport:
                 )
                 channel.basic_publish(made, exchange="", routing_key=queue)
             except Exception as exc:
+                is_away = self._is_away(exc)
                 self._disconnect()
-                if isinstance(exc.__cause__, OSError):  # a channel's own word for it
-                    raise ConnectionError(str(exc)) from exc
+                if is_away:
+                    raise ConnectionError(str(exc)) from exc  # as the outbox knows it: the others wait, too
                 raise
 
     def _connected(self) -> Any:
@@ -247,6 +248,13 @@ class GenericTransport:
                 raise BrokerUnavailable(msg) from exc
             self._connection = connection
         return self._channel
+
+    def _is_away(self, exc: Exception) -> bool:
+        """Whether it is the broker's fault, and not this message's."""
+        if isinstance(exc, BrokerUnavailable) or isinstance(exc.__cause__, OSError):  # the latter is a channel's own word for it
+            return True
+        # Some transports count among these whatever a missing key may mean.
+        return isinstance(exc, self._connection.connection_errors) and not isinstance(exc, (LookupError, TypeError, ValueError))
 
     def _disconnect(self) -> None:
         connection, self._connection, self._channel = self._connection, None, None
