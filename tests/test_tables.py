@@ -12,7 +12,8 @@ from pyarrow import fs, parquet
 from redelivery.errors import InputError
 from redelivery.middleware.outcomes import Event
 from redelivery.workers.reconciliation import schema as spark
-from redelivery.workers.tables import EVENTS, INVENTORY, read_lines, write_rows
+from redelivery.workers.tables import EVENTS, INVENTORY, below, names, read_lines, write_rows
+from tests.object_store import SCHEME, ObjectStore
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -99,6 +100,38 @@ def test_other_filesystems_get_whole_files_too(monkeypatch: pytest.MonkeyPatch) 
         "bucket/out/rows.parquet",
     ]
     assert parquet.read_table("bucket/out/rows.parquet", filesystem=memory).num_rows == 3
+
+
+@pytest.mark.parametrize(
+    ("uri", "file"),
+    [
+        ("/books/out/", "/books/out/a/b"),
+        ("/books/what?", "/books/what?/a/b"),
+        ("s3://books/out", "s3://books/out/a/b"),
+        ("s3://books/out/?region=eu-west-1&scheme=http", "s3://books/out/a/b?region=eu-west-1&scheme=http"),
+    ],
+)
+def test_a_place_below_a_destination_keeps_the_options_of_its_uri(uri: str, file: str) -> None:
+    """An endpoint that is none of Amazon's is named there."""
+    assert below(uri, "a/b") == file
+
+
+def test_a_store_without_a_rename_gets_whole_files_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that fail leave the earlier object, and nothing half done that a reader would see."""
+
+    def failing() -> Iterator[dict[str, Any]]:
+        yield from ROWS
+        raise ZeroDivisionError
+
+    store = ObjectStore(tmp_path)
+    monkeypatch.setattr("redelivery.workers.tables._resolve", store.resolve)
+    to = f"{SCHEME}books/out?region=here"
+    for rows in (ROWS[:1], ROWS):
+        assert write_rows(rows, to, SMALL, name="rows") == len(rows)
+    with pytest.raises(ZeroDivisionError):
+        write_rows(failing(), to, SMALL, name="rows")
+    assert (names(to), store.copied) == (["rows.parquet"], 2)
+    assert parquet.read_table(tmp_path / "objects" / "books" / "out" / "rows.parquet").num_rows == 3
 
 
 def test_text_that_is_no_unicode_is_written_all_the_same(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from redelivery.workers.outcome_batch import Gap, order
-from redelivery.workers.tables import names, read_text, write_text
+from redelivery.workers.tables import below, names, read_text, write_text
 
 if TYPE_CHECKING:
     from redis import Redis
@@ -52,7 +52,7 @@ class Commit:
         ms, _ = order(self.last)
         date = datetime.fromtimestamp(min(ms, _LATEST_MS) / 1000, UTC).strftime("%Y-%m-%d")
         name = f"{self.position:020}-{self.last}.json"
-        write_text(json.dumps(asdict(self)) + "\n", f"{destination.rstrip('/')}/{COMMITS}/{date}", name)
+        write_text(json.dumps(asdict(self)) + "\n", below(destination, f"{COMMITS}/{date}"), name)
         return f"{COMMITS}/{date}/{name}"
 
 
@@ -64,13 +64,13 @@ def newest(destination: str, log: str) -> Commit | None:
 
     Raises `InputError` where the destination cannot be read.
     """
-    folder = f"{destination.rstrip('/')}/{COMMITS}"
+    folder = below(destination, COMMITS)
     best: Commit | None = None
     for date in sorted(names(folder), reverse=True)[:2]:
-        for name in names(f"{folder}/{date}"):
+        for name in names(below(folder, date)):
             if name.startswith(".") or (best is not None and order(_last(name)) <= order(best.last)):
                 continue
-            found = json.loads(read_text(f"{folder}/{date}", name))
+            found = json.loads(read_text(below(folder, date), name))
             if found["log"] == log:
                 best = Commit(**{**found, "began": tuple(found["began"])})
     return best

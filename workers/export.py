@@ -31,7 +31,7 @@ from redelivery.middleware.scripts import Script
 from redelivery.workers.commits import Commit, newest, replaced
 from redelivery.workers.outcome_batch import OTHER_EXPORT, Batch, Gap, order, take
 from redelivery.workers.outcome_log import Refused
-from redelivery.workers.tables import EVENTS, Format, read_lines, write_rows
+from redelivery.workers.tables import EVENTS, Format, below, read_lines, write_rows
 
 if TYPE_CHECKING:
     from redis import Redis
@@ -116,7 +116,7 @@ def write_refused(batch: Batch, result: ExportResult) -> int:
         return 0
     rows = [{"entry_id": each.entry_id, "why": each.why, "values": json.dumps(each.values)} for each in refused]
     name = f"refused-{refused[0].entry_id}-{refused[-1].entry_id}"
-    write_rows(rows, f"{result.destination.rstrip('/')}/_refused", _REFUSED, name=name, format="jsonl")
+    write_rows(rows, below(result.destination, "_refused"), _REFUSED, name=name, format="jsonl")
     result.refused += len(refused)
     result.files.append(f"_refused/{name}.jsonl")
     log.warning("outcome_log.entries_refused", count=len(refused), first=refused[0].entry_id, why=refused[0].why)
@@ -133,7 +133,7 @@ def write_events(batch: Batch, result: ExportResult, format: Format) -> list[dic
     for hour, events in hours.items():
         name = f"outcomes-{events[0].event_id}-{events[-1].event_id}"
         rows = (dict(zip(EVENTS.names, _row(event), strict=True)) for event in events)
-        count = write_rows(rows, f"{result.destination.rstrip('/')}/{hour}", EVENTS, name=name, format=format)
+        count = write_rows(rows, below(result.destination, hour), EVENTS, name=name, format=format)
         files.append({"file": f"{hour}/{name}.{format}", "rows": count})
         result.events += count
     result.files += [str(each["file"]) for each in files]

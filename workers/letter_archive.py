@@ -78,13 +78,13 @@ def archive(letters: Sequence[Letter], uri: str, name: str, *, now_ms: int, why:
     try:
         import pyarrow as pa  # noqa: PLC0415 - it need not be installed
 
-        from redelivery.workers.tables import write_rows  # noqa: PLC0415
+        from redelivery.workers.tables import below, write_rows  # noqa: PLC0415
     except ModuleNotFoundError as exc:
         if (exc.name or "").partition(".")[0] != "pyarrow":
             raise
         return f"{folder}/{_write_lines(rows, uri, folder, file)}"
     schema = pa.schema({column: pa.string() if is_text else pa.int64() for column, is_text in COLUMNS.items()})
-    write_rows(rows, f"{uri.rstrip('/')}/{folder}", schema, name=file, format="parquet")
+    write_rows(rows, below(uri, folder), schema, name=file, format="parquet")
     return f"{folder}/{file}.parquet"
 
 

@@ -1,8 +1,9 @@
 """Tables: the columns of outcome events and of inventories, and how rows become files.
 
 Enters: rows as mappings, and a destination that pyarrow understands: a path, or a URI such as `s3://bucket/prefix`. Leaves: Parquet
-or JSON lines, complete or not at all: a file gets its name when its last byte is on the disk. Refuses, with `InputError`, a
-destination that cannot be written. Values that are missing are null; text that is not valid Unicode has its faults replaced.
+or JSON lines, complete or not at all: a file gets its name when its last byte is on the disk, or when the store has the whole
+object. Refuses, with `InputError`, a destination that cannot be written. Values that are missing are null; text that is not valid
+Unicode has its faults replaced.
 
 The reconciliation reads these columns by the same names and types (`redelivery.workers.reconciliation.schema`).
 """
@@ -26,7 +27,7 @@ from redelivery.errors import InputError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
-__all__ = ["EVENTS", "INVENTORY", "Format", "names", "read_lines", "read_text", "remove", "write_rows", "write_text"]
+__all__ = ["EVENTS", "INVENTORY", "Format", "below", "names", "read_lines", "read_text", "remove", "write_rows", "write_text"]
 
 Format = Literal["parquet", "jsonl"]
 
@@ -80,6 +81,12 @@ INVENTORY = pa.schema(
 )
 
 
+def below(uri: str, path: str) -> str:
+    """A folder or file below a destination; what a URI says behind its `?` (region, endpoint) stays at its end."""
+    folder, mark, options = uri.partition("?") if _SCHEME.match(uri) else (uri, "", "")
+    return f"{folder.rstrip('/')}/{path}{mark}{options}"
+
+
 def write_rows(rows: Iterable[Mapping[str, Any]], uri: str, schema: pa.Schema, *, name: str, format: Format = "parquet") -> int:  # noqa: A002
     """Write rows as the one file `<uri>/<name>.<format>`, in place of an earlier one of that name; returns how many.
 
@@ -107,6 +114,8 @@ def names(uri: str) -> list[str]:
     filesystem, folder = _resolve(uri)
     try:
         return sorted(each.base_name for each in filesystem.get_file_info(fs.FileSelector(folder, allow_not_found=True)))
+    except FileNotFoundError:  # it was made between pyarrow's two looks
+        return []
     except OSError as exc:
         msg = f"{uri} cannot be read: {exc}. Give it rights, or give another destination"
         raise InputError(msg) from exc
@@ -119,7 +128,7 @@ def read_text(uri: str, file: str) -> str:
         with filesystem.open_input_stream(f"{folder}/{file}") as source:
             return str(source.read().decode())
     except (OSError, ValueError) as exc:
-        msg = f"{uri}/{file} cannot be read: {exc}. Move it away, or give another destination"
+        msg = f"{below(uri, file)} cannot be read: {exc}. Move it away, or give another destination"
         raise InputError(msg) from exc
 
 
@@ -132,7 +141,7 @@ def read_lines(uri: str, file: str) -> list[dict[str, Any]]:
     except FileNotFoundError:
         return []
     except (OSError, ValueError) as exc:
-        msg = f"{uri}/{file} cannot be read: {exc}. Move it away, or give another destination"
+        msg = f"{below(uri, file)} cannot be read: {exc}. Move it away, or give another destination"
         raise InputError(msg) from exc
 
 
@@ -164,7 +173,7 @@ def _whole(uri: str, file: str, write: Callable[[Any], int]) -> int:
                 filesystem.delete_file(unfinished)
             raise
     except (OSError, pa.ArrowException) as exc:
-        msg = f"{uri}/{file} cannot be written: {exc}. Make room, give it rights, or give another destination"
+        msg = f"{below(uri, file)} cannot be written: {exc}. Make room, give it rights, or give another destination"
         raise InputError(msg) from exc
     return count
 
@@ -183,9 +192,13 @@ def _sink(filesystem: fs.FileSystem, path: str) -> Iterator[IO[bytes] | pa.Nativ
 
 
 def _name(filesystem: fs.FileSystem, unfinished: str, path: str) -> None:
-    """Give a complete file its name, in place of an earlier one."""
+    """Give a complete file its name, in place of an earlier one. On an object store the copy appears there as a whole."""
     if not isinstance(filesystem, fs.LocalFileSystem):
-        filesystem.move(unfinished, path)
+        try:
+            filesystem.move(unfinished, path)
+        except NotImplementedError:  # Azure's blobs have no rename, unless they lie in a hierarchical namespace
+            filesystem.copy_file(unfinished, path)
+            filesystem.delete_file(unfinished)
         return
     Path(unfinished).replace(path)
     folder = os.open(Path(path).parent, os.O_RDONLY)
