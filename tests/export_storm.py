@@ -35,7 +35,7 @@ from tests.running import until
 from tests.servers import Server, binaries
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from pyspark.sql import SparkSession
 
@@ -78,7 +78,7 @@ class Storm:
     left: dict[str, int] = field(default_factory=lambda: dict.fromkeys(("unfinished", "uncommitted", "untrimmed"), 0))
 
     def rage(self, kills: int, patience: float = 0.4) -> None:
-        """Kill so many exporters, each up to `patience` seconds after it has begun, and check after each."""
+        """Kill so many exporters, each while it works or up to `patience` seconds later, and check after each."""
         chance = random.Random(self.seed)  # noqa: S311 - a seed makes it repeatable
         known: dict[str, list[str]] = {}
         seen: set[str] = set()
@@ -89,12 +89,12 @@ class Storm:
                     try:
                         assert process.stdout is not None
                         assert process.stdout.readline() == b"ready\n"
-                        self._wait(chance.choice(MOMENTS), chance.uniform(0, patience))
+                        self._wait(chance.randint(0, 2), chance.choice(MOMENTS), chance.uniform(0, patience))
                     finally:
                         process.kill()
                 self.kills += 1
-                self._look(seen)
-                self.check(known)
+            self._look(seen)
+            self.check(known)
 
     def finish(self) -> int:
         """Export the rest; how many events are written more than once. Raises `AssertionError` where one is missing."""
@@ -108,10 +108,11 @@ class Storm:
 
     def check(self, known: dict[str, list[str]]) -> None:
         """What was recorded is in a committed file or in the log; `known` are files that were read before."""
-        recorded = list(self.recorded)
-        raw: Any = self.server.client.xrange(KEYS.outcomes)
-        there = {entry_id.decode() for entry_id, _ in raw} | set(self.written(known))
-        assert not [each for each in recorded if each not in there]
+        client, there = self.server.client, set(self.written(known))
+        oldest: Any = client.xrange(KEYS.outcomes, count=1)
+        behind = [each for each in self.recorded if oldest and order(each) >= order(oldest[0][0].decode())]
+        assert len(behind) == client.xlen(KEYS.outcomes), "the log has a hole"
+        assert not set(self.recorded) - there - set(behind)
 
     def written(self, known: dict[str, list[str]]) -> list[str]:
         """The ids of all events in files that a commit names, each as often as it was written."""
@@ -162,15 +163,20 @@ class Storm:
             self.left[name] += len({f"{name} {each}" for each in those} - seen)
             seen |= {f"{name} {each}" for each in those}
 
-    def _wait(self, moment: str, seconds: float) -> None:
-        """Wait so long, or for this moment to come."""
+    def _wait(self, commits: int, moment: str, seconds: float) -> None:
+        """Wait for so many commits, and then so long, or for this moment to come."""
+        for _ in range(commits):
+            self._until_there_is_more(self.commits)
         if moment == "any":
             time.sleep(seconds)  # any moment will do: that is the test
-            return
-        look = self.files if moment == "file" else self.commits
-        before, deadline = set(look()), time.monotonic() + max(4 * seconds, 1)
-        while not set(look()) - before and time.monotonic() < deadline:
-            pass  # what is killed is killed while it works: no pause
+        else:
+            self._until_there_is_more(self.files if moment == "file" else self.commits)
+
+    def _until_there_is_more(self, look: Callable[[], list[str]], seconds: float = 20) -> None:
+        """What is killed is killed while it works: this makes no pause, and ends too where the log is empty."""
+        before, deadline = set(look()), time.monotonic() + seconds
+        while not set(look()) - before and time.monotonic() < deadline and self.server.client.xlen(KEYS.outcomes):
+            pass
 
     @contextmanager
     def _recording(self, target: int) -> Iterator[None]:
@@ -209,7 +215,7 @@ def main(words: Sequence[str] | None = None) -> None:
         server = Server(folder, binaries()["valkey"]).start()
         try:
             storm = Storm(server, given.to or str(folder / "out"), given.events, given.batch, given.seed)
-            storm.rage(given.kills, patience=2.0)
+            storm.rage(given.kills)
             told = {"events": given.events, "kills": storm.kills, "left": storm.left, "written_again": storm.finish()}
             with session() as spark:
                 books = storm.books(spark, folder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import signal
@@ -158,6 +159,21 @@ def _truncated(folder: Path) -> None:
     (folder / "outcomes" / "cut-off.parquet").write_bytes(whole[: len(whole) // 2])
 
 
+def _without_bytes(folder: Path) -> None:
+    (folder / "outcomes" / "nothing.parquet").touch()
+
+
+def _cut_gzip(folder: Path) -> None:
+    whole = gzip.compress(b"".join(b'{"task_id": "%d"}\n' % each for each in range(9999)))
+    (folder / "outcomes" / "cut.jsonl.gz").write_bytes(whole[: len(whole) // 2])
+
+
+def _cut_inventory(folder: Path) -> None:
+    write_rows([], str(folder / "inventory"), EXPORTED_INVENTORY, name="inventory")
+    file = folder / "inventory" / "inventory.parquet"
+    file.write_bytes(file.read_bytes()[:-7])
+
+
 def _of_another_type(folder: Path) -> None:
     columns: dict[str, list[Any]] = {
         "event_id": ["1-0"],
@@ -190,6 +206,13 @@ def _committed(folder: Path) -> None:
 
 BAD_INPUTS: dict[str, tuple[Callable[[Path], object], str]] = {
     "a truncated file": (_truncated, "cut-off.parquet"),
+    "a Parquet file without a byte": (_without_bytes, "nothing.parquet is no whole Parquet file: it has no bytes"),
+    "a truncated gzip": (_cut_gzip, "cut.jsonl.gz"),
+    "a truncated inventory": (_cut_inventory, "inventory.parquet is no whole Parquet file"),
+    "an inventory with other columns": (
+        lambda folder: _parquet(folder / "inventory" / "x.parquet", {"a": [1]}),
+        "it has no column task_id, queue, place",
+    ),
     "another type": (_of_another_type, "column at_ms of the outcome events must be bigint, and is string"),
     "other columns": (lambda folder: _parquet(folder / "outcomes" / "x.parquet", {"a": [1]}), "it has no column event_id, task_id"),
     "another ending": (lambda folder: (folder / "outcomes" / "notes.csv").write_text("a,b"), "neither Parquet nor JSON lines"),
@@ -268,6 +291,32 @@ def test_books_that_fail_leave_the_earlier_ones_alone(tmp_path: Path) -> None:
     assert (tmp_path / "books" / "summary.json").read_text(encoding="utf-8") == before
 
 
+@pytest.mark.usefixtures("spark", "told")
+def test_an_input_that_cannot_be_used_leaves_the_state_as_it_was(tmp_path: Path) -> None:
+    """Neither a new state nor a part of one; and when the input is mended, the run goes on from the old one."""
+    state = tmp_path / "state"
+    _truncated(tmp_path)
+    assert run(tmp_path, state=str(state)).exit_code == 2
+    assert not state.exists()
+    for file in (tmp_path / "outcomes").glob("*.parquet"):
+        file.unlink()
+    assert run(tmp_path, state=str(state)).exit_code == 0
+    before = sorted((each, each.read_bytes()) for each in state.rglob("*") if each.is_file())
+    _truncated(tmp_path)
+    assert run(tmp_path, state=str(state)).exit_code == 2
+    assert sorted((each, each.read_bytes()) for each in state.rglob("*") if each.is_file()) == before
+
+
+@pytest.mark.usefixtures("spark", "told")
+def test_an_output_that_a_run_left_half_done_is_done_again(tmp_path: Path) -> None:
+    """On an object store a rename is a copy, and may end in the middle: what lies beside the output tells that it was ours."""
+    (tmp_path / "books" / "metrics").mkdir(parents=True)
+    assert run(tmp_path).exit_code == 2, "somebody's folder of that name"
+    (tmp_path / ".books.new-0123").mkdir()
+    assert run(tmp_path).exit_code == 0
+    assert (tmp_path / "books" / "summary.json").exists()
+
+
 @pytest.mark.parametrize("words", [["--as-of", "soon"], ["--grace", "-1"], ["--keep", "0"]])
 def test_options_that_make_no_sense_are_usage_errors(tmp_path: Path, words: list[str]) -> None:
     """Exit code 2, before Spark is started."""
@@ -316,3 +365,20 @@ def test_an_interrupted_run_leaves_nothing_and_ends_with_130(tmp_path: Path) -> 
     assert process.returncode == 130, rest
     assert rest.splitlines()[-1] == "interrupted; nothing was written"
     assert sorted(each.name for each in tmp_path.iterdir()) == ["inventory", "outcomes"]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("told")
+def test_a_file_that_may_not_be_read_is_named(tmp_path: Path) -> None:
+    """Nobody has a right to it; where root runs the tests, root does without its own to read everything."""
+    secret = tmp_path / "outcomes" / "secret.jsonl"
+    secret.write_text("{}\n")
+    secret.chmod(0)
+    as_others = [] if os.getuid() else ["setpriv", "--bounding-set", "-dac_override,-dac_read_search"]
+    command = [*as_others, *COMMAND, *arguments(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=150)
+    assert done.returncode == 2, done.stderr
+    [line] = [line for line in done.stderr.splitlines() if " s  " not in line]
+    assert line.startswith("redelivery: ")
+    assert line.endswith(f"{secret} cannot be opened: permission denied")
+    assert not (tmp_path / "books").exists()

@@ -220,6 +220,25 @@ def test_a_state_of_somebody_elses_is_refused(spark: SparkSession, tmp_path: Pat
     assert not (tmp_path / "books").exists()
 
 
+def test_a_state_whose_name_was_on_its_way_is_not_forgotten(spark: SparkSession, tmp_path: Path) -> None:
+    """Where nothing is renamed over a file, the old name goes first: a run that died then has left the new one beside it."""
+    told = Histories()
+    told.tell("a", "published")
+    told.hold("a", "queue")
+    state = tmp_path / "state"
+    state.mkdir()
+    (state / ".current.json.new").write_text("{")  # a first run that died while it wrote it
+    assert told.reconcile(spark, tmp_path, state=str(state)).verdicts["in_flight"] == 1
+    (state / "current.json").rename(state / ".current.json.new")
+    later = Histories()
+    later.tell("a", SUCCEEDED, start_ms=NOON + HOUR)
+    write_lines(tmp_path / "outcomes" / "date=2026-01-31" / "hour=13" / "outcomes.jsonl", later.events)
+    again = reconcile(spark, told.write(tmp_path, state=str(state)))
+    assert (again.events, again.verdicts["balanced"], again.lives) == (1, 1, 1)
+    assert sorted(each.name for each in state.glob("v*")) == ["v00000001", "v00000002"]
+    assert not (state / ".current.json.new").exists()
+
+
 def test_a_run_forgets_whole_days_and_does_not_remember_them_again() -> None:
     """The day of the moment that is kept stays whole; files without a date are kept; a shorter memory later changes nothing."""
     read = {f"date=2026-01-{day}/hour=00/x.parquet": f"file:/{day}" for day in (29, 30, 31)} | {"x.jsonl": "file:/x.jsonl"}

@@ -15,7 +15,7 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from redelivery.errors import InputError
 from redelivery.workers.reconciliation.commits import Listing, date_of, listing
-from redelivery.workers.reconciliation.reading import find, read_events, read_gaps, read_inventory, read_taken
+from redelivery.workers.reconciliation.reading import find, paths_of, read_events, read_gaps, read_inventory, read_taken
 from redelivery.workers.reconciliation.state import Run
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ def gather(  # noqa: PLR0917 - what is given, and what is known of it
     if state is None and not listed.files:
         msg = f"{outcomes} holds {len(found)} files with outcome events, and no commit names one: export them first"
         raise InputError(msg)
-    paths = [each.path for each in listed.files.values()]
+    paths = paths_of(listed.files.values())
     # Two exports at once may have written one list of gaps over the other's: each commit has its own too.
     told = {gap.get("after") for gap in gaps}
     gaps += [gap for after, gap in {gap.get("after"): gap for gap in listed.gaps}.items() if after not in told]

@@ -20,14 +20,14 @@ from redelivery.workers.reconciliation.commits import root_of
 from redelivery.workers.reconciliation.schema import EVENTS, EVENTS_REQUIRED, INVENTORY, INVENTORY_REQUIRED, empty
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from pyspark.sql import SparkSession
     from pyspark.sql.types import DataType, StructType
 
     from redelivery.workers.reconciliation.files import File, Files
 
-__all__ = ["find", "read_events", "read_gaps", "read_inventory", "read_taken"]
+__all__ = ["find", "paths_of", "read_events", "read_gaps", "read_inventory", "read_taken"]
 
 #: Where the export notes what left the outcome log before it was exported, one JSON object a line. Spark skips such names.
 GAPS: Final = "_gaps.jsonl"
@@ -57,6 +57,17 @@ def find(files: Files, uri: str, what: str) -> list[File]:
     return found
 
 
+def paths_of(found: Iterable[File]) -> list[str]:
+    """Their paths. Raises `InputError` where one is a Parquet file without a byte, which Spark would pass over in silence."""
+    paths = []
+    for file in found:
+        if file.size == 0 and file.name.endswith(".parquet"):
+            msg = f"{file.path} is no whole Parquet file: it has no bytes. Restore it, or move it away"
+            raise InputError(msg)
+        paths.append(file.path)
+    return paths
+
+
 def read_events(spark: SparkSession, paths: Sequence[str], uri: str = "") -> DataFrame:
     """The outcome events in these files; with `uri` they are all that is there, and Spark lists them itself."""
     return _read(spark, paths, uri, EVENTS, EVENTS_REQUIRED, "outcome events")
@@ -64,8 +75,7 @@ def read_events(spark: SparkSession, paths: Sequence[str], uri: str = "") -> Dat
 
 def read_inventory(spark: SparkSession, files: Files, uri: str) -> DataFrame:
     """The inventory at this URI."""
-    paths = [each.path for each in find(files, uri, "inventory")]
-    return _read(spark, paths, uri, INVENTORY, INVENTORY_REQUIRED, "inventory")
+    return _read(spark, paths_of(find(files, uri, "inventory")), uri, INVENTORY, INVENTORY_REQUIRED, "inventory")
 
 
 def read_gaps(files: Files, uri: str) -> list[dict[str, Any]]:

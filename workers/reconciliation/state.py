@@ -3,7 +3,8 @@
 A state is a folder: `current.json` names the version that holds, `v<number>/` is a version: `lives/` (Parquet: the folded lives of
 every task that is not settled, all lives of such a task together) and `run.json` (what was read, up to when). A version is written
 whole, after the outputs, and becomes the current one by one rename; the one before it is kept, so that a run that is repeated
-begins where it began. So a crash anywhere leaves the earlier version in force, and the same run can be done again.
+begins where it began. So a crash anywhere leaves the earlier version in force, and the same run can be done again. Where a file
+system cannot rename over a file (object stores), a crash between the removal of the old name and the new one leaves the new one.
 
 Each run writes the open lives anew, which is the compaction: nothing piles up. What is older than `keep` is forgotten: files of
 such days count as read, and discrepancies of then are no longer known.
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 __all__ = ["Run", "State"]
 
 CURRENT: Final = "current.json"
+#: What becomes the current one: whole when the other is removed.
+_NEXT: Final = f".{CURRENT}.new"
 _FORMAT: Final = 1
 #: Lives of one file of the state.
 _LIVES_PER_FILE: Final = 1_000_000
@@ -77,7 +80,7 @@ class State:
         self._spark, self._files = spark, files
         self.uri = files.absolute(uri).rstrip("/")
         held = set(files.names(self.uri))
-        if held and CURRENT not in held and not all(name.startswith((".", "v")) for name in held):
+        if held and not held & {CURRENT, _NEXT} and not all(name.startswith((".", "v")) for name in held):
             msg = f"{uri} is not empty, and no state of these books (no {CURRENT}): give --state a folder of its own"
             raise InputError(msg)
         self.last = self._read(self._current())
@@ -105,7 +108,7 @@ class State:
         if self._current() not in {self.last.version, run.version}:
             msg = f"{self.uri}: another run moved the state meanwhile; nothing is lost: run one at a time, and this one again"
             raise InputError(msg)
-        new = f"{self.uri}/.{CURRENT}.new"
+        new = f"{self.uri}/{_NEXT}"
         self._files.write(new, json.dumps({"version": run.version, "format": _FORMAT}))
         self._files.replace(new, f"{self.uri}/{CURRENT}")
         for name in self._files.names(self.uri):
@@ -117,7 +120,12 @@ class State:
 
     def _current(self) -> int:
         text = self._files.read(f"{self.uri}/{CURRENT}")
-        return 0 if text is None else int(self._object(CURRENT, text)["version"])
+        if text is not None:
+            return int(self._object(CURRENT, text)["version"])
+        try:
+            return int(json.loads(self._files.read(f"{self.uri}/{_NEXT}") or "")["version"])
+        except ValueError:  # none, or that of a first run which died while it wrote it
+            return 0
 
     def _read(self, version: int) -> Run:
         if version == 0:

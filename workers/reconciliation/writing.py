@@ -2,7 +2,7 @@
 
 Everything is written to a hidden sibling of the output and takes its place when it is complete. An earlier output of the books is
 replaced; anything else in that place is somebody's, and is refused before any work is done. On an object store a rename is a
-copy: a reader there may see an output that is not complete.
+copy: a reader there may see an output that is not complete, and a run that died there is done again.
 """
 
 from __future__ import annotations
@@ -43,11 +43,17 @@ def check_output(files: Files, uri: str, inputs: dict[str, str]) -> str:
     """The full URI of the output. Raises `InputError` where it holds what is not ours, or lies within an input or around it."""
     output = check_apart(files, uri, inputs, "output")
     held = set(files.names(output))
-    if held and (SUMMARY not in held or held - _OURS):
+    if held and (held - _OURS or (SUMMARY not in held and not _died(files, output))):
         strange = ", ".join(sorted(held - _OURS)[:3]) or f"no {SUMMARY}"
         msg = f"{uri} is not empty, and not an output of these books ({strange}): give another folder"
         raise InputError(msg)
     return output
+
+
+def _died(files: Files, output: str) -> bool:
+    """Whether a run died that wrote here: where a rename is a copy, it may have left a part of its output."""
+    parent, _, name = output.rpartition("/")
+    return any(each.startswith((f".{name}.new-", f".{name}.old-")) for each in files.names(parent))
 
 
 @contextmanager
