@@ -163,6 +163,13 @@ COMPARISONS: Mapping[str, Comparison] = {
             aims={"first_page": 100.0},
         ),
         Comparison(
+            "inventory",
+            "the inventory of very many waiting messages",
+            "benchmarks.inventory:inventory",
+            OURS,
+            {"messages": Amount(1_000_000, 2000)},
+        ),
+        Comparison(
             "producer",
             "one `delay()`",
             "benchmarks.producer:producer",

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from benchmarks.sides import Side
 
-__all__ = ["Spent", "below", "broker_seconds", "children_of", "resident_bytes", "used"]
+__all__ = ["Spent", "below", "broker_seconds", "children_of", "peak_bytes", "resident_bytes", "used"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,16 @@ def used(pid: int, *, with_ended: bool = False) -> float:
 
 def resident_bytes(pid: int) -> int:
     """Memory of a process that is in use and in RAM."""
+    return _bytes_of(pid, "VmRSS:")
+
+
+def peak_bytes(pid: int) -> int:
+    """The most memory of a process that was ever in RAM at once."""
+    return _bytes_of(pid, "VmHWM:")
+
+
+def _bytes_of(pid: int, name: str) -> int:
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith("VmRSS:"):
+        if line.startswith(name):
             return int(line.split()[1]) * 1024
     return 0

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
 
 from benchmarks.figures import less, more
+from benchmarks.spark_side import Cost
 from redelivery.workers.reconciliation.job import Books, reconcile
 from redelivery.workers.reconciliation.schema import EVENTS, INVENTORY
 from redelivery.workers.reconciliation.session import session
@@ -36,7 +37,10 @@ GIB = 2**30
 
 
 def reconciliation(name: str, *, events: int, rounds: int = 3) -> dict[str, Figure]:  # noqa: ARG001 - there is one side
-    """Seconds of both, the best of `rounds`, and `speed_kept`: how much of the bare speed is left, 1.0 being all of it."""
+    """Seconds of both, the best of `rounds`, and `speed_kept`: how much of the bare speed is left, 1.0 being all of it.
+
+    What a cluster is planned with is there for each event: processor, bytes read, and bytes shuffled.
+    """
     with tempfile.TemporaryDirectory(prefix="redelivery-bench-") as folder, session(input_bytes=GIB) as spark:
         places: dict[str, Any] = {name: str(Path(folder) / name) for name in ("outcomes", "inventory", "output")}
         lives = round(events / EVENTS_PER_LIFE)
@@ -47,12 +51,19 @@ def reconciliation(name: str, *, events: int, rounds: int = 3) -> dict[str, Figu
             _bare(read)
             reconcile(spark, Books(**places))
         bare = min(seconds(lambda: _bare(read)) for _ in range(rounds))
+        before = Cost.now(spark)
         ours = min(seconds(lambda: reconcile(spark, Books(**places))) for _ in range(rounds))
+        after, count = Cost.now(spark), read.count()
+        size = sum(each.stat().st_size for each in Path(places["outcomes"]).rglob("*.parquet"))
         return {
             "speed_kept": more(bare / ours, "of the bare speed"),
-            "events_per_second": more(read.count() / ours, "events/s"),
+            "events_per_second": more(count / ours, "events/s"),
             "bare": less(bare, "s"),
             "reconcile": less(ours, "s"),
+            "peak_memory": less(after.peak / GIB, "GiB"),
+            "processor": less((after.processor - before.processor) / rounds / count * 1e6, "µs/event"),
+            "read": less(size / count, "bytes/event"),
+            "shuffled": less((after.shuffled - before.shuffled) / rounds / count, "bytes/event"),
         }
 
 

@@ -1,4 +1,4 @@
-"""Fills a broker with held, delayed or dead messages, by the product's own transitions: many of them in one round trip.
+"""Fills a broker with waiting, delayed or dead messages, by the product's own transitions: many of them in one round trip.
 
 A transition calls its script on a client. Here that client writes the calls down, and sends them together; their answers are read
 afterwards and must all be `done`. So what lies in the broker is what a worker would have put there, and a million of it takes
@@ -80,6 +80,12 @@ class Stock:
         self._received = 0
         for name in ("defer", "dead_letter"):
             client.script_load(Script(name).text)
+
+    def wait(self, count: int, queue: str = QUEUE) -> None:
+        """So many messages wait in a queue, as plain Celery's producer would have put them there."""
+        while count > 0:
+            self.client.lpush(self.keys.list(queue), *(sealed(_message()) for _ in range(min(count, BATCH))))
+            count -= BATCH
 
     def delay(self, count: int, list_name: str, seconds: float) -> None:
         """So many messages wait in the delay store for so long, each due a moment after the one before it."""

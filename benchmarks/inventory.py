@@ -1,0 +1,81 @@
+"""The inventory of a queue with very many messages: how long the broker serves nobody else, and whether a worker beside it notices.
+
+The messages wait in a queue that nobody consumes, while tasks are published at a steady rate and a worker runs them. How long each
+command took is what the broker's own slow log says.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+from pyarrow import parquet
+
+from benchmarks.figures import less, percentile
+from benchmarks.sides import side
+from benchmarks.stamps import late_ms
+from benchmarks.stock import Stock
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from benchmarks.figures import Figure
+
+__all__ = ["inventory"]
+
+#: Tasks that are published in a second, and for how long before the inventory (seconds).
+PER_SECOND, BEFORE = 100, 10.0
+
+
+def inventory(name: str, *, messages: int) -> dict[str, Figure]:
+    """What `redelivery inventory export` costs whoever else uses the broker. Raises `RuntimeError` where a message is missing."""
+    with side(name) as here, here.worker():
+        Stock(here.client).wait(messages)
+        until = time.monotonic() + BEFORE
+        before = _started(here, "before", lambda: time.monotonic() < until)
+        here.client.config_set("slowlog-log-slower-than", 0)
+        here.client.config_set("slowlog-max-len", 10_000_000)
+        here.client.slowlog_reset()
+        command = [
+            sys.executable,
+            "-m",
+            "redelivery",
+            "-A",
+            "benchmarks.app",
+            "inventory",
+            "export",
+            "--to",
+            str(here.folder / "taken"),
+        ]
+        began = time.monotonic()
+        with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
+            during = _started(here, "during", lambda: process.poll() is None)
+        seconds = time.monotonic() - began
+        took = [each["duration"] / 1000 for each in here.client.slowlog_get(-1)]
+        rows = parquet.read_table(here.folder / "taken" / "inventory.parquet", columns=["task_id"])["task_id"].to_pylist()
+        if process.returncode or len(rows) != len(set(rows)) or len(rows) < messages:
+            msg = f"exit code {process.returncode}: {len(rows)} rows of {len(set(rows))} tasks, and {messages} messages wait"
+            raise RuntimeError(msg)
+        return {
+            "longest_command": less(max(took), "ms"),
+            "command_p99": less(percentile(took, 0.99), "ms"),
+            "start_p99_before": less(percentile(before, 0.99), "ms"),
+            "start_p99_meanwhile": less(percentile(during, 0.99), "ms"),
+            "start_longest_meanwhile": less(max(during), "ms"),
+            "inventory": less(seconds, "s"),
+        }
+
+
+def _started(here: Any, name: str, goes_on: Callable[[], bool]) -> list[float]:
+    """Tasks are published as long as it goes on: milliseconds from each call to the task, and each of them has run once."""
+    stamp, path, count = here.sender("stamp"), here.folder / name, 0
+    due = time.time()
+    while goes_on():
+        due += 1 / PER_SECOND
+        time.sleep(max(due - time.time(), 0))
+        stamp(time.time(), str(path))
+        count += 1
+    here.wait_until_empty()
+    return late_ms(path, expected=count)
