@@ -14,7 +14,6 @@ what the app's settings say, for RabbitMQ lists its queues to nobody but its man
 from __future__ import annotations
 
 import functools
-import math
 from collections import defaultdict, deque
 from typing import TYPE_CHECKING, Any, Self
 
@@ -23,9 +22,9 @@ from amqp.exceptions import NotFound
 from redelivery.errors import BrokerError
 from redelivery.middleware.envelope import opened
 from redelivery.middleware.transports.amqp_messages import message_of
-from redelivery.middleware.transports.amqp_names import LONGEST_DELAY, delay_key
 from redelivery.middleware.transports.amqp_publisher import Move
 from redelivery.middleware.transports.amqp_topology import declare_letters, queue_type_of
+from redelivery.middleware.transports.amqp_waiting import waiting
 from redelivery.middleware.transports.base import Answer, Capability
 from redelivery.workers import amqp_delayed
 from redelivery.workers.amqp_look import Found, Look, depth_of
@@ -117,11 +116,10 @@ class AmqpDesk:
 
     def reschedule(self, list_name: str, ident: str, message: bytes, event: Event, *, due_ms: int | None) -> Answer:
         """Give a message in the delay store another due time (None: now), in whole seconds, rounded up."""
-        seconds = 0 if due_ms is None else min(math.ceil((due_ms - self.now_ms()) / 1000), LONGEST_DELAY - 1)
-        target = ("", list_name)
-        if seconds > 0:
-            target = (self.keys.level(seconds.bit_length() - 1), delay_key(list_name, seconds))
-        return amqp_delayed.carried(self, ident, event, message, target)
+        waits = None if due_ms is None else waiting(self.keys, list_name, message, due_ms - self.now_ms())
+        if waits is None:
+            return amqp_delayed.carried(self, ident, event, message, ("", list_name))
+        return amqp_delayed.carried(self, ident, event, waits.message, waits.target)
 
     def carry_out(self, event: Event, message: bytes | None, target: tuple[str, str]) -> Answer:
         """Publish and record one move, and wait for it. Raises `BrokerError` where the broker confirms nothing."""

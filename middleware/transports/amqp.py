@@ -11,7 +11,6 @@ broker's clock is nobody's to read.
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any
 
 from kombu.exceptions import OperationalError
@@ -23,7 +22,7 @@ from redelivery.middleware.logs import log
 from redelivery.middleware.outcomes import Outcome
 from redelivery.middleware.transports.amqp_claim import ChannelClaim
 from redelivery.middleware.transports.amqp_messages import message_of
-from redelivery.middleware.transports.amqp_names import LONGEST_DELAY, AmqpNames, delay_key
+from redelivery.middleware.transports.amqp_names import AmqpNames
 from redelivery.middleware.transports.amqp_publisher import Move, Publisher
 from redelivery.middleware.transports.amqp_topology import (
     bind_to_delays,
@@ -34,6 +33,7 @@ from redelivery.middleware.transports.amqp_topology import (
     has_queue,
     queue_type_of,
 )
+from redelivery.middleware.transports.amqp_waiting import waiting
 from redelivery.middleware.transports.base import Answer, Capability
 from redelivery.settings.general import GeneralSettings
 
@@ -141,21 +141,20 @@ class AmqpTransport:
         """Move the message to the delay store for `delay_ms`, or until `due_ms`, in whole seconds, rounded up.
 
         Where nothing is left to wait it goes straight back to its queue, behind all others; a redriven one to where it was first
-        published to. A delay of 2**28 seconds (eight years and a half) or more becomes the longest.
+        published to. One of 2**28 seconds (eight years and a half) or more waits in parts (`amqp_waiting`).
         """
         now_ms = ChannelClaim.now_ms()
         wait_ms = (due_ms - now_ms if due_ms is not None else delay_ms) or 0
-        seconds = min(math.ceil(wait_ms / 1000), LONGEST_DELAY - 1)
         queue = self.keys.queue_of(list_name)
-        if seconds <= 0:
+        waits = waiting(self.keys, queue, message, wait_ms)
+        if waits is None:
             home = self._home(message) if event is not None and event.outcome == Outcome.REDRIVEN else None
             if home is None:
                 return self._carry(self._made(tag, event, message, ("", queue)))
             return self._carry_home(tag, event, message, home, queue)
-        if wait_ms / 1000 > seconds:
-            log.warning("delay.shortened", task_id=task_id, queue=queue, wanted=wait_ms / 1000, given=seconds)
-        target = (self.keys.level(seconds.bit_length() - 1), delay_key(queue, seconds))
-        return self._carry(self._made(tag, event, message, target, self._delaying(queue)))
+        if wait_ms / 1000 > waits.seconds:
+            log.info("delay.parted", task_id=task_id, queue=queue, wanted=wait_ms / 1000, first=waits.seconds)
+        return self._carry(self._made(tag, event, waits.message, waits.target, self._delaying(queue)))
 
     def dead_letter(
         self,
