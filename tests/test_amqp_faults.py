@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import struct
+import threading
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
+from structlog.testing import capture_logs
 
-from redelivery.middleware.envelope import Envelope
+from redelivery.middleware.envelope import Envelope, sealed
+from redelivery.middleware.transports.amqp import AmqpTransport
+from redelivery.middleware.transports.amqp_messages import message_of
 from redelivery.middleware.transports.amqp_names import OUTCOMES
+from redelivery.middleware.transports.amqp_publisher import Move
+from redelivery.middleware.transports.base import Answer
+from tests.chaos.proxy import Proxy
+from tests.desk import task_message
 from tests.rabbit import TAP
 from tests.running import Shop, until
 
@@ -19,6 +28,8 @@ if TYPE_CHECKING:
 
 #: Without confirms a producer cannot know that what it published into a closed connection is gone.
 CONFIRMED = {"broker_transport_options": {"confirm_publish": True}}
+#: How each frame with an acknowledgement begins, behind its channel: thirteen bytes, basic.ack.
+ACKNOWLEDGEMENT = struct.pack(">IHH", 13, 60, 80)
 POLICY = {"redelivery_delay": 0.1, "redelivery_delay_multiplier": 1.0, "max_delivery_attempts": 2}
 
 
@@ -131,8 +142,93 @@ def test_connections_that_the_broker_closes_lose_nothing(private_rabbit: Rabbit,
     until(lambda: not private_rabbit.leftovers(), what="nothing to be left")
 
 
-def test_a_memory_alarm_is_waited_out(private_rabbit: Rabbit, private_shop: Shop) -> None:
-    """The broker blocks whoever publishes: nothing is lost, nothing is recorded twice, and it goes on when the alarm is over.
+@pytest.mark.parametrize(
+    ("task", "args", "ends"),
+    [("ok", (), ["succeeded"] * 2), ("raises", ("dead_letter",), ["dead_lettered"] * 2), ("fails", (1,), ["succeeded"] * 2)],
+)
+def test_what_is_recorded_and_not_acknowledged_when_its_connection_is_cut_is_named(
+    rabbit: Rabbit, folder: Path, task: str, args: tuple[Any, ...], ends: list[str]
+) -> None:
+    """Cut between confirm and acknowledge: it is delivered again, nobody loses it, and the books tell of both its ends."""
+    proxy, server = Proxy(rabbit.node.port).start(), cast("Any", rabbit)
+    through = rabbit.url.replace(f":{rabbit.node.port}/", f":{proxy.port}/")
+    here = Shop(server, folder, settings={"queues": {"#": POLICY}}, conf=CONFIRMED, broker=through)
+    try:
+        here.start(pool="threads")
+        proxy.withhold_request(ACKNOWLEDGEMENT)
+        task_id = here.send(task, *args)
+
+        def are_told() -> bool:
+            return [each for each in here.outcomes_of(task_id) if each in {"succeeded", "dead_lettered"}] == ends
+
+        until(are_told, what="both ends to be recorded")
+        until(lambda: not here.leftovers(), what="nothing to be left")
+        assert proxy.withheld == 1
+        assert [event.reason for event in here.events_of(task_id)].count("worker_lost") == 1
+        assert [each["headers"]["id"] for each in here.letters()] == ([task_id] * 2 if task == "raises" else [])
+    finally:
+        here.stop()
+        proxy.stop()
+
+
+def test_what_waits_for_a_queue_that_is_deleted_comes_to_the_one_that_is_declared_again(
+    rabbit: Rabbit, rabbit_shop: Callable[..., Shop]
+) -> None:
+    """The origin queue is deleted under its worker: what runs and what waits for its time ends, and the worker goes on."""
+    here = rabbit_shop(redelivery_delay=4.0)
+    worker = here.start(pool="threads")
+    waiting, running = here.send("fails", 1), here.send("naps", 2)
+    until(lambda: "redelivery_scheduled" in here.outcomes_of(waiting), what="the one to wait")
+    until(lambda: here.runs(running), what="the other to run")
+    delete(rabbit, "celery")
+    until(lambda: rabbit.depth("celery") is not None, what="the worker to declare its queue again")
+    all_ended(here, [waiting, running])
+    all_ended(here, [here.send("ok")])
+    assert worker.process.poll() is None
+    assert [len(here.runs(each)) for each in (waiting, running)] == [2, 2]  # a start and an end of the one that naps
+
+
+def test_a_letter_that_its_queue_refuses_is_never_acknowledged_away(rabbit: Rabbit, rabbit_shop: Callable[..., Shop]) -> None:
+    """A dead-letter queue that is full and rejects: the delivery stays unacknowledged, and becomes a letter when there is room."""
+    here = rabbit_shop()
+    with rabbit.connection() as connection:
+        channel = connection.default_channel
+        full = {"x-max-length": 1, "x-overflow": "reject-publish"}
+        channel.queue_declare("DLQ.celery", durable=True, auto_delete=False, arguments=full)
+        channel.basic_publish(message_of(sealed(task_message("filler")), target=("", "DLQ.celery")), "", "DLQ.celery")
+    worker = here.start()
+    task_id = here.send("raises", "dead_letter")
+    until(lambda: "transition.unroutable" in worker.text, what="the refusal to be told")
+    assert here.outcomes_of(task_id) == ["published"]
+    assert here.leftovers() == {"unacked": 1}
+    with rabbit.connection() as connection:
+        connection.default_channel.queue_purge("DLQ.celery")
+    here.ended(task_id, "dead_lettered")
+    assert [each["headers"]["id"] for each in here.letters()] == [task_id]
+    assert len(here.runs(task_id)) == 1
+
+
+def test_a_letter_that_cannot_be_routed_is_kept_and_tried_again(rabbit: Rabbit, rabbit_shop: Callable[..., Shop]) -> None:
+    """The broker returns it (`mandatory`): the publisher has it until there is a queue, and only then says that it is done."""
+    transport = AmqpTransport.of(rabbit_shop().app)
+    ended = threading.Event()
+    message = message_of(sealed(task_message("letter")), target=("", "DLQ.nowhere"))
+    try:
+        with capture_logs() as told:
+            move = transport.publisher.submit(Move(None, lambda _: ended.set(), message, ("", "DLQ.nowhere")))
+            until(lambda: any(line["event"] == "transition.unroutable" for line in told), what="it to be put aside")
+        assert not ended.is_set()
+        with rabbit.connection() as connection:
+            connection.default_channel.queue_declare("DLQ.nowhere", durable=True, auto_delete=False)
+        until(ended.is_set, what="it to be routed")
+        assert (move.answer, rabbit.depth("DLQ.nowhere")) == (Answer.DONE, 1)
+    finally:
+        transport.close()
+
+
+@pytest.mark.parametrize("resource", ["memory", "disk"])
+def test_an_alarm_is_waited_out(private_rabbit: Rabbit, private_shop: Shop, resource: str) -> None:
+    """Memory or disk run short, and the broker blocks whoever publishes: nothing is lost or recorded twice, and it goes on then.
 
     Meanwhile tasks go on, beyond the prefetch window of eight, although the broker confirms no event of theirs. (Celery's heartbeat
     would wait for its own confirmation, and keep the worker from everything else.)
@@ -141,9 +237,9 @@ def test_a_memory_alarm_is_waited_out(private_rabbit: Rabbit, private_shop: Shop
     ids = [here.send("naps", 5) for _ in range(2)]
     until(lambda: len(here.runs()) == 2, what="both to have begun")
     ids += [here.send("naps", 0) for _ in range(30)]
-    private_rabbit.node.evaluate("rabbit_alarm:set_alarm({{resource_limit, memory, node()}, []}).")
+    private_rabbit.node.evaluate(f"rabbit_alarm:set_alarm({{{{resource_limit, {resource}, node()}}, []}}).")
     until(lambda: sum(run["event"] == "end" for run in here.runs()) == 32, what="all to have ended")
-    private_rabbit.node.evaluate("rabbit_alarm:clear_alarm({resource_limit, memory, node()}).")
+    private_rabbit.node.evaluate(f"rabbit_alarm:clear_alarm({{resource_limit, {resource}, node()}}).")
     all_ended(here, ids)
     assert all(here.outcomes_of(each) == ["published", "succeeded"] for each in ids)
     assert worker.process.poll() is None

@@ -177,7 +177,7 @@ class AmqpTransport:
 
     def start(self, tag: str) -> Answer:
         """Whether the message is still this worker's to run; RabbitMQ has no place to record a start."""
-        return Answer.DONE if self.claim is None or self.claim.holds(tag) else Answer.REFUSED
+        return Answer.DONE if self.claim is None or self.claim.holds(tag) or tag in self.claim.held else Answer.REFUSED
 
     def release(self, held: Sequence[Held]) -> int:
         """Put messages that were not run back into their queues, unmarked, behind all others."""
@@ -249,7 +249,9 @@ class AmqpTransport:
                 log.warning("transition.refused", tag=tag, why="its channel is gone: the broker delivers the message again")
 
         made = None if message is None else message_of(message, target=target)
-        current = (lambda: True) if claim is None else (lambda: claim.is_current(tag))
+        held = None if claim is None else claim.held.get(tag)
+        queue = "" if held is None else held.queue
+        current = (lambda: True) if claim is None else (lambda: claim.is_current(tag, queue))
         return Move(event, then, made, target, prepare, current)
 
     def _delaying(self, queue: str) -> Callable[[Any, bool], bool]:

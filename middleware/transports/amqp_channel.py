@@ -77,6 +77,8 @@ class Channel(pyamqp.Channel):
         self._queue_of_tag: dict[str, str] = {}
         self._settled = Settled()
         self.window, self.wider, self.for_each = 0, 0, 0
+        #: Queues that were deleted under their consumers: nobody has what was delivered from them but this worker.
+        self.deleted: set[str] = set()
         super().__init__(*args, **kwargs)
 
     # receiving
@@ -86,6 +88,12 @@ class Channel(pyamqp.Channel):
         tag = super().basic_consume(queue, consumer_tag, *args, **kwargs)
         self._queue_of_tag[tag or consumer_tag] = queue
         return tag
+
+    def _on_basic_cancel(self, consumer_tag: str) -> None:
+        """As py-amqp's, which raises; remembers whose queue is gone."""
+        if consumer_tag in self._queue_of_tag:
+            self.deleted.add(self._queue_of_tag[consumer_tag])
+        super()._on_basic_cancel(consumer_tag)
 
     def basic_qos(self, prefetch_size: int, prefetch_count: int, a_global: bool, *args: Any, **kwargs: Any) -> Any:
         """As py-amqp's; a window of the whole channel stays as much wider as it is."""

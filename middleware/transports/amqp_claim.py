@@ -1,7 +1,8 @@
 """What one worker holds on RabbitMQ: its deliveries, under the channel that brought them.
 
 There is no lease: what a worker held, the broker delivers again by itself as soon as its connection is gone. A tag is
-`<channel>.<delivery tag>`; once the consumer has connected anew, the tags of the channel before are no longer ours to end.
+`<channel>.<delivery tag>`; once the consumer has connected anew, the tags of the channel before are no longer ours to end: but for
+those of a queue that was deleted under its consumer, which nobody delivers again. What a worker had of it then is all there is.
 Acknowledging is done on the consumer's channel, in the consumer's own thread, for as many as have ended by then.
 
 What has ended and waits for its event to be confirmed is not yet acknowledged, and takes a place in the prefetch window all the
@@ -44,13 +45,17 @@ class ChannelClaim(Claim):
         self._leaving: set[str] = set()
         self._is_widening = False
         self._origins: dict[str, tuple[str, str]] = {}
+        self._deleted: dict[str, set[str]] = {}
 
     def attach(self, consumer: Consumer) -> None:
         """The consumer has connected, for the first time or again."""
-        lost = len(self.held)
+        self._deleted = {token: queues for token, queues in self._deleted.items() if queues}
+        lost = [tag for tag, held in list(self.held.items()) if not self._is_last(tag, held.queue)]
+        for tag in lost:
+            self.held.pop(tag, None)
         self._consumer, self._channel = consumer, consumer.task_consumer.channel
         self.token = uuid.uuid4().hex[:12]
-        self.held.clear()
+        self._deleted[self.token] = self._channel.deleted
         self._ended.clear()
         self._leaving.clear()
         self._is_widening = False
@@ -59,8 +64,8 @@ class ChannelClaim(Claim):
             for queue in consumer.task_consumer.queues
             if queue.exchange is not None
         }
-        if lost:
-            log.info("owner.reconnected", worker=self.worker, holds=0, suspects=lost, given_back=lost)
+        if lost or self.held:
+            log.info("owner.reconnected", worker=self.worker, holds=len(self.held), suspects=len(lost), given_back=len(lost))
 
     def take(self, message: Any) -> Held | None:
         """The message as this worker holds it, from now on; None where it is none of the task consumer's."""
@@ -79,14 +84,19 @@ class ChannelClaim(Claim):
         message.held = held
         return held
 
-    def is_current(self, tag: str) -> bool:
-        """Whether the delivery is still ours to end: its channel is there. A move without a tag is nobody's delivery."""
+    def is_current(self, tag: str, queue: str) -> bool:
+        """Whether the delivery from this queue is still ours to end: its channel is there, or its queue is not.
+
+        A move without a tag is nobody's delivery.
+        """
         if not tag:
             return True
-        if not self.holds(tag):
-            return False
-        connection = getattr(self._channel, "connection", None)
-        return connection is not None and bool(connection.connected)
+        connection = getattr(self._channel, "connection", None) if self.holds(tag) else None
+        return (connection is not None and bool(connection.connected)) or self._is_last(tag, queue)
+
+    def _is_last(self, tag: str, queue: str) -> bool:
+        """Whether nobody delivers this again: its queue was deleted."""
+        return queue in self._deleted.get(tag.partition(".")[0], ())
 
     @property
     def enough(self) -> int:

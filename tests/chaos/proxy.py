@@ -1,4 +1,4 @@
-"""A TCP proxy before a private broker: it cuts, delays, black-holes, and swallows a reply and cuts.
+"""A TCP proxy before a private broker: it cuts, delays, black-holes, and swallows a reply or a request and cuts.
 
 One thread with an event loop; its methods are called from any other. Loopback only.
 """
@@ -18,17 +18,18 @@ __all__ = ["Proxy"]
 
 
 class Proxy:
-    """Stands before the server's socket. `url` is what a worker connects to."""
+    """Stands before a server: its socket, or its port on the loopback. `url` is what a worker of a Redis connects to."""
 
-    def __init__(self, socket: str) -> None:
-        self._socket = socket
+    def __init__(self, server: str | int) -> None:
+        self._server_at = server
         self._loop = asyncio.new_event_loop()
         self._writers: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._delay = 0.0
         self._needle: bytes | None = None
+        self._unsent: bytes | None = None
         self._open: asyncio.Event | None = None
-        self.swallowed = 0
+        self.swallowed = self.withheld = 0
         self.port = 0
         self._ready = threading.Event()
         self._thread = threading.Thread(target=self._serve, name="chaos-proxy", daemon=True)
@@ -71,6 +72,10 @@ class Proxy:
         """The next request with this in it reaches the server; its reply does not come back, and the connection is cut."""
         self._needle = needle
 
+    def withhold_request(self, needle: bytes) -> None:
+        """The next request with this in it does not reach the server, and the connection is cut."""
+        self._unsent = needle
+
     def _gate(self) -> asyncio.Event:
         assert self._open is not None
         return self._open
@@ -109,7 +114,7 @@ class Proxy:
         server: asyncio.StreamWriter | None = None
         try:
             await self._gate().wait()
-            answers, server = await asyncio.open_unix_connection(self._socket)
+            answers, server = await self._connect()
             self._writers.add(server)
             link = _Link()
             await _first_of(self._ask(reader, server, link), self._answer(answers, writer, link))
@@ -122,9 +127,18 @@ class Proxy:
                     self._writers.discard(each)
                     each.transport.abort()
 
+    async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        if isinstance(self._server_at, int):
+            return await asyncio.open_connection("127.0.0.1", self._server_at)
+        return await asyncio.open_unix_connection(self._server_at)
+
     async def _ask(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, link: _Link) -> None:
         while data := await reader.read(1 << 16):
             await self._pass()
+            if self._unsent is not None and self._unsent in data:
+                self._unsent = None
+                self.withheld += 1
+                return
             if self._needle is not None and self._needle in data:
                 self._needle, link.swallows = None, True
             writer.write(data)
