@@ -130,6 +130,15 @@ COMPARISONS: Mapping[str, Comparison] = {
             options={"broker": "rabbitmq"},
             aims={"attempts_per_second": 1.5},
         ),
+        Comparison(
+            "rabbitmq-lateness",
+            "RabbitMQ: delays of 1, 2, 5 and 61 s, each ten a second",
+            "benchmarks.delays:whole_seconds",
+            OURS,
+            {"tasks": Amount(300, 20)},
+            {"per_second": 10, "broker": "rabbitmq"},
+            {f"late_p99_{seconds}s": 250.0 for seconds in (1, 2, 5, 61)},
+        ),
         _delays("lateness", "due at 250 a second", THREE, 2500, 250),
         _delays("lateness-slow", "due at 10 a second", FOUR, 200, 10),
         Comparison(

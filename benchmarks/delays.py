@@ -11,13 +11,19 @@ from benchmarks.sides import side
 from benchmarks.stamps import late_ms
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from benchmarks.figures import Figure
 
-__all__ = ["lateness", "memory"]
+__all__ = ["lateness", "memory", "whole_seconds"]
 
 #: From the first publication to the first due time: time to publish them all (seconds, and per task).
 AHEAD, AHEAD_EACH = 3.0, 0.0015
 WARM_UP = 100
+#: Delays that are whole seconds, as RabbitMQ's levels are; the last one passes through four of them.
+SECONDS = (1, 2, 5, 61)
+#: How long after the last one is due all must have run (seconds).
+PATIENCE = 240.0
 
 
 def lateness(name: str, *, tasks: int, per_second: int) -> dict[str, Figure]:
@@ -36,6 +42,31 @@ def lateness(name: str, *, tasks: int, per_second: int) -> dict[str, Figure]:
         "late_p99": less(percentile(late, 0.99), "ms"),
         "earliest": more(min(late), "ms"),
     }
+
+
+def whole_seconds(name: str, *, tasks: int, per_second: int, broker: str) -> dict[str, Figure]:
+    """So many of each delay, published beside each other at a steady rate: milliseconds late; `earliest` below zero ran early."""
+    figures: dict[str, Figure] = {}
+    with side(name, broker=broker) as here, here.worker():
+        paths = {seconds: here.folder / f"stamps-{seconds}" for seconds in SECONDS}
+        begin = time.time() + 1
+        for at in range(tasks):
+            time.sleep(max(begin + at / per_second - time.time(), 0))
+            for seconds, path in paths.items():
+                here.send_later("stamp", seconds, time.time() + seconds, str(path))
+        deadline = time.monotonic() + max(SECONDS) + PATIENCE
+        while any(_lines(path) < tasks for path in paths.values()) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        late = {seconds: late_ms(path, expected=tasks) for seconds, path in paths.items()}
+    for seconds, its in late.items():
+        figures[f"late_p50_{seconds}s"] = less(percentile(its, 0.5), "ms")
+        figures[f"late_p99_{seconds}s"] = less(percentile(its, 0.99), "ms")
+    figures["earliest"] = more(min(min(its) for its in late.values()), "ms")
+    return figures
+
+
+def _lines(path: Path) -> int:
+    return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
 def memory(name: str, *, tasks: int) -> dict[str, Figure]:
