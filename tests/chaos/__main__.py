@@ -15,6 +15,13 @@ from typing import Any
 from tests.chaos import page
 from tests.chaos.harness import Run
 from tests.chaos.plan import BOUNDARIES, Plan
+from tests.chaos.rabbit.account import NAMED, NEVER_SENT
+from tests.chaos.rabbit.harness import RabbitRun
+from tests.chaos.rabbit.plan import BOUNDARIES as RABBITMQ
+
+OF_BROKER = {"valkey": BOUNDARIES, "rabbitmq": RABBITMQ}
+#: Seconds in which everything comes to rest: a broker that was killed hands on three minutes later what was between two levels.
+RESTORED = 420.0
 
 
 def main() -> int:
@@ -26,17 +33,20 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="rd-", ignore_cleanup_errors=True) as name:
         folder = Path(options.keep or name)
         folder.mkdir(parents=True, exist_ok=True)
-        plan = Plan(seed, options.each, options.only)
-        run = Run(folder, seed, plan, fault_every=options.fault_every, workers=options.workers, say=say)
+        plan = Plan(seed, options.each, options.only, OF_BROKER[options.broker])
+        common: dict[str, Any] = {"fault_every": options.fault_every, "workers": options.workers, "say": say}
+        kind: type[Run | RabbitRun] = RabbitRun if options.broker == "rabbitmq" else Run
+        run = kind(folder, seed, plan, **common)
         began = time.monotonic()
         run.open()
         try:
             run.go(seconds=options.minutes * 60, kills=options.kills)
             say("coming to rest")
-            found = _found(run, books=not options.no_books)
+            books = not options.no_books
+            found = _found(run, books=books) if isinstance(run, Run) else _found_on_rabbitmq(run, books=books)
         finally:
             run.close()
-    figures = {"seed": seed, "seconds": round(time.monotonic() - began), **found}
+    figures = {"broker": options.broker, "seed": seed, "seconds": round(time.monotonic() - began), **found}
     if options.page is not None:
         page.write(options.page, figures)
     print(json.dumps(figures) if options.json else _table(figures))  # noqa: T201 - what the command is for
@@ -45,6 +55,7 @@ def main() -> int:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="./dev chaos", description="Kill, cut and fill, and look whether the books balance.")
+    parser.add_argument("--broker", choices=tuple(OF_BROKER), default="valkey", help="on which broker (valkey)")
     parser.add_argument("--minutes", type=float, default=5.0, help="at most so long, before everything has to come to rest (5)")
     parser.add_argument("--kills", type=int, default=0, help="at least so many, where the time allows")
     parser.add_argument("--each", type=int, default=3, help="hit every boundary so often (3)")
@@ -60,7 +71,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     options = parser.parse_args()
     if options.only is not None:
-        names = [f"{role}:{each}" for role, boundaries in BOUNDARIES.items() for each in boundaries]
+        names = [f"{role}:{each}" for role, its in OF_BROKER[options.broker].items() for each in its]
         unknown = [pattern for pattern in options.only if not fnmatch.filter(names, pattern)]
         if unknown:
             parser.error(f"no boundary is named {unknown[0]!r}; docs/chaos.md names them, as worker:receive.before")
@@ -69,32 +80,63 @@ def _options() -> argparse.Namespace:
 
 
 def _found(run: Run, *, books: bool) -> dict[str, Any]:
-    faults: list[str] = []
-    try:
-        run.settle()
-    except AssertionError as exc:
-        faults.append(str(exc))
+    faults = _settled(run, 120)
     verdict = run.judge()
     faults += verdict.faults
-    summary: dict[str, Any] = {}
-    if books:
-        try:
-            summary = run.reconcile()
-        except AssertionError as exc:
-            faults.append(f"the reconciliation failed: {str(exc)[:1000]}")
-        else:
-            if not summary["balanced"]:
-                faults.append(f"the reconciliation does not balance: {summary['verdicts']}, gaps {summary['gaps']}")
+    summary = _reconciled(run, faults) if books else {}
+    if summary and not summary["balanced"]:
+        faults.append(f"the reconciliation does not balance: {summary['verdicts']}, gaps {summary['gaps']}")
     return {
+        **_common(run, faults, summary),
         "lives": verdict.lives,
-        "kills": sum(run.kills.values()),
-        "by_boundary": dict(sorted(run.kills.items())),
-        "missing": run.plan.missing,
-        "other_faults": dict(run.faults.done),
         "lost": len(verdict.lost),
         "duplicated": len(verdict.duplicated),
         "repeats": verdict.repeats,
         "unnamed_repeats": len(verdict.unnamed),
+    }
+
+
+def _found_on_rabbitmq(run: RabbitRun, *, books: bool) -> dict[str, Any]:
+    faults = _settled(run, RESTORED)
+    made = run.judge()
+    summary = _reconciled(run, faults) if books else {}
+    if summary:
+        made.compare(run.books())
+    faults += made.faults
+    return {
+        **_common(run, faults, summary),
+        "lives": made.lives,
+        "lost": sum(made.count(word) for word in ("lost", "missing_dead_letter", "resurrected")),
+        "never_sent": made.count(NEVER_SENT),
+        "named": {word: made.count(word) for word in NAMED},
+        "repeats": made.repeats,
+        "unnamed_repeats": sum("nothing names it" in fault for fault in made.faults),
+        "letters_twice": made.twice,
+    }
+
+
+def _settled(run: Run | RabbitRun, seconds: float) -> list[str]:
+    try:
+        run.settle(seconds)
+    except AssertionError as exc:
+        return [str(exc)]
+    return []
+
+
+def _reconciled(run: Run | RabbitRun, faults: list[str]) -> dict[str, Any]:
+    try:
+        return run.reconcile()
+    except AssertionError as exc:
+        faults.append(f"the reconciliation failed: {str(exc)[:1000]}")
+        return {}
+
+
+def _common(run: Run | RabbitRun, faults: list[str], summary: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "kills": sum(run.kills.values()),
+        "by_boundary": dict(sorted(run.kills.items())),
+        "missing": run.plan.missing,
+        "other_faults": dict(run.faults.done),
         "verdicts": summary.get("verdicts"),
         "faults": faults[:50],
     }

@@ -33,7 +33,7 @@ from redelivery.workers.dispatcher import Dispatcher
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Order", "here", "install"]
+__all__ = ["Order", "begin", "here", "install", "stand_around"]
 
 #: Steps whose first argument is the tag of the message; where it is empty, none is in hand.
 TAGGED = {"acknowledge", "defer", "dead_letter", "start", "accept"}
@@ -119,11 +119,16 @@ def _yes() -> bool:
 
 def install() -> None:
     """Stand at every boundary of this process from here on. Once in a process."""
-    global _seam  # noqa: PLW0603 - one process, one seam
-    _seam = _Seam()
+    begin()
     _at_scripts()
     _at_receiving()
     _at_duties()
+
+
+def begin() -> None:
+    """Read this process's order, and stand at what it has on any broker: its tasks, and its files."""
+    global _seam  # noqa: PLW0603 - one process, one seam
+    _seam = _Seam()
     _at_files()
     signals.task_prerun.connect(_before_run, weak=False)
     signals.task_postrun.connect(_after_run, weak=False)
@@ -211,19 +216,19 @@ def _at_receiving() -> None:
 
 def _at_duties() -> None:
     rescuing: Any = recoverer  # what this module imports is no name that it exports
-    _stand_around(rescuing, "recover", "recover")
-    _stand_around(RedisTransport, "unregister", "unregister", lambda self, _token: _somebody_holds(self.client))
-    _stand_around(RedisTransport, "extend", "extend", lambda _self, tags, _seconds: tags)
-    _stand_around(Dispatcher, "_resign", "resign", lambda self: self._leads and _somebody_holds(self._transport.client))
+    stand_around(rescuing, "recover", "recover")
+    stand_around(RedisTransport, "unregister", "unregister", lambda self, _token: _somebody_holds(self.client))
+    stand_around(RedisTransport, "extend", "extend", lambda _self, tags, _seconds: tags)
+    stand_around(Dispatcher, "_resign", "resign", lambda self: self._leads and _somebody_holds(self._transport.client))
 
 
 def _at_files() -> None:
-    _stand_around(tables, "_whole", "write")
-    _stand_around(tables, "_name", "name")
-    _stand_around(letter_archive, "_write_lines", "write")
+    stand_around(tables, "_whole", "write")
+    stand_around(tables, "_name", "name")
+    stand_around(letter_archive, "_write_lines", "write")
 
 
-def _stand_around(owner: Any, name: str, step: str, in_hand: Callable[..., Any] = lambda *_: True) -> None:
+def stand_around(owner: Any, name: str, step: str, in_hand: Callable[..., Any] = lambda *_: True) -> None:
     """Stand before and behind this function; `in_hand` is given what the function is given."""
     inner = getattr(owner, name)
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from redis.exceptions import RedisError
 
 from redelivery.middleware.keys import SEPARATOR
+from tests.chaos.turns import PATIENCE
 
 if TYPE_CHECKING:
     import random
@@ -14,10 +15,8 @@ if TYPE_CHECKING:
     from tests.chaos.fleet import Fleet
     from tests.chaos.plan import Plan
 
-__all__ = ["PATIENCE", "Commands"]
+__all__ = ["Commands"]
 
-#: Seconds that a process may take to come to where it is to die; then it is killed where it is.
-PATIENCE = 20.0
 #: At a time; two of one kind share its letters.
 SLOTS = ("command-0", "command-1")
 #: The roles of what works on dead letters.
@@ -27,11 +26,12 @@ LETTERS = {
     "move": ["move", "--limit", "2", "--to", "DLQ.spare", "--create"],
     "archivist": ["export"],
 }
-ROLES = (*LETTERS, "cancel", "reschedule", "exporter", "inventory")
 
 
 class Commands:
     """Keeps commands running whose boundaries have not been hit often enough."""
+
+    ROLES: tuple[str, ...] = (*LETTERS, "cancel", "reschedule", "exporter", "inventory")
 
     def __init__(self, fleet: Fleet, plan: Plan, chance: random.Random) -> None:
         self._fleet, self._plan, self._chance = fleet, plan, chance
@@ -50,10 +50,10 @@ class Commands:
         return any(self._fleet.alive(slot) is not None for slot in SLOTS)
 
     def _start(self, slot: str) -> None:
-        left = [self._plan.left(role) for role in ROLES]
+        left = [self._plan.left(role) for role in self.ROLES]
         if not any(left):
             return
-        role = self._chance.choices(ROLES, left)[0]
+        role = self._chance.choices(self.ROLES, left)[0]
         words = self._words(role)
         if words is not None:
             order = self._plan.next(role)
@@ -63,11 +63,9 @@ class Commands:
 
     def _words(self, role: str) -> list[str] | None:
         """The command, or None where it would find nothing to do."""
-        folder, client = self._fleet.folder, self._fleet.client
-        if role == "exporter":
-            return ["outcomes", "export", "--to", str(folder / "outcomes"), "--format", "jsonl"]
-        if role == "inventory":
-            return ["inventory", "export", "--to", str(folder / "inventory"), "--format", "jsonl"]
+        if role in {"exporter", "inventory"}:
+            return self._export(role)
+        client = self._fleet.client
         try:
             if role in LETTERS:
                 return self._about_letters(role) if client.llen("DLQ.celery") else None
@@ -76,6 +74,10 @@ class Commands:
             return None
         later = ["--in", "1s"] if role == "reschedule" else []
         return ["delayed", role, ids[0].decode().split(SEPARATOR)[0], *later] if ids else None
+
+    def _export(self, role: str) -> list[str]:
+        noun = "outcomes" if role == "exporter" else role
+        return [noun, "export", "--to", str(self._fleet.folder / noun), "--format", "jsonl"]
 
     def _about_letters(self, role: str) -> list[str]:
         verb, *more = LETTERS[role]

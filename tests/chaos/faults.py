@@ -124,7 +124,7 @@ class Faults:
         self._fleet.proxy.cut()
 
     def _swallow(self) -> None:
-        self._fleet.proxy.swallow_reply(b"EVALSHA")
+        self._fleet.proxy.swallow_reply(self._fleet.NEEDLE)
 
     def _delay(self) -> None:
         self._fleet.proxy.delay(0.05)
@@ -145,5 +145,4 @@ class Faults:
         self.fill(1.0)
 
     def _restart(self) -> None:
-        self._fleet.server.kill()
-        self._fleet.server.start()
+        self._fleet.restart()

@@ -16,7 +16,7 @@ import time
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from redis.exceptions import RedisError
 
@@ -26,6 +26,7 @@ from tests.running import ROOT, until
 from tests.servers import Server, binaries
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from tests.chaos.boundary import Order
@@ -84,6 +85,12 @@ class Process:
 class Fleet:
     """The broker, the proxy and the processes. `build` names a deliberately broken build."""
 
+    #: Where the app and the seam of its processes are, and what the app is told besides.
+    ROOM = "tests.chaos"
+    CONF: ClassVar[dict[str, Any]] = {}
+    #: What a request has in it whose reply may be swallowed.
+    NEEDLE = b"EVALSHA"
+
     def __init__(self, folder: Path, settings: dict[str, Any], build: str = "") -> None:
         self.folder = folder
         self.archive = folder / "archive"
@@ -95,10 +102,7 @@ class Fleet:
 
     def open(self) -> None:
         """Start the broker, the proxy and the nursery."""
-        options = {"appendonly": "yes", "appendfsync": "always"}
-        self.server = Server(self.folder, binaries()["valkey"], options).start()
-        self.client = self.server.client
-        self.proxy = Proxy(self.server.socket).start()
+        self._open_broker()
         with (self.folder / "nursery.log").open("wb") as log:
             self._nursery = subprocess.Popen(
                 [sys.executable, "-m", "tests.chaos.nursery"],
@@ -114,16 +118,38 @@ class Fleet:
         until(lambda: self._ready.is_set() or self._nursery.poll() is not None, 120, "the nursery")
         assert self._nursery.poll() is None, (self.folder / "nursery.log").read_text()
 
+    def _open_broker(self) -> None:
+        options = {"appendonly": "yes", "appendfsync": "always"}
+        self.server = Server(self.folder, binaries()["valkey"], options).start()
+        self.client = self.server.client
+        self.proxy = Proxy(self.server.socket).start()
+
+    def _close_broker(self) -> None:
+        self.proxy.stop()
+        self.server.stop(9)
+
+    def restart(self) -> None:
+        """Kill the broker, and start it again."""
+        self.server.kill()
+        self.server.start()
+
+    @property
+    def _url(self) -> str:
+        """Where the fleet finds its broker."""
+        return self.proxy.url
+
     def _environment(self) -> dict[str, str]:
         environment = {key: value for key, value in os.environ.items() if not key.startswith(("SHOP_", "REDELIVERY_", "CHAOS_"))}
         environment.update(
-            SHOP_BROKER=self.proxy.url,
+            SHOP_BROKER=self._url,
             SHOP_SETTINGS=json.dumps(self._settings),
-            SHOP_CONF=json.dumps({"worker_hijack_root_logger": True, "broker_connection_retry_on_startup": True}),
+            SHOP_CONF=json.dumps({"worker_hijack_root_logger": True, "broker_connection_retry_on_startup": True, **self.CONF}),
             SHOP_RUNS=str(self.folder / "runs"),
             SHOP_READY=str(self.folder / "ready"),
             CHAOS_KILLS=str(self.folder / "kills"),
             CHAOS_BUILD=self._build,
+            CHAOS_ROOM=self.ROOM,
+            CHAOS_LEDGER=str(self.folder / "ledger"),
             PYTHONPATH=str(ROOT),
             PYTHONDONTWRITEBYTECODE="1",
         )
@@ -137,8 +163,7 @@ class Fleet:
         self._nursery.stdin.close()
         self._nursery.wait(60)
         self._listener.join(60)
-        self.proxy.stop()
-        self.server.stop(9)
+        self._close_broker()
 
     def _listen(self) -> None:
         assert self._nursery.stdout is not None
@@ -158,13 +183,22 @@ class Fleet:
 
     # processes
 
-    def start(self, role: str, argv: list[str], order: Order | None = None, *, children: str = "", slot: str = "") -> Process:
+    def start(
+        self,
+        role: str,
+        argv: list[str],
+        order: Order | None = None,
+        *,
+        children: str = "",
+        slot: str = "",
+        environment: Mapping[str, str] | None = None,
+    ) -> Process:
         """Start a process, with its order; in this slot, if any."""
         number = len(self._processes)
         process = Process(role, order, self.folder / f"{role}-{number}.log")
         self._processes[number] = process
-        environment = {"CHAOS_ORDER": str(order or ""), "CHAOS_ROLE": role, "CHAOS_CHILDREN": children}
-        line = json.dumps({"number": number, "argv": argv, "env": environment, "log": str(process.log)}) + "\n"
+        told = {"CHAOS_ORDER": str(order or ""), "CHAOS_ROLE": role, "CHAOS_CHILDREN": children, **(environment or {})}
+        line = json.dumps({"number": number, "argv": argv, "env": told, "log": str(process.log)}) + "\n"
         assert self._nursery.stdin is not None
         self._nursery.stdin.write(line.encode())
         self._nursery.stdin.flush()
@@ -176,9 +210,14 @@ class Fleet:
         """Start a worker of two."""
         name = f"w{len(self._processes)}@chaos"
         argv = ["worker", "-P", pool, "-c", "2", "-n", name, "-Q", queues, "-l", "INFO", "--without-gossip", "--without-mingle"]
-        process = self.start("worker", argv, order, children=children if pool == "prefork" else "", slot=slot)
+        children = children if pool == "prefork" else ""
+        process = self.start("worker", argv, order, children=children, slot=slot, environment=self._told_besides(queues))
         process.name = name
         return process
+
+    def _told_besides(self, queues: str) -> Mapping[str, str]:  # noqa: ARG002 - another broker's workers are told more
+        """What a worker of these queues is told in its environment."""
+        return {}
 
     def ask(self, *words: str) -> Process:
         """Run one command to its end. Raises `AssertionError` where it fails."""

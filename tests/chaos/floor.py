@@ -34,7 +34,9 @@ app.conf.task_publish_retry = False  # a publication that is tried again is anot
 def fans(self: Any, queue: str) -> str:
     """Publishes another task."""
     note(self.request.id, attempt=self.request.retries + 1)
-    return str(app.send_task("tests.shop.ok", queue=queue, retry=False).id)
+    task_id = str(uuid.uuid4())
+    publish(os.environ["CHAOS_LEDGER"], task_id, "ok", [], {"queue": queue})
+    return task_id
 
 
 @app.task(bind=True)
@@ -62,19 +64,24 @@ def produce(seed: str, count: int, ledger: str, mix: str) -> None:
     for _ in range(count):
         task, args, options = _drawn(chance, mix)
         task_id = str(uuid.UUID(int=chance.getrandbits(128), version=4))
-        _write(ledger, {"id": task_id, "said": "asked", "task": task})
-        try:
-            app.send_task(f"tests.shop.{task}", args, task_id=task_id, retry=False, **options)
-        except Exception as exc:  # noqa: BLE001 - whatever it was, nobody knows whether it is there
-            _write(ledger, {"id": task_id, "said": "failed", "error": str(exc)})
-        else:
-            _write(ledger, {"id": task_id, "said": "published"})
+        publish(ledger, task_id, task, args, options)
+
+
+def publish(ledger: str, task_id: str, task: str, args: list[Any], options: dict[str, Any]) -> None:
+    """Publish one task, with a line in the ledger before it, and one behind it."""
+    _write(ledger, {"id": task_id, "said": "asked", "task": task})
+    try:
+        app.send_task(f"tests.shop.{task}", args, task_id=task_id, retry=False, **options)
+    except Exception as exc:  # noqa: BLE001 - whatever it was, nobody knows whether it is there
+        _write(ledger, {"id": task_id, "said": "failed", "error": str(exc)})
+    else:
+        _write(ledger, {"id": task_id, "said": "published"})
 
 
 def _write(ledger: str, line: dict[str, Any]) -> None:
     descriptor = os.open(ledger, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     try:
-        os.write(descriptor, (json.dumps(line) + "\n").encode())
+        os.write(descriptor, (json.dumps({**line, "pid": os.getpid()}) + "\n").encode())
     finally:
         os.close(descriptor)
 
@@ -86,13 +93,13 @@ def _drawn(chance: random.Random, mix: str) -> tuple[str, list[Any], dict[str, A
     kind = chance.choices(list(weights), list(weights.values()))[0]
     if kind in DELAYED:
         return "ok", [], {**options, "countdown": chance.uniform(*DELAYED[kind])}
-    if kind in {"counted", "capped"}:
+    if kind in {"counted", "capped", "brief"}:
         return "ok", [], {**options, "queue": kind}
     if kind == "judged":
         return "raises", ["dead_letter"], {**options, "queue": kind}
     args: dict[str, list[Any]] = {"naps": [0.03], "dozes": [1.0], "fails": [chance.choice([1, 2])], "dies": [], "kills": [1]}
     if kind == "fans":
-        return "fans", [chance.choice(["celery", "capped"])], options
+        return "fans", [chance.choice(["celery", "capped"] if "capped" in weights else ["celery"])], options
     return {"dies": "fails", "dozes": "naps"}.get(kind, kind), args.get(kind, []), options
 
 
@@ -114,6 +121,20 @@ MIXES = {
         "capped": 3,
         "judged": 3,
     },
+    "rabbitmq": {
+        "ok": 30,
+        "naps": 14,
+        "dozes": 2,
+        "fails": 14,
+        "dies": 12,
+        "later": 8,
+        "counted": 8,
+        "kills": 2,
+        "fans": 14,
+        "judged": 4,
+        "brief": 4,
+    },
+    "brief": {"brief": 1},
     "waits": {"waits": 1},
     "plain": {"ok": 50, "naps": 30, "fails": 20},
     "slow": {"dozes": 15, "ok": 85},

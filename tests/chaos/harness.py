@@ -13,8 +13,6 @@ from __future__ import annotations
 import json
 import random
 import signal
-import subprocess
-import sys
 import time
 from contextlib import suppress
 from dataclasses import asdict
@@ -25,16 +23,15 @@ from kombu.exceptions import OperationalError
 from redis.exceptions import RedisError
 
 from redelivery.middleware.outcomes import entries
-from tests.chaos.commands import PATIENCE, Commands
+from tests.chaos.commands import Commands
 from tests.chaos.faults import FAULTS, LEASE, Faults
 from tests.chaos.fleet import Fleet
 from tests.chaos.leaving import Leaving
-from tests.chaos.lines import Tail, read_lines
+from tests.chaos.lines import read_lines
+from tests.chaos.turns import Turns
 from tests.chaos.verdict import Verdict, archived_in, judge
-from tests.running import ROOT, until
 
 if TYPE_CHECKING:
-    from collections import Counter
     from collections.abc import Callable
     from pathlib import Path
 
@@ -71,7 +68,7 @@ LACKING: dict[tuple[str, ...], tuple[Any, ...]] = {
 BACKLOG = 60
 
 
-class Run:
+class Run(Turns):
     """One run. `build` names a deliberately broken build; `faults` what is done beside the orders."""
 
     def __init__(
@@ -89,22 +86,15 @@ class Run:
         settings: dict[str, Any] = SETTINGS,
         say: Callable[[str], None] = lambda _: None,
     ) -> None:
-        self.folder, self.seed, self.plan = folder, seed, plan
+        super().__init__(folder, seed, plan, workers, say)
         self.fleet = Fleet(folder, settings, build)
         self.faults = Faults(self.fleet, seed, faults, fault_every)
-        self._mix, self._pools, self._want, self._say = mix, pools, workers, say
+        self._mix, self._pools = mix, pools
         self._chance = random.Random(f"run-{seed}")  # noqa: S311 - a scenario, no secret
         self._commands = Commands(self.fleet, plan, self._chance)
         self._leaving = Leaving(self.fleet, plan)
-        self._kills = Tail(folder / "kills")
         self._produced = 0
-        self._calm = False
         self._ask_again_at = 0.0
-
-    @property
-    def kills(self) -> Counter[str]:
-        """All kills so far, by role and boundary, or by role and fault."""
-        return self.fleet.kills
 
     def open(self) -> None:
         """Start the broker, the proxy and the nursery."""
@@ -116,27 +106,7 @@ class Run:
         self.fleet.close()
         self._plain.close()
 
-    # the turns of a run
-
-    def go(self, *, seconds: float, kills: int = 0) -> None:
-        """Work until so many have been killed and every boundary was hit as often as planned, at most so many seconds."""
-        deadline, told = time.monotonic() + seconds, time.monotonic()
-        while time.monotonic() < deadline:
-            self.turn()
-            count = sum(self.kills.values())
-            if count >= kills and not self.plan.missing:
-                break
-            if time.monotonic() - told > 10:
-                told = time.monotonic()
-                self._say(f"{count} kills, {self.faults.done.total()} faults, {len(self.plan.missing)} boundaries to go")
-            time.sleep(0.02)  # the processes go on meanwhile
-
-    def turn(self) -> None:
-        """Look once: at who has died, and at what is to be done."""
-        for line in self._kills.new():
-            self.kills[f"{line['role']}:{line['boundary']}"] += 1
-            self.plan.hit(line["role"], line["boundary"])
-        self.faults.turn(calm=self._calm)
+    def _keep_going(self) -> None:
         if not self._calm:
             self._leaving.turn()
         if not self._leaving.is_on:
@@ -147,19 +117,8 @@ class Run:
             self._publish()
             self._commands.turn()
 
-    def _keep(self, slot: str, role: str, start: Callable[[str, Order | None], Process]) -> None:
-        process = self.fleet.alive(slot)
-        if process is None:
-            start(slot, None if self._calm else self.plan.next(role))
-        elif process.order is not None and not self._calm:
-            self._see_to(process, process.order)
-
-    def _see_to(self, process: Process, order: Order) -> None:
-        """Let a process come to where it is to die; one that takes too long dies where it is."""
-        step = order.boundary.partition(".")[0]
-        if process.age > PATIENCE:
-            self.fleet.slay(process, "at_random")
-        elif step in ASKED_TO_STOP and not process.is_asked_to_stop and process.has_said(ASKED_TO_STOP[step]):
+    def _lead_to(self, process: Process, step: str) -> None:
+        if step in ASKED_TO_STOP and not process.is_asked_to_stop and process.has_said(ASKED_TO_STOP[step]):
             self._stop(process, step)
         elif step == "cancel" and process.has_said(b" ready."):
             self._revoke(process)
@@ -222,25 +181,11 @@ class Run:
 
     # the end
 
-    def settle(self, seconds: float = 120) -> None:
-        """No more orders, faults and publications: everything is to come to rest. Raises `AssertionError` where it does not."""
-        self._calm = True
+    def _before_rest(self) -> None:
         self._leaving.end()
-        self.faults.end()
-        for slot, process in self.fleet.slots.items():
-            if process.is_alive and (process.order is not None or slot.startswith("worker")):
-                process.signal(signal.SIGKILL)
 
-        def is_at_rest() -> bool:
-            self.turn()
-            is_busy = self._commands.are_running() or self.fleet.alive("producer") is not None
-            return not is_busy and self.fleet.waiting() == 0
-
-        until(is_at_rest, seconds, f"the run of seed {self.seed} to come to rest; {self.fleet.waiting()} messages are left")
-
-    def notes(self) -> list[dict[str, Any]]:
-        """What the tasks noted."""
-        return read_lines(self.folder / "runs")
+    def _is_busy(self) -> bool:
+        return self._commands.are_running()
 
     def ended(self) -> set[str]:
         """The tasks that have succeeded, by the log on the broker."""
@@ -251,27 +196,10 @@ class Run:
 
     def judge(self, *, export: bool = True) -> Verdict:
         """Export by the product's own commands, and judge; without them the log is read as it stands on the broker."""
-        if export:
-            self.fleet.ask("inventory", "export", "--to", str(self.folder / "inventory"), "--format", "jsonl")
-            self.fleet.ask("outcomes", "export", "--to", str(self.folder / "outcomes"), "--format", "jsonl")
-            files = sorted(path for path in (self.folder / "outcomes").rglob("*.jsonl") if not path.name.startswith(("_", ".")))
-            events = [line for path in files for line in read_lines(path)]
-        else:
-            events = [asdict(event) for event in self._log()]
+        events = self.export() if export else [asdict(event) for event in self._log()]
         client = self.fleet.client
         letters = {json.loads(raw)["headers"]["id"] for queue in self.fleet.letter_queues() for raw in client.lrange(queue, 0, -1)}
         ledger = read_lines(self.folder / "ledger")
         verdict = judge(events, letters, self.notes(), ledger, archived_in(self.fleet.archive))
-        if (self.folder / "outcomes" / "_gaps.jsonl").exists():
-            verdict.other.append(f"a gap in the log: {(self.folder / 'outcomes' / '_gaps.jsonl').read_text()}")
+        verdict.other += self.gaps()
         return verdict
-
-    def reconcile(self) -> dict[str, Any]:
-        """The product's own books; its summary."""
-        paths = ["--outcomes", str(self.folder / "outcomes"), "--inventory", str(self.folder / "inventory")]
-        command = [sys.executable, "-m", "redelivery", "reconcile", *paths]
-        command += ["--output", str(self.folder / "books"), "--grace", "0", "--json"]
-        done = subprocess.run(command, cwd=ROOT, text=True, capture_output=True, timeout=600, check=False)
-        assert done.returncode in {0, 1}, done.stderr
-        summary: dict[str, Any] = json.loads((self.folder / "books" / "summary.json").read_text("utf-8"))
-        return summary

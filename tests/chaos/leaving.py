@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from redis.exceptions import RedisError
 
-from tests.chaos.commands import PATIENCE
 from tests.chaos.faults import LEASE
+from tests.chaos.turns import PATIENCE
 
 if TYPE_CHECKING:
     from tests.chaos.fleet import Fleet

@@ -13,17 +13,19 @@ if TYPE_CHECKING:
 __all__ = ["read_kills", "section", "write"]
 
 BEGIN, END = "<!-- figures: written by `./dev chaos --page` -->", "<!-- end of figures -->"
+RABBITMQ = BEGIN.replace("chaos", "chaos --broker rabbitmq")
 
 
 def write(path: Path, figures: Mapping[str, Any]) -> None:
-    """Put the figures of a run into a page. Raises `ValueError` where it has no place for them."""
+    """Put the figures of a run into a page, between the marks of its broker. Raises `ValueError` where it has no place for them."""
+    mark = RABBITMQ if figures.get("broker") == "rabbitmq" else BEGIN
     text = path.read_text("utf-8")
-    before, begin, rest = text.partition(BEGIN)
+    before, begin, rest = text.partition(mark)
     _, end, after = rest.partition(END)
     if not begin or not end:
-        msg = f"{path} has no place for figures: put {BEGIN} and {END} where they are to be"
+        msg = f"{path} has no place for figures: put {mark} and {END} where they are to be"
         raise ValueError(msg)
-    path.write_text(f"{before}{BEGIN}\n{section(figures)}\n{END}{after}", "utf-8")
+    path.write_text(f"{before}{mark}\n{section(figures)}\n{END}{after}", "utf-8")
 
 
 def section(figures: Mapping[str, Any]) -> str:
@@ -48,7 +50,7 @@ def section(figures: Mapping[str, Any]) -> str:
         "other faults": f"{sum(figures['other_faults'].values()):,}",
         "lives in the books": f"{figures['lives']:,}",
         "lost": figures["lost"],
-        "ended twice": figures["duplicated"],
+        **_ended_twice(figures),
         "ran twice": f"{figures['repeats']:,}, of these {figures['unnamed_repeats']} not named",
         "balanced, by `redelivery reconcile`": f"{verdicts.get('balanced', 0):,}",
     }
@@ -62,10 +64,24 @@ def section(figures: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def read_kills(text: str) -> dict[str, int]:
-    """The kills at boundaries that a page tells of: `<role>:<boundary>`, and how many."""
+def _ended_twice(figures: Mapping[str, Any]) -> dict[str, Any]:
+    """What did not end exactly once: nothing at all, or, where a transition is several steps, what the books have a word for."""
+    if "named" not in figures:
+        return {"ended twice": figures["duplicated"]}
+    return {
+        "not ended exactly once, with the same word for it in the books": ", ".join(
+            f"`{word}` {count}" for word, count in figures["named"].items()
+        ),
+        "announced by a producer that died before it sent (`lost` in the books)": figures["never_sent"],
+        "letters that lie in their queue twice": figures["letters_twice"],
+    }
+
+
+def read_kills(text: str, mark: str = BEGIN) -> dict[str, int]:
+    """The kills at boundaries that a page tells of behind this mark: `<role>:<boundary>`, and how many."""
     kills: dict[str, int] = {}
-    for role, its in re.findall(r"^\| (\w+) \| \d+ \| (`.*) \|$", text, re.MULTILINE):
+    figures = text.partition(mark)[2].partition(END)[0]
+    for role, its in re.findall(r"^\| (\w+) \| \d+ \| (`.*) \|$", figures, re.MULTILINE):
         for step, before, after in re.findall(r"`(\w+)` (\d+|-) / (\d+|-)", its):
             kills |= {f"{role}:{step}.{side}": int(count) for side, count in (("before", before), ("after", after)) if count != "-"}
     return kills

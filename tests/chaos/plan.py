@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING
 from tests.chaos.boundary import Order
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
-__all__ = ["BOUNDARIES", "Plan"]
+__all__ = ["BOUNDARIES", "FILE", "Plan", "around"]
 
 
-def _around(*steps: str) -> tuple[str, ...]:
+def around(*steps: str) -> tuple[str, ...]:
+    """Both sides of each step."""
     return tuple(f"{step}.{side}" for step in steps for side in ("before", "after"))
 
 
@@ -26,34 +27,41 @@ FILE = ("write.before", "name.before", "write.after")
 #: Who can be killed where. What a worker's pool child does is in `child`; commands are killed in the steps that they are there for.
 BOUNDARIES: dict[str, tuple[str, ...]] = {
     "worker": (
-        *_around("receive", "hand_over", "acknowledge", "defer", "dead_letter", "start", "accept", "release"),
-        *_around("register", "unregister", "renew", "extend", "fence", "recover", "bind"),
-        *_around("evict", "forget", "bound", "lead", "purge", "watch", "cancel"),
+        *around("receive", "hand_over", "acknowledge", "defer", "dead_letter", "start", "accept", "release"),
+        *around("register", "unregister", "renew", "extend", "fence", "recover", "bind"),
+        *around("evict", "forget", "bound", "lead", "purge", "watch", "cancel"),
         *FILE,
     ),
-    "child": (*_around("run", "publish", "publish_within"), *FILE),
-    "dispatcher": _around("promote", "lead", "resign"),
-    "producer": _around("publish", "publish_within"),
-    "redrive": _around("redrive"),
-    "purge": (*_around("purge"), *FILE),
-    "move": _around("move"),
+    "child": (*around("run", "publish", "publish_within"), *FILE),
+    "dispatcher": around("promote", "lead", "resign"),
+    "producer": around("publish", "publish_within"),
+    "redrive": around("redrive"),
+    "purge": (*around("purge"), *FILE),
+    "move": around("move"),
     "archivist": FILE,
-    "cancel": _around("cancel"),
-    "reschedule": _around("reschedule"),
-    "exporter": (*_around("exported", "lead"), *FILE),
+    "cancel": around("cancel"),
+    "reschedule": around("reschedule"),
+    "exporter": (*around("exported", "lead"), *FILE),
     "inventory": FILE,
-    "leave": _around("hand_back"),
+    "leave": around("hand_back"),
 }
-#: Of these there are many in the life of a process: any of the first few may be the one.
-FREQUENT = {"receive", "acknowledge", "defer", "hand_over", "publish", "run"}
+#: Of these there are many in the life of a process that goes on: any of the first few may be the one.
+GOING_ON = {"worker", "producer"}
+FREQUENT = {"receive", "acknowledge", "defer", "hand_over", "publish", "run", "record", "announce"}
 
 
 class Plan:
     """What is still to be hit. Boundaries are named `<role>:<boundary>`; `wanted` is how often each is to be."""
 
-    def __init__(self, seed: int, wanted: int, only: Iterable[str] | None = None) -> None:
+    def __init__(
+        self,
+        seed: int,
+        wanted: int,
+        only: Iterable[str] | None = None,
+        boundaries: Mapping[str, tuple[str, ...]] = BOUNDARIES,
+    ) -> None:
         self.chance = random.Random(seed)  # noqa: S311 - a scenario, no secret
-        names = [f"{role}:{each}" for role, boundaries in BOUNDARIES.items() for each in boundaries]
+        names = [f"{role}:{each}" for role, its in boundaries.items() for each in its]
         self.wanted = {name: wanted for name in names if only is None or name in set(only)}
         self.hits: Counter[str] = Counter()
         self.given: Counter[str] = Counter()
@@ -67,7 +75,7 @@ class Plan:
         name = self.chance.choice([name for name in missing if self.given[name] == fewest])
         self.given[name] += 1
         boundary = name.partition(":")[2]
-        frequent = boundary.partition(".")[0] in FREQUENT
+        frequent = role in GOING_ON and boundary.partition(".")[0] in FREQUENT
         return Order(boundary, self.chance.randint(1, 6) if frequent else 1)
 
     def left(self, role: str) -> int:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-__all__ = ["Verdict", "archived_in", "judge"]
+__all__ = ["OPENING", "TERMINAL", "Verdict", "archived_in", "judge"]
 
 #: Task id, nesting, generation and queue.
 Life = tuple[str, int, int, str]

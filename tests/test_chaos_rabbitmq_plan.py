@@ -1,0 +1,77 @@
+"""The plan of the chaos run on RabbitMQ names every call of the product that changes that broker.
+
+The calls are looked for in the product's own text by the names that py-amqp and kombu have for them; what only asks (`passive`) is
+no change.
+"""
+
+from __future__ import annotations
+
+import ast
+
+from tests.chaos.page import RABBITMQ, read_kills
+from tests.chaos.rabbit.plan import BOUNDARIES
+from tests.running import ROOT
+from tests.test_chaos_plan import calls
+
+#: AMQP's methods that change a broker, or who has a message, as py-amqp and kombu call them; and our own ways around both.
+CHANGES = {
+    *("basic_publish", "basic_publish_confirm", "basic_consume", "basic_get", "basic_cancel", "basic_recover", "basic_qos"),
+    *("basic_ack", "basic_ack_multiple", "basic_reject", "basic_nack", "send_method", "frames"),
+    *("queue_declare", "queue_bind", "queue_unbind", "queue_delete", "queue_purge"),
+    *("exchange_declare", "exchange_bind", "exchange_unbind", "exchange_delete"),
+    *("tx_select", "tx_commit", "tx_rollback", "declare_native_delayed_delivery_exchanges_and_queues"),
+}
+#: Where it does: the function, and the steps that its calls belong to.
+CALLS = {
+    "middleware/transports/amqp_channel.py:acknowledge": "acknowledge",
+    "middleware/transports/amqp_channel.py:await_acknowledged": "rest",
+    "middleware/transports/amqp_channel.py:basic_publish_confirm": "publish",
+    "middleware/transports/amqp_publisher.py:_publish": "confirm",
+    "middleware/transports/amqp_topology.py:bind_to_delays": "declare",
+    "middleware/transports/amqp_topology.py:declare_delays": "declare",
+    "middleware/transports/amqp_topology.py:declare_letters": "keep",
+    "middleware/transports/amqp_topology.py:declare_outcomes": "declare",
+    "workers/amqp_look.py:_give_back": "give_back",
+    "workers/amqp_look.py:_next": "look",
+    "workers/amqp_look.py:take": "acknowledge",
+    "workers/amqp_outcomes.py:__init__": "listen",
+    "workers/amqp_outcomes.py:_lock": "lock",
+}
+#: Calls of Celery's own that pass through our channels, and what only listens to the log; a message is in nobody's hand there.
+NO_STEP = {
+    "middleware/transports/amqp_channel.py:basic_ack": "Celery's, where a message is not ours to end",
+    "middleware/transports/amqp_channel.py:basic_reject": "as before",
+    "middleware/transports/amqp_channel.py:basic_consume": "Celery's: what it brings is `receive`",
+    "middleware/transports/amqp_channel.py:basic_qos": "the prefetch window goes with its channel",
+    "middleware/transports/amqp_channel.py:widen": "as before",
+    "middleware/transports/amqp_channel.py:basic_publish": "without confirms: a producer that asked for none, and knows nothing",
+    "workers/amqp_outcomes.py:follow": "a queue of one's own, that goes with its connection",
+    "workers/amqp_outcomes.py:heard": "as before",
+    "middleware/transports/receiving.py:basic_consume": "kombu's on Redis",
+}
+
+
+def steps() -> set[str]:
+    """The steps that the plan kills at."""
+    return {each.partition(".")[0] for boundaries in BOUNDARIES.values() for each in boundaries}
+
+
+def test_every_call_that_changes_a_rabbitmq_is_a_boundary() -> None:
+    """One that is added without a step is found here, and so is a step whose call has gone."""
+    found = {where for where, name, call in calls() if name in CHANGES and not _only_asks(call)}
+    assert found == CALLS.keys() | NO_STEP.keys()
+    assert set(CALLS.values()) <= steps()
+
+
+def _only_asks(call: ast.Call) -> bool:
+    return any(
+        word.arg == "passive" and isinstance(word.value, ast.Constant) and word.value.value is True for word in call.keywords
+    )
+
+
+def test_the_page_has_a_run_of_five_hundred_kills_with_every_boundary_hit() -> None:
+    """Each boundary five times at the least, with a message in hand."""
+    kills = read_kills((ROOT / "docs" / "chaos.md").read_text("utf-8"), RABBITMQ)
+    names = {f"{role}:{each}" for role, boundaries in BOUNDARIES.items() for each in boundaries}
+    assert {name for name in names if kills.get(name, 0) < 5} == set()
+    assert sum(kills.values()) >= 500
