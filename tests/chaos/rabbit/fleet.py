@@ -129,7 +129,8 @@ class RabbitFleet(Fleet):
                 with Look(connection, name) as look:
                     letters = [Letter.of(each.raw) for each in look]
                 found += [
-                    (each.contents.task_id, each.contents.nesting, each.contents.envelope.generation, each.queue or name)
+                    (each.contents.task_id, each.contents.nesting, envelope.generation, envelope.life_queue(each.queue or name))
                     for each in letters
+                    for envelope in (each.contents.envelope,)
                 ]
         return found
