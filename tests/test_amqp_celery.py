@@ -10,8 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import amqp
 import pytest
+from celery import Celery
+from kombu import Exchange, Queue
 
+from redelivery import Redelivery
 from redelivery.middleware.envelope import Envelope
+from redelivery.middleware.lifetime import PUBLISHED
 from tests.amqp_queues import configure
 from tests.running import Shop, until
 
@@ -181,6 +185,26 @@ def test_a_publication_straight_to_a_queue_is_recorded(floor: Floor) -> None:
     floor.ended("direct", "dead_lettered", "mails")
     first = floor.shop.events_of(floor.ids["direct"])[0]
     assert (first.outcome, first.reason) == ("received", "unannounced")
+
+
+def test_a_publication_is_dated_where_the_policy_of_a_queue_needs_it(rabbit: Rabbit) -> None:
+    """Straight to the queue, and through an exchange that may bring it there; nowhere else."""
+    app = Celery("dated", broker=rabbit.url, set_as_current=False)
+    app.conf.task_queues = [Queue("brief", Exchange("post", "topic"), routing_key="mail.#"), Queue("plain"), Queue("calm")]
+    Redelivery(app, {"queues": {"brief": {"max_time_to_live": 5}, "plain": {"delivery_delay": 5}}})
+    sent: dict[str, Any] = {
+        "brief": {"exchange": "post", "routing_key": "mail.eu"},
+        "plain": {"queue": "plain"},
+        "calm": {"queue": "calm"},
+    }
+    with rabbit.connection() as connection:
+        channel = connection.default_channel
+        for queue in app.amqp.queues.values():
+            queue.bind(channel).declare()
+        for name, where in sent.items():
+            app.send_task("shop.pack", **where)
+            message = until(lambda name=name: channel.basic_get(name, no_ack=True), what=f"a message in {name}")  # type: ignore[misc]
+            assert (PUBLISHED in message.headers) == (name != "calm")
 
 
 def test_nothing_is_left_behind(floor: Floor) -> None:

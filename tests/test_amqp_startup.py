@@ -81,7 +81,7 @@ def test_queues_whose_declaration_bypasses_us_are_named(rabbit: Rabbit) -> None:
 
 
 def test_what_is_looked_at_has_no_delivery_limit(rabbit: Rabbit) -> None:
-    """Each look counts as a delivery, and RabbitMQ 4 lets a message of a quorum queue go after twenty: a delayed one before its time."""
+    """Each look counts as a delivery, and RabbitMQ 4 lets a message of a quorum queue go after twenty: a delayed one too early."""
     with rabbit.connection() as connection:
         declare_delays(connection.connection, AmqpNames())
         declare_letters(connection.connection, "DLQ.orders", "quorum")
