@@ -39,8 +39,8 @@ __all__ = ["hand_over"]
 BY_THE_MESSAGE = (ArithmeticError, AttributeError, LookupError, PicklingError, RecursionError, TypeError, ValueError, struct.error)
 #: What Celery's pools of greenlets report of one that they have ended: no failure, no value, and, unlike any success, no run time.
 ENDED = (False, None, None)
-#: What we put around a request's own methods. What refers to itself is left to the garbage collector, which took a sixth of a worker's
-#: time while requests did: so these are taken away as soon as the pool has them.
+#: What stands around a request's own methods, and so refers to it: taken away as soon as the pool has it, because what refers to
+#: itself is left to the garbage collector, which took a sixth of a worker's time.
 OURS = ("on_success", "on_accepted")
 
 
@@ -73,14 +73,19 @@ def hand_over(request: Egress, install: Redelivery) -> None:
             _end(request, pool, exc)
             raise TaskRevokedError(request.id) from None  # Celery gives the pool's place back for this exception alone
         finally:
-            for name in OURS:  # the pool has them now
-                vars(asked).pop(name, None)
+            _uncover(request)
         if install.shares_process:
             request.keep_future(result)
             _listen(request, result, pool)
         return result
 
     asked.execute_using_pool = execute_using_pool
+
+
+def _uncover(request: Egress) -> None:
+    """The pool has what it calls: take away what was put around it."""
+    for name in OURS:
+        request.__dict__.pop(name, None)
 
 
 def _hearing(request: Egress, on_success: Any) -> Any:

@@ -74,7 +74,7 @@ class Observing(Request):
 
     def _noting(self, on_success: Any) -> Any:
         def noting(result: tuple[bool, Any, float], **kwargs: Any) -> None:
-            vars(self).pop("on_success", None)  # what refers to itself would be left to the garbage collector
+            self.__dict__.pop("on_success", None)  # what refers to itself would be left to the garbage collector
             on_success(result, **kwargs)
             if not result[0]:
                 self._note(Outcome.SUCCEEDED)

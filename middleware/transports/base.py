@@ -76,8 +76,8 @@ class Answer(StrEnum):
 class Held:
     """A message that this worker holds: the tag it is held under, where it came from, its bytes, and when it came (server's ms).
 
-    `release_credit` gives its place in the prefetch window back; the receiver sets it. `request` is Celery's, once there is one, and
-    until the message `has_left`: the two refer to each other, and what has left is to go away by itself, without a garbage collector.
+    `release_credit` gives its place in the prefetch window back; the receiver sets it. `request` is Celery's, once there is one and
+    until the message `has_left`: the two refer to each other, and are to go away without the help of a garbage collector.
     `handed_over_before` is how often the broker says that it has handed the message over before, to somebody who has not ended it;
     `pauses` says that it is a suspect, and begins a moment later, alone.
     """

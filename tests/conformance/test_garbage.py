@@ -21,9 +21,8 @@ def test_a_task_that_has_ended_leaves_nothing_to_the_garbage_collector(place: Pl
     shop.start("-I", "tests.uncollected", pool=pool)
 
     def ask(command: str) -> Any:
-        (answer,) = until(
-            lambda: shop.app.control.broadcast(command, reply=True, timeout=10, limit=1), what=f"an answer to {command}"
-        )
+        broadcast = shop.app.control.broadcast
+        (answer,) = until(lambda: broadcast(command, reply=True, timeout=10, limit=1), what=f"an answer to {command}")
         return next(iter(answer.values()))
 
     def play() -> None:
