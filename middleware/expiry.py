@@ -26,15 +26,23 @@ __all__ = ["Expiring"]
 class Expiring(Transitions):
     """A request whose message may expire, or be revoked."""
 
+    _due = 0.0
     _eta: datetime | None
     _expires: datetime | None
 
     def _by_this_clock(self, eta: datetime) -> datetime:
         """What this machine's clock says when the server's says `eta`: Celery waits for what is due so soon by this machine's."""
         try:
-            return datetime.fromtimestamp(time.time() + eta.timestamp() - self._install.owner.now_ms() / 1000, UTC)
+            seconds = eta.timestamp() - self._install.owner.now_ms() / 1000
+            self._due = time.monotonic() + seconds
+            return datetime.fromtimestamp(time.time() + seconds, UTC)
         except (ArithmeticError, ValueError, OSError):
             return eta  # no time that either clock will ever say
+
+    @property
+    def early(self) -> float:
+        """Seconds that are left until its ETA: the timers of some pools go off before it."""
+        return self._due - time.monotonic()
 
     def _begin_lifetime(self, message: Any) -> None:
         """When the message expires: Celery is told, so that it asks (`revoked`) on arrival, and again just before the task runs."""

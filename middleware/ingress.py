@@ -79,7 +79,7 @@ class Ingress(bootsteps.StartStopStep):
         consumer.update_strategies = self._lightening(consumer)
         signals.worker_process_init.connect(self._lighten, weak=False, dispatch_uid=f"redelivery:{id(consumer.app)}")
         consumer.create_task_handler = self._in_front_of(consumer.create_task_handler)
-        consumer.on_task_request = self._starting(consumer.on_task_request)
+        consumer.on_task_request = self._starting(consumer.on_task_request, consumer.timer)
         consumer.on_decode_error = self._dying(consumer.on_decode_error, Reason.UNDECODABLE, at=0)
         consumer.on_unknown_message = self._dying(consumer.on_unknown_message, Reason.INVALID, at=1)
         consumer.on_unknown_task = self._dying(consumer.on_unknown_task, Reason.UNKNOWN_TASK, at=1)
@@ -164,12 +164,14 @@ class Ingress(bootsteps.StartStopStep):
 
         return create_task_handler
 
-    def _starting(self, handle: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """Stand by when a request is handed to the pool (`handover`)."""
+    def _starting(self, handle: Callable[[Any], Any], timer: Any) -> Callable[[Any], Any]:
+        """Stand by when a request is handed to the pool (`handover`); before its ETA it is not."""
 
         def on_task_request(request: Any) -> Any:
             if not isinstance(request, Egress):
                 return handle(request)
+            if request.is_held and request.early > 0:  # gevent counts from when its loop last looked at the clock
+                return timer.call_after(request.early, on_task_request, (request,))
             if request.is_held:
                 hand_over(request, self.install)
             return handle(request)
