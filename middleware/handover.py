@@ -130,8 +130,10 @@ def _listen(request: Egress, result: Any, pool: Any) -> None:
 
 def _look_at(request: Egress, done: Future[Any]) -> None:
     """What has come out of a pool's thread: nobody else looks there."""
+    if done.cancelled():
+        return
     request.keep_future(None)
-    exc = None if done.cancelled() else done.exception()
+    exc = done.exception()
     if exc is not None:
         lose(request, exc)
 

@@ -77,7 +77,7 @@ def sides() -> Iterator[dict[str, Any]]:
             shops[side] = Shop(servers[-1], folder, backend=True, conf={"worker_lost_wait": 1}, **options)
         try:
             for side, shop in shops.items():
-                # One process: with several, a retry may end before the attempt that asked for it has stored its state, as in Celery.
+                # One process: with several, a retry may end before the attempt that asked for it has stored its state.
                 shop.start(concurrency=1)
                 sent = {story: shop.send(task, *args, **dict(options)) for story, (task, args, options) in STORIES.items()}
                 ids[side] = sent

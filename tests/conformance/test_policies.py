@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from redelivery.middleware.envelope import Envelope
+from redelivery.middleware.transports.base import Capability
 from tests.running import until
 
 if TYPE_CHECKING:
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from tests.conformance.brokers import Place
     from tests.running import Shop
 
+#: Elsewhere nobody dates a publication: what is over counts from when a worker first sees it.
+DATED = pytest.mark.needs(Capability.OUTCOME_LOG)
 HOUR = 3600
 #: Seconds that what expires before a worker looks may live.
 BRIEF = 1
@@ -235,6 +238,7 @@ def test_what_would_go_round_is_parked(yard: Yard) -> None:
 # time
 
 
+@DATED
 @pytest.mark.parametrize(
     ("name", "target"),
     [
@@ -270,6 +274,7 @@ def test_a_time_to_live_that_is_not_respected_ends_nothing(yard: Yard) -> None:
     yard.ended("over, and nobody cares", "succeeded")
 
 
+@DATED
 @pytest.mark.parametrize(
     ("name", "seconds"), [("delayed by its queue", LATER), ("delayed by its header", 4), ("delayed by the longer", 5)]
 )

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from celery.exceptions import InvalidTaskError, Reject, TaskRevokedError, TimeLimitExceeded, WorkerLostError
 
+from redelivery.middleware.transports.base import Capability
 from tests.conformance.brokers import AMQP
 from tests.running import until
 
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
     from tests.conformance.brokers import Place
     from tests.running import Shop
+
+pytestmark = pytest.mark.needs(Capability.OUTCOME_LOG)  # other brokers keep no results, and their events are lines of a log
 
 SETTINGS = {
     "queues": {"#": {"redelivery_delay": 0.1, "redelivery_delay_multiplier": 1.0, "max_delivery_attempts": 2}},
