@@ -48,6 +48,8 @@ NO_STEP = {
     "workers/amqp_outcomes.py:follow": "a queue of one's own, that goes with its connection",
     "workers/amqp_outcomes.py:heard": "as before",
     "middleware/transports/receiving.py:basic_consume": "kombu's on Redis",
+    "middleware/transports/generic.py:_publish": "other brokers'",
+    "workers/amqp_letter_watch.py:leads": "a queue of one's own, that goes with its connection",
 }
 
 
