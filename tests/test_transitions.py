@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -11,79 +10,15 @@ from redis import Redis
 from redis.exceptions import NoPermissionError, OutOfMemoryError, ResponseError
 from structlog.testing import capture_logs
 
-from redelivery.middleware.keys import Keys, split_unacked, unacked_suffix
-from redelivery.middleware.outcomes import Event, Outcome, Reason, entries
+from redelivery.middleware.outcomes import Event, Outcome, Reason
 from redelivery.middleware.scripts import Script
 from redelivery.middleware.transports.base import Answer, Held
-from redelivery.middleware.transports.redis import RedisTransport, encoded
+from redelivery.middleware.transports.redis import encoded
+from tests.bench import QUEUE, Bench
 from tests.running import until
 
 if TYPE_CHECKING:
     from tests.servers import Server
-
-QUEUE = "orders"
-
-
-class Bench:
-    """A transport on a private server, with an owner `w` that is alive."""
-
-    def __init__(self, server: Server, prefix: str = "") -> None:
-        self.client = server.client
-        self.keys = Keys(prefix)
-        self.transport = RedisTransport(self.client, self.keys)
-        self.transport.register("w", {"worker": "w@test"})
-        self.receive_script = Script("receive")
-        self.calls = 0
-
-    def publish(self, *bodies: str, priority: int = 0, queue: str = QUEUE) -> None:
-        """Publish messages as kombu does, the first one first."""
-        for body in bodies:
-            raw = json.dumps({"body": body, "headers": {"id": body}, "properties": {"priority": priority}})
-            self.client.lpush(self.keys.list(self.keys.list_name(queue, priority)), raw)
-
-    def receive(
-        self,
-        budget: int = 10,
-        *,
-        number: int | None = None,
-        token: str = "w",  # noqa: S107 - no password
-        queues: tuple[str, ...] = (QUEUE,),
-        room: int = 10**6,
-        most_armed: int = 16,
-    ) -> list[Any]:
-        """Call the script as the channel does; its answer."""
-        keys = self.keys
-        self.calls = self.calls + 1 if number is None else number
-        fixed = [keys.unacked, keys.unacked_index, keys.received(token), keys.leases]
-        lists = [keys.list(keys.list_name(queue, step)) for step in keys.priority_steps for queue in queues]
-        suffixes = [unacked_suffix(queue) for queue in queues]
-        args = [token, self.calls, budget, room, len(queues), most_armed, 10_000, *suffixes, 1]
-        answer = self.receive_script(self.client, [*fixed, *map(keys.armed, queues), *lists], args)
-        return list(answer)
-
-    def bodies(self, answer: list[Any]) -> list[str]:
-        """The bodies of the messages that were received."""
-        raws = [answer[at + 2] if answer[at + 1] else split_unacked(answer[at + 2])[0] for at in range(3, len(answer), 3)]
-        return [json.loads(raw)["body"] for raw in raws]
-
-    def take(self, body: str = "a") -> str:
-        """Publish and receive one message; its tag."""
-        self.publish(body)
-        return str(self.receive(1)[3].decode())
-
-    def waiting(self, name: str = QUEUE) -> list[str]:
-        """What lies in a list, the next to be taken first."""
-        return [json.loads(raw)["body"] for raw in reversed(self.client.lrange(self.keys.list(name), 0, -1))]
-
-    def let_pass(self, ms: int) -> None:
-        """Wait until the server's clock has gone on by so much: it says what is due."""
-        begun = self.transport.now_ms()
-        until(lambda: self.transport.now_ms() > begun + ms, what="the server's clock to go on")
-
-    @property
-    def events(self) -> list[Event]:
-        """The outcome log."""
-        return entries(self.client.xrange(self.keys.outcomes))
 
 
 @pytest.fixture
@@ -100,98 +35,6 @@ def event(outcome: Outcome, **more: Any) -> Event:
 def message(body: str = "a") -> bytes:
     """What a transition moves."""
     return json.dumps({"body": body}).encode()
-
-
-def test_receive_takes_in_the_order_of_publication_and_holds_what_it_takes(bench: Bench) -> None:
-    """The oldest is first; each is in `unacked` under a minted tag, to be restored to its queue alone."""
-    bench.publish("a", "b", "c")
-    answer = bench.receive(2)
-    assert bench.bodies(answer) == ["a", "b"]
-    assert [answer[3], answer[6]] == [b"w:1", b"w:2"]
-    assert bench.waiting() == ["c"]
-    raw, exchange, queue = json.loads(bench.client.hget("unacked", "w:1"))
-    assert (raw["body"], exchange, queue) == ("a", "", QUEUE)
-
-
-def test_held_messages_are_hidden_from_plain_workers_sweeps_for_a_day(bench: Bench) -> None:
-    """The score in kombu's index lies a day ahead of the server's clock."""
-    tag = bench.take()
-    assert bench.client.zscore("unacked_index", tag) == pytest.approx(time.time() + 86_400, abs=60)
-
-
-def test_receive_takes_the_most_urgent_first_and_one_of_each_queue_in_turn(bench: Bench) -> None:
-    """Priority 0 is kombu's most urgent; within a priority no queue starves."""
-    bench.publish("slow", priority=9)
-    bench.publish("a1", "a2", "a3")
-    bench.publish("b1", queue="other")
-    assert bench.bodies(bench.receive(4, queues=(QUEUE, "other"))) == ["a1", "b1", "a2", "a3"]
-    assert bench.bodies(bench.receive(4)) == ["slow"]
-
-
-@pytest.mark.parametrize("budget", [2, 3, 4])
-def test_receive_keeps_its_budget(bench: Bench, budget: int) -> None:
-    """At one below, exactly and one above what is there."""
-    bench.publish("a", "b", "c")
-    assert len(bench.bodies(bench.receive(budget))) == min(budget, 3)
-
-
-def test_receive_stops_after_the_message_that_passes_the_byte_bound(bench: Bench) -> None:
-    """One message always goes through, however large it is."""
-    bench.publish("x" * 500, "b")
-    assert len(bench.bodies(bench.receive(10, room=100))) == 1
-    assert bench.waiting() == ["b"]
-
-
-def test_a_repeated_number_returns_the_same_batch(bench: Bench) -> None:
-    """A reply that was lost on its way is asked for again, and nothing more is taken."""
-    bench.publish("a", "b", "c")
-    first = bench.receive(2)
-    bench.transport.acknowledge("w:1", None)
-    again = bench.receive(2, number=1)
-    assert bench.bodies(first) == ["a", "b"]
-    assert bench.bodies(again) == ["b"]
-    assert bench.waiting() == ["c"]
-
-
-def test_an_overtaken_number_returns_nothing(bench: Bench) -> None:
-    """A request that comes late takes nothing for a reader that has gone."""
-    bench.publish("a")
-    bench.receive(1, number=1)
-    bench.receive(1, number=2)
-    bench.publish("b")
-    assert bench.receive(1, number=1)[0] == b"stale"
-    assert bench.waiting() == ["b"]
-
-
-def test_a_fenced_owner_is_given_nothing(bench: Bench) -> None:
-    """Its lease is gone: it must take a new token first."""
-    bench.publish("a")
-    assert bench.transport.fence("w", b"0")
-    assert bench.receive(1)[0] == b"fenced"
-    assert bench.waiting() == ["a"]
-
-
-def test_garbage_is_received_as_bytes(bench: Bench) -> None:
-    """The script never decodes, so what cannot be decoded does not stop it."""
-    bench.client.lpush(QUEUE, b"\xff\x00{not json")
-    assert bench.receive(1)[5] == b"\xff\x00{not json"
-
-
-def test_an_empty_receive_arms_a_push_for_at_most_so_many_owners(bench: Bench) -> None:
-    """The first owners are woken by the server; the others must ask."""
-    bench.transport.register("v", {})
-    assert bench.receive(1, number=1, token="w", most_armed=1)[2] == 1
-    assert bench.receive(1, number=1, token="v", most_armed=1)[2] == 0
-    assert bench.receive(1, number=2, token="w", most_armed=1)[2] == 1
-
-
-def test_a_message_that_cannot_be_held_stays_in_its_list(bench: Bench) -> None:
-    """Where the record fails, the message is put back in the same step."""
-    bench.publish("a")
-    bench.client.set("unacked", "not a hash")
-    with pytest.raises(ResponseError):
-        bench.receive(1)
-    assert bench.waiting() == ["a"]
 
 
 def test_acknowledge_ends_and_records_in_one_step(bench: Bench) -> None:

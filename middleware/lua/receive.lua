@@ -3,7 +3,8 @@
 -- KEYS[5 .. 4+Q] armed:<queue>, then the lists: for each priority, the most urgent first, one list for each of the Q queues.
 -- ARGV[1] token, ARGV[2] number of this call, ARGV[3] how many messages at most, ARGV[4] how many bytes at most,
 -- ARGV[5] Q, ARGV[6] how many owners may be armed for one queue, ARGV[7] for how long (ms), ARGV[8 .. 7+Q] what follows the raw
--- message in `unacked`, for each queue; ARGV[8+Q] how many messages of one queue before it is the next one's turn.
+-- message in `unacked`, for each queue; ARGV[8+Q] how many messages of one queue before it is the next one's turn; ARGV[9+Q] up to
+-- how many messages an owner is armed that has taken all there was.
 -- Returns {state, server time in ms, armed queues, then for each message: tag, index of its list, raw message}.
 -- state: 'ok', or 'fenced' (the owner's lease is gone), or 'stale' (a call that was overtaken by a later one).
 -- A repeated number returns the batch of that number again: a reply that was lost on its way is not a message lost.
@@ -72,8 +73,8 @@ end
 
 if refused and next_tag == first then return refused end
 redis.call('HSET', KEYS[3], 'number', number, 'first', first, 'next', next_tag)
-if next_tag == first then
-  -- Nothing there: looking at the lists makes the server push a line to this connection when one of them changes.
+if budget > 0 and room > 0 and not refused and next_tag - first <= tonumber(ARGV[9 + Q] or 0) then
+  -- Nothing is left: looking at the lists makes the server push a line to this connection when one of them changes.
   local until_ms, most = now + tonumber(ARGV[7]), tonumber(ARGV[6])
   for q = 1, Q do
     local armed = KEYS[4 + q]

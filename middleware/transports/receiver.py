@@ -97,8 +97,14 @@ class Receiver:
         """An asking is under way: the next one is another."""
         self._rest_until, self.is_woken = None, False
 
+    def spare(self) -> int:
+        """How many messages this worker can take and still be at hand for the next one: armed with the same asking."""
+        return max(self.enough() - len(self.owner.held), 0)
+
     def found_nothing(self, *, is_armed: bool) -> None:
-        """Choose when to ask next."""
+        """Nothing, or nothing more: choose when to ask next; at once where something has changed since it was asked."""
+        if self.is_woken:
+            return
         if is_armed and self.is_tracking:
             wait = SAFETY_NET
         elif self.is_tracking:

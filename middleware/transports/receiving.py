@@ -170,7 +170,7 @@ class Receiving:
         receiver.asked_as = token = owner.token  # another thread may change it while the answer is under way
         names, suffixes = self._names_of(tuple(queues), token)
         bounds = [budget, MOST_BYTES, len(queues), MOST_ARMED, int(SAFETY_NET * 2000)]
-        args = [token, owner.calls + 1, *bounds, *suffixes, self._turn()]
+        args = [token, owner.calls + 1, *bounds, *suffixes, self._turn(), receiver.spare()]
         receiver.asked()
         self._in_poll = self.client.connection
         self._brpop_sent_at = time.monotonic()
@@ -253,10 +253,11 @@ class Receiving:
             return
         if receiver.asked_as == owner.token:
             owner.calls += 1
-        if len(reply) == 3:  # noqa: PLR2004 - state, time, armed: no message
-            receiver.found_nothing(is_armed=armed == len(receiver.queues))
-            return
-        receiver.found()
+        is_armed, is_empty = armed == len(receiver.queues), len(reply) == 3  # noqa: PLR2004 - state, time, armed: no message
+        if is_empty or (is_armed and receiver.is_tracking):
+            receiver.found_nothing(is_armed=is_armed)
+        else:
+            receiver.found()
         base = 5 + len(receiver.queues)
         for at in range(3, len(reply), 3):
             tag, index, raw = reply[at].decode(), int(reply[at + 1]), reply[at + 2]
