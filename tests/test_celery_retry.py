@@ -169,3 +169,16 @@ def test_a_crash_does_not_use_up_a_tasks_own_retries(forked: Trial) -> None:
         side.noted(task_id, "on_failure")
         assert [run["retries"] for run in side.notes(task_id, "run")] == [0, 0, 1, 2]
     assert forked.ours.ended(story.id, "dead_lettered").attempt == 4
+
+
+def test_an_end_that_celery_has_overwritten_is_no_measure(forked: Trial) -> None:
+    """The plain side is played again, ours is not: the story has an end to compare."""
+    story = forked.tell(step("fail", kind="value"), task="hooked", queue="once")
+    before = story.ids
+    forked.plain.noted(story.ids[0], "task_postrun")
+    until(forked.plain.result(story.ids[0]).ready)
+    client, key = forked.plain.server.client, f"celery-task-meta-{story.ids[0]}"
+    client.set(key, client.get(key).replace(b'"FAILURE"', b'"RETRY"'))
+    story.matches()
+    assert story.ids[0] != before[0]
+    assert story.id == before[1]
