@@ -74,13 +74,19 @@ def test_a_hard_time_limit_is_a_counted_attempt(trial: Trial) -> None:
 
 
 def test_a_lost_process_is_told_of_once_when_it_was_the_last(trial: Trial) -> None:
-    """Retries before; then FAILURE, the signal and the error callback, once. Without processes the whole worker is lost."""
+    """Retries before; then FAILURE, the signal and the error callback, once. Without processes the whole worker is lost.
+
+    Celery's pool gives a job to its next process where one has died and has not been heard to begin it: seen once in some hundred
+    deaths on a machine with three times its work. Such a run is nobody's attempt.
+    """
     if trial.pool != "prefork":
         return
     task_id = trial.ours.play(step("kill"), task="hooked", queue="thrice", link_error=trial.ours.sig("errback"))
     end = trial.ours.ended(task_id, "dead_lettered")
     assert (end.reason, end.attempt) == ("worker_lost", 3)
-    assert told(trial.ours, task_id) == {**THRICE, "on_failure": 0}
+    found = told(trial.ours, task_id)
+    assert found.pop("run") in {3, 4}
+    assert {"run": 3, **found} == {**THRICE, "on_failure": 0}
     if trial.backend:
         with pytest.raises(WorkerLostError):
             trial.ours.result(task_id).get(timeout=60)

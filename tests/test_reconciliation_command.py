@@ -204,10 +204,28 @@ def _committed(folder: Path) -> None:
     _commit(folder, json.dumps({"files": [{"file": "date=2026-01-30/hour=01/outcomes-1-0-2-0.parquet", "rows": 2}]}))
 
 
+def _cut_at_a_line(folder: Path) -> None:
+    """A copy that ended early, and looks whole."""
+    events = [{"event_id": f"{each}-0", "task_id": "a", "outcome": "published", "queue": "q", "at_ms": NOON} for each in (1, 2)]
+    key = "date=2026-01-30/hour=01/outcomes-1-0-2-0.jsonl"
+    file = folder / "outcomes" / key
+    file.parent.mkdir(parents=True)
+    write_lines(file, events)
+    _commit(folder, json.dumps({"files": [{"file": key, "rows": 2, "bytes": file.stat().st_size}]}))
+    file.write_bytes(file.read_bytes().splitlines(keepends=True)[0])
+
+
+def _cut_inventory_at_a_line(folder: Path) -> None:
+    (folder / "inventory" / "_taken.json").write_text(json.dumps({"seen_ms": NOON, "file": "inventory.jsonl", "bytes": 10**6}))
+    write_lines(folder / "inventory" / "inventory.jsonl", [{"task_id": "a", "queue": "q", "place": "queue", "seen_ms": NOON}])
+
+
 BAD_INPUTS: dict[str, tuple[Callable[[Path], object], str]] = {
     "a truncated file": (_truncated, "cut-off.parquet"),
     "a Parquet file without a byte": (_without_bytes, "nothing.parquet is no whole Parquet file: it has no bytes"),
     "a truncated gzip": (_cut_gzip, "cut.jsonl.gz"),
+    "lines that end early": (_cut_at_a_line, "it is cut off, or was changed"),
+    "an inventory that ends early": (_cut_inventory_at_a_line, "inventory.jsonl has 75 bytes and was written with 1000000"),
     "a truncated inventory": (_cut_inventory, "inventory.parquet is no whole Parquet file"),
     "an inventory with other columns": (
         lambda folder: _parquet(folder / "inventory" / "x.parquet", {"a": [1]}),

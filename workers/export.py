@@ -31,7 +31,7 @@ from redelivery.middleware.scripts import Script
 from redelivery.workers.commits import Commit, newest, replaced
 from redelivery.workers.outcome_batch import OTHER_EXPORT, Batch, Gap, order, take
 from redelivery.workers.outcome_log import Refused
-from redelivery.workers.tables import EVENTS, Format, below, read_lines, write_rows
+from redelivery.workers.tables import EVENTS, Format, below, read_lines, size_of, write_rows
 
 if TYPE_CHECKING:
     from redis import Redis
@@ -124,7 +124,7 @@ def write_refused(batch: Batch, result: ExportResult) -> int:
 
 
 def write_events(batch: Batch, result: ExportResult, format: Format) -> list[dict[str, Any]]:  # noqa: A002
-    """Write the events; the files and their numbers of rows."""
+    """Write the events; the files with their numbers of rows and of bytes."""
     files = []
     hours: defaultdict[str, list[Event]] = defaultdict(list)
     for entry in batch.entries:
@@ -134,7 +134,8 @@ def write_events(batch: Batch, result: ExportResult, format: Format) -> list[dic
         name = f"outcomes-{events[0].event_id}-{events[-1].event_id}"
         rows = (dict(zip(EVENTS.names, _row(event), strict=True)) for event in events)
         count = write_rows(rows, below(result.destination, hour), EVENTS, name=name, format=format)
-        files.append({"file": f"{hour}/{name}.{format}", "rows": count})
+        size = size_of(below(result.destination, hour), f"{name}.{format}")
+        files.append({"file": f"{hour}/{name}.{format}", "rows": count, "bytes": size})
         result.events += count
     result.files += [str(each["file"]) for each in files]
     return files

@@ -27,7 +27,19 @@ from redelivery.errors import InputError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
-__all__ = ["EVENTS", "INVENTORY", "Format", "below", "names", "read_lines", "read_text", "remove", "write_rows", "write_text"]
+__all__ = [
+    "EVENTS",
+    "INVENTORY",
+    "Format",
+    "below",
+    "names",
+    "read_lines",
+    "read_text",
+    "remove",
+    "size_of",
+    "write_rows",
+    "write_text",
+]
 
 Format = Literal["parquet", "jsonl"]
 
@@ -107,6 +119,12 @@ def remove(uri: str, file: str) -> None:
     filesystem, folder = _resolve(uri)
     if filesystem.get_file_info(f"{folder}/{file}").type is fs.FileType.File:
         filesystem.delete_file(f"{folder}/{file}")
+
+
+def size_of(uri: str, file: str) -> int:
+    """How many bytes `<uri>/<file>` has, so that its reader can tell whether it is whole."""
+    filesystem, folder = _resolve(uri)
+    return int(filesystem.get_file_info(f"{folder}/{file}").size or 0)
 
 
 def names(uri: str) -> list[str]:

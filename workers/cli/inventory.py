@@ -31,14 +31,15 @@ def export(context: Context, uri: str, kind: str, *, look: bool) -> None:
     is counted and not listed, for nobody can read it without a mark; what workers hold is not seen. Take it when queues are empty,
     or use --look.
     """
-    from redelivery.workers.tables import INVENTORY, remove, write_rows, write_text  # noqa: PLC0415 - pyarrow is an optional dependency
+    from redelivery.workers.tables import INVENTORY, remove, size_of, write_rows, write_text  # noqa: PLC0415 - pyarrow is an optional dependency
 
     context.transport  # noqa: B018 - whether the broker answers is known before it is walked
     looked_ms = context.transport.now_ms()
     taken, unlisted = _taken(context, look=look)
     write_rows(taken.rows(), uri, INVENTORY, name="inventory", format="jsonl" if kind == "jsonl" else "parquet")
     remove(uri, f"inventory.{'parquet' if kind == 'jsonl' else 'jsonl'}")  # an earlier one of the other kind would count as well
-    write_text(json.dumps({"seen_ms": looked_ms, **({"unlisted": unlisted} if unlisted else {})}), uri, "_taken.json")
+    written = {"file": f"inventory.{kind}", "bytes": size_of(uri, f"inventory.{kind}")}
+    write_text(json.dumps({"seen_ms": looked_ms, **written, **({"unlisted": unlisted} if unlisted else {})}), uri, "_taken.json")
     counts = taken.counts()
     if context.as_json:
         done = {"destination": uri, "file": f"inventory.{kind}", "messages": sum(counts.values()), "places": counts}

@@ -1,11 +1,11 @@
 """What the export says that it wrote: one commit for each batch, beside the files, written after them.
 
-A commit names the batch's files. So a file that no commit names was left by an export that died, and is not read: the next export
-writes its events again. And a file that a commit names and that is not there is a missing part of the books, and is refused. A
-folder without commits (events that something else wrote) is read as it stands.
+A commit names the batch's files, with their sizes. So a file that no commit names was left by an export that died, and is not read:
+the next export writes its events again. And a file that a commit names and that is not there is a missing part of the books, and
+is refused. A folder without commits (events that something else wrote) is read as it stands.
 
 Enters: the URI of the outcomes, the whole folder or one of its days. Leaves: the files to read. Refuses, with `InputError`, a
-missing file, and a commit that cannot be read.
+missing file, a file of another size, and a commit that cannot be read.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from redelivery.workers.reconciliation.files import File, Files
 
-__all__ = ["COMMITS", "Listing", "date_of", "key_of", "listing", "root_of"]
+__all__ = ["COMMITS", "Listing", "check_size", "date_of", "key_of", "listing", "root_of"]
 
 #: Where the export puts its commits: `_commits/<date>/<name>.json`. Spark skips such names.
 COMMITS: Final = "_commits"
@@ -75,8 +75,10 @@ def listing(files: Files, uri: str, found: Iterable[File], *, known: AbstractSet
         result.files = here
         return result
     named: dict[str, str] = {}
+    sizes: dict[str, int] = {}
     for name, found_commit in _commits(files, folder, known, since):
         keys = [str(each["file"]) for each in found_commit["files"]]
+        sizes |= {str(each["file"]): int(each["bytes"]) for each in found_commit["files"] if "bytes" in each}
         result.gaps += found_commit.get("gaps", [])
         inside = [key for key in keys if f"{whole}/{key}".startswith((f"{part}/", part))]
         named |= dict.fromkeys(inside, name)
@@ -85,9 +87,18 @@ def listing(files: Files, uri: str, found: Iterable[File], *, known: AbstractSet
     missing = sorted(key for key in named if key not in here and key not in known and (date_of(key) or "9") >= since)
     if missing:
         raise InputError(_missing(uri, missing))
+    for key in named.keys() & here.keys() & sizes.keys():
+        check_size(here[key], sizes[key])
     result.files = {key: file for key, file in here.items() if key in named or not _OURS.search(key)}
     result.uncommitted = len(here) - len(result.files)
     return result
+
+
+def check_size(file: File, size: int) -> None:
+    """Raises `InputError` where a file has not the size that it was written with: JSON lines cut at the end of a line look whole."""
+    if file.size != size:
+        msg = f"{file.path} has {file.size} bytes and was written with {size}: it is cut off, or was changed. Restore it"
+        raise InputError(msg)
 
 
 def _commits(files: Files, folder: str, known: AbstractSet[str], since: str) -> Iterable[tuple[str, dict[str, Any]]]:

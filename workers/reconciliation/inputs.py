@@ -109,8 +109,8 @@ def gather(  # noqa: PLR0917 - what is given, and what is known of it
 ) -> Inputs:
     """List, choose and open the inputs. Raises `InputError`."""
     found = find(files, outcomes, "outcome events")
-    gaps, taken_ms = read_gaps(files, outcomes), read_taken(files, inventory)
     held = find(files, inventory, "inventory")
+    gaps, taken_ms = read_gaps(files, outcomes), read_taken(files, inventory, held)
     given = {**options, "taken_ms": taken_ms, "inventory": sorted([each.name, each.size] for each in held)}
     base = None if state is None else state.last
     listed = _listed(files, outcomes, found, base)

@@ -16,7 +16,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql.types import IntegerType, LongType
 
 from redelivery.errors import InputError
-from redelivery.workers.reconciliation.commits import root_of
+from redelivery.workers.reconciliation.commits import check_size, root_of
 from redelivery.workers.reconciliation.schema import EVENTS, EVENTS_REQUIRED, INVENTORY, INVENTORY_REQUIRED, empty
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ __all__ = ["find", "paths_of", "read_events", "read_gaps", "read_inventory", "re
 #: Where the export notes what left the outcome log before it was exported, one JSON object a line. Spark skips such names.
 GAPS: Final = "_gaps.jsonl"
 
-#: Where an inventory notes when it was taken: one without a row would not say.
+#: Where an inventory notes when it was taken, which one without a row would not say, and how large its file is.
 TAKEN: Final = "_taken.json"
 
 _FORMATS: Final = {
@@ -89,16 +89,20 @@ def read_gaps(files: Files, uri: str) -> list[dict[str, Any]]:
     return [gap if isinstance(gap, dict) else {"gap": gap} for gap in gaps]
 
 
-def read_taken(files: Files, uri: str) -> int | None:
-    """When the inventory was taken (ms since the epoch), where its export noted it."""
+def read_taken(files: Files, uri: str, held: Iterable[File]) -> int | None:
+    """When the inventory was taken (ms since the epoch), where its export noted it; `held` are its files, of the noted sizes."""
     text = files.read(f"{uri.rstrip('/')}/{TAKEN}") if not _format_of(uri) else None
     if text is None:
         return None
     try:
-        return int(json.loads(text)["seen_ms"])
+        told = json.loads(text)
+        taken_ms, sizes = int(told["seen_ms"]), {str(told["file"]): int(told["bytes"])} if "bytes" in told else {}
     except (ValueError, TypeError, KeyError) as exc:
         msg = f"{uri}/{TAKEN} does not say when the inventory was taken ({exc}): only `redelivery inventory export` writes it"
         raise InputError(msg) from exc
+    for file in held:
+        check_size(file, sizes.get(file.name, file.size))
+    return taken_ms
 
 
 def _read(  # noqa: PLR0917 - what is read, and what it must be
