@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -77,6 +78,25 @@ def test_a_broker_that_was_flushed_is_a_gap_although_its_cursor_is_gone_too(any_
     assert export_outcomes(client, KEYS, out).gaps == []
     assert [row["after"] for row in read_lines(out, "_gaps.jsonl")] == [exported[-1]]
     assert [gap["after"] for each in commits(folder / "out") for gap in each["gaps"]] == [exported[-1]]
+
+
+def test_a_log_that_the_broker_has_evicted_is_a_gap(any_server: Server, folder: Path) -> None:
+    """A full server whose `maxmemory-policy` lets it throw keys away: the log goes, and perhaps its cursor; the files know."""
+    client, out = any_server.client, str(folder / "out")
+    exported = record(client, 10)
+    export_outcomes(client, KEYS, out)
+    record(client, 5)
+    client.config_set("maxmemory-policy", "allkeys-random")
+    client.config_set("maxmemory", client.info("memory")["used_memory"] + 2_000_000)
+    deadline = time.monotonic() + 60
+    while client.exists(KEYS.outcomes) and time.monotonic() < deadline:
+        client.set(f"other-{client.dbsize()}-{time.monotonic_ns()}", "x" * 10_000)
+    assert not client.exists(KEYS.outcomes), "the server evicts at random, and has not met the log"
+    assert client.info("stats")["evicted_keys"] > 0
+    client.config_set("maxmemory", 0)
+    new = record(client, 20)
+    [gap] = export_outcomes(client, KEYS, out).gaps
+    assert (gap.after, gap.before, gap.why) == (exported[-1], new[0], "replaced")
 
 
 def test_a_broker_that_was_restored_from_an_older_copy_is_a_gap(server: Server, folder: Path) -> None:

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -333,6 +334,18 @@ def test_an_output_that_a_run_left_half_done_is_done_again(tmp_path: Path) -> No
     (tmp_path / ".books.new-0123").mkdir()
     assert run(tmp_path).exit_code == 0
     assert (tmp_path / "books" / "summary.json").exists()
+
+
+@pytest.mark.usefixtures("spark", "told")
+def test_what_a_killed_run_left_goes_a_day_later(tmp_path: Path) -> None:
+    """A run that goes on beside this one keeps what it has."""
+    old, new = tmp_path / ".books.new-0123", tmp_path / ".books.old-4567"
+    for each in (old, new):
+        (each / "metrics").mkdir(parents=True)
+    two_days_ago = time.time() - 2 * 86_400
+    os.utime(old, (two_days_ago, two_days_ago))
+    assert run(tmp_path).exit_code == 0
+    assert (old.exists(), new.exists()) == (False, True)
 
 
 @pytest.mark.parametrize("words", [["--as-of", "soon"], ["--grace", "-1"], ["--keep", "0"]])

@@ -95,7 +95,7 @@ def listing(files: Files, uri: str, found: Iterable[File], *, known: AbstractSet
 
 
 def check_size(file: File, size: int) -> None:
-    """Raises `InputError` where a file has not the size that it was written with: JSON lines cut at the end of a line look whole."""
+    """Raises `InputError` where a file has not the size that it was written with: lines that end early look whole."""
     if file.size != size:
         msg = f"{file.path} has {file.size} bytes and was written with {size}: it is cut off, or was changed. Restore it"
         raise InputError(msg)

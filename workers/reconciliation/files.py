@@ -55,6 +55,11 @@ class Files:
             return []
         return sorted(str(each.getPath().getName()) for each in system.listStatus(path) if not _is_checksum(each))
 
+    def modified_ms(self, uri: str) -> int:
+        """When a file or folder was last changed (ms since the epoch); an object store says of a folder that it was just now."""
+        path, system = self._open(uri)
+        return int(system.getFileStatus(path).getModificationTime())
+
     def walk(self, uri: str) -> Iterator[File]:
         """All files below, or the file itself; hidden ones (`_`, `.`) and those in hidden folders are left out, as Spark does."""
         path, system = self._open(uri)

@@ -2,12 +2,14 @@
 
 Everything is written to a hidden sibling of the output and takes its place when it is complete. An earlier output of the books is
 replaced; anything else in that place is somebody's, and is refused before any work is done. On an object store a rename is a
-copy: a reader there may see an output that is not complete, and a run that died there is done again.
+copy: a reader there may see an output that is not complete, and a run that died there is done again. What a killed run left beside
+its output is taken away by the first run that succeeds a day later.
 """
 
 from __future__ import annotations
 
 import json
+import time
 import uuid
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
@@ -26,6 +28,10 @@ __all__ = ["check_apart", "check_output", "replacing", "write_summary", "write_t
 
 SUMMARY: Final = "summary.json"
 _OURS: Final = frozenset({SUMMARY, "verdicts", "metrics", "causes", "repeats", "trend.json", "report.html"})
+
+
+#: No run takes so long (ms): what is older was left by one that died.
+_LEFT_MS: Final = 86_400_000
 
 
 def check_apart(files: Files, uri: str, inputs: dict[str, str], what: str) -> str:
@@ -52,8 +58,13 @@ def check_output(files: Files, uri: str, inputs: dict[str, str]) -> str:
 
 def _died(files: Files, output: str) -> bool:
     """Whether a run died that wrote here: where a rename is a copy, it may have left a part of its output."""
+    return bool(_beside(files, output))
+
+
+def _beside(files: Files, output: str) -> list[str]:
+    """What runs have beside this output, or have left there."""
     parent, _, name = output.rpartition("/")
-    return any(each.startswith((f".{name}.new-", f".{name}.old-")) for each in files.names(parent))
+    return [f"{parent}/{each}" for each in files.names(parent) if each.startswith((f".{name}.new-", f".{name}.old-"))]
 
 
 @contextmanager
@@ -72,6 +83,9 @@ def replacing(files: Files, output: str) -> Iterator[str]:
             files.rename(old, output)
         raise
     files.remove(old)
+    for each in _beside(files, output):
+        if files.modified_ms(each) < time.time() * 1000 - _LEFT_MS:
+            files.remove(each)
 
 
 def write_table(table: DataFrame, folder: str, name: str) -> None:
