@@ -2,7 +2,8 @@
 
 Enters: a message with the header `x-death`, as a dead-letter exchange has put it into a queue. Leaves: a `Death`: the move by which
 it becomes a letter of ours, in the dead-letter queue that the policy of its origin names, and the event of it. The event's id is
-made of the death itself, so that a death which is imported twice, by a crash or by two operators, counts once.
+made of the death itself, so that a death which is imported twice, by a crash or by two operators, counts once. Where nobody has
+recorded the message before, its life is opened by an event of its own.
 
 Refuses, with `RedriveError`: what has no `x-death`, or only that of a delay level (which is how a delay ends, and no death); a
 reason that is not known here; and what died in a queue whose policy keeps no letters. Limits: RabbitMQ says when it died to the
@@ -19,7 +20,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from redelivery.errors import RedriveError
-from redelivery.middleware.envelope import dead, opened, sealed
+from redelivery.middleware.envelope import ANNOUNCED, HEADER, dead, opened, sealed
 from redelivery.middleware.header import mapping
 from redelivery.middleware.outcomes import Outcome, Reason
 from redelivery.middleware.transports.amqp_messages import envelope_of, message_of
@@ -52,9 +53,10 @@ DEATHS, MESSAGE = "x-death", "message"
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """A letter of the broker's, read: how it comes into the books, and where it is to lie."""
+    """A letter of the broker's, read: how it comes into the books, what opens its life there before, and where it is to lie."""
 
     move: Move
+    opening: Move | None
     target: str
     reason: Reason
 
@@ -122,25 +124,29 @@ def death_of(install: Redelivery, desk: AmqpDesk, raw: bytes, name: str) -> Deat
         detail=f"RabbitMQ itself ended it in {death['queue']}: {death['reason']}; imported from {name}",
     )
     envelope = contents.envelope
-    facts = {"generation": envelope.generation, "attempt": envelope.attempt, "delivery": envelope.delivery + 1, "reason": reason}
+    facts = {"generation": envelope.generation, "attempt": envelope.attempt, "delivery": envelope.delivery + 1}
+    opening = None
+    if ANNOUNCED not in contents.headers and HEADER not in contents.headers:
+        seen = contents.event(Outcome.RECEIVED, queue, reason="unannounced", **facts)
+        opening = Move(seen, _nobody, may_wait=False, event_id=_event_id(contents, death, at_ms, "seen"))
     move = Move(
-        contents.event(Outcome.DEAD_LETTERED, queue, **facts),
+        contents.event(Outcome.DEAD_LETTERED, queue, reason=reason, **facts),
         _nobody,
         message_of(sealed(buried), target=("", target)),
         ("", target),
         partial(desk.keep, target, queue, ""),
         may_wait=False,
-        event_id=_event_id(contents, death, at_ms),
+        event_id=_event_id(contents, death, at_ms, "death"),
     )
-    return Death(move, target, reason)
+    return Death(move, opening, target, reason)
 
 
-def _event_id(contents: Contents, death: Mapping[str, Any], at_ms: int) -> str:
-    """The id of the event of this death: the same whenever it is imported."""
+def _event_id(contents: Contents, death: Mapping[str, Any], at_ms: int, what: str) -> str:
+    """The id of an event of this death: the same whenever it is imported."""
     names = ("queue", "reason", "count", "at_ms")
     said = [contents.task_id, contents.envelope.generation, contents.nesting, *(death[name] for name in names)]
     digest = hashlib.sha1(json.dumps(said).encode(), usedforsecurity=False).hexdigest()
-    return f"{at_ms}-death{digest[:20]}"
+    return f"{at_ms}-{what}{digest[:20]}"
 
 
 def _with_expiration(message: dict[str, Any], expiration: str | None) -> dict[str, Any]:

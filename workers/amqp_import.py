@@ -5,7 +5,8 @@ messages by itself, past every policy here and unrecorded. Where it has a dead-l
 
 1. The queue behind that exchange is looked at, from its oldest message on; what RabbitMQ made is read (`amqp_deaths`).
 2. Each such letter is published to the dead-letter queue of its origin, with a death record, and confirmed;
-3. it is recorded as `dead_lettered`, under an id that is always the same for this death;
+3. it is recorded as `dead_lettered`, under an id that is always the same for this death, and before that as `received`, where
+   nobody has recorded that it was there;
 4. and it is acknowledged where it lay.
 
 What is no letter of RabbitMQ's stays, and is counted by the reason why. Limits: a crash between two steps leaves a letter that has
@@ -113,7 +114,8 @@ class _Walk:
         """Publish and record all of them; then take away what has arrived."""
         if not self.result.dry_run:
             for _, death in batch:
-                self.desk.amqp.publisher.submit(death.move)
+                for move in filter(None, (death.opening, death.move)):
+                    self.desk.amqp.publisher.submit(move)
         for found, death in batch:
             if self.result.dry_run or self._has_gone(found, death):
                 self.result.moved += 1
@@ -122,7 +124,7 @@ class _Walk:
         self.on_progress(self.result)
 
     def _has_gone(self, found: Found, death: Death) -> bool:
-        if not death.move.wait(PATIENCE):
+        if not all(move.wait(PATIENCE) for move in (death.move, death.opening) if move is not None):
             raise BrokerError(UNCONFIRMED)
         if death.move.answer is not Answer.DONE:
             self.result.left[f"nothing takes it to {death.target!r}"] += 1
