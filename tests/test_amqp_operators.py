@@ -10,16 +10,20 @@ from typing import TYPE_CHECKING, Any, cast
 
 import amqp
 import pytest
+from celery import Celery
 from kombu import Exchange, Queue
 from pyarrow import parquet
 
+from redelivery import Redelivery
 from redelivery.errors import BrokerError
 from redelivery.middleware.outcomes import Event, Outcome
 from redelivery.middleware.transports.amqp_events import packed
 from redelivery.middleware.transports.amqp_names import OUTCOMES, OUTCOMES_EXCHANGE, AmqpNames
 from redelivery.middleware.transports.amqp_topology import declare_outcomes
+from redelivery.workers import amqp_gaps
 from redelivery.workers.amqp_look import Look, depth_of
 from redelivery.workers.amqp_outcomes import Listening, export_outcomes
+from tests.chaos.proxy import Proxy
 from tests.conformance.brokers import Place, letter
 from tests.desk import LETTERS, QUEUE, Desk, task_message
 from tests.running import until
@@ -226,6 +230,30 @@ def test_what_left_the_log_unexported_is_a_gap(rabbit: Rabbit, tmp_path: Path) -
         assert [gap.lost for gap in done.gaps] == lost
     (noted,) = [json.loads(line) for line in (tmp_path / "_gaps.jsonl").read_text().splitlines()]
     assert (noted["after"], noted["before"], noted["why"]) == ("abc.20", f"{AT}-abc.31", "cap")
+
+
+def test_an_announcement_that_did_not_arrive_is_no_gap(rabbit: Rabbit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its connection is cut just after an export; Celery publishes the task again, and its event with it: nothing left the log."""
+    monkeypatch.setattr(amqp_gaps, "YOUNG_MS", -60_000)  # as if a minute had gone
+    proxy, names = Proxy(rabbit.node.port).start(), AmqpNames()
+    app = Celery("cut", broker=rabbit.url.replace(f":{rabbit.node.port}/", f":{proxy.port}/"), set_as_current=False)
+    app.conf.broker_transport_options = {"confirm_publish": True}
+    Redelivery(app)
+    try:
+        for withheld in (0, 1):
+            app.send_task("shop.pack")
+            if not withheld:
+                proxy.withhold_request(b'"o":"published"')
+                with rabbit.connection() as connection:
+                    done = export_outcomes(connection, names, str(tmp_path), format="jsonl")
+                assert (done.events, done.gaps) == (1, [])
+            assert proxy.withheld == withheld
+        with rabbit.connection() as connection:
+            done = export_outcomes(connection, names, str(tmp_path), format="jsonl")
+        assert (done.events, done.gaps) == (1, [])
+    finally:
+        app.close()
+        proxy.stop()
 
 
 def test_of_two_exports_at_once_one_is_refused(rabbit: Rabbit, tmp_path: Path) -> None:

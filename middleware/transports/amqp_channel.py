@@ -194,11 +194,13 @@ class Channel(pyamqp.Channel):
         if not exchange and not {"CC", "BCC"} & headers.keys():  # a copy goes to queues that nobody here knows
             self._declare_once()
             headers[ANNOUNCED] = 1
-            publish(
-                amqp.Message(packed([(NUMBERS.next_id(), event)]), content_type="application/json", delivery_mode=PERSISTENT),
-                NAMES.outcomes_exchange,
-                NAMES.outcomes,
-            )
+            body = packed([(NUMBERS.next_id(), event)])
+            message = amqp.Message(body, content_type="application/json", delivery_mode=PERSISTENT)
+            try:
+                publish(message, NAMES.outcomes_exchange, NAMES.outcomes)
+            except BaseException:
+                NUMBERS.begin_anew()
+                raise
         msg.properties["application_headers"] = headers
 
     def _is_bounded(self, exchange: str, event: Event) -> bool:

@@ -39,6 +39,10 @@ class Numbering:
             self._pid, self._publisher, self._numbers = os.getpid(), uuid.uuid4().hex[:12], itertools.count(1)
         return f"{time.time_ns() // 1_000_000}-{self._publisher}.{next(self._numbers)}"
 
+    def begin_anew(self) -> None:
+        """Be another publisher: the last id may not have arrived, and then its number would look like one that was lost."""
+        self._pid = 0
+
 
 def packed(numbered: Iterable[tuple[str, Event]]) -> bytes:
     """The body of a message that holds these events, each with its id."""
