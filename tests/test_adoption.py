@@ -46,6 +46,23 @@ def finished(app: Celery, name: str = "t") -> Any:
     return app.tasks[name]
 
 
+@pytest.mark.parametrize(
+    ("broker", "told"),
+    [
+        ("redis://localhost:1/0", "it will run again"),
+        ("amqp://localhost:1", "it will run again"),
+        ("memory://", "a worker that is killed loses it, as now"),
+    ],
+)
+def test_what_a_crash_does_to_a_task_is_said_as_the_broker_has_it(broker: str, told: str) -> None:
+    """Where the broker forgets what it hands over, late acknowledgement does not bring it back."""
+    app = make(broker)
+    app.task(shared=False, name="t")(nothing())
+    finished(app)
+    (row,) = adoption_of(Redelivery(app)).changes
+    assert row.look_at[0].startswith(told)
+
+
 @pytest.mark.parametrize("said", [True, False])
 def test_what_a_task_says_is_told_from_what_celery_writes_into_it(*, said: bool) -> None:
     """An option, an attribute of a base and an annotation are words; a default that Celery copied is none."""

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 from redelivery.middleware.contradictions import contradictions
 from redelivery.middleware.explicit import UNSAID, said_by_app, said_by_task
 from redelivery.middleware.startup import summary
+from redelivery.middleware.transports.base import Capability
+from redelivery.middleware.transports.generic import capabilities_of
 from redelivery.settings import UNLIMITED
 
 if TYPE_CHECKING:
@@ -121,6 +123,8 @@ def _of_task(install: Redelivery, task: Task, policy: RedeliveryPolicy) -> Itera
     options = install.options_of(task.name)
     if said_by_task(task, "acks_late") is False:
         yield "acks_late=False is kept: a worker that dies ends the task; remove it where the task may run twice"
+    elif not task.acks_late and not _is_kept(install.app):
+        yield "a worker that is killed loses it, as now: kombu takes a message off this broker when it hands it over"
     elif not task.acks_late:
         yield "it will run again where a worker dies in the middle of it: make it idempotent, or keep acks_late=False"
     if said_by_task(task, "reject_on_worker_lost") is False:
@@ -139,6 +143,12 @@ def _of_task(install: Redelivery, task: Task, policy: RedeliveryPolicy) -> Itera
         yield "@redeliver and autoretry_for both decide: for what autoretry_for catches, its delays win; keep one"
     if task.time_limit is not None:
         yield "a hard time limit is a counted attempt, no longer the end"
+
+
+def _is_kept(app: Celery) -> bool:
+    """Whether the broker keeps what a worker holds until it is acknowledged; AMQP, whose transport has no `Channel`, does."""
+    channel = getattr(app.connection_for_write().get_transport_cls(), "Channel", None)
+    return channel is None or Capability.KEPT_UNTIL_ACKNOWLEDGED in capabilities_of(channel)
 
 
 def _of_app(app: Celery) -> Iterator[str]:
