@@ -121,12 +121,7 @@ def _queue_of(app: Celery, name: str) -> str:
 
 def _of_task(install: Redelivery, task: Task, policy: RedeliveryPolicy) -> Iterator[str]:
     options = install.options_of(task.name)
-    if said_by_task(task, "acks_late") is False:
-        yield "acks_late=False is kept: a worker that dies ends the task; remove it where the task may run twice"
-    elif not task.acks_late and not _is_kept(install.app):
-        yield "a worker that is killed loses it, as now: kombu takes a message off this broker when it hands it over"
-    elif not task.acks_late:
-        yield "it will run again where a worker dies in the middle of it: make it idempotent, or keep acks_late=False"
+    yield from _of_crashes(install.app, task)
     if said_by_task(task, "reject_on_worker_lost") is False:
         yield "reject_on_worker_lost=False is without effect: a crash is a counted attempt; set enabled=false to keep it"
     if task.max_retries is None and policy.max_delivery_attempts != UNLIMITED:
@@ -143,6 +138,15 @@ def _of_task(install: Redelivery, task: Task, policy: RedeliveryPolicy) -> Itera
         yield "@redeliver and autoretry_for both decide: for what autoretry_for catches, its delays win; keep one"
     if task.time_limit is not None:
         yield "a hard time limit is a counted attempt, no longer the end"
+
+
+def _of_crashes(app: Celery, task: Task) -> Iterator[str]:
+    if said_by_task(task, "acks_late") is False:
+        yield "acks_late=False is kept: a worker that dies ends the task; remove it where the task may run twice"
+    elif not task.acks_late and not _is_kept(app):
+        yield "a worker that is killed loses it, as now: kombu takes a message off this broker when it hands it over"
+    elif not task.acks_late:
+        yield "it will run again where a worker dies in the middle of it: make it idempotent, or keep acks_late=False"
 
 
 def _is_kept(app: Celery) -> bool:
