@@ -234,5 +234,5 @@ def _split(message: dict[str, Any]) -> tuple[str, str]:
     return before, after
 
 
-_PUBLISH_WITHIN = Script("publish_within")
+_PUBLISH_WITHIN = Script("publish_within", answers_last=True)
 _EVICT = Script("evict")

@@ -7,10 +7,14 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from redis import Redis
 from redis.exceptions import ResponseError
 
 from redelivery.middleware.keys import Keys
+from redelivery.middleware.outcomes import Event, Outcome
+from redelivery.middleware.scripts import Script
 from redelivery.middleware.transports.receiver import Receiver
+from redelivery.middleware.transports.redis import encoded
 from tests.bench import QUEUE, Bench
 from tests.running import until
 
@@ -156,6 +160,17 @@ def test_an_idle_worker_asks_once_for_each_task(shop: Callable[..., Shop]) -> No
     for _ in range(20):
         here.ended(here.send("ok"), "succeeded")
     assert 20 <= asked() - before <= 21 + (time.monotonic() - began) / 4
+
+
+@pytest.mark.parametrize("refused", ["", "-ping"])
+def test_a_producer_is_answered_behind_a_word_and_by_its_own_answer(any_server: Server, refused: str) -> None:
+    """The word makes the server write to the waiting worker first; a user who may not say it publishes all the same."""
+    any_server.client.execute_command("ACL", "SETUSER", "producer", "on", ">secret", "~*", "&*", "+@all", *refused.split())
+    client = Redis(unix_socket_path=any_server.socket, username="producer", password="secret")
+    publish = Script("publish", answers_last=True)
+    event = encoded(Event(task_id="a", outcome=Outcome.PUBLISHED))
+    assert [publish(client, ["redelivery:outcomes", QUEUE], [message, "", *event]) for message in "abc"] == [1, 2, 3]
+    assert client.get("another command") is None
 
 
 def test_what_changes_while_it_asks_is_asked_about_at_once() -> None:

@@ -79,7 +79,7 @@ class Publishing:
         return publishing
 
 
-_PUBLISH = Script("publish")
+_PUBLISH = Script("publish", answers_last=True)
 _BIND = Script("bind")
 _FIRST = Envelope()
 

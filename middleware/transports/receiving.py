@@ -207,11 +207,11 @@ class Receiving:
             return bool(super()._brpop_read(**options))  # type: ignore[misc]
         connection = self.client.connection
         try:
-            self._read_what_is_there(connection)
+            self._read(connection)
             if receiver.is_woken and not receiver.pending and not self._in_poll:
                 self._brpop_start()  # at once, not when the event loop comes round
                 if self._in_poll and connection.can_read(AT_ONCE):
-                    self._read_what_is_there(connection)
+                    self._read(connection)
         except NoScriptError:
             self._in_poll = None
             connection.disconnect()
@@ -230,8 +230,8 @@ class Receiving:
             raise Empty
         return True
 
-    def _read_what_is_there(self: Any, connection: Any) -> None:
-        """The reply that is under way, and pushes."""
+    def _read(self: Any, connection: Any) -> None:
+        """The reply that is under way, and pushes, until there are no more or one says that there is something to ask for."""
         if self._in_poll:
             reply = connection.read_response()
             self._in_poll = None
@@ -239,7 +239,7 @@ class Receiving:
             self._take_in(reply)
         else:
             connection.read_response(push_request=True)
-        while connection.can_read(0):
+        while not self.receiver.is_woken and connection.can_read(0):
             connection.read_response(push_request=True)
 
     def _take_in(self: Any, reply: list[Any]) -> None:
