@@ -12,6 +12,7 @@ import pytest
 from celery import _state
 from hypothesis import HealthCheck, settings
 
+from tests.amqp_taking import opened
 from tests.pooled import floors, on
 from tests.proofs import pytest_runtest_logreport, pytest_sessionfinish, pytest_terminal_summary
 from tests.rabbit import private_rabbit, rabbit, rabbit_node
@@ -27,6 +28,7 @@ __all__ = [
     "floors",
     "forked",
     "on",
+    "opened",
     "private_rabbit",
     "pytest_runtest_logreport",
     "pytest_sessionfinish",

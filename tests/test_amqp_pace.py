@@ -1,4 +1,4 @@
-"""How fast a worker on RabbitMQ may go without losing anything: acknowledgements in batches, a wider window, a safe end."""
+"""How fast a worker on RabbitMQ may go without losing anything: acknowledgements in batches, reading ahead, a safe end."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import contextlib
 import socket
 import struct
 import types
-import uuid
 from typing import TYPE_CHECKING, Any
 
 import amqp
@@ -15,19 +14,18 @@ from amqp import spec
 from amqp.method_framing import frame_handler
 from amqp.serialization import dumps, loads
 from amqp.transport import TCPTransport
-from celery import Celery
 from hypothesis import given
 from hypothesis import strategies as st
 
-from redelivery import Redelivery
 from redelivery.middleware.transports import amqp_settled
 from redelivery.middleware.transports.amqp_decoding import delivery_at
 from redelivery.middleware.transports.amqp_reading import ReadingAhead
 from redelivery.middleware.transports.amqp_settled import Settled, frames
+from tests.amqp_taking import consumed, filled
 from tests.running import until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from tests.rabbit import Rabbit
 
@@ -93,44 +91,6 @@ def test_a_frame_is_what_py_amqp_writes() -> None:
 # on a node
 
 
-@pytest.fixture
-def opened(rabbit: Rabbit) -> Iterator[Callable[[], Any]]:
-    """Opens connections of an app with redelivery: their channels are the worker's."""
-    app = Celery("pace", broker=rabbit.url, set_as_current=False)
-    Redelivery(app)
-    made: list[Any] = []
-
-    def connect() -> Any:
-        made.append(app.connection_for_write())
-        made[-1].connect()
-        return made[-1]
-
-    yield connect
-    for each in made:
-        each.release()
-
-
-def filled(connection: Any, kind: str, count: int) -> str:
-    """A queue of this type with so many messages."""
-    name, channel = f"pace-{uuid.uuid4().hex[:8]}", connection.connection.channel()
-    channel.queue_declare(name, durable=True, auto_delete=False, arguments={"x-queue-type": kind})
-    channel.confirm_select()
-    for _ in range(count):
-        channel._basic_publish(amqp.Message("{}"), "", name)
-    with connection.connection.channel() as other:
-        until(lambda: other.queue_declare(name, passive=True).message_count == count, what="all messages to be there")
-    return name
-
-
-def consumed(connection: Any, channel: Any, name: str, count: int) -> list[int]:
-    """Take so many, and whatever comes beside them; the numbers of all, as they come."""
-    tags: list[int] = []
-    channel.basic_consume(name, "taker", callback=lambda message: tags.append(message.delivery_tag))
-    while len(tags) < count:
-        connection.drain_events(timeout=60)
-    return tags
-
-
 @pytest.mark.parametrize("kind", ["classic", "quorum"])
 def test_what_was_acknowledged_stays_away_when_the_channel_is_closed(rabbit: Rabbit, opened: Callable[[], Any], kind: str) -> None:
     """RabbitMQ 3.10 forgets what it has not yet given to a quorum queue: 799 acknowledgements, one by one, and the end."""
@@ -145,37 +105,6 @@ def test_what_was_acknowledged_stays_away_when_the_channel_is_closed(rabbit: Rab
     connection.collect()
     until(lambda: rabbit.depths()[name][1] == 0, what="the broker to have taken back what was held")
     assert rabbit.depths()[name] == (1, 0)
-
-
-def test_a_window_of_the_channel_is_as_wide_as_it_is_asked_for(rabbit: Rabbit, opened: Callable[[], Any]) -> None:
-    """Wider at once, wider when Celery sets its own, and narrower without anything being taken back."""
-    connection = opened()
-    name = filled(connection, "classic", 40)
-    channel = connection.connection.channel()
-    channel.basic_qos(0, 4, a_global=True)
-    tags = consumed(connection, channel, name, 4)
-    assert rabbit.depths()[name] == (36, 4)
-    channel.widen(3)
-    until(lambda: rabbit.depths()[name] == (33, 7), what="three more")
-    channel.basic_qos(0, 5, a_global=True)
-    until(lambda: rabbit.depths()[name] == (32, 8), what="Celery's one more")
-    while len(tags) < 8:
-        connection.drain_events(timeout=60)
-    channel.widen(0)
-    channel.acknowledge(tags[:4])
-    until(lambda: rabbit.depths()[name] == (31, 5), what="one more: four have gone, and there is room for five")
-
-
-def test_a_window_of_each_consumer_is_left_alone(rabbit: Rabbit, opened: Callable[[], Any]) -> None:
-    """RabbitMQ refuses any other on quorum queues, and fixes it when the consumer begins."""
-    connection = opened()
-    name = filled(connection, "quorum", 20)
-    channel = connection.connection.channel()
-    channel.basic_qos(0, 4, a_global=False)
-    consumed(connection, channel, name, 4)
-    channel.widen(3)
-    channel.queue_declare(name, passive=True)  # whatever was sent before has been heard
-    assert rabbit.depths()[name] == (16, 4)
 
 
 # reading

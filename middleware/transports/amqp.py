@@ -117,7 +117,6 @@ class AmqpTransport:
                     self._ready.add(("delay", queue.name))
         assert self.claim is not None  # noqa: S101 - the caller has begun it
         self.claim.attach(consumer)
-        self.publisher.enough = self.claim.enough
 
     # transitions of a message that a worker holds
 

@@ -7,8 +7,8 @@ without a beginning. What goes to any other exchange may reach several queues, o
 A task's `expiration` is put where the broker does not see it: else it would throw the message away in silence, before any worker
 could record that it expired.
 
-A worker's channel acknowledges many deliveries at once (`amqp_settled`), and can ask for more than Celery's prefetch window, by as
-many as have ended and only wait for the broker to confirm their events (`widen`).
+A worker's channel acknowledges many deliveries at once (`amqp_settled`), and can ask for more than Celery's prefetch window
+(`amqp_window`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import uuid
 from typing import TYPE_CHECKING, Any
 
 import amqp
-from amqp import spec
 from kombu.transport import pyamqp
 
 from redelivery.middleware.envelope import ANNOUNCED
@@ -30,6 +29,7 @@ from redelivery.middleware.transports.amqp_names import AmqpNames
 from redelivery.middleware.transports.amqp_reading import ReadingAhead
 from redelivery.middleware.transports.amqp_settled import Settled, frames
 from redelivery.middleware.transports.amqp_topology import declare_outcomes
+from redelivery.middleware.transports.amqp_window import Windowed
 from redelivery.middleware.transports.publishing import published
 from redelivery.settings.general import GeneralSettings
 
@@ -43,8 +43,6 @@ __all__ = ["RabbitTlsTransport", "RabbitTransport"]
 NUMBERS = Numbering()
 NAMES = AmqpNames()
 MOST_BYTES = GeneralSettings().outcome_log_max_bytes
-#: AMQP has 16 bits for it.
-MOST_PREFETCH = 65_535
 #: How often the broker is asked something that it answers behind the acknowledgements before it: a channel of RabbitMQ sends a
 #: quorum queue 32 commands at the most, and the rest, as one, when it has heard of them, which may be just after the first answer.
 BARRIERS = 3
@@ -68,55 +66,31 @@ class Long(int):
         return True
 
 
-class Channel(pyamqp.Channel):
+class Channel(Windowed):
     """A channel."""
 
     Message = Message
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self._queue_of_tag: dict[str, str] = {}
         self._settled = Settled()
-        self.window, self.wider, self.for_each = 0, 0, 0
         #: Queues that were deleted under their consumers: nobody has what was delivered from them but this worker.
         self.deleted: set[str] = set()
         super().__init__(*args, **kwargs)
 
     # receiving
 
-    def basic_consume(self, queue: str = "", consumer_tag: str = "", *args: Any, **kwargs: Any) -> Any:
-        """As py-amqp's; remembers which queue the consumer is of."""
-        tag = super().basic_consume(queue, consumer_tag, *args, **kwargs)
-        self._queue_of_tag[tag or consumer_tag] = queue
-        return tag
-
     def _on_basic_cancel(self, consumer_tag: str) -> None:
         """As py-amqp's, which raises; remembers whose queue is gone."""
-        if consumer_tag in self._queue_of_tag:
-            self.deleted.add(self._queue_of_tag[consumer_tag])
+        if consumer_tag in self.queue_of_tag:
+            self.deleted.add(self.queue_of_tag[consumer_tag])
         super()._on_basic_cancel(consumer_tag)
-
-    def basic_qos(self, prefetch_size: int, prefetch_count: int, a_global: bool, *args: Any, **kwargs: Any) -> Any:
-        """As py-amqp's; a window of the whole channel stays as much wider as it is."""
-        self.window, self.for_each = (prefetch_count, 0) if a_global else (0, prefetch_count)
-        if self.window:
-            prefetch_count = min(prefetch_count + self.wider, MOST_PREFETCH)
-        return super().basic_qos(prefetch_size, prefetch_count, a_global, *args, **kwargs)
-
-    def widen(self, by: int) -> None:
-        """Let the broker hand over `by` messages more than Celery's window; nobody waits for its answer.
-
-        A window that each consumer has for itself, as quorum queues demand, is fixed when the consumer begins: it stays as it is.
-        """
-        if self.window and by != self.wider:
-            self.wider = by
-            self.send_method(spec.Basic.Qos, "lBb", (0, min(self.window + by, MOST_PREFETCH), True))
 
     def message_to_python(self, raw_message: Any) -> Any:
         """As kombu's; the message knows where it was taken from."""
         message = self.Message(raw_message, channel=self)
         info = raw_message.delivery_info or {}
         consumer = info.get("consumer_tag", "")
-        message.received, message.queue = raw_message, self._queue_of_tag.get(consumer)
+        message.received, message.queue = raw_message, self.queue_of_tag.get(consumer)
         unanswered: Any = self.no_ack_consumers
         if consumer in unanswered:
             self._settled.note(int(info["delivery_tag"]))

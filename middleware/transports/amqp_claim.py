@@ -6,8 +6,9 @@ those of a queue that was deleted under its consumer, which nobody delivers agai
 Acknowledging is done on the consumer's channel, in the consumer's own thread, for as many as have ended by then.
 
 What has ended and waits for its event to be confirmed is not yet acknowledged, and takes a place in the prefetch window all the
-same; where tasks are short, all places would soon be taken. So the broker is asked for as many messages more (`widen`), 128 at the
-most: what may run twice when the worker dies. The window is moved by steps, and never beyond what waits by more than itself.
+same (`amqp_window`). So the broker is asked for as many messages more, 128 at the most: what may run twice when the worker dies. A
+window of the channel is moved by steps, and never beyond what waits by more than itself; where windows are fixed, a queue gets a
+second consumer (`amqp_second`).
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from redelivery.middleware.logs import log
 from redelivery.middleware.transports.amqp_messages import delivery_count, envelope_of, published_to, shown
 from redelivery.middleware.transports.amqp_publisher import ENOUGH
+from redelivery.middleware.transports.amqp_second import Seconds
 from redelivery.middleware.transports.claim import Claim, Delivered
 
 if TYPE_CHECKING:
@@ -44,6 +46,7 @@ class ChannelClaim(Claim):
         self._ended: deque[str] = deque()
         self._leaving: set[str] = set()
         self._is_widening = False
+        self._seconds: Any = None
         self._origins: dict[str, tuple[str, str]] = {}
         self._deleted: dict[str, set[str]] = {}
 
@@ -59,11 +62,13 @@ class ChannelClaim(Claim):
         self._ended.clear()
         self._leaving.clear()
         self._is_widening = False
+        self._seconds = Seconds(consumer, MOST_LEAVING, self._tell_enough)
         self._origins = {
             queue.name: (queue.exchange.name, queue.routing_key or queue.name)
             for queue in consumer.task_consumer.queues
             if queue.exchange is not None
         }
+        self._tell_enough()
         if lost or self.held:
             log.info("owner.reconnected", worker=self.worker, holds=len(self.held), suspects=len(lost), given_back=len(lost))
 
@@ -101,14 +106,20 @@ class ChannelClaim(Claim):
     @property
     def enough(self) -> int:
         """How many moves the publisher need not wait for more of: where the window is fixed, half of it."""
-        return ENOUGH if self._channel.window else max(min(self._channel.for_each // 2, ENOUGH), 1)
+        window = 0 if self._channel.window else self._channel.for_each + self._seconds.more
+        return max(min(window // 2, ENOUGH), 1) if window else ENOUGH
+
+    def _tell_enough(self) -> None:
+        self.transport.publisher.enough = self.enough
 
     def leave(self, tag: str) -> None:
         """The message has ended, and is acknowledged once that is recorded. Called from any thread."""
         if not tag or not self.holds(tag):
             return
         self._leaving.add(tag)
-        if self._channel.wider < min(len(self._leaving), MOST_LEAVING) and not self._is_widening:
+        if not self._channel.window:
+            self._seconds.note(self.held.get(tag), len(self._leaving))
+        elif self._channel.wider < min(len(self._leaving), MOST_LEAVING) and not self._is_widening:
             self._is_widening = True
             self._consumer.call_soon(self._widen)
 
