@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests.amqp_taking import consumed, filled, publish
 from tests.running import Shop, until
+from tests.trial import missing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -138,6 +140,11 @@ def consumers(rabbit: Rabbit) -> int:
         return int(connection.default_channel.queue_declare("celery", passive=True).consumer_count)
 
 
+def all_have_run(shop: Shop, ids: set[str]) -> None:
+    """Wait until each has begun."""
+    until(lambda: {run["id"] for run in shop.runs()} == ids, what="all to have run")
+
+
 def test_short_tasks_have_a_second_consumer_and_long_ones_have_not(private_rabbit: Rabbit, quorum_shop: Shop) -> None:
     """Eight are held while tasks are long; while the broker confirms no events, three times as many; and then eight again."""
     here = quorum_shop
@@ -170,5 +177,30 @@ def test_a_worker_that_is_killed_with_a_second_consumer_loses_nothing(rabbit: Ra
         ended = [event.task_id for event in here.events if event.outcome == "succeeded"]
         assert set(ended) == set(ids)
         assert {run["id"] for run in here.runs()} == set(ids)
+    finally:
+        here.stop()
+
+
+@pytest.mark.parametrize(("pool", "kind"), [("gevent", "classic"), ("eventlet", "quorum")])
+def test_greenlets_are_handed_the_next_task_when_one_has_ended(rabbit: Rabbit, folder: Path, pool: str, kind: str) -> None:
+    """Celery's loop for them comes round after two seconds, and loses a tenth of one for each answer of the broker.
+
+    Twenty tasks in twos take three seconds, or twenty where they are acknowledged when the loop comes round; sixty short ones take
+    six seconds, by Celery's own doing, or sixteen where the window is moved.
+    """
+    if missing(pool):
+        (pytest.fail if os.environ.get("CI") else pytest.skip)(missing(pool))
+    server: Any = rabbit
+    conf = {"task_default_queue_type": kind, "broker_transport_options": {"confirm_publish": True}}
+    here = Shop(server, folder, conf=conf)
+    try:
+        for task, count, words, multiplier in (("naps", 20, [0.3], "1"), ("ok", 60, [], "4")):
+            (folder / "runs").unlink(missing_ok=True)
+            ids = {here.send(task, *words) for _ in range(count)}
+            worker = here.start("--prefetch-multiplier", multiplier, pool=pool)
+            all_have_run(here, ids)
+            times = [run["at"] for run in here.runs()]
+            assert max(times) - min(times) < 11
+            worker.stop()
     finally:
         here.stop()
