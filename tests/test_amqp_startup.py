@@ -15,7 +15,7 @@ from redelivery.middleware.startup import warn_of_bypasses
 from redelivery.middleware.transports import kind_of
 from redelivery.middleware.transports.amqp import AmqpTransport
 from redelivery.middleware.transports.amqp_names import BITS, AmqpNames
-from redelivery.middleware.transports.amqp_topology import declare_delays, declare_letters
+from redelivery.middleware.transports.amqp_topology import declare_delays, declare_letters, has_queue
 from redelivery.middleware.transports.base import Capability
 from redelivery.middleware.transports.redis import RedisTransport
 from tests.running import Shop, until
@@ -87,6 +87,20 @@ def test_what_is_looked_at_has_no_delivery_limit(rabbit: Rabbit) -> None:
         declare_letters(connection.connection, "DLQ.orders", "quorum")
     arguments = rabbit.node.evaluate(f'[amqqueue:get_arguments(Q) || Q <- rabbit_amqqueue:list(<<"{rabbit.name}">>)].')
     assert arguments.count(str(2**31 - 1)) == BITS + 1
+
+
+def test_a_delay_store_that_was_left_half_declared_is_declared_again(rabbit: Rabbit) -> None:
+    """Its end is there, as a worker left it that died meanwhile, and none of its levels leads there."""
+    names = AmqpNames()
+    with rabbit.connection() as connection:
+        made = connection.connection
+        connection.default_channel.exchange_declare(names.delivery_exchange, "topic", durable=True, auto_delete=False)
+        declare_delays(made, names)
+        assert all(has_queue(made, names.level(bit)) for bit in range(BITS))
+        bound = rabbit.node.evaluate(f'length(rabbit_binding:list(<<"{rabbit.name}">>)).')
+        connection.default_channel.exchange_delete(names.delays_declared)
+        declare_delays(made, names)
+        assert rabbit.node.evaluate(f'length(rabbit_binding:list(<<"{rabbit.name}">>)).') == bound
 
 
 def test_a_workers_line_says_what_its_broker_lacks(rabbit: Rabbit, folder: Path) -> None:

@@ -19,7 +19,7 @@ CHANGES = {
     *("basic_ack", "basic_ack_multiple", "basic_reject", "basic_nack", "send_method", "frames"),
     *("queue_declare", "queue_bind", "queue_unbind", "queue_delete", "queue_purge"),
     *("exchange_declare", "exchange_bind", "exchange_unbind", "exchange_delete"),
-    *("tx_select", "tx_commit", "tx_rollback", "declare_native_delayed_delivery_exchanges_and_queues"),
+    *("tx_select", "tx_commit", "tx_rollback"),
 }
 #: Where it does: the function, and the steps that its calls belong to.
 CALLS = {

@@ -21,7 +21,6 @@ Limits: bytes in a header that are valid UTF-8 come back as text, and lists and 
 from __future__ import annotations
 
 import base64
-import functools
 import json
 import re
 from dataclasses import replace
@@ -53,6 +52,7 @@ OF_THE_BROKER = re.compile(
 PROPERTIES = ("correlation_id", "reply_to", "message_id", "timestamp", "type", "app_id", "cluster_id")
 MARK = "redelivery:is"
 OUR_DELAYS = AmqpNames().delivery_exchange
+OUR_LEVELS = frozenset(map(AmqpNames().level, range(BITS)))
 #: The bits of a native delay, ours or Celery's own, before a routing key.
 DELAYED = re.compile(rf"(?:[01]\.){{{BITS}}}")
 
@@ -99,15 +99,9 @@ def envelope_of(message: Any, *, queue: str, origin: tuple[str, str] | None = No
 def shown(headers: Mapping[str, Any]) -> Mapping[str, Any]:
     """The headers as a task is shown them: without what the broker wrote when it let the message out of our delay store."""
     deaths = headers.get("x-death")
-    if not isinstance(deaths, list) or not any(isinstance(each, dict) and each.get("queue") in _levels() for each in deaths):
+    if not isinstance(deaths, list) or not any(isinstance(each, dict) and each.get("queue") in OUR_LEVELS for each in deaths):
         return headers
     return {name: value for name, value in headers.items() if not _is_broker(name)}
-
-
-@functools.cache
-def _levels() -> frozenset[str]:
-    """The queues of our delay store; asked for where one has been seen, because kombu 5.6 cannot name them."""
-    return frozenset(map(AmqpNames().level, range(BITS)))
 
 
 def published_to(message: Any, *, queue: str, origin: tuple[str, str] | None = None) -> dict[str, Any]:

@@ -1,9 +1,9 @@
 """Every name that this project uses on a RabbitMQ broker: built here and nowhere else.
 
-The delay store is kombu's native delayed delivery under a prefix of our own: one exchange and one queue for each bit of a delay in
-seconds. A delayed message is published to the exchange of the highest bit with the routing key `<28 bits>.<address>`; each origin
-queue is bound to the last exchange with exactly 28 single-word wildcards before its address. (With `#`, as in `#.orders`, a queue
-`orders` would also be given what waits for `eu.orders`.)
+The delay store is as kombu's native delayed delivery, under a prefix of our own, also for a kombu that knows no prefix (5.6): one
+exchange and one queue for each bit of a delay in seconds. A delayed message is published to the exchange of the highest bit with
+the routing key `<28 bits>.<address>`; each origin queue is bound to the last exchange with exactly 28 single-word wildcards before
+its address. (With `#`, as in `#.orders`, a queue `orders` would also be given what waits for `eu.orders`.)
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 
-from kombu.transport.native_delayed_delivery import MAX_NUMBER_OF_BITS_TO_USE, calculate_routing_key, level_name
+from kombu.transport.native_delayed_delivery import MAX_NUMBER_OF_BITS_TO_USE, calculate_routing_key
 
 __all__ = ["BITS", "DELAY_PREFIX", "LONGEST_DELAY", "OUTCOMES", "OUTCOMES_EXCHANGE", "AmqpNames", "address", "delay_key"]
 
@@ -39,7 +39,7 @@ class AmqpNames:
     @property
     def first_level(self) -> str:
         """The exchange that delayed messages are published to."""
-        return str(level_name(BITS - 1, self.delay_prefix))
+        return self.level(BITS - 1)
 
     @property
     def delivery_exchange(self) -> str:
@@ -52,7 +52,12 @@ class AmqpNames:
 
     def level(self, bit: int) -> str:
         """The exchange, and the queue, in which a message waits `2 ** bit` seconds where that bit of its delay is set."""
-        return str(level_name(bit, self.delay_prefix))
+        return f"{self.delay_prefix}_celery_delayed_{bit}"
+
+    @property
+    def delays_declared(self) -> str:
+        """An exchange for nothing: where it is, the whole delay store is."""
+        return f"{self.delay_prefix}_declared"
 
     def list_name(self, queue: str, priority: int = 0) -> str:  # noqa: ARG002 - as `Keys.list_name`
         """Where a message of this queue lies: RabbitMQ keeps all priorities in one queue."""

@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from amqp.exceptions import NotFound, PreconditionFailed
-from kombu.transport.native_delayed_delivery import declare_native_delayed_delivery_exchanges_and_queues
 
 from redelivery.middleware.logs import log
+from redelivery.middleware.transports.amqp_names import BITS
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -40,11 +40,33 @@ def declare_outcomes(connection: Any, names: AmqpNames, max_bytes: int) -> None:
 
 
 def declare_delays(connection: Any, names: AmqpNames) -> None:
-    """The delay store: kombu's levels. Its last exchange is declared last: where that is there, all of it is."""
-    if not _exists(connection, lambda channel: channel.exchange_declare(names.delivery_exchange, "topic", passive=True)):
-        channels: Any = _Channels(connection)
-        declare_native_delayed_delivery_exchanges_and_queues(channels, "quorum", names.delay_prefix)
-        log.info("delay_store.declared", prefix=names.delay_prefix)
+    """The delay store, as kombu declares its own, from its end on; whoever dies meanwhile leaves it to be declared again.
+
+    A message enters at the highest bit of its delay. At each level it waits where its bit is 1, and passes where it is 0. The
+    queues have no delivery limit: what a level let go after so many would come to the next one before its time.
+    """
+    if has_exchange(connection, names.delays_declared):
+        return
+    with connection.channel() as channel:
+        behind = names.delivery_exchange
+        channel.exchange_declare(behind, "topic", durable=True, auto_delete=False)
+        for bit in range(BITS):
+            level, earlier = names.level(bit), "*." * (BITS - 1 - bit)
+            arguments = {
+                QUEUE_TYPE: "quorum",
+                "x-overflow": "reject-publish",
+                "x-message-ttl": 2**bit * 1000,
+                "x-dead-letter-exchange": behind,
+                "x-dead-letter-strategy": "at-least-once",
+                DELIVERY_LIMIT: NO_LIMIT,
+            }
+            channel.queue_declare(level, durable=True, auto_delete=False, arguments=arguments)
+            channel.exchange_declare(level, "topic", durable=True, auto_delete=False)
+            channel.queue_bind(level, level, f"{earlier}1.#")
+            channel.exchange_bind(behind, level, f"{earlier}0.#")
+            behind = level
+        channel.exchange_declare(names.delays_declared, "direct", durable=True, auto_delete=False)
+    log.info("delay_store.declared", prefix=names.delay_prefix)
 
 
 def bind_to_delays(channel: Any, queue: str, names: AmqpNames) -> None:
@@ -88,22 +110,3 @@ def _exists(connection: Any, look: Any) -> bool:
         except NotFound:
             return False
     return True
-
-
-class _Channels:
-    """What kombu's function asks of a connection: one channel, however often; ours is not kombu's `Connection`.
-
-    The queues that it declares have no delivery limit: what a level lets go comes to the next one before its time.
-    """
-
-    def __init__(self, connection: Any) -> None:
-        self._channel = connection.channel()
-        declare = self._channel.queue_declare
-
-        def declare_without_limit(*args: Any, arguments: dict[str, Any], **options: Any) -> Any:
-            return declare(*args, arguments={**arguments, DELIVERY_LIMIT: NO_LIMIT}, **options)
-
-        self._channel.queue_declare = declare_without_limit
-
-    def channel(self) -> Any:
-        return self._channel
