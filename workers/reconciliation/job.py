@@ -228,7 +228,7 @@ def _look(lives: DataFrame, plain: SortedOut | None, books: Books, *, may_be_emp
     ).first()
     facts: dict[str, Any] = {} if row is None else row.asDict()
     if plain is not None:
-        facts |= {name: (facts[name] or 0) + plain.totals[name] for name in ("events", "broken")}
+        facts["events"] = (facts["events"] or 0) + plain.totals["events"]
         facts |= {name: max(filter(None, (facts[name], plain.latest_ms)), default=None) for name in ("latest_ms", "watermark_ms")}
     if facts.get("broken"):
         msg = f"{books.outcomes}: {facts['broken']} rows have no task_id, event_id or at_ms: these are no outcome events"

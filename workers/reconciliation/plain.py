@@ -1,8 +1,12 @@
 """Plain lives: the many that went as they should, told from the tasks that have to be looked at.
 
-Nearly every task is published once, perhaps redelivered, and succeeds. To see that, numbers are enough: one aggregation by task
-id that holds no text, so that Spark keeps it in a hash table and sorts nothing. What is plain is counted into cells (`metrics.py`)
-at once; only the events of all other tasks go the whole way, through `lives.py` and `verdicts.py`.
+Nearly every task is published once, perhaps redelivered, and succeeds. To see that, numbers are enough: one aggregation that holds
+no text, so that Spark keeps it in a small hash table and sorts nothing. What is plain is counted into cells (`metrics.py`) at once;
+only the events of all other tasks go the whole way, through `lives.py` and `verdicts.py`.
+
+Tasks are told apart by a hash of their id, which is a quarter of its size. Tasks that share it are looked at as if they were one;
+but another hash, of id, queue and name, shows that they are several, and all of them go the whole way, where the ids themselves
+count. So two tasks are taken for one only where 128 bits agree: two producers draw the same UUID sooner than that.
 
 A task is plain when all of this holds; whatever else it is, the whole way finds out:
 
@@ -16,7 +20,8 @@ A task is plain when all of this holds; whatever else it is, the whole way finds
 So a plain task is one life, and that life is balanced: the rules of `verdicts.py` say so too, and the tests hold the two ways to
 each other.
 
-Enters: events, and the ids of tasks that are not plain whatever their events say. Leaves: `SortedOut`.
+Enters: events, and the ids of tasks that are not plain whatever their events say. Leaves: `SortedOut`. An event without a task id
+is of no plain task, so that the whole way meets it, and refuses it.
 """
 
 from __future__ import annotations
@@ -29,7 +34,7 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
 from redelivery.middleware.outcomes import Outcome, Reason
 from redelivery.workers.reconciliation.lives import RESTORED
 from redelivery.workers.reconciliation.metrics import ENDS_AS_COUNTED, MOST_ATTEMPTS
-from redelivery.workers.reconciliation.schema import DEFAULTS, EVENTS, empty
+from redelivery.workers.reconciliation.schema import DEFAULTS, empty
 from redelivery.workers.reconciliation.steps import DELIVERY, STEPS
 from redelivery.workers.reconciliation.times import time_class
 
@@ -56,8 +61,8 @@ _MOST_KNOWN: Final = 1_000_000
 class SortedOut:
     """`events` are those of the tasks that are not plain, `cells` and `totals` count the plain lives.
 
-    `heard` says when (`last_ms`) each `worker` was last heard of, in all events; `latest_ms` is the latest time of any; `broken`
-    counts events without a task id, which are in no table.
+    `heard` says when (`last_ms`) each `worker` was last heard of, in all events, which it looks at again; `latest_ms` is the latest
+    time of any.
     """
 
     events: DataFrame
@@ -65,7 +70,6 @@ class SortedOut:
     heard: DataFrame
     totals: dict[str, int]
     latest_ms: int | None
-    broken: int
 
 
 def sort_out(events: DataFrame, others: DataFrame, keep: Callable[[DataFrame], DataFrame], *, after_ms: int | None) -> SortedOut:
@@ -74,33 +78,38 @@ def sort_out(events: DataFrame, others: DataFrame, keep: Callable[[DataFrame], D
     `others` has the ids (`task_id`) of tasks that are not plain; `keep` keeps a table that is asked for more than once; `after_ms`
     is up to when earlier runs have read.
     """
-    heard = keep(_heard(events))
-    latest = heard.agg(F.max("last_ms")).first()
     sorted_out = keep(_sorted(_tasks(events, after_ms), others))
-    totals = _totals(sorted_out)
-    asked = sorted_out.where(~F.col("is_plain")).select("task_id")
-    if not totals["asked"]:
-        left = empty(events.sparkSession, EVENTS)
-    else:
-        left = keep(events.join(F.broadcast(asked) if totals["asked"] <= _MOST_KNOWN else asked, "task_id", "left_semi"))
+    totals, latest_ms = _totals(sorted_out)
+    found = keep(_found(events, sorted_out, is_few=totals["asked"] <= _MOST_KNOWN))
+    names = found.where(~F.col("is_asked")).select(_or_default("queue"), _or_default("task")).distinct()
+    asked = found.where("is_asked").select(*events.columns)
     return SortedOut(
-        events=left,
-        cells=_cells(sorted_out.where("is_plain"), heard),
-        heard=heard,
+        events=asked if totals["asked"] else empty(events.sparkSession, events.schema),
+        cells=_cells(sorted_out.where("is_plain"), names.withColumn("name", _name())),
+        heard=events.groupBy(_or_default("worker")).agg(F.max("at_ms").alias("last_ms")),
         totals=totals,
-        latest_ms=None if latest is None else latest[0],
-        broken=totals["broken"],
+        latest_ms=latest_ms,
     )
 
 
-def _heard(events: DataFrame) -> DataFrame:
-    """Queues, tasks and workers, with when each was last heard of: few rows, in which the hashes find their names again."""
-    named = events.select(_or_default("queue"), _or_default("task"), _or_default("worker"), "at_ms")
-    return named.groupBy("queue", "task", "worker").agg(F.max("at_ms").alias("last_ms"))
+def _found(events: DataFrame, sorted_out: DataFrame, *, is_few: bool) -> DataFrame:
+    """The events that have to be looked at: those of all tasks that are not plain, and of one plain task for each hash of names."""
+    wanted = sorted_out.groupBy("is_plain", "id", "name").agg(F.min("example").alias("wanted"))
+    wanted = wanted.select("wanted", (~F.col("is_plain")).alias("is_asked"))
+    return events.join(F.broadcast(wanted) if is_few else wanted, _id() == F.col("wanted"))
+
+
+def _id() -> Column:
+    return F.xxhash64("task_id")
 
 
 def _name() -> Column:
     return F.xxhash64(_or_default("queue"), _or_default("task"))
+
+
+def _whose() -> Column:
+    """The name goes first: the other way round, ids with one `_id` would have one of these too."""
+    return F.xxhash64(_name(), "task_id")
 
 
 def _or_default(name: str) -> Column:
@@ -110,14 +119,16 @@ def _or_default(name: str) -> Column:
 def _tasks(events: DataFrame, after_ms: int | None) -> DataFrame:
     """One row for each task, of numbers."""
     is_again, is_success = (F.col("outcome") == str(each) for each in (Outcome.REDELIVERY_SCHEDULED, Outcome.SUCCEEDED))
-    return events.groupBy("task_id").agg(
+    return events.groupBy(_id().alias("id")).agg(
         F.count("*").alias("events"),
         F.bit_or(_bit(after_ms)).alias("bits"),
-        F.min(_name()).alias("name"),
-        F.max(_name()).alias("other_name"),
+        F.max(_name()).alias("name"),
+        F.min(_whose()).alias("whose"),
+        F.max(_whose()).alias("other"),
         F.max(_place()).alias("last"),
         F.max("attempt").alias("attempts"),
         F.min("at_ms").alias("first_ms"),
+        F.max("at_ms").alias("last_ms"),
         F.max(F.when(is_success, F.col("at_ms"))).alias("ended_ms"),
         F.min(F.when(is_again, F.col("at_ms"))).alias("scheduled_ms"),
         F.sum(F.when(is_again, F.col("delay_ms"))).alias("asked_ms"),
@@ -140,7 +151,7 @@ def _bit(after_ms: int | None) -> Column:
     bit = F.when((outcome == str(Outcome.SUCCEEDED)) & delivery.between(1, _DELIVERIES), _SUCCEEDED).otherwise(bit)
     bit = F.when(outcome == str(Outcome.PUBLISHED), _PUBLISHED).otherwise(bit)
     is_first = (_or_default("generation") == 0) & (_or_default("nesting") == 0)
-    is_whole = (F.col("event_id") != "") & (F.col("queue") != "") & F.col("at_ms").isNotNull()
+    is_whole = (F.col("task_id") != "") & (F.col("event_id") != "") & (F.col("queue") != "") & F.col("at_ms").isNotNull()
     is_new = F.lit(True) if after_ms is None else F.col("at_ms") > after_ms  # noqa: FBT003 - a literal
     return F.when(is_first & is_whole & is_new, bit).otherwise(F.lit(_OTHER))
 
@@ -155,13 +166,13 @@ def _place() -> Column:
 
 def _sorted(tasks: DataFrame, others: DataFrame) -> DataFrame:
     """Plain tasks by what the cells have in common; and each of the others by itself."""
-    known = others.where(F.col("task_id").isNotNull()).select("task_id", F.lit(1).alias("known")).distinct()
+    known = others.select(_id().alias("id"), F.lit(1).alias("known")).distinct()
     is_plain = F.coalesce(_is_plain(), F.lit(False))  # noqa: FBT003 - a literal
-    facts = tasks.join(known, "task_id", "left").withColumn("is_plain", is_plain)
+    facts = tasks.join(known, "id", "left").withColumn("is_plain", is_plain)
     is_again = _told(Outcome.REDELIVERY_SCHEDULED) > 0
     waited = F.when(is_again, F.greatest(F.col("ended_ms") - F.col("scheduled_ms"), F.lit(0)))
     common = {
-        "task_id": F.when(~F.col("is_plain"), F.col("task_id")),
+        "id": F.when(~F.col("is_plain"), F.col("id")),
         "name": _if_plain(F.col("name")),
         "days": _if_plain(F.floor(F.col("first_ms") / _DAY_MS).cast("int")),
         "attempts": _if_plain(F.least(F.coalesce("attempts", F.lit(0)), F.lit(MOST_ATTEMPTS))),
@@ -170,14 +181,18 @@ def _sorted(tasks: DataFrame, others: DataFrame) -> DataFrame:
     told = facts.select(
         "is_plain",
         *(column.alias(name) for name, column in common.items()),
+        F.col("id").alias("example"),
         "events",
+        "last_ms",
         *(_told(each).alias(str(each)) for each in _FIRST_BIT),
         waited.alias("waited"),
         F.when(is_again, F.coalesce("asked_ms", F.lit(0))).alias("asked"),
     )
     return told.groupBy("is_plain", *common).agg(
+        F.min("example").alias("example"),
         F.count("*").alias("lives"),
         F.sum("events").alias("events"),
+        F.max("last_ms").alias("last_ms"),
         *(F.sum(str(each)).alias(str(each)) for each in _FIRST_BIT),
         F.count("waited").alias("delayed_lives"),
         F.coalesce(F.sum("asked"), F.lit(0)).alias("delay_asked_ms"),
@@ -194,11 +209,10 @@ def _is_plain() -> Column:
         (F.bit_count(bits) == F.col("events"))
         & (bits < _OTHER)
         & (bits.bitwiseAND(F.lit(both)) == both)
-        & (F.col("name") == F.col("other_name"))
+        & (F.col("whose") == F.col("other"))
         & (F.col("last") % DELIVERY == STEPS.index(Outcome.SUCCEEDED))
         & (bits.bitwiseAND(redelivered) == 0)
         & F.col("known").isNull()
-        & F.col("task_id").isNotNull()
     )
 
 
@@ -212,23 +226,23 @@ def _if_plain(fact: Column) -> Column:
     return F.when(F.col("is_plain"), fact)
 
 
-def _totals(sorted_out: DataFrame) -> dict[str, int]:
-    """One look at all rows: `lives`, `events` and the outcomes of the plain ones, and how many tasks have to be looked at."""
-    is_plain, nobody = F.col("is_plain"), F.col("task_id").isNull()
+def _totals(sorted_out: DataFrame) -> tuple[dict[str, int], int | None]:
+    """One look at all rows: `lives`, `events` and the outcomes of the plain ones, how many others, and the latest time of all."""
+    is_plain = F.col("is_plain")
     of_plain = {"lives": F.col("lives"), "events": F.col("events")} | {str(each): F.col(each) for each in _FIRST_BIT}
     row = sorted_out.agg(
+        F.max("last_ms").alias("latest_ms"),
+        F.count_if(~is_plain).alias("asked"),
         *(F.sum(F.when(is_plain, column)).alias(name) for name, column in of_plain.items()),
-        F.count_if(~is_plain & ~nobody).alias("asked"),
-        F.sum(F.when(~is_plain & nobody, F.col("events"))).alias("broken"),
     ).first()
-    totals = {} if row is None else {name: int(number or 0) for name, number in row.asDict().items()}
+    latest_ms, *counts = (None, *[0] * (len(of_plain) + 1)) if row is None else row
+    totals = {name: int(number or 0) for name, number in zip(("asked", *of_plain), counts, strict=True)}
     lives = totals["lives"]
-    return {**totals, str(Outcome.PUBLISHED): lives, str(Outcome.SUCCEEDED): lives}
+    return {**totals, str(Outcome.PUBLISHED): lives, str(Outcome.SUCCEEDED): lives}, latest_ms
 
 
-def _cells(plain: DataFrame, heard: DataFrame) -> DataFrame:
+def _cells(plain: DataFrame, names: DataFrame) -> DataFrame:
     """As `cells_of` in `metrics.py` makes them."""
-    names = heard.select("queue", "task").distinct().withColumn("name", _name())
     lives, none = F.col("lives"), F.lit(0).cast("long")
     counted = {
         "day": F.date_from_unix_date("days"),

@@ -17,7 +17,7 @@ from pyspark.sql.types import IntegerType, LongType
 
 from redelivery.errors import InputError
 from redelivery.workers.reconciliation.commits import check_size, root_of
-from redelivery.workers.reconciliation.schema import EVENTS, EVENTS_REQUIRED, INVENTORY, INVENTORY_REQUIRED, empty
+from redelivery.workers.reconciliation.schema import ASIDE, EVENTS, EVENTS_REQUIRED, INVENTORY, INVENTORY_REQUIRED, empty
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -70,7 +70,7 @@ def paths_of(found: Iterable[File]) -> list[str]:
 
 def read_events(spark: SparkSession, paths: Sequence[str], uri: str = "") -> DataFrame:
     """The outcome events in these files; with `uri` they are all that is there, and Spark lists them itself."""
-    return _read(spark, paths, uri, EVENTS, EVENTS_REQUIRED, "outcome events")
+    return _read(spark, paths, uri, EVENTS, EVENTS_REQUIRED, "outcome events").drop(*ASIDE)
 
 
 def read_inventory(spark: SparkSession, files: Files, uri: str) -> DataFrame:

@@ -17,7 +17,7 @@ from pyspark.sql.types import DataType, LongType, StringType, StructField, Struc
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["DEFAULTS", "EVENTS", "EVENTS_REQUIRED", "INVENTORY", "INVENTORY_REQUIRED", "PLACES", "empty"]
+__all__ = ["ASIDE", "DEFAULTS", "EVENTS", "EVENTS_REQUIRED", "INVENTORY", "INVENTORY_REQUIRED", "PLACES", "empty"]
 
 #: Where the broker can hold a message.
 PLACES: Final = ("queue", "unacked", "delayed", "dead_letter")
@@ -59,6 +59,9 @@ EVENTS: Final = _struct(
     nesting=_NUMBER,
     schema_version=_NUMBER,
 )
+
+#: Columns of an event that nothing in the books asks for.
+ASIDE: Final = ("root_id", "parent_id", "schema_version")
 
 #: The inventory: one row for each message that the broker held. `owner` is the owner token of the worker that holds an `unacked`
 #: message, and empty where that worker is gone; `due_ms` is when a `delayed` one is due.
