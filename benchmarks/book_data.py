@@ -1,0 +1,109 @@
+"""Outcome events and inventories for the benchmarks of the books: written once for each size, and kept in `.cache/books`.
+
+The lives are ordinary: most succeed at once, one in ten after a redelivery, one in a hundred dies and is in its dead-letter queue.
+"""
+
+from __future__ import annotations
+
+import shutil
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
+
+from benchmarks.sides import ROOT
+from redelivery.workers.reconciliation.schema import EVENTS, INVENTORY
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from pyspark.sql import DataFrame, SparkSession
+
+__all__ = ["EVENTS_PER_LIFE", "NOON", "events_of", "inventory_of", "kept", "ordinary", "write"]
+
+NOON = 1_769_860_800_000
+EVENTS_PER_LIFE = 2.1
+#: Lives that are put in order and written at once: ten million events.
+LIVES_AT_ONCE = 4_761_905
+#: Which one of a hundred lives may be published earlier than the others.
+CARRIED = 51
+
+
+def ordinary(spark: SparkSession, events: int) -> Path:
+    """The folder with so many events (`outcomes`) and their `inventory`."""
+    lives = range(round(events / EVENTS_PER_LIFE))
+
+    def written(folder: Path) -> None:
+        for first in lives[::LIVES_AT_ONCE]:
+            write(events_of(spark, lives[first : first + LIVES_AT_ONCE]), folder / "outcomes")
+        write(inventory_of(spark, lives), folder / "inventory")
+
+    return kept(f"ordinary-{events}", written)
+
+
+def kept(name: str, written: Callable[[Path], None]) -> Path:
+    """The folder of this name; where there is none, it is `written` first."""
+    folder = ROOT / ".cache" / "books" / name
+    if not folder.exists():
+        unfinished = folder.with_name(f".{name}")
+        shutil.rmtree(unfinished, ignore_errors=True)
+        written(unfinished)
+        unfinished.rename(folder)
+    return folder
+
+
+def write(table: DataFrame, place: Path) -> None:
+    """Write a table as Parquet, beside what is there already."""
+    table.write.mode("append").parquet(str(place))
+
+
+def _lives(spark: SparkSession, lives: range) -> DataFrame:
+    """What the events and the inventory of a life have in common."""
+    task_id = F.regexp_replace(F.md5(F.col("id").cast("string")), "(.{8})(.{4})(.{4})(.{4})(.{12})", "$1-$2-$3-$4-$5")
+    return spark.range(lives.start, lives.stop, numPartitions=4).withColumns(
+        {
+            "task_id": task_id,
+            "start": F.lit(NOON) + F.col("id"),
+            "task": F.concat(F.lit("shop.task"), F.col("id") % 20),
+            "queue": F.concat(F.lit("queue"), F.col("id") % 5),
+            "clock": F.lit("broker"),
+            "schema_version": F.lit(1),
+            "is_dead": F.col("id") % 100 == 0,
+        }
+    )
+
+
+def events_of(spark: SparkSession, lives: range, *, carried_ms: int = 0) -> DataFrame:
+    """Events in the order in which a broker records them; one life in a hundred was published `carried_ms` earlier."""
+    is_again, is_dead, is_carried = F.col("id") % 10 == 0, F.col("is_dead"), F.col("id") % 100 == CARRIED
+
+    def step(number: int, outcome: Any, **more: Any) -> Any:
+        said = {"outcome": outcome, "delivery": number, "attempt": number, "reason": "", "worker": ""} | more
+        return F.struct(*((value if hasattr(value, "alias") else F.lit(value)).alias(name) for name, value in said.items()))
+
+    last = F.when(is_dead, "dead_lettered").otherwise("succeeded")
+    steps = F.array(
+        step(0, "published"),
+        step(1, "redelivery_scheduled", worker="celery@shop-1"),
+        step(2, last, worker="celery@shop-1", reason=F.when(is_dead, "exhausted").otherwise("")),
+    )
+    told = F.filter(steps, lambda each: is_again | (each.outcome != "redelivery_scheduled"))
+    exploded = _lives(spark, lives).withColumn("step", F.explode(told)).select("*", "step.*")
+    earlier = F.when(is_carried & (F.col("outcome") == "published"), carried_ms).otherwise(0)
+    at_ms = F.col("start") + F.col("delivery") * 1000 - earlier
+    numbered = {"at_ms": at_ms, "event_id": F.concat(at_ms, F.lit("-"), F.col("id")), "root_id": F.col("task_id")}
+    return _as(exploded.withColumns(numbered).orderBy("at_ms"), EVENTS)
+
+
+def inventory_of(spark: SparkSession, lives: range, *, before: bool = False) -> DataFrame:
+    """The dead letters, an hour after all ended; or, `before` that, the messages of the lives that were published earlier."""
+    held = F.col("id") % 100 == CARRIED if before else F.col("is_dead")
+    place, seen_ms = ("queue", NOON - 1) if before else ("dead_letter", NOON + lives.stop + 3_600_000)
+    return _as(_lives(spark, lives).where(held).withColumns({"place": F.lit(place), "seen_ms": F.lit(seen_ms)}), INVENTORY)
+
+
+def _as(table: DataFrame, schema: Any) -> DataFrame:
+    known = set(table.columns)
+    return table.select(
+        *((F.col(each.name) if each.name in known else F.lit(None)).cast(each.dataType).alias(each.name) for each in schema)
+    )
