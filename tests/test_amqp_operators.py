@@ -17,7 +17,8 @@ from pyarrow import parquet
 from redelivery import Redelivery
 from redelivery.errors import BrokerError
 from redelivery.middleware.outcomes import Event, Outcome
-from redelivery.middleware.transports.amqp_events import packed
+from redelivery.middleware.transports import amqp_channel
+from redelivery.middleware.transports.amqp_events import Numbering, packed
 from redelivery.middleware.transports.amqp_names import OUTCOMES, OUTCOMES_EXCHANGE, AmqpNames
 from redelivery.middleware.transports.amqp_topology import declare_outcomes
 from redelivery.workers import amqp_gaps
@@ -235,6 +236,7 @@ def test_what_left_the_log_unexported_is_a_gap(rabbit: Rabbit, tmp_path: Path) -
 def test_an_announcement_that_did_not_arrive_is_no_gap(rabbit: Rabbit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its connection is cut just after an export; Celery publishes the task again, and its event with it: nothing left the log."""
     monkeypatch.setattr(amqp_gaps, "YOUNG_MS", -60_000)  # as if a minute had gone
+    monkeypatch.setattr(amqp_channel, "NUMBERS", Numbering())  # as in a process that has published nothing yet
     proxy, names = Proxy(rabbit.node.port).start(), AmqpNames()
     app = Celery("cut", broker=rabbit.url.replace(f":{rabbit.node.port}/", f":{proxy.port}/"), set_as_current=False)
     app.conf.broker_transport_options = {"confirm_publish": True}
