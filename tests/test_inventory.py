@@ -186,13 +186,13 @@ def test_nothing_is_missed_while_a_worker_moves_it_about(shop: Callable[..., Sho
     here.start(pool="threads", concurrency=4)
     ids = {here.send("fails") for _ in range(40)}
     until(lambda: len(here.events) > 200)
-    before = len(here.events)
-    for _ in range(10):
+    before, taken = len(here.events), 0
+    while taken < 10 or len(here.events) == before:  # a busy machine may let the worker wait for all of ten
+        taken += 1
         rows = [row for row in inventory.take(here.app.redelivery).rows() if row["task_id"] in ids]
         assert len(rows) == len(ids)
         assert {row["task_id"] for row in rows} == ids
         assert "dead_letter" not in {row["place"] for row in rows}
-    assert len(here.events) > before
 
 
 def test_a_redelivered_message_keeps_its_life(desk: Desk) -> None:
