@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from redelivery.middleware.logs import log
 from redelivery.middleware.transports.amqp_messages import delivery_count, envelope_of, published_to, shown
 from redelivery.middleware.transports.amqp_publisher import ENOUGH
-from redelivery.middleware.transports.amqp_second import Seconds
+from redelivery.middleware.transports.amqp_second import SecondConsumers
 from redelivery.middleware.transports.claim import Claim, Delivered
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class ChannelClaim(Claim):
         self._leaving: set[str] = set()
         self._is_widening = False
         self._is_green, self._most = False, MOST_LEAVING
-        self._seconds: Any = None
+        self._second_consumers: Any = None
         self._origins: dict[str, tuple[str, str]] = {}
         self._deleted: dict[str, set[str]] = {}
 
@@ -68,7 +68,7 @@ class ChannelClaim(Claim):
         self._is_widening = False
         self._is_green = getattr(consumer.pool, "is_green", False)
         self._most = 0 if self._is_green else MOST_LEAVING
-        self._seconds = Seconds(consumer, self._most, self._tell_enough)
+        self._second_consumers = SecondConsumers(consumer, self._most, self._tell_enough)
         self._origins = {
             queue.name: (queue.exchange.name, queue.routing_key or queue.name)
             for queue in consumer.task_consumer.queues
@@ -112,7 +112,7 @@ class ChannelClaim(Claim):
     @property
     def enough(self) -> int:
         """How many moves the publisher need not wait for more of: where the window is fixed, half of it."""
-        window = 0 if self._channel.window else self._channel.for_each + self._seconds.more
+        window = 0 if self._channel.window else self._channel.for_each + self._second_consumers.more
         return max(min(window // 2, ENOUGH), 1) if window else ENOUGH
 
     def _tell_enough(self) -> None:
@@ -124,7 +124,7 @@ class ChannelClaim(Claim):
             return
         self._leaving.add(tag)
         if not self._channel.window:
-            self._seconds.note(self.held.get(tag), len(self._leaving))
+            self._second_consumers.note(self.held.get(tag), len(self._leaving))
         elif self._channel.wider < min(len(self._leaving), self._most) and not self._is_widening:
             self._is_widening = True
             self._consumer.call_soon(self._widen)

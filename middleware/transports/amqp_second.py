@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from redelivery.middleware.transports.base import Held
 
-__all__ = ["Seconds"]
+__all__ = ["SecondConsumers"]
 
 #: The second consumer's window, in windows of the first.
 TIMES = 2
@@ -27,7 +27,7 @@ TIMES = 2
 LONGEST_IDLE = 1.0
 
 
-class Seconds:
+class SecondConsumers:
     """The second consumers on one channel. `most` bounds both windows of a queue together; `changed` is called when `more` has."""
 
     def __init__(self, consumer: Consumer, most: int, changed: Callable[[], None]) -> None:
