@@ -150,6 +150,10 @@ class Egress(Expiring, LosingChild):
         """Whether the pool has been given the task, so that nobody can be sure that it has not begun."""
         return (self._apply_result is not None or self.time_start is not None) and self._future is None
 
+    def is_one_of(self, jobs: set[Any]) -> bool:
+        """Whether its task is one of these jobs of the pool's; Celery keeps a weak reference to it."""
+        return self._apply_result is not None and self._apply_result() in jobs
+
     def take_back(self) -> None:
         """The pool had room for the task, and did not begin it: its message goes back as it came."""
         self._apply_result = None

@@ -24,6 +24,7 @@ from redis.exceptions import RedisError
 from redelivery.errors import BrokerError, RedeliveryError
 from redelivery.middleware.arrival import Arrivals
 from redelivery.middleware.attempt import failed_of
+from redelivery.middleware.begun import listen_first
 from redelivery.middleware.contradictions import contradictions
 from redelivery.middleware.egress import Egress, request_class
 from redelivery.middleware.envelope import Failed
@@ -37,6 +38,7 @@ from redelivery.middleware.task import guard
 from redelivery.middleware.transports.fallback import is_known
 from redelivery.middleware.transports.receiver import Receiver
 from redelivery.middleware.transports.receiving import Receiving
+from redelivery.middleware.underway import UnderWay
 from redelivery.middleware.unrun import bury
 
 if TYPE_CHECKING:
@@ -105,6 +107,7 @@ class Ingress(bootsteps.StartStopStep):
         self.install.begin(consumer.hostname)
         if not self.install.has_leases and self.install.enforces:
             self._attach(consumer)
+        self._use_loop(consumer)
         channel = consumer.task_consumer.channel
         is_ours = self.install.enforces and isinstance(channel, Receiving) and self.install.settings.fast_receive and is_known()
         if is_first:
@@ -117,6 +120,15 @@ class Ingress(bootsteps.StartStopStep):
                 Receiver(self.install.owner, self._limit(consumer), lambda: 2 * int(pool.num_processes), self._arrivals.on_garbage)
             )
 
+    def _use_loop(self, consumer: Consumer) -> None:
+        """Where there is an event loop, and it runs no tasks itself, it brings what children and broker have to say."""
+        install, hub = self.install, consumer.hub
+        if hub is None or install.shares_process or not install.enforces:
+            return
+        listen_first(consumer.pool, hub, install.owner)
+        if install.has_leases and not install.settings.wait_replicas:
+            install.outbox.under_way = UnderWay(install.transport, hub, install.outbox.carry_out)
+
     def _attach(self, consumer: Consumer) -> None:
         """Where the broker itself gives back what a dead worker held: from here on, this channel's deliveries are ours."""
         transport: Any = self.install.transport
@@ -125,8 +137,9 @@ class Ingress(bootsteps.StartStopStep):
         except BrokerError as exc:  # as Celery's consumer knows it: it connects again
             raise ConnectionError(str(exc)) from exc
 
-    def stop(self, consumer: Consumer) -> None:
-        """The consumer has stopped, or lost its connection: nothing is given back yet, tasks are running."""
+    def stop(self, consumer: Consumer) -> None:  # noqa: ARG002 - Celery's signature
+        """The consumer has stopped, or lost its connection; its loop turns no more. Nothing goes back yet: tasks are running."""
+        self.install.outbox.settle()
 
     def shutdown(self, consumer: Consumer) -> None:  # noqa: ARG002 - Celery's signature
         """The pool has stopped: give back what has not run."""

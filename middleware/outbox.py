@@ -9,6 +9,8 @@ A transition is tried at once. What becomes of one that fails depends on who is 
   *aside*, with an error line, and tried again by itself, ever more seldom, until somebody has mended what is wrong. It blocks
   nobody: the message's place in the prefetch window is given back, but for those beyond the first thousand.
 
+Where an event loop can read the answer later, nobody waits for it (`underway`); whatever becomes of that is dealt with as above.
+
 What waits here dies with the process; its messages are then still held on the broker, under a lease that ends, and are delivered
 again.
 """
@@ -19,7 +21,8 @@ import threading
 import time
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from redis import exceptions
 
@@ -29,11 +32,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from redelivery.middleware.transports.base import Answer
+    from redelivery.middleware.underway import UnderWay
 
     Transition = Callable[[], Answer]
     Then = Callable[[Answer], None]
 
-__all__ = ["Outbox", "is_not_now"]
+__all__ = ["Outbox", "is_not_now", "tell"]
 
 #: Seconds between two askings: of the head of the line, and of what was put aside.
 FIRST_WAIT, LONGEST_WAIT = 0.05, 2.0
@@ -69,6 +73,8 @@ class Outbox:
 
     def __init__(self, on_aside: Callable[[str], None] = lambda _: None) -> None:
         self._on_aside = on_aside
+        #: What is under way, where a worker's event loop reads the answers.
+        self.under_way: UnderWay | None = None
         self._line: deque[tuple[str, Transition, Then]] = deque()
         self._aside: list[Pending] = []
         self._lock = threading.RLock()
@@ -77,12 +83,21 @@ class Outbox:
         self._wait, self._failures, self._ask_at = FIRST_WAIT, 0, 0.0
 
     def __len__(self) -> int:
-        return len(self._line) + len(self._aside)
+        return len(self._line) + len(self._aside) + (0 if self.under_way is None else len(self.under_way))
 
     def tags(self) -> set[str]:
         """The tags of the messages whose transitions are not carried out yet."""
         with self._lock:
-            return {tag for tag, _, _ in self._line} | {each.tag for each in self._aside}
+            waiting = {tag for tag, _, _ in self._line} | {each.tag for each in self._aside}
+        return waiting if self.under_way is None else waiting | self.under_way.tags()
+
+    def ask(self, tag: str, transition: Callable[[Any], Answer], then: Then, transport: Any) -> None:
+        """As `carry_out`, of a transition that is told the transport; nobody waits for its answer, where that can be."""
+        under_way = self.under_way
+        if under_way is None or self._line or not under_way.is_here():
+            self.carry_out(tag, partial(transition, transport), then)
+        else:
+            under_way.begin(tag, transition, then)
 
     def carry_out(self, tag: str, transition: Transition, then: Then) -> None:
         """Try the transition now; with others in line it is put behind them. `then` gets the answer, here or later."""
@@ -101,8 +116,15 @@ class Outbox:
             self._line.append((tag, transition, then))
             self._see_to_it()
 
+    def settle(self) -> None:
+        """Wait for what is under way: from here on every answer is waited for."""
+        under_way, self.under_way = self.under_way, None
+        if under_way is not None:
+            under_way.settle()
+
     def drain(self, seconds: float) -> bool:
         """Wait until nothing is in line any more, at most this long; False where something still is."""
+        self.settle()
         deadline = time.monotonic() + seconds
         while self._line and time.monotonic() < deadline:
             time.sleep(0.02)  # at the end of a worker's life, when nothing else is left to do
@@ -160,7 +182,7 @@ class Outbox:
                 return
             self._put_aside(tag, transition, then, exc)
         else:
-            _tell(then, answer, tag)
+            tell(then, answer, tag)
         with self._lock:
             self._line.popleft()
         self._wait, self._failures, self._ask_at = FIRST_WAIT, 0, 0.0
@@ -182,7 +204,7 @@ class Outbox:
                 continue
             with self._lock:
                 self._aside.remove(each)
-            _tell(each.then, answer, each.tag)
+            tell(each.then, answer, each.tag)
 
 
 def is_not_now(exc: BaseException) -> bool:
@@ -192,8 +214,9 @@ def is_not_now(exc: BaseException) -> bool:
     return isinstance(exc, exceptions.RedisError) and str(exc).startswith(NOT_NOW_CODES)
 
 
-def _tell(then: Then, answer: Answer, tag: str) -> None:
+def tell(then: Then, answer: Answer, tag: str) -> None:
+    """Tell of an answer somebody who may fail."""
     try:
         then(answer)
-    except Exception:  # noqa: BLE001 - the transition is carried out, and the thread must go on
+    except Exception:  # noqa: BLE001 - the transition is carried out, and the others must go on
         log.exception("transition.unheard", tag=tag)

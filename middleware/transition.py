@@ -45,8 +45,8 @@ class Transitions(Deciding):
             delay_ms = min(delay_ms, max(self._expires_ms - now, 0))  # where it expires earlier, it is to die then
         event = self._event(Outcome.REDELIVERY_SCHEDULED, _crash_reason(failed) if crash else None, failed, delay_ms)
         pace = pace_of(self._install, held.queue, self._expires_ms)
-        self._carry_out(
-            lambda: self._install.transport.defer(
+        self._ask(
+            lambda transport: transport.defer(
                 self._tag,
                 held.list_name,
                 raw,
@@ -81,7 +81,7 @@ class Transitions(Deciding):
         place = resting_place(self._envelope, held.queue, self._target(ending.reason) if ending.keep else None, self._policy)
         target = place.target
         if target is None or ending.reason is None:
-            self._carry_out(lambda: self._install.transport.acknowledge(self._tag, event))
+            self._ask(lambda transport: transport.acknowledge(self._tag, event))
             if ending.reason is not None:
                 tell_death(event, None, ending.detail)
             return
@@ -142,6 +142,11 @@ class Transitions(Deciding):
         self.acknowledged = True
         tag = self._tag
         self._install.outbox.carry_out(tag, transition, lambda answer: self._answered(tag, answer))
+
+    def _ask(self, transition: Any) -> None:
+        self.acknowledged = True
+        tag, install = self._tag, self._install
+        install.outbox.ask(tag, transition, lambda answer: self._answered(tag, answer), install.transport)
 
     def _answered(self, tag: str, answer: Answer) -> None:
         if answer is Answer.REFUSED:

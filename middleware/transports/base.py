@@ -70,6 +70,8 @@ class Answer(StrEnum):
     ALREADY = "already"
     REFUSED = "refused"
     MISSING = "missing"
+    #: It was only asked for (`underway`).
+    ASKED = "asked"
 
 
 @dataclass(slots=True, eq=False)

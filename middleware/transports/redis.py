@@ -191,7 +191,10 @@ class RedisTransport:
 
     def _take(self, script: Script, names: list[str], args: list[Any], event: Event | None) -> Answer:
         entry = [] if event is None else encoded(event)
-        return Answer(_string(script(self.client, [*self._held_keys, *names], [*args, *entry])))
+        return self._ask(script, [*self._held_keys, *names], [*args, *entry])
+
+    def _ask(self, script: Script, keys: list[str], args: list[Any]) -> Answer:
+        return Answer(_string(script(self.client, keys, args)))
 
     # the delay store and the dead letters
 

@@ -1,10 +1,11 @@
 """The seam: every step of a message has a name, and a process of the tests can be told to die there.
 
 A boundary is `<step>.before` (the process is about to ask the broker) or `<step>.after` (the broker has done it, and the answer
-has not been used yet). Steps are the scripts, by their names, and what is no script: `receive` (the batch has been answered),
-`hand_over` (it is in line, and goes to its consumers), `run` (the task's own code), `recover` (one message of a dead worker),
-`unregister`, `extend` (plain workers are kept away), `resign` (a dispatcher goes), `write` (a file: of the outcome log, of an
-inventory, of an archive) and in the middle of it `name` (its bytes are on the disk, and it gets its name).
+has not been used yet); where nobody waits for the answer also `<step>.asked` (nobody knows what the broker has done). Steps are the
+scripts, by their names, and what is no script: `receive` (the batch has been answered), `hand_over` (it is in line, and goes to its
+consumers), `run` (the task's own code), `recover` (one message of a dead worker), `unregister`, `extend` (plain workers are kept
+away), `resign` (a dispatcher goes), `write` (a file: of the outcome log, of an inventory, of an archive) and in the middle of it
+`name` (its bytes are on the disk, and it gets its name).
 
 Enters: an order in the environment, `CHAOS_ORDER=<boundary>:<n>` for the process that is started, and for the children of its pool
 `CHAOS_CHILDREN=<seed>:<most>:<boundary>,...`: each of them draws one, and the number where it often comes by. Leaves: a line in
@@ -27,6 +28,7 @@ from redelivery.middleware import scripts
 from redelivery.middleware.transports.receiver import Receiver
 from redelivery.middleware.transports.receiving import Receiving
 from redelivery.middleware.transports.redis import RedisTransport
+from redelivery.middleware.underway import Asking, UnderWay
 from redelivery.workers import letter_archive, recoverer, tables
 from redelivery.workers.dispatcher import Dispatcher
 
@@ -121,6 +123,7 @@ def install() -> None:
     """Stand at every boundary of this process from here on. Once in a process."""
     begin()
     _at_scripts()
+    _at_what_is_under_way()
     _at_receiving()
     _at_duties()
 
@@ -161,6 +164,27 @@ def _at_scripts() -> None:
 
     scripts.Script.__call__ = called  # type: ignore[method-assign]
     RedisTransport._many = called_many  # type: ignore[method-assign]
+
+
+def _at_what_is_under_way() -> None:
+    ask, tell = Asking._ask, UnderWay._tell
+    steps: dict[str, str] = {}
+
+    def asked(self: Any, script: scripts.Script, keys: Any, args: Any) -> Any:
+        name = _step_of(script.name, keys, args)
+        here(f"{name}.before", lambda: bool(args[0]))
+        answer = ask(self, script, keys, args)
+        steps[args[0]] = name
+        here(f"{name}.asked", lambda: bool(args[0]))
+        return answer
+
+    def told(self: Any, one: Any, answer: Any) -> None:
+        name = steps.pop(one.tag)
+        here(f"{name}.after", lambda: bool(one.tag))
+        tell(self, one, answer)
+
+    Asking._ask = asked  # type: ignore[method-assign]
+    UnderWay._tell = told  # type: ignore[method-assign,assignment]
 
 
 def _step_of(script: str, keys: Any, args: Any) -> str:

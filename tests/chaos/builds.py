@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from redelivery.middleware import scripts
 from redelivery.middleware.keys import unacked_suffix
 from redelivery.middleware.transports.receiving import Receiving
+from redelivery.middleware.underway import UnderWay
 from tests.chaos.boundary import here
 
 if TYPE_CHECKING:
@@ -78,6 +79,7 @@ def _in_two_steps(name: str) -> None:
         return call(self, client, keys, ["", *args[1:]])
 
     scripts.Script.__call__ = called  # type: ignore[method-assign]
+    UnderWay.is_here = lambda self: False  # type: ignore[method-assign]  # noqa: ARG005 - every answer is waited for
 
 
 def _no_owner_check() -> None:

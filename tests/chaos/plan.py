@@ -24,12 +24,15 @@ def around(*steps: str) -> tuple[str, ...]:
 
 #: A file is written as a whole, and named when its bytes are on the disk; behind that, nothing is left but to say so.
 FILE = ("write.before", "name.before", "write.after")
+#: Nobody waits for the answers to these, in a worker with an event loop.
+UNDER_WAY = ("acknowledge.asked", "defer.asked")
 #: Who can be killed where. What a worker's pool child does is in `child`; commands are killed in the steps that they are there for.
 BOUNDARIES: dict[str, tuple[str, ...]] = {
     "worker": (
         *around("receive", "hand_over", "acknowledge", "defer", "dead_letter", "start", "accept", "release"),
         *around("register", "unregister", "renew", "extend", "fence", "recover", "bind"),
         *around("evict", "forget", "bound", "lead", "purge", "watch", "cancel"),
+        *UNDER_WAY,
         *FILE,
     ),
     "child": (*around("run", "publish", "publish_within"), *FILE),
