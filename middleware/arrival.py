@@ -4,7 +4,7 @@
   in memory; until it expires, where that is earlier.
 - One that has been delivered too often is a death before it runs.
 - A dead letter, on a dead-letter queue that this worker consumes, goes to its handler, or lives once more.
-- A suspect, where no start can be recorded, waits until it is alone.
+- What the broker hands over again is recovered, where no lease tells who has died.
 - All others are Celery's to run.
 """
 
@@ -26,14 +26,11 @@ from redelivery.middleware.logs import log
 from redelivery.middleware.observing import queue_of, record
 from redelivery.middleware.outcomes import Outcome, Reason
 from redelivery.middleware.recovery import recover
-from redelivery.middleware.suspects import PAUSE, SET_BACK_MS, Suspects, must_be_alone
 from redelivery.middleware.transports.base import Capability, Held
 from redelivery.middleware.transports.fallback import taken_by_kombu
 from redelivery.middleware.unrun import bury, bury_at_last, carry_out
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from redelivery.middleware.install import Redelivery
     from redelivery.settings import RedeliveryPolicy
 
@@ -46,12 +43,12 @@ EXPIRED_MS = 50
 class Arrivals:
     """The arrivals of one worker.
 
-    `letter_handlers`: the task that handles each dead-letter queue; `timer`: the worker's, which calls in the consumer's thread.
+    `letter_handlers`: the task that handles each dead-letter queue.
     """
 
-    def __init__(self, install: Redelivery, letter_handlers: dict[str, str], timer: Any) -> None:
+    def __init__(self, install: Redelivery, letter_handlers: dict[str, str]) -> None:
         self.install = install
-        self._letter_handlers, self._timer, self._suspects = letter_handlers, timer, Suspects()
+        self._letter_handlers = letter_handlers
 
     def held(self, message: Any) -> Held | None:
         """The message as we hold it, whoever received it; None where it is Celery's alone."""
@@ -121,47 +118,23 @@ class Arrivals:
             failed = Failed(type="redelivery.Exhausted", message=f"{known.attempt} deliveries", fingerprint="exhausted")
             bury(self.install, held, Reason.EXHAUSTED, failed, told=False)
             return True
-        return known.suspect and not self.install.has_leases and must_be_alone(known) and self._set_back(held, known)
-
-    def _set_back(self, held: Held, known: Envelope) -> bool:
-        """Whether this suspect waits for another one that is held here: it comes again a little later, uncounted (`suspects`)."""
-        if not self._suspects.must_wait(held, self.install.owner):
-            held.pauses = True
-            return False
-        transport, task_id = self.install.transport, about({}, held, Outcome.DEFERRED).task_id
-        log.debug("suspect.set_back", tag=held.tag, queue=held.queue, deliveries=known.delivery)
-        back = partial(transport.defer, held.tag, held.list_name, held.raw, task_id=task_id, event=None, delay_ms=SET_BACK_MS)
-        carry_out(self.install, held, back)
-        return True
-
-    def pause(self, held: Held, handle: Callable[[], Any]) -> None:
-        """Let this suspect run when whatever has come beside it has left, so that a crash finds nothing half moved."""
-        install, transport = self.install, cast("Any", self.install.transport)
-
-        def begin() -> None:
-            if held.tag not in install.owner.held:
-                return  # its channel is gone: the broker delivers it again
-            transport.drain(PAUSE)
-            try:
-                handle()
-            except Exception as exc:  # noqa: BLE001 - the message is anybody's
-                log.exception("message.invalid", tag=held.tag, queue=held.queue)
-                if held.request is None and not held.has_left:
-                    bury(self.install, held, Reason.INVALID, failed_of(exc), told=False)
-
-        self._timer.call_after(PAUSE, begin)
+        return False
 
     def _recover(self, message: Any, held: Held) -> bool:
         """The broker hands over again what a worker held that is gone: what `workers.recoverer` does where messages are leased.
 
-        Nobody can tell whether it had begun, so the first times do not count; from then on each does, for no start can be recorded
-        here, and a worker holds one such message at a time (`suspects`).
+        Nobody can tell what it had begun the first time; from then on its starts are recorded. Where it was the connection that
+        broke, and not the worker, as this worker can tell by its own, nothing is held against the message.
         """
         headers = message.headers if isinstance(message.headers, dict) else {}
         policy = self.install.policy_for(held.queue, str(headers.get("task")))
-        counts = must_be_alone(Envelope.of(headers)) or policy.persist_delivery_count == "always"
+        is_suspect, transport = Envelope.of(headers).suspect, cast("Any", self.install.transport)
+        is_recorded = is_suspect or policy.persist_delivery_count == "always"
+        started = transport.started(held) if is_recorded else None
+        counts = started is not None and not held.was_cut
         log.info("message.handed_over_again", tag=held.tag, queue=held.queue, times=held.handed_over_before, counts=counts)
-        recover(self.install, held, started="" if counts else None, worker="", now_ms=held.seen_ms)
+        given = started if counts else None
+        recover(self.install, held, started=given, worker="", now_ms=held.seen_ms, is_suspect=is_suspect or not held.was_cut)
         self.install.owner.drop(held.tag)
         return True
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import sys
 from contextlib import contextmanager
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from celery import bootsteps, signals
@@ -70,7 +69,7 @@ class Ingress(bootsteps.StartStopStep):
 
             with _refusing():
                 letter_handlers = handlers_of(self.install)
-        self._arrivals = Arrivals(self.install, letter_handlers, consumer.timer)
+        self._arrivals = Arrivals(self.install, letter_handlers)
         self.install.shares_process = "prefork" not in type(consumer.pool).__module__
         self.install.is_ending = False
         for task in consumer.app.tasks.values():
@@ -160,7 +159,7 @@ class Ingress(bootsteps.StartStopStep):
                 try:
                     if self._arrivals.has_left(message, held):
                         return None
-                    return self._arrivals.pause(held, partial(handle, message)) if held.pauses else handle(message)
+                    return handle(message)
                 except (RedisError, ConnectionError):  # not kombu's connection errors: they include KeyError
                     raise
                 except Exception as exc:  # noqa: BLE001 - the message is anybody's

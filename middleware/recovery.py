@@ -34,9 +34,10 @@ LONGEST_GAP_MS = 1000
 LOST = Failed(type="celery.exceptions.WorkerLostError", message="the worker that held the message died", fingerprint="worker-lost")
 
 
-def recover(install: Redelivery, held: Held, *, started: str | None, worker: str, now_ms: int) -> Answer:
+def recover(install: Redelivery, held: Held, *, started: str | None, worker: str, now_ms: int, is_suspect: bool = True) -> Answer:
     """Give one message of a dead worker a future; `started` says how its start was recorded (`RedisTransport.started`).
 
+    `is_suspect`: its starts are recorded from now on, for a worker may have died of it.
     A repeat is harmless: what has left already answers `ALREADY` or `REFUSED`.
     """
     transport = install.transport
@@ -55,7 +56,7 @@ def recover(install: Redelivery, held: Held, *, started: str | None, worker: str
         return _lost(install, held, message, worker, now_ms)
     if started is not None:
         return _counted(install, held, message, worker, now_ms)
-    again = redelivered(message, held.queue, seen_ms=now_ms, attempt=None, suspect=True)
+    again = redelivered(message, held.queue, seen_ms=now_ms, attempt=None, suspect=is_suspect)
     # Without atomic moves the copy must not run, and kill its worker, before the original is acknowledged.
     delay_ms = 0 if Capability.ATOMIC_MOVES in transport.capabilities else LONGEST_GAP_MS
     event = _event(message["headers"], held, Outcome.REDELIVERY_SCHEDULED, worker, delay_ms=delay_ms)

@@ -24,6 +24,7 @@ from redelivery.middleware.transports.amqp_claim import ChannelClaim
 from redelivery.middleware.transports.amqp_messages import message_of
 from redelivery.middleware.transports.amqp_names import AmqpNames
 from redelivery.middleware.transports.amqp_publisher import Move, Publisher
+from redelivery.middleware.transports.amqp_starts import Starts, start_of
 from redelivery.middleware.transports.amqp_topology import (
     bind_to_delays,
     declare_delays,
@@ -60,6 +61,7 @@ class AmqpTransport:
     capabilities = frozenset(
         {
             Capability.KEPT_UNTIL_ACKNOWLEDGED,
+            Capability.STARTS,
             Capability.BROKER_DELAYS,
             Capability.DEAD_LETTER_QUEUES,
             Capability.OUTCOME_LOG,
@@ -73,6 +75,9 @@ class AmqpTransport:
         self.claim: ChannelClaim | None = None
         self.publisher = Publisher(self.connect, self.keys, self._declare_outcomes, self._settled)
         self._ready: set[tuple[str, str]] = set()
+        self._starts = Starts(self.connect)
+        #: The starts of what this worker holds, by their tags.
+        self._begun: dict[str, str] = {}
 
     @classmethod
     def of(cls, app: Celery) -> AmqpTransport:
@@ -117,6 +122,7 @@ class AmqpTransport:
                     self._ready.add(("delay", queue.name))
         assert self.claim is not None  # noqa: S101 - the caller has begun it
         self.claim.attach(consumer)
+        self._forget_starts([tag for tag in list(self._begun) if tag not in self.claim.held])
 
     # transitions of a message that a worker holds
 
@@ -175,8 +181,17 @@ class AmqpTransport:
         return move.answer or Answer.DONE
 
     def start(self, tag: str) -> Answer:
-        """Whether the message is still this worker's to run; RabbitMQ has no place to record a start."""
-        return Answer.DONE if self.claim is None or self.claim.holds(tag) or tag in self.claim.held else Answer.REFUSED
+        """Record that a message begins to run; `REFUSED` where it is not this worker's any more."""
+        held = None if self.claim is None else self.claim.held.get(tag)
+        if held is not None:
+            self._begun[tag] = name = start_of(opened(held.raw)["headers"])
+            self._starts.note(name)
+        return Answer.DONE if self.claim is None or held is not None or self.claim.holds(tag) else Answer.REFUSED
+
+    def started(self, held: Held) -> str | None:
+        """What is recorded of the start of a message that is handed over again: the start's name, or None."""
+        self._begun[held.tag] = name = start_of(opened(held.raw)["headers"])
+        return name if self._starts.has(name) else None
 
     def release(self, held: Sequence[Held]) -> int:
         """Put messages that were not run back into their queues, unmarked, behind all others."""
@@ -211,6 +226,8 @@ class AmqpTransport:
         if self.claim is not None and not self.waiting():
             self.claim.rest()
         self.publisher.close()
+        self._forget_starts(list(self._begun))  # who is told to stop is no crash
+        self._starts.close()
 
     # carrying out
 
@@ -238,6 +255,8 @@ class AmqpTransport:
         claim = self.claim
         if claim is not None:
             claim.leave(tag)
+        if tag in self._begun:
+            self._forget_starts([tag])  # at once: what runs next may kill this worker before the event is confirmed
 
         def then(answer: Answer) -> None:
             if claim is None or not tag:
@@ -252,6 +271,10 @@ class AmqpTransport:
         queue = "" if held is None else held.queue
         current = (lambda: True) if claim is None else (lambda: claim.is_current(tag, queue))
         return Move(event, then, made, target, prepare, current)
+
+    def _forget_starts(self, tags: Sequence[str]) -> None:
+        for tag in tags:
+            self._starts.forget(self._begun.pop(tag))
 
     def _delaying(self, queue: str) -> Callable[[Any, bool], bool]:
         def prepare(connection: Any, is_again: bool) -> bool:

@@ -53,11 +53,14 @@ class ChannelClaim(Claim):
         self._second_consumers: Any = None
         self._origins: dict[str, tuple[str, str]] = {}
         self._deleted: dict[str, set[str]] = {}
+        #: Queues of which a new connection has brought nothing yet that was not handed over before.
+        self._coming_back: set[str] = set()
 
     def attach(self, consumer: Consumer) -> None:
         """The consumer has connected, for the first time or again."""
         self._deleted = {token: queues for token, queues in self._deleted.items() if queues}
         lost = [tag for tag, held in list(self.held.items()) if not self._is_last(tag, held.queue)]
+        is_again = self._consumer is not None
         for tag in lost:
             self.held.pop(tag, None)
         self._consumer, self._channel = consumer, consumer.task_consumer.channel
@@ -74,6 +77,7 @@ class ChannelClaim(Claim):
             for queue in consumer.task_consumer.queues
             if queue.exchange is not None
         }
+        self._coming_back = {queue.name for queue in consumer.task_consumer.queues} if is_again else set()
         self._tell_enough()
         if lost or self.held:
             log.info("owner.reconnected", worker=self.worker, holds=len(self.held), suspects=len(lost), given_back=len(lost))
@@ -88,6 +92,9 @@ class ChannelClaim(Claim):
         read: Any = partial(envelope_of, raw, queue=queue, origin=origin)
         held = Delivered(tag, queue, queue, read, self.now_ms())
         held.handed_over_before = delivery_count(raw)
+        if not held.handed_over_before:
+            self._coming_back.discard(queue)
+        held.was_cut = queue in self._coming_back
         was_moved = info.get("redelivered") or bool((message.headers or {}).get("redelivered"))
         message.delivery_info = {**info, **published_to(raw, queue=queue, origin=origin), "redelivered": was_moved}
         message.headers = shown(message.headers or {})

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from kombu.transport.native_delayed_delivery import MAX_NUMBER_OF_BITS_TO_USE, calculate_routing_key
 
-__all__ = ["BITS", "DELAY_PREFIX", "LONGEST_DELAY", "OUTCOMES", "OUTCOMES_EXCHANGE", "AmqpNames", "address", "delay_key"]
+__all__ = ["BITS", "DELAY_PREFIX", "LONGEST_DELAY", "OUTCOMES", "OUTCOMES_EXCHANGE", "START", "AmqpNames", "address", "delay_key"]
 
 #: The outcome log's queue, and the key under which it is bound.
 OUTCOMES = "redelivery.outcomes"
@@ -21,6 +21,8 @@ OUTCOMES = "redelivery.outcomes"
 #: it publishes meanwhile is lost.
 OUTCOMES_EXCHANGE = "amq.topic"
 DELAY_PREFIX = "redelivery_delayed"
+#: What the queue begins with that is a recorded start (`amqp_starts`).
+START = "redelivery.start."
 BITS: int = MAX_NUMBER_OF_BITS_TO_USE
 #: Seconds: what a delay must stay below.
 LONGEST_DELAY = 2**BITS

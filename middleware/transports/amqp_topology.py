@@ -1,4 +1,4 @@
-"""What this project declares on a RabbitMQ broker: the outcome log, the delay store and its bindings, dead-letter queues.
+"""What this project declares on a RabbitMQ broker: the outcome log, the delay store and its bindings, dead-letter queues, starts.
 
 Everything is durable, and declared as often as one likes. What is there already, declared with other arguments by somebody else, is
 used as it is. A refused declaration closes its channel, so each that may be refused has a channel of its own.
@@ -18,12 +18,23 @@ if TYPE_CHECKING:
 
     from redelivery.middleware.transports.amqp_names import AmqpNames
 
-__all__ = ["bind_to_delays", "declare_delays", "declare_letters", "declare_outcomes", "has_exchange", "has_queue", "queue_type_of"]
+__all__ = [
+    "bind_to_delays",
+    "declare_delays",
+    "declare_letters",
+    "declare_outcomes",
+    "declare_start",
+    "has_exchange",
+    "has_queue",
+    "queue_type_of",
+]
 
 QUEUE_TYPE = "x-queue-type"
 CLASSIC = "classic"
 #: A look at a message in a quorum queue counts as a delivery; RabbitMQ 4 lets it go after 20, and -1 is refused before 4.
 DELIVERY_LIMIT, NO_LIMIT = "x-delivery-limit", 2**31 - 1
+#: How long a start is kept that nobody takes away: a week, in milliseconds.
+KEPT_MS = 7 * 24 * 3600 * 1000
 
 
 def declare_outcomes(connection: Any, names: AmqpNames, max_bytes: int) -> None:
@@ -82,6 +93,11 @@ def declare_letters(connection: Any, name: str, queue_type: str) -> None:
             channel.queue_declare(name, durable=True, auto_delete=False, arguments=arguments)
         except PreconditionFailed:
             log.debug("dead_letter_queue.kept", dead_letter_queue=name, why="it is there, with other arguments")
+
+
+def declare_start(channel: Any, name: str) -> None:
+    """A recorded start (`amqp_starts`): a queue for nothing but its name, classic, whatever the others are: it is there at once."""
+    channel.queue_declare(name, durable=True, auto_delete=False, arguments={QUEUE_TYPE: CLASSIC, "x-expires": KEPT_MS})
 
 
 def has_queue(connection: Any, name: str) -> bool:

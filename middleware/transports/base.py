@@ -81,7 +81,7 @@ class Held:
     `release_credit` gives its place in the prefetch window back; the receiver sets it. `request` is Celery's, once there is one and
     until the message `has_left`: the two refer to each other, and are to go away without the help of a garbage collector.
     `handed_over_before` is how often the broker says that it has handed the message over before, to somebody who has not ended it;
-    `pauses` says that it is a suspect, and begins a moment later, alone.
+    `was_cut` says that a connection which broke explains that: this worker's did, too, and it lives.
     """
 
     tag: str
@@ -92,7 +92,7 @@ class Held:
     release_credit: Callable[[], None] = field(default=lambda: None)
     request: Any = None
     handed_over_before: int = 0
-    pauses: bool = False
+    was_cut: bool = False
     has_left: bool = False
 
     def leave(self) -> None:

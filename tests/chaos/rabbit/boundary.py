@@ -3,9 +3,10 @@
 A publication of the publisher's is a step by what it is for (`defer`, `dead_letter`, `recover`, `release`, `record`, ...):
 `before` it, nothing was sent; `after` it, the broker has confirmed it, and nothing else has happened. `confirm.before` is between
 the two: published, and not confirmed. Steps of a producer are `announce` (the event of a publication) and `publish`. The others:
-`receive` (a delivery becomes the worker's), `acknowledge`, `declare`, `keep` (a dead-letter queue is declared), `rest` (a worker
-that stops waits for its last acknowledgements), `look`, `give_back` and `lock` (an operator's tool takes messages to read them, and
-puts them back; an export keeps others away), `listen` (a queue of one's own beside the outcome log).
+`receive` (a delivery becomes the worker's), `start` (that of a suspect is recorded), `acknowledge`, `declare`, `keep` (a
+dead-letter queue is declared), `rest` (a worker that stops waits for its last acknowledgements), `look`, `give_back` and `lock` (an
+operator's tool takes messages to read them, and puts them back; an export keeps others away), `listen` (a queue of one's own
+beside the outcome log).
 
 An order is read, counted and carried out by `tests.chaos.boundary`.
 """
@@ -21,6 +22,7 @@ from redelivery.middleware.transports.amqp_channel import Channel
 from redelivery.middleware.transports.amqp_claim import ChannelClaim
 from redelivery.middleware.transports.amqp_names import DELAY_PREFIX, OUTCOMES
 from redelivery.middleware.transports.amqp_publisher import Publisher
+from redelivery.middleware.transports.amqp_starts import Starts
 from redelivery.workers import amqp_letters, amqp_outcomes
 from redelivery.workers.amqp_look import Look
 from tests.chaos.boundary import begin, here, stand_around
@@ -101,6 +103,7 @@ def _is_task(message: Any) -> bool:
 
 def _at_claim() -> None:
     stand_around(ChannelClaim, "take", "receive", lambda _self, message: getattr(message, "received", None) is not None)
+    stand_around(Starts, "note", "start")
     stand_around(Channel, "acknowledge", "acknowledge", lambda _self, tags: tags)
     stand_around(Channel, "await_acknowledged", "rest")
 

@@ -11,7 +11,7 @@ SENT = ("confirm.before",)
 BOUNDARIES: dict[str, tuple[str, ...]] = {
     "worker": (
         *around("receive", "acknowledge", "defer", "dead_letter", "recover", "release", "redrive", "record"),
-        *around("declare", "keep", "rest"),
+        *around("start", "declare", "keep", "rest"),
         *SENT,
     ),
     "child": (*around("run", "announce", "publish"), *FILE),
