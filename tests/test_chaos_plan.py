@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.chaos.faults import Faults
 from tests.chaos.page import BEGIN, END, read_kills, write
 from tests.chaos.plan import BOUNDARIES, Plan
 from tests.running import ROOT
@@ -143,11 +144,51 @@ def test_a_page_takes_the_figures_of_a_run(tmp_path: Path) -> None:
     kills = {"worker:receive.before": 7, "worker:receive.after": 8, "leave:hand_back.after": 1}
     facts = {"lives": 9, "lost": 0, "duplicated": 0, "repeats": 2, "unnamed_repeats": 0, "missing": [], "verdicts": None}
     write(
-        page, {"seed": 1, "seconds": 60, "kills": 19, "by_boundary": {**kills, "worker:at_random": 3}, "other_faults": {}, **facts}
+        page,
+        {
+            "seed": 1,
+            "seconds": 60,
+            "kills": 19,
+            "by_boundary": {**kills, "worker:at_random": 3},
+            "other_faults": {"cut": 2, "kill": 1},
+            **facts,
+        },
     )
     text = page.read_text("utf-8")
     assert read_kills(text) == kills
+    assert "| other faults | 3: `cut` 2, `kill` 1 |" in text
     assert (text.startswith("before\n"), text.endswith("behind\n"), "old" in text) == (True, True, False)
     page.write_text("no marks", "utf-8")
     with pytest.raises(ValueError, match="no place for figures"):
         write(page, {})
+
+
+def test_every_kind_of_fault_is_done_before_any_is_done_more_often_than_the_deck_has_it() -> None:
+    """In another order for another seed; what may not be done yet goes under the deck, and is done when it may."""
+
+    class Told(Faults):
+        young = True
+
+        def may(self, name: str) -> bool:
+            return name != "late" or not self.young
+
+        def __getattr__(self, name: str) -> Any:
+            return lambda: None
+
+    def drawn(seed: int) -> list[str]:
+        nobody: Any = None
+        faults = Told(nobody, seed, ("often", "often", "once", "late"), 0.0)
+        order: list[str] = []
+        for count in range(8):
+            faults.young = count < 3
+            before = faults.done.copy()
+            faults._do_next()
+            order += (faults.done - before).elements()
+            assert faults.is_through == (set(order) == {"often", "once", "late"})
+        return order
+
+    orders = [drawn(seed) for seed in range(9)]
+    for order in orders:
+        assert sorted(order[:4]) == sorted(order[4:]) == ["late", "often", "often", "once"]
+        assert order[3] == "late"
+    assert len({tuple(order[4:]) for order in orders}) > 1

@@ -1,4 +1,4 @@
-"""The faults: what is done to a fleet beside the orders, each a method, drawn at random.
+"""The faults: what is done to a fleet beside the orders, each a method, drawn from a shuffled deck until that is through.
 
 Enters: the fleet, which faults, and how far apart. Leaves: how often each was done, and until when nobody should be asked anything.
 """
@@ -50,6 +50,12 @@ class Faults:
         self._next = time.monotonic() + 3.0
         self._later: list[tuple[float, Callable[[], bool], Callable[[], None]]] = []
         self._silent_until = 0.0
+        self._deck: list[str] = []
+
+    @property
+    def is_through(self) -> bool:
+        """Whether every kind of fault was done once at least."""
+        return set(self._names) <= self.done.keys()
 
     @property
     def is_silent(self) -> bool:
@@ -64,9 +70,23 @@ class Faults:
             each[2]()
         if self._names and not calm and now >= self._next:
             self._next = now + self._chance.uniform(0.5, 1.5) * self._every
-            name = self._chance.choice(self._names)
-            self.done[name] += 1
-            getattr(self, f"_{name}")()
+            self._do_next()
+
+    def may(self, name: str) -> bool:  # noqa: ARG002 - another broker's may not always
+        """Whether this can be done now; what cannot goes back, under the deck."""
+        return True
+
+    def _do_next(self) -> None:
+        if not self._deck:
+            self._deck = list(self._names)
+            self._chance.shuffle(self._deck)
+        name = next((each for each in reversed(self._deck) if self.may(each)), None)
+        if name is None:
+            return
+        while (drawn := self._deck.pop()) != name:
+            self._deck.insert(0, drawn)
+        self.done[name] += 1
+        getattr(self, f"_{name}")()
 
     def end(self) -> None:
         """Undo everything."""

@@ -47,7 +47,7 @@ def section(figures: Mapping[str, Any]) -> str:
         "kills": f"{figures['kills']:,}",
         "of these at a boundary, with a message in hand": f"{at_boundaries:,}",
         "boundaries hit less often than asked for": len(figures["missing"]),
-        "other faults": f"{sum(figures['other_faults'].values()):,}",
+        "other faults": _by_kind(figures["other_faults"]),
         "lives in the books": f"{figures['lives']:,}",
         "lost": figures["lost"],
         **_ended_twice(figures),
@@ -62,6 +62,11 @@ def section(figures: Mapping[str, Any]) -> str:
         )
         lines.append(f"| {role} | {elsewhere.get(role, 0)} | {its} |")
     return "\n".join(lines)
+
+
+def _by_kind(faults: Mapping[str, int]) -> str:
+    kinds = ", ".join(f"`{name}` {count}" for name, count in sorted(faults.items()))
+    return f"{sum(faults.values()):,}" + (f": {kinds}" if kinds else "")
 
 
 def _ended_twice(figures: Mapping[str, Any]) -> dict[str, Any]:

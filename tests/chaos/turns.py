@@ -51,12 +51,12 @@ class Turns(ABC):
         return self.fleet.kills
 
     def go(self, *, seconds: float, kills: int = 0) -> None:
-        """Work until so many have been killed and every boundary was hit as often as planned, at most so many seconds."""
+        """Work until so many have been killed, every boundary was hit as planned, and every fault was done; at most so long."""
         deadline, told = time.monotonic() + seconds, time.monotonic()
         while time.monotonic() < deadline:
             self.turn()
             count = sum(self.kills.values())
-            if count >= kills and not self.plan.missing:
+            if count >= kills and not self.plan.missing and self.faults.is_through:
                 break
             if time.monotonic() - told > 10:
                 told = time.monotonic()

@@ -38,6 +38,6 @@ class RabbitFaults(Faults):
         with suppress(AssertionError, SubprocessError):
             self._rabbit.node.evaluate(f"rabbit_alarm:set_alarm({{{what}, []}}), {clear}, ok.")
 
-    def _restart(self) -> None:
-        if time.monotonic() > self._since + YOUNG:
-            super()._restart()
+    def may(self, name: str) -> bool:
+        """The node is not restarted while it is young."""
+        return name != "restart" or time.monotonic() > self._since + YOUNG
