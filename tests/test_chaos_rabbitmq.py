@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
+from redelivery.middleware.transports.amqp_names import OUTCOMES
 from tests.chaos.plan import Plan
 from tests.chaos.rabbit.account import Account, account
 from tests.chaos.rabbit.harness import RabbitRun
 from tests.chaos.rabbit.plan import BOUNDARIES
+from tests.running import Shop
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.rabbit import Node
+    from tests.rabbit import Node, Rabbit
 
 SEED = int(os.environ.get("CHAOS_SEED", "1"))
 #: Between all steps of a transition, and in each kind of process; the others are for `./dev chaos --broker rabbitmq`.
@@ -44,6 +46,20 @@ def test_a_kill_between_any_two_steps_on_rabbitmq_loses_nothing_and_is_named(fol
     assert not run.plan.missing, f"{run.plan.missing} were not hit; {again}"
     assert not made.faults, f"{made.faults[:10]}; {again}"
     assert made.lives > 40
+
+
+def test_what_came_after_the_export_is_told_from_what_is_lost(folder: Path, rabbit: Rabbit) -> None:
+    """Both were recorded and are in no export; one is still in the log."""
+    run = RabbitRun(folder, SEED, Plan(SEED, 0, ()), node=rabbit.node)
+    run.fleet.rabbit = rabbit
+    shop = Shop(cast("Any", rabbit), folder, conf={"broker_transport_options": {"confirm_publish": True}})
+    task_id = shop.send("ok")
+    (late,) = run._unexported(set())
+    assert late.startswith(f"{task_id}: published was recorded, and is still in the log")
+    with rabbit.connection() as connection:
+        connection.default_channel.queue_purge(OUTCOMES)
+    assert run._unexported(set()) == [f"{task_id}: published was recorded, and no export has it"]
+    assert run._unexported({event.event_id for event in rabbit.events()}) == []
 
 
 # the account

@@ -14,6 +14,9 @@ from typing import TYPE_CHECKING, Any
 from celery import Celery
 from kombu.exceptions import OperationalError
 
+from redelivery.middleware.transports.amqp_events import events_of
+from redelivery.middleware.transports.amqp_names import OUTCOMES
+from redelivery.workers.amqp_look import Look
 from tests.chaos.lines import read_lines
 from tests.chaos.rabbit.account import Account, account
 from tests.chaos.rabbit.commands import RabbitCommands
@@ -154,14 +157,23 @@ class RabbitRun(Turns):
         events = self.export()
         died = {line["pid"]: line["boundary"] for line in read_lines(self.folder / "kills")}
         made = account(events, self.fleet.letters(), self.notes(), read_lines(self.folder / "ledger"), died)
-        exported = {event["event_id"] for event in events}
-        missing = [event for event in self.fleet.rabbit.events() if event.event_id not in exported]
-        made.faults += [f"{event.task_id}: {event.outcome} was recorded, and no export has it" for event in missing]
+        made.faults += self._unexported({event["event_id"] for event in events})
         archived = archived_in(self.fleet.archive)
         purged = {(event["task_id"], event["generation"]) for event in events if event["outcome"] == "purged"}
         made.faults += [f"{each}: purged, and no archive has it" for each in sorted(purged - archived)]
         made.faults += self.gaps()
         return made
+
+    def _unexported(self, exported: set[str]) -> list[str]:
+        """What was recorded and is in no export: it came too late and is still in the log; or it is lost."""
+        missing = [event for event in self.fleet.rabbit.events() if event.event_id not in exported]
+        with self.fleet.rabbit.connection() as connection, Look(connection, OUTCOMES, read=lambda message: message.body) as look:
+            late = {event.event_id for found in look for event in events_of(found.raw)}
+        return [
+            f"{event.task_id}: {event.outcome} was recorded, and "
+            + ("is still in the log: it came when the export was over" if event.event_id in late else "no export has it")
+            for event in missing
+        ]
 
     def books(self) -> dict[tuple[str, int, int, str], str]:
         """What the reconciliation says of each life that does not balance."""
