@@ -38,6 +38,9 @@ __all__ = ["Arrivals"]
 
 #: How long after its expiry a message that a worker holds is looked at (milliseconds): Celery's timers may be some early.
 EXPIRED_MS = 50
+#: How often a connection may break under a message before that is held against it: a task may be what breaks it, or what its broker
+#: has no patience for (`consumer_timeout`).
+FREE_CUTS = 3
 
 
 class Arrivals:
@@ -124,17 +127,18 @@ class Arrivals:
         """The broker hands over again what a worker held that is gone: what `workers.recoverer` does where messages are leased.
 
         Nobody can tell what it had begun the first time; from then on its starts are recorded. Where it was the connection that
-        broke, and not the worker, as this worker can tell by its own, nothing is held against the message.
+        broke, and not the worker, as this worker can tell by its own, nothing is held against the message, the first few times.
         """
         headers = message.headers if isinstance(message.headers, dict) else {}
         policy = self.install.policy_for(held.queue, str(headers.get("task")))
-        is_suspect, transport = Envelope.of(headers).suspect, cast("Any", self.install.transport)
-        is_recorded = is_suspect or policy.persist_delivery_count == "always"
+        known, transport = Envelope.of(headers), cast("Any", self.install.transport)
+        is_innocent = held.was_cut and known.delivery - known.attempt < FREE_CUTS
+        is_recorded = known.suspect or policy.persist_delivery_count == "always"
         started = transport.started(held) if is_recorded else None
-        counts = started is not None and not held.was_cut
+        counts = started is not None and not is_innocent
         log.info("message.handed_over_again", tag=held.tag, queue=held.queue, times=held.handed_over_before, counts=counts)
-        given = started if counts else None
-        recover(self.install, held, started=given, worker="", now_ms=held.seen_ms, is_suspect=is_suspect or not held.was_cut)
+        given, is_suspect = started if counts else None, known.suspect or not is_innocent
+        recover(self.install, held, started=given, worker="", now_ms=held.seen_ms, is_suspect=is_suspect)
         self.install.owner.drop(held.tag)
         return True
 

@@ -52,7 +52,7 @@ def test_what_waits_for_its_time_outlasts_the_consumer_timeout(impatient_shop: S
 
 
 def test_what_runs_longer_than_the_consumer_timeout_is_kept_in_the_end(impatient_shop: Shop) -> None:
-    """The broker closes the worker's channel and delivers again what still runs: two times for nothing, then counted; a letter."""
+    """The broker closes the worker's channel and delivers again what runs: three times for nothing, then counted; a letter."""
     worker = impatient_shop.start("--without-heartbeat", concurrency=4, pool="threads")
     task_id = impatient_shop.send("naps", 3 * TIMEOUT)
     assert impatient_shop.ended(task_id, "dead_lettered", 120).reason == "worker_lost"

@@ -122,7 +122,9 @@ class AmqpTransport:
                     self._ready.add(("delay", queue.name))
         assert self.claim is not None  # noqa: S101 - the caller has begun it
         self.claim.attach(consumer)
-        self._forget_starts([tag for tag in list(self._begun) if tag not in self.claim.held])
+        self._begun = {
+            tag: name for tag, name in self._begun.copy().items() if tag in self.claim.held
+        }  # whoever is given it next asks
 
     # transitions of a message that a worker holds
 
