@@ -16,7 +16,7 @@ import signal
 import time
 from contextlib import suppress
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from celery import Celery
 from kombu.exceptions import OperationalError
@@ -32,7 +32,7 @@ from tests.chaos.turns import Turns
 from tests.chaos.verdict import Verdict, archived_in, judge
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from tests.chaos.boundary import Order
@@ -57,19 +57,18 @@ SETTINGS: dict[str, Any] = {
 }
 #: Steps of whoever is asked to stop, and what it says when it can be asked.
 ASKED_TO_STOP = {"release": b" ready.", "resign": b"dispatcher.leads"}
-#: What is published besides, while these boundaries have not been hit often enough: more than a queue may hold, which the workers'
-#: queue keepers see to, and the retention to what they evict; letters for the handler, in a child; publications by a child.
-LACKING: dict[tuple[str, ...], tuple[Any, ...]] = {
-    ("worker:evict", "worker:purge", "worker:write", "worker:name"): ("capped", "ok"),
-    ("child:write", "child:name"): ("judged", "raises", "dead_letter"),
-    ("child:publish_within",): ("celery", "fans", "capped"),
-}
-#: Messages that wait or are held, above which nothing more is published.
-BACKLOG = 60
 
 
 class Run(Turns):
     """One run. `build` names a deliberately broken build; `faults` what is done beside the orders."""
+
+    #: More than a queue may hold, which the workers' queue keepers see to, and the retention to what they evict; letters for the
+    #: handler, in a child; publications by a child.
+    LACKING: ClassVar[Mapping[tuple[str, ...], tuple[Any, ...]]] = {
+        ("worker:evict", "worker:purge", "worker:write", "worker:name"): ("capped", "ok"),
+        ("child:write", "child:name"): ("judged", "raises", "dead_letter"),
+        ("child:publish_within",): ("celery", "fans", "capped"),
+    }
 
     def __init__(
         self,
@@ -93,18 +92,17 @@ class Run(Turns):
         self._chance = random.Random(f"run-{seed}")  # noqa: S311 - a scenario, no secret
         self._commands = Commands(self.fleet, plan, self._chance)
         self._leaving = Leaving(self.fleet, plan)
-        self._produced = 0
         self._ask_again_at = 0.0
 
     def open(self) -> None:
         """Start the broker, the proxy and the nursery."""
         self.fleet.open()
-        self._plain = Celery("plain", broker=self.fleet.server.url, set_as_current=False)
+        self.plain = Celery("plain", broker=self.fleet.server.url, set_as_current=False)
 
     def close(self) -> None:
         """End everything."""
         self.fleet.close()
-        self._plain.close()
+        self.plain.close()
 
     def _keep_going(self) -> None:
         if not self._calm:
@@ -130,9 +128,9 @@ class Run(Turns):
         self._ask_again_at = time.monotonic() + 0.3
         with suppress(OperationalError, RedisError):
             if not process.revoked:
-                process.revoked = str(self._plain.send_task("tests.shop.ok", queue="celery", countdown=10, retry=False).id)
+                process.revoked = str(self.plain.send_task("tests.shop.ok", queue="celery", countdown=10, retry=False).id)
             elif self.fleet.is_delayed(process.revoked):
-                self._plain.control.revoke(process.revoked, destination=[process.name], retry=False)
+                self.plain.control.revoke(process.revoked, destination=[process.name], retry=False)
 
     def _stop(self, process: Process, step: str) -> None:
         """A warm shutdown gives back what a worker holds and does not run, and the lead that a dispatcher has."""
@@ -161,23 +159,8 @@ class Run(Turns):
     def _start_dispatcher(self, slot: str, order: Order | None) -> Process:
         return self.fleet.start("dispatcher", ["redelivery", "dispatcher"], order, slot=slot)
 
-    def _publish(self) -> None:
-        waiting = self.fleet.waiting()
-        if self.fleet.alive("producer") is not None or waiting is None or waiting > BACKLOG:
-            return
-        self._produced += 1
-        for boundaries, what in LACKING.items():
-            if self.plan.lacks(*boundaries):
-                self._send(*what)
-        mix, count = ("waits", 10) if self._leaving.needs_messages() else (self._mix, 40)
-        words = ["produce", f"{self.seed}-{self._produced}", str(count), str(self.folder / "ledger"), mix]
-        self.fleet.start("producer", words, self.plan.next("producer") if mix == self._mix else None, slot="producer")
-
-    def _send(self, queue: str, task: str, *args: Any) -> None:
-        """Publish some, as a plain producer does, which knows of no bound and announces nothing."""
-        with suppress(OperationalError, RedisError):
-            for _ in range(12):
-                self._plain.send_task(f"tests.shop.{task}", args, queue=queue, retry=False)
+    def _mix_of(self, number: int) -> tuple[str, int, bool]:  # noqa: ARG002 - each is as the others
+        return ("waits", 10, False) if self._leaving.needs_messages() else (self._mix, 40, True)
 
     # the end
 

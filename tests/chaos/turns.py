@@ -12,15 +12,21 @@ import subprocess
 import sys
 import time
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from kombu.exceptions import OperationalError
+from redis.exceptions import RedisError
 
 from tests.chaos.lines import Tail, read_lines
 from tests.running import ROOT, until
 
 if TYPE_CHECKING:
     from collections import Counter
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from pathlib import Path
+
+    from celery import Celery
 
     from tests.chaos.boundary import Order
     from tests.chaos.faults import Faults
@@ -38,12 +44,19 @@ class Turns(ABC):
 
     fleet: Fleet
     faults: Faults
+    #: A plain producer's app, which announces nothing and knows of no bound.
+    plain: Celery
+    #: What is published besides, while these boundaries have not been hit often enough.
+    LACKING: ClassVar[Mapping[tuple[str, ...], tuple[Any, ...]]] = {}
+    #: Messages that wait or are held, above which nothing more is published.
+    BACKLOG: ClassVar[int] = 60
 
     def __init__(self, folder: Path, seed: int, plan: Plan, want: int, say: Callable[[str], None]) -> None:
         self.folder, self.seed, self.plan = folder, seed, plan
         self._want, self._say = want, say
         self._kills = Tail(folder / "kills")
         self._calm = False
+        self._produced = 0
 
     @property
     def kills(self) -> Counter[str]:
@@ -92,6 +105,31 @@ class Turns(ABC):
     @abstractmethod
     def _lead_to(self, process: Process, step: str) -> None:
         """Make this process come to its step, where it would not come to it by itself."""
+
+    # what is published
+
+    def _publish(self) -> None:
+        """Start a producer where none is at work, and what waits is not too much."""
+        waiting = self.fleet.waiting()
+        if self.fleet.alive("producer") is not None or waiting is None or waiting > self.BACKLOG:
+            return
+        self._produced += 1
+        for boundaries, what in self.LACKING.items():
+            if self.plan.lacks(*boundaries):
+                self._send(*what)
+        mix, count, may_die = self._mix_of(self._produced)
+        words = ["produce", f"{self.seed}-{self._produced}", str(count), str(self.folder / "ledger"), mix]
+        self.fleet.start("producer", words, self.plan.next("producer") if may_die else None, slot="producer")
+
+    @abstractmethod
+    def _mix_of(self, number: int) -> tuple[str, int, bool]:
+        """What the producer of this number publishes: which mix, how many, and whether it may be told to die."""
+
+    def _send(self, queue: str, task: str, *args: Any) -> None:
+        """Publish some, as a plain producer does."""
+        with suppress(OperationalError, RedisError, OSError):
+            for _ in range(12):
+                self.plain.send_task(f"tests.shop.{task}", args, queue=queue, retry=False)
 
     # the end
 

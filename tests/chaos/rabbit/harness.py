@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import random
 import signal
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from celery import Celery
-from kombu.exceptions import OperationalError
 
 from redelivery.middleware.transports.amqp_events import events_of
 from redelivery.middleware.transports.amqp_names import OUTCOMES
@@ -26,7 +24,7 @@ from tests.chaos.turns import Turns
 from tests.chaos.verdict import archived_in
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from tests.chaos.boundary import Order
@@ -45,21 +43,19 @@ SETTINGS: dict[str, Any] = {
 }
 #: Steps of a worker that is asked to stop.
 STOPPING = {"release", "rest"}
-#: What is published besides, while these boundaries have not been hit often enough.
-LACKING: dict[tuple[str, ...], tuple[Any, ...]] = {
-    ("child:write", "child:name", "worker:redrive"): ("judged", "raises", "dead_letter"),
-    ("child:publish", "child:announce"): ("celery", "fans", "celery"),
-    ("worker:rest",): ("counted", "ok"),
-    ("redrive:", "move:", "purge:", "archivist:"): ("celery", "raises", "dead_letter"),
-}
-#: Messages that wait or are held, above which nothing more is published.
-BACKLOG = 150
 
 
 class RabbitRun(Turns):
     """One run, on a node of its own where none is given."""
 
     fleet: RabbitFleet
+    LACKING: ClassVar[Mapping[tuple[str, ...], tuple[Any, ...]]] = {
+        ("child:write", "child:name", "worker:redrive"): ("judged", "raises", "dead_letter"),
+        ("child:publish", "child:announce"): ("celery", "fans", "celery"),
+        ("worker:rest",): ("counted", "ok"),
+        ("redrive:", "move:", "purge:", "archivist:"): ("celery", "raises", "dead_letter"),
+    }
+    BACKLOG = 150
 
     def __init__(
         self,
@@ -80,18 +76,17 @@ class RabbitRun(Turns):
         self._pools = pools
         self._chance = random.Random(f"run-{seed}")  # noqa: S311 - a scenario, no secret
         self._commands = RabbitCommands(self.fleet, plan, self._chance, self._later)
-        self._produced = 0
 
     def open(self) -> None:
         """Start the broker, the proxy and the nursery."""
         self.fleet.open()
-        self._plain = Celery("plain", broker=self.fleet.rabbit.url, set_as_current=False)
-        self._plain.conf.task_queues = queues()
-        self._plain.conf.broker_transport_options = {"confirm_publish": True}
+        self.plain = Celery("plain", broker=self.fleet.rabbit.url, set_as_current=False)
+        self.plain.conf.task_queues = queues()
+        self.plain.conf.broker_transport_options = {"confirm_publish": True}
 
     def close(self) -> None:
         """End everything."""
-        self._plain.close()
+        self.plain.close()
         self.fleet.close()
 
     def _keep_going(self) -> None:
@@ -125,27 +120,12 @@ class RabbitRun(Turns):
         )
         return self.fleet.start_worker(self._chance.choice(self._pools), queues, order, children=children, slot=slot)
 
-    def _publish(self) -> None:
-        waiting = self.fleet.waiting()
-        if self.fleet.alive("producer") is not None or waiting is None or waiting > BACKLOG:
-            return
-        self._produced += 1
-        for boundaries, what in LACKING.items():
-            if self.plan.lacks(*boundaries):
-                self._send(*what)
-        mix, count = ("brief", "15") if self._produced % 3 == 0 and self.plan.lacks("importer:") else ("rabbitmq", "40")
-        words = ["produce", f"{self.seed}-{self._produced}", count, str(self.folder / "ledger"), mix]
-        self.fleet.start("producer", words, self.plan.next("producer"), slot="producer")
-
-    def _send(self, queue: str, task: str, *args: Any) -> None:
-        """Publish some, as a plain producer does, which announces nothing."""
-        with suppress(OperationalError, OSError):
-            for _ in range(12):
-                self._plain.send_task(f"tests.shop.{task}", args, queue=queue, retry=False)
+    def _mix_of(self, number: int) -> tuple[str, int, bool]:
+        return ("brief", 15, True) if number % 3 == 0 and self.plan.lacks("importer:") else ("rabbitmq", 40, True)
 
     def _later(self, seconds: float) -> str:
         """Publish one that waits so long; its id."""
-        return str(self._plain.send_task("tests.shop.ok", queue="celery", countdown=seconds, retry=False).id)
+        return str(self.plain.send_task("tests.shop.ok", queue="celery", countdown=seconds, retry=False).id)
 
     # the end
 
