@@ -41,6 +41,9 @@ EXPIRED_MS = 50
 #: How often a connection may break under a message before that is held against it: a task may be what breaks it, or what its broker
 #: has no patience for (`consumer_timeout`).
 FREE_CUTS = 3
+#: How often a message may be handed over again uncounted, whatever is known of its starts: workers that may not record any (a right
+#: is missing) must not die of one task for ever. RabbitMQ 4 allows a quorum queue as many (`delivery-limit`).
+MOST_UNCOUNTED = 20
 
 
 class Arrivals:
@@ -132,9 +135,12 @@ class Arrivals:
         headers = message.headers if isinstance(message.headers, dict) else {}
         policy = self.install.policy_for(held.queue, str(headers.get("task")))
         known, transport = Envelope.of(headers), cast("Any", self.install.transport)
-        is_innocent = held.was_cut and known.delivery - known.attempt < FREE_CUTS
+        uncounted = known.delivery - known.attempt
+        is_innocent = held.was_cut and uncounted < FREE_CUTS
         is_recorded = known.suspect or policy.persist_delivery_count == "always"
         started = transport.started(held) if is_recorded else None
+        if started is None and uncounted >= MOST_UNCOUNTED:
+            started = ""
         counts = started is not None and not is_innocent
         log.info("message.handed_over_again", tag=held.tag, queue=held.queue, times=held.handed_over_before, counts=counts)
         given, is_suspect = started if counts else None, known.suspect or not is_innocent

@@ -10,9 +10,11 @@ from kombu import Connection
 from structlog.testing import capture_logs
 
 from redelivery.errors import BrokerUnavailable
-from redelivery.middleware.envelope import Envelope
+from redelivery.middleware.arrival import MOST_UNCOUNTED
+from redelivery.middleware.envelope import HEADER, Envelope
 from redelivery.middleware.transports.amqp_names import START
 from redelivery.middleware.transports.amqp_starts import Starts, start_of
+from redelivery.workers.testing.rabbit_node import USER
 from tests.chaos.proxy import Proxy
 from tests.running import Shop, until
 
@@ -22,7 +24,8 @@ if TYPE_CHECKING:
 
     from tests.rabbit import Rabbit
 
-POLICY = {"redelivery_delay": 0.1, "redelivery_delay_multiplier": 1.0, "max_delivery_attempts": 2}
+POLICY_ATTEMPTS = 2
+POLICY = {"redelivery_delay": 0.1, "redelivery_delay_multiplier": 1.0, "max_delivery_attempts": POLICY_ATTEMPTS}
 CONFIRMED = {"broker_transport_options": {"confirm_publish": True}}
 
 
@@ -103,6 +106,22 @@ def test_a_worker_that_is_told_to_stop_at_once_is_no_crash(here: Shop, rabbit: R
     here.start(concurrency=1)
     ran(here, task_id, 3)
     assert [event.attempt for event in here.events_of(task_id) if event.outcome == "redelivery_scheduled"] == [1, 1]
+
+
+def test_a_task_whose_starts_may_not_be_recorded_does_not_kill_workers_for_ever(here: Shop, rabbit: Rabbit) -> None:
+    """A worker without that right says so; what was handed over so often that no innocent message would be is counted, and dies."""
+    rabbit.ctl("set_permissions", USER, "^(?!redelivery.start)", ".*", ".*")
+    before = Envelope(delivery=MOST_UNCOUNTED - 2, suspect=True)
+    task_id = here.send("naps", 3600, headers={HEADER: before.to_header()})
+    for times in range(1, 2 + POLICY_ATTEMPTS + 1):
+        worker = here.start(concurrency=1, pool="solo")
+        ran(here, task_id, times)
+        worker.kill()
+    last = here.start(concurrency=1, pool="solo")
+    assert here.ended(task_id, "dead_lettered").reason == "worker_lost"
+    assert "start.unsure" in worker.text
+    assert not recorded(rabbit)
+    last.stop()
 
 
 # the starts themselves
