@@ -113,15 +113,15 @@ def test_a_task_whose_starts_may_not_be_recorded_does_not_kill_workers_for_ever(
     rabbit.ctl("set_permissions", USER, "^(?!redelivery.start)", ".*", ".*")
     before = Envelope(delivery=MOST_UNCOUNTED - 2, suspect=True)
     task_id = here.send("naps", 3600, headers={HEADER: before.to_header()})
+    workers = []
     for times in range(1, 2 + POLICY_ATTEMPTS + 1):
-        worker = here.start(concurrency=1, pool="solo")
+        workers.append(here.start(concurrency=1, pool="solo"))
         ran(here, task_id, times)
-        worker.kill()
-    last = here.start(concurrency=1, pool="solo")
+        workers[-1].kill()
+    here.start(concurrency=1, pool="solo")
     assert here.ended(task_id, "dead_lettered").reason == "worker_lost"
-    assert "start.unsure" in worker.text
+    assert "start.unsure" in workers[-1].text
     assert not recorded(rabbit)
-    last.stop()
 
 
 # the starts themselves
