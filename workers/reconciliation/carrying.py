@@ -25,12 +25,15 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
 from pyspark.sql.types import BooleanType, StringType, StructField, StructType
 
 from redelivery.middleware.outcomes import Outcome
-from redelivery.workers.reconciliation.lives import KEY, fold, with_queues_named
+from redelivery.workers.reconciliation.lives import KEY, fold, merged, with_queues_named
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from pyspark.sql import Column, DataFrame
+
+    from redelivery.workers.reconciliation.few import Ways
+    from redelivery.workers.reconciliation.inputs import Inputs
 
 __all__ = ["Carried", "carried", "held_schema", "marked", "to_hold"]
 
@@ -46,7 +49,8 @@ _SAID: Final = ("said", "settled")
 class Carried:
     """`alone` are the lives that no earlier run knew, `touched` the others; `known` says what was said of those, by their keys.
 
-    `before` holds them as earlier runs had counted them; `late` is how many tasks were read again.
+    `before` holds them as earlier runs had counted them; `late` is how many tasks were read again; `any_redriven` is false where no
+    life of the earlier runs was opened by a redrive.
     """
 
     alone: DataFrame
@@ -54,6 +58,7 @@ class Carried:
     known: DataFrame
     before: DataFrame
     late: int
+    any_redriven: bool
 
 
 def _false() -> Column:
@@ -66,28 +71,23 @@ def held_schema(lives: DataFrame) -> StructType:
     return StructType([*lives.schema.fields, *said])
 
 
-def carried(  # noqa: PLR0917 - what this run found, and what the earlier ones left
-    fresh: DataFrame,
-    held: DataFrame,
-    events: DataFrame,
-    inventory: DataFrame,
-    watermark_ms: int,
-    earlier: Callable[[], tuple[DataFrame, int]],
-    keep: Callable[[DataFrame], DataFrame],
-) -> Carried:
+def carried(fresh: DataFrame, held: DataFrame, inputs: Inputs, ways: Ways, *, are_named: bool) -> Carried:
     """Join what is new with what is known.
 
-    `earlier` reads the events of earlier runs that still have files, and says from which time on they are complete (ms); `keep`
-    keeps a table that is asked for more than once.
+    `fresh` are the lives of these `inputs`, each of which has a queue where they `are_named`; `held` those of the last run's state.
     """
-    late = keep(_late(fresh, held, watermark_ms))
+    keep, sent, events, inventory = ways.keep, ways.sent, inputs.events, inputs.inventory
+    unnamed, redriven = F.count_if(F.col("queue") == ""), F.count_if(F.col(Outcome.REDRIVEN) > 0)
+    about = held.agg(unnamed.alias("unnamed"), redriven.alias("redriven")).first()
+    watermark_ms = -1 if inputs.watermark_ms is None else inputs.watermark_ms
+    late = keep(_late(fresh, sent(held.select("task_id")), watermark_ms))
     count = late.count()
     refolded = known = before = None
     if count:
-        old, complete_ms = earlier()
+        old, complete_ms = inputs.earlier()
         # A task that was open before the oldest file: its events cannot be counted again.
         beyond = held.where(F.col("first_ms") < complete_ms).select("task_id").distinct()
-        late = keep(late.join(beyond, "task_id", "left_anti"))
+        late = sent(keep(late.join(beyond, "task_id", "left_anti")))
         old = old.join(late, "task_id", "left_semi")
         again = events.join(late, "task_id", "left_semi").unionByName(old)
         refolded = with_queues_named(fold(again, inventory.join(late, "task_id", "left_semi")))
@@ -96,18 +96,19 @@ def carried(  # noqa: PLR0917 - what this run found, and what the earlier ones l
         # A life of a task that was not carried over had balanced.
         known = before.select(*KEY).join(said, list(KEY), "full").select(*KEY, *_of_the_settled())
     rest = held if not count else held.join(late, "task_id", "left_anti")
-    tasks = rest.select("task_id").distinct()
-    merged = with_queues_named(fresh.join(tasks, "task_id", "left_semi").unionByName(rest.drop(*_SAID)))
-    touched = merged if refolded is None else merged.unionByName(refolded)
-    all_tasks = tasks if not count else tasks.union(late)
+    tasks = sent(rest.select("task_id").distinct())
+    parts = fresh.join(tasks, "task_id", "left_semi").unionByName(rest.drop(*_SAID))
+    whole = merged(parts) if are_named and about is not None and not about["unnamed"] else with_queues_named(parts)
+    touched = whole if refolded is None else whole.unionByName(refolded)
+    all_tasks = tasks if not count else sent(rest.select("task_id").union(late).distinct())
     said = rest.select(*KEY, *_SAID)
-    seen = keep(touched.where((F.col("events") > 0) | F.col("place").isNotNull()))
     return Carried(
         alone=fresh.join(all_tasks, "task_id", "left_anti"),
-        touched=seen,
-        known=said if known is None else said.unionByName(known),
+        touched=touched.where((F.col("events") > 0) | F.col("place").isNotNull()),
+        known=sent(said if known is None else said.unionByName(known)),
         before=rest.drop(*_SAID) if before is None else rest.drop(*_SAID).unionByName(before),
         late=count,
+        any_redriven=count > 0 or about is None or about["redriven"] > 0,
     )
 
 
@@ -118,11 +119,11 @@ def _of_the_settled() -> list[Column]:
     ]
 
 
-def _late(fresh: DataFrame, held: DataFrame, watermark_ms: int) -> DataFrame:
-    """The tasks whose earlier events must be read again."""
+def _late(fresh: DataFrame, known: DataFrame, watermark_ms: int) -> DataFrame:
+    """The tasks whose earlier events must be read again; `known` are those that were carried over."""
     told = fresh.where(F.col("events") > 0)
     openings = F.col(Outcome.PUBLISHED) + F.col(Outcome.REDRIVEN) + F.col(Outcome.RECEIVED)
-    unopened = told.where(openings == 0).join(held.select("task_id"), "task_id", "left_anti")
+    unopened = told.where(openings == 0).join(known, "task_id", "left_anti")
     return told.where(F.col("first_ms") <= watermark_ms).select("task_id").union(unopened.select("task_id")).distinct()
 
 
@@ -145,16 +146,18 @@ def marked(judged: DataFrame, known: DataFrame | None) -> DataFrame:
     )
 
 
-def to_hold(judged: DataFrame, columns: list[str], *, as_of_ms: int, keep_ms: int) -> DataFrame:
+def to_hold(
+    judged: DataFrame, columns: list[str], sent: Callable[[DataFrame], DataFrame], *, as_of_ms: int, keep_ms: int
+) -> DataFrame:
     """The lives that the next run must know: all lives of every task of which one is not settled.
 
-    What was reported is known for `keep_ms` after its last event, and for as long as the broker has it.
+    What was reported is known for `keep_ms` after its last event, and for as long as the broker has it. `sent` is as for `carried`.
     """
     is_kept = (F.col("verdict") == "balanced") & (F.col("last_word") == str(Outcome.DEAD_LETTERED)) & ~F.col("was_redriven")
     settled = ~F.col("verdict").isin(*_OPEN) & ~F.coalesce(is_kept, _false())
     is_recent = F.col("place").isNotNull() | (F.coalesce("last_ms", F.lit(as_of_ms)) >= as_of_ms - keep_ms)
     is_wanted = ~settled | ((F.col("verdict") != "balanced") & is_recent)
-    tasks = judged.where(is_wanted).select("task_id").distinct()
+    tasks = sent(judged.where(is_wanted).select("task_id").distinct())
     unseen = {name: F.lit(0).cast("long") for name in _COUNTS_SEEN}
     unseen |= {name: F.lit(None).cast(judged.schema[name].dataType) for name in _SEEN}
     lives = [unseen[name].alias(name) if name in unseen else F.col(name) for name in columns]

@@ -10,7 +10,6 @@ import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from pyspark import StorageLevel
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
 from pyspark.sql.window import Window
 
@@ -21,9 +20,11 @@ from redelivery.workers.reconciliation.verdicts import DISCREPANCIES
 from redelivery.workers.reconciliation.writing import write_table
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    from collections.abc import Callable
 
-__all__ = ["MOST", "Figures", "Row", "figures_of"]
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+__all__ = ["MOST", "Figures", "Row", "faults_of", "figures_of"]
 
 Row = dict[str, Any]
 
@@ -52,23 +53,36 @@ class Figures:
     causes: list[Row] = field(default_factory=list)
     faults: list[Row] = field(default_factory=list)
 
+    def __or__(self, others: Figures) -> Figures:
+        """These, and what the others tell besides."""
+        return Figures(**{name: getattr(self, name) or getattr(others, name) for name in Figures.__dataclass_fields__})
 
-def figures_of(judged: DataFrame, plain: DataFrame | None, folder: str) -> Figures:
-    """Write the tables `metrics` and `causes` to the folder, and tell the figures. The table `verdicts` must be there already.
 
-    `plain` are the cells of lives that are not among the judged.
+def figures_of(
+    judged: DataFrame, plain: DataFrame | None, folder: str, keep: Callable[[DataFrame], DataFrame]
+) -> list[Callable[[], Figures]]:
+    """What writes the tables `metrics` and `causes` to the folder, and tells the figures of each.
+
+    `plain` are the cells of lives that are not among the judged; `keep` keeps a table that is asked for more than once.
     """
-    cells = cells_of(judged)
-    cells = (cells if plain is None else cells.unionByName(plain.select(*cells.columns))).persist(StorageLevel.MEMORY_AND_DISK)
-    deaths = deaths_of(judged).persist(StorageLevel.MEMORY_AND_DISK)
-    try:
+
+    def of_cells() -> Figures:
+        cells = cells_of(judged)
+        cells = keep(cells if plain is None else cells.unionByName(plain.select(*cells.columns)))
         write_table(metrics_by(cells), folder, "metrics")
+        return _collected(_of_cells(cells))
+
+    def of_deaths() -> Figures:
+        deaths = keep(deaths_of(judged))
         write_table(causes_of(deaths), folder, "causes")
-        faults = judged.sparkSession.read.parquet(f"{folder}/verdicts").where(F.col("verdict").isin(*DISCREPANCIES))
-        return _collected(_of_cells(cells).unionByName(_of_deaths(deaths)).unionByName(_of_faults(faults)))
-    finally:
-        cells.unpersist()
-        deaths.unpersist()
+        return _collected(_of_deaths(deaths))
+
+    return [of_cells, of_deaths]
+
+
+def faults_of(spark: SparkSession, folder: str) -> Figures:
+    """What does not balance; the table `verdicts` must be there already."""
+    return _collected(_of_faults(spark.read.parquet(f"{folder}/verdicts").where(F.col("verdict").isin(*DISCREPANCIES))))
 
 
 def _of_cells(cells: DataFrame) -> DataFrame:

@@ -15,8 +15,11 @@ read. Leaves: the outputs and a `Summary`. Refuses, with `InputError`: inputs th
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial, reduce
+from operator import or_
 from typing import TYPE_CHECKING, Any
 
 from pyspark import StorageLevel
@@ -26,7 +29,8 @@ from redelivery.errors import InputError
 from redelivery.middleware.outcomes import Outcome
 from redelivery.workers.reconciliation.carrying import carried, held_schema, marked, to_hold
 from redelivery.workers.reconciliation.evidence import EVIDENCE, advised, in_question, with_histories, without_histories
-from redelivery.workers.reconciliation.figures import Figures, figures_of
+from redelivery.workers.reconciliation.few import FEW, Ways, few, is_local, many
+from redelivery.workers.reconciliation.figures import Figures, faults_of, figures_of
 from redelivery.workers.reconciliation.files import Files
 from redelivery.workers.reconciliation.inputs import Inputs, gather
 from redelivery.workers.reconciliation.lives import fold, with_queues_named
@@ -39,15 +43,15 @@ from redelivery.workers.reconciliation.verdicts import judge
 from redelivery.workers.reconciliation.writing import check_apart, check_output, replacing, write_summary, write_table
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from pyspark.sql import DataFrame, SparkSession
 
 __all__ = ["Books", "reconcile"]
 
+#: One of the things that are written, and the figures that it tells.
+_Work = Callable[[], Figures]
 KEEP_MS = 35 * 86_400_000
-#: Up to so many lives, keeping them judged is cheaper than judging them anew for each output.
-FEW = 1_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,18 +86,11 @@ def reconcile(spark: SparkSession, books: Books, say: Callable[[str], object] = 
             inputs = replace(inputs, events=plain.events)
         lives = keep(fold(inputs.events, inputs.inventory))
         facts = _look(lives, plain, books, may_be_empty=inputs.base is not None and inputs.base.lives > 0)
-        is_cut = facts["lives"] < FEW and str(spark.sparkContext.master).startswith("local")
-        kept = _cut(lives) if is_cut else lives
-        return _Run(books, files, output, inputs, kept, plain, facts, _cut if is_cut else keep).finish(state, say)
-
-
-def _cut(table: DataFrame) -> DataFrame:
-    """Keep a table that is asked for more than once, without how it was made, which Spark would plan anew each time.
-
-    Planning is most of the work over few lives. An executor that dies takes such a table with it, so it is for a local session;
-    what is kept goes when nothing refers to it any more.
-    """
-    return table.localCheckpoint(eager=False, storageLevel=StorageLevel.MEMORY_AND_DISK)
+        base = Run() if inputs.base is None else inputs.base
+        is_few = facts["lives"] + base.lives < FEW and is_local(spark)
+        with few(spark, looks_back=bool(base.read)) if is_few else many(keep) as ways:
+            kept = ways.keep(lives) if is_few else lives
+            return _Run(books, files, output, inputs, kept, plain, facts, ways).finish(state, say)
 
 
 @contextmanager
@@ -121,34 +118,38 @@ class _Run:
         lives: DataFrame,
         plain: SortedOut | None,
         facts: dict[str, Any],
-        keep: Callable[[DataFrame], DataFrame],
+        ways: Ways,
     ) -> None:
         self.books, self.files, self.output, self.inputs, self.lives, self.facts = books, files, output, inputs, lives, facts
-        self.plain, self.keep = plain, keep
+        self.plain, self.ways = plain, ways
+        self.left: Run | None = None
         latest = [facts["latest_ms"], inputs.taken_ms, inputs.watermark_ms]
         found_ms = max((int(each) for each in latest if each is not None), default=0)
         self.as_of_ms = found_ms if books.as_of_ms is None else books.as_of_ms
 
     def finish(self, state: State | None, say: Callable[[str], object]) -> Summary:
-        """Judge, and write everything."""
+        """Judge, and write everything; `done` does several works, and gives what each returns."""
         books = self.books
         plain = {} if self.plain is None else self.plain.totals
         say(f"judging {self.facts['lives'] + plain.get('lives', 0):,} lives")
         judged, before = self._judged(state, say)
         if self.facts["lives"] < FEW:
-            judged = self.keep(judged)
+            judged = self.ways.keep(judged)
         times = {"as_of_ms": self.as_of_ms, "grace_ms": books.grace_ms}
         summary = summarise(judged, self.inputs.gaps, before=before, plain=plain, **times)
         with replacing(self.files, self.output) as folder:
             say(f"writing {books.output}")
-            summary = replace(summary, figures=self._write(judged, folder, has_questions=summary.has_questions))
+            works = self._writing(judged, folder, has_questions=summary.has_questions)
+            if state is not None:
+                works.append(partial(self._write_state, state, judged))
+            summary = replace(summary, figures=reduce(or_, self.ways.done(works)))
             trend = merged(self._trend(), line_of(summary))
             write_summary(self.files, summary, folder)
             write_trend(self.files, trend, folder)
             self.files.write(f"{folder}/{REPORT}", page(summary, trend))
-            run = None if state is None else self._write_state(state, judged, say)
-        if state is not None and run is not None:
-            state.commit(run)
+        if state is not None and self.left is not None:
+            say(f"writing {books.state}")
+            state.commit(self.left)
             write_trend(self.files, trend, str(books.state))
         say(f"wrote {books.output.rstrip('/')}/{REPORT}")
         return summary
@@ -164,44 +165,55 @@ class _Run:
         base = self.inputs.base
         if state is None or base is None or base.version == 0:
             return marked(self._judge(alone), None), None
-        held = self.keep(state.lives(base, held_schema(alone)))
-        watermark_ms = -1 if base.watermark_ms is None else base.watermark_ms
-        found = carried(alone, held, self.inputs.events, self.inputs.inventory, watermark_ms, self.inputs.earlier, self.keep)
+        held = self.ways.keep(state.lives(base, held_schema(alone)))
+        found = carried(alone, held, self.inputs, self.ways, are_named=not self.facts["unnamed"])
         if found.late:
             say(f"{found.late:,} tasks have events that came late: theirs are read again")
-        judged = marked(self._judge(found.alone), None).unionByName(marked(self._judge(found.touched, named=True), found.known))
-        return judged, found.before
+        any_redriven = found.any_redriven or self.facts["redriven"] > 0
+        # What is looked at for its relatives too is kept.
+        touched = self._judge_named(self.ways.keep(found.touched) if any_redriven else found.touched, any_redriven=any_redriven)
+        return marked(self._judge(found.alone), None).unionByName(marked(touched, found.known)), found.before
 
-    def _judge(self, lives: DataFrame, *, named: bool = False) -> DataFrame:
-        if self.facts["unnamed"] and not named:
+    def _judge(self, lives: DataFrame) -> DataFrame:
+        if self.facts["unnamed"]:
             lives = with_queues_named(lives)
+        return self._judge_named(lives, any_redriven=self.facts["redriven"] > 0)
+
+    def _judge_named(self, lives: DataFrame, *, any_redriven: bool) -> DataFrame:
         looked_ms = self.facts["looked_ms"] if self.inputs.taken_ms is None else self.inputs.taken_ms
-        redriven = named or self.facts["redriven"] > 0
         times = {"as_of_ms": self.as_of_ms, "grace_ms": self.books.grace_ms, "looked_ms": looked_ms}
-        return judge(lives, **times, any_redriven=redriven)
+        return judge(lives, **times, any_redriven=any_redriven)
 
-    def _write(self, judged: DataFrame, folder: str, *, has_questions: bool) -> Figures:
+    def _writing(self, judged: DataFrame, folder: str, *, has_questions: bool) -> list[_Work]:
+        """What writes the tables, and tells the figures of each; no work asks for what another one writes."""
         told = judged.where(~F.col("is_standing"))
-        shown = told if self.books.all_lives else told.where((F.col("verdict") != "balanced") | F.col("is_correction"))
-        if has_questions:
-            of = self.keep(in_question(told))
-            heard = judged.select("worker", "last_ms")
-            heard = heard if self.plain is None else heard.unionByName(self.plain.heard.select(*heard.columns))
-            shown = with_histories(advised(shown, heard), of, self.inputs.all_events(of))
-        else:
-            shown = without_histories(shown)
-        write_table(shown.select(*EVIDENCE), folder, "verdicts")
-        repeats = told.where("is_repeated").select("task_id", "generation", "task", "queue", "verdict", "cause", "nesting")
-        write_table(repeats, folder, "repeats")
-        return figures_of(told, None if self.plain is None else self.plain.cells, folder)
 
-    def _write_state(self, state: State, judged: DataFrame, say: Callable[[str], object]) -> Run:
-        books = self.books
-        say(f"writing {books.state}")
-        lives = to_hold(judged, self.lives.columns, as_of_ms=self.as_of_ms, keep_ms=books.keep_ms)
-        lives = self.keep(lives)
-        run = self.inputs.next_run(self.facts["watermark_ms"]).forgetting(self.as_of_ms, books.keep_ms)
-        return state.write(replace(run, lives=lives.count()), lives)
+        def verdicts() -> Figures:
+            shown = told if self.books.all_lives else told.where((F.col("verdict") != "balanced") | F.col("is_correction"))
+            shown = self._with_evidence(shown, judged, told) if has_questions else without_histories(shown)
+            write_table(shown.select(*EVIDENCE), folder, "verdicts")
+            return faults_of(self.inputs.spark, folder) if has_questions else Figures()
+
+        def repeats() -> Figures:
+            repeated = told.where("is_repeated").select("task_id", "generation", "task", "queue", "verdict", "cause", "nesting")
+            write_table(repeated, folder, "repeats")
+            return Figures()
+
+        return [verdicts, *figures_of(told, None if self.plain is None else self.plain.cells, folder, self.ways.keep), repeats]
+
+    def _with_evidence(self, shown: DataFrame, judged: DataFrame, told: DataFrame) -> DataFrame:
+        of = self.ways.keep(in_question(told))
+        heard = judged.select("worker", "last_ms")
+        heard = heard if self.plain is None else heard.unionByName(self.plain.heard.select(*heard.columns))
+        return with_histories(advised(shown, heard), self.ways.sent(of), self.inputs.all_events(of))
+
+    def _write_state(self, state: State, judged: DataFrame) -> Figures:
+        """Write what the next run begins with, which does not hold before it is committed."""
+        lives = to_hold(judged, self.lives.columns, self.ways.sent, as_of_ms=self.as_of_ms, keep_ms=self.books.keep_ms)
+        lives = self.ways.keep(lives)
+        run = self.inputs.next_run(self.facts["watermark_ms"]).forgetting(self.as_of_ms, self.books.keep_ms)
+        self.left = state.write(replace(run, lives=lives.count()), lives)
+        return Figures()
 
 
 def _checked_output(files: Files, books: Books) -> str:

@@ -23,7 +23,7 @@ from redelivery.workers.reconciliation.steps import CLOSING, ENDS, STEPS, number
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-__all__ = ["KEY", "RESTORED", "fold", "with_queues_named"]
+__all__ = ["KEY", "RESTORED", "fold", "merged", "with_queues_named"]
 
 KEY: Final = ("task_id", "nesting", "generation", "queue")
 
@@ -44,7 +44,12 @@ def with_queues_named(lives: DataFrame) -> DataFrame:
     named = F.nullif("queue", F.lit(""))
     only = F.when(F.min(named).over(generation) == F.max(named).over(generation), F.max(named).over(generation))
     queue = F.when(F.col("queue") == "", F.coalesce(only, F.lit(""))).otherwise(F.col("queue"))
-    return lives.withColumn("queue", queue).groupBy(*KEY).agg(*_merges(lives))
+    return merged(lives.withColumn("queue", queue))
+
+
+def merged(parts: DataFrame) -> DataFrame:
+    """Lives of which there may be several parts, as one row each."""
+    return parts.groupBy(*KEY).agg(*_merges(parts))
 
 
 def _of_events(events: DataFrame) -> DataFrame:

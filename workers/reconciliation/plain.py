@@ -35,7 +35,6 @@ from redelivery.middleware.outcomes import Outcome, Reason
 from redelivery.workers.reconciliation.lives import RESTORED
 from redelivery.workers.reconciliation.metrics import ENDS_AS_COUNTED, MOST_ATTEMPTS
 from redelivery.workers.reconciliation.schema import DEFAULTS, empty
-from redelivery.workers.reconciliation.steps import DELIVERY, STEPS
 from redelivery.workers.reconciliation.times import time_class
 
 if TYPE_CHECKING:
@@ -47,11 +46,15 @@ __all__ = ["SortedOut", "sort_out"]
 
 _DAY_MS: Final = 86_400_000
 
-#: Bits of what was told of a task: its publication, its success, one for each delivery in which something else happened, and one
-#: for what no plain task has.
-_PUBLISHED, _SUCCEEDED, _OTHER = 1, 2, 1 << 62
-_DELIVERIES: Final = 18
-_FIRST_BIT: Final = {Outcome.REDELIVERY_SCHEDULED: 2, Outcome.DEFERRED: 21, Outcome.RECEIVED: 40}
+#: Bits of what was told of a task: its publication; for each of these outcomes, one bit for each delivery in which it happened, so
+#: that a later delivery is a greater number; and one for what no plain task has.
+_PUBLISHED, _OTHER = 1, 1 << 62
+_DELIVERIES: Final = 15
+_FIRST_BIT: Final = {
+    each: 1 + number * _DELIVERIES
+    for number, each in enumerate((Outcome.SUCCEEDED, Outcome.REDELIVERY_SCHEDULED, Outcome.DEFERRED, Outcome.RECEIVED))
+}
+_COUNTED: Final = tuple(each for each in _FIRST_BIT if each is not Outcome.SUCCEEDED)
 
 #: Up to so many tasks that are not plain are made known to all executors; more are joined by a shuffle.
 _MOST_KNOWN: Final = 1_000_000
@@ -125,7 +128,6 @@ def _tasks(events: DataFrame, after_ms: int | None) -> DataFrame:
         F.max(_name()).alias("name"),
         F.min(_whose()).alias("whose"),
         F.max(_whose()).alias("other"),
-        F.max(_place()).alias("last"),
         F.max("attempt").alias("attempts"),
         F.min("at_ms").alias("first_ms"),
         F.max("at_ms").alias("last_ms"),
@@ -138,30 +140,21 @@ def _tasks(events: DataFrame, after_ms: int | None) -> DataFrame:
 def _bit(after_ms: int | None) -> Column:
     """What an event says of its task, as one bit."""
     outcome, delivery, reason = F.col("outcome"), _or_default("delivery"), _or_default("reason")
-    is_counted = delivery.between(0, _DELIVERIES)
-    counted = {
-        Outcome.REDELIVERY_SCHEDULED: is_counted & (reason != str(Reason.WORKER_LOST)),
-        Outcome.DEFERRED: is_counted,
-        Outcome.RECEIVED: is_counted & (reason != RESTORED),
+    holds = {
+        Outcome.RECEIVED: reason != RESTORED,
+        Outcome.DEFERRED: F.lit(True),  # noqa: FBT003 - a literal
+        Outcome.REDELIVERY_SCHEDULED: reason != str(Reason.WORKER_LOST),
+        Outcome.SUCCEEDED: delivery > 0,
     }
     bit = F.lit(_OTHER)
-    for each, holds in counted.items():
+    for each, each_holds in holds.items():
         own = F.call_function("shiftleft", F.lit(1).cast("long"), delivery.cast("int") + _FIRST_BIT[each])
-        bit = F.when((outcome == str(each)) & holds, own).otherwise(bit)
-    bit = F.when((outcome == str(Outcome.SUCCEEDED)) & delivery.between(1, _DELIVERIES), _SUCCEEDED).otherwise(bit)
-    bit = F.when(outcome == str(Outcome.PUBLISHED), _PUBLISHED).otherwise(bit)
+        bit = F.when((outcome == str(each)) & each_holds & delivery.between(0, _DELIVERIES - 1), own).otherwise(bit)
+    bit = F.when((outcome == str(Outcome.PUBLISHED)) & (delivery == 0), _PUBLISHED).otherwise(bit)
     is_first = (_or_default("generation") == 0) & (_or_default("nesting") == 0)
     is_whole = (F.col("task_id") != "") & (F.col("event_id") != "") & (F.col("queue") != "") & F.col("at_ms").isNotNull()
     is_new = F.lit(True) if after_ms is None else F.col("at_ms") > after_ms  # noqa: FBT003 - a literal
     return F.when(is_first & is_whole & is_new, bit).otherwise(F.lit(_OTHER))
-
-
-def _place() -> Column:
-    """The position of an event among those of its task (`steps.py`), where the task may be plain."""
-    step = F.lit(-1)
-    for each in (Outcome.PUBLISHED, Outcome.SUCCEEDED, *_FIRST_BIT):
-        step = F.when(F.col("outcome") == str(each), STEPS.index(each)).otherwise(step)
-    return _or_default("delivery") * DELIVERY + step
 
 
 def _sorted(tasks: DataFrame, others: DataFrame) -> DataFrame:
@@ -184,7 +177,7 @@ def _sorted(tasks: DataFrame, others: DataFrame) -> DataFrame:
         F.col("id").alias("example"),
         "events",
         "last_ms",
-        *(_told(each).alias(str(each)) for each in _FIRST_BIT),
+        *(_told(each).alias(str(each)) for each in _COUNTED),
         waited.alias("waited"),
         F.when(is_again, F.coalesce("asked_ms", F.lit(0))).alias("asked"),
     )
@@ -193,7 +186,7 @@ def _sorted(tasks: DataFrame, others: DataFrame) -> DataFrame:
         F.count("*").alias("lives"),
         F.sum("events").alias("events"),
         F.max("last_ms").alias("last_ms"),
-        *(F.sum(str(each)).alias(str(each)) for each in _FIRST_BIT),
+        *(F.sum(str(each)).alias(str(each)) for each in _COUNTED),
         F.count("waited").alias("delayed_lives"),
         F.coalesce(F.sum("asked"), F.lit(0)).alias("delay_asked_ms"),
         F.coalesce(F.sum("waited"), F.lit(0)).alias("delay_waited_ms"),
@@ -202,24 +195,29 @@ def _sorted(tasks: DataFrame, others: DataFrame) -> DataFrame:
 
 
 def _is_plain() -> Column:
-    bits, both = F.col("bits"), _PUBLISHED | _SUCCEEDED
-    ended_at = F.least(F.floor(F.col("last") / DELIVERY), F.lit(_DELIVERIES)).cast("int")
-    redelivered = F.call_function("shiftleft", F.lit(1).cast("long"), ended_at + _FIRST_BIT[Outcome.REDELIVERY_SCHEDULED])
+    bits = F.col("bits")
+    succeeded, scheduled, deferred, received = map(_deliveries, _FIRST_BIT)
     return (
         (F.bit_count(bits) == F.col("events"))
         & (bits < _OTHER)
-        & (bits.bitwiseAND(F.lit(both)) == both)
+        & (bits.bitwiseAND(F.lit(_PUBLISHED)) > 0)
+        & (F.bit_count(succeeded) == 1)
+        & (scheduled < succeeded)
+        & (deferred < succeeded * 2)
+        & (received < succeeded * 2)
         & (F.col("whose") == F.col("other"))
-        & (F.col("last") % DELIVERY == STEPS.index(Outcome.SUCCEEDED))
-        & (bits.bitwiseAND(redelivered) == 0)
         & F.col("known").isNull()
     )
 
 
+def _deliveries(outcome: Outcome) -> Column:
+    """The deliveries in which a task had this outcome, a bit for each."""
+    return F.call_function("shiftright", F.col("bits"), F.lit(_FIRST_BIT[outcome])).bitwiseAND(F.lit((1 << _DELIVERIES) - 1))
+
+
 def _told(outcome: Outcome) -> Column:
     """In how many deliveries a plain task had this outcome."""
-    mask = ((1 << _DELIVERIES + 1) - 1) << _FIRST_BIT[outcome]
-    return F.bit_count(F.col("bits").bitwiseAND(F.lit(mask)))
+    return F.bit_count(_deliveries(outcome))
 
 
 def _if_plain(fact: Column) -> Column:
@@ -229,7 +227,7 @@ def _if_plain(fact: Column) -> Column:
 def _totals(sorted_out: DataFrame) -> tuple[dict[str, int], int | None]:
     """One look at all rows: `lives`, `events` and the outcomes of the plain ones, how many others, and the latest time of all."""
     is_plain = F.col("is_plain")
-    of_plain = {"lives": F.col("lives"), "events": F.col("events")} | {str(each): F.col(each) for each in _FIRST_BIT}
+    of_plain = {"lives": F.col("lives"), "events": F.col("events")} | {str(each): F.col(each) for each in _COUNTED}
     row = sorted_out.agg(
         F.max("last_ms").alias("latest_ms"),
         F.count_if(~is_plain).alias("asked"),

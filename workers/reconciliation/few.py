@@ -1,0 +1,90 @@
+"""Few rows: how tables are worked with that are made sooner than planned.
+
+Most of the time over few lives goes into planning, compiling and waiting for one query after the other. So their tables are kept
+without how they were made, joined by sending them whole to where the other side lies, their queries are planned once and not
+compiled, and those that do not ask for each other run side by side. It is for a local session: an executor that dies takes a table
+with it that was kept so.
+
+Enters: tables and work of at most `FEW` rows. Leaves: the same tables, and what the work returned.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from pyspark import StorageLevel, inheritable_thread_target
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from pyspark.sql import DataFrame, SparkSession
+
+__all__ = ["FEW", "Ways", "few", "is_local", "many"]
+
+T = TypeVar("T")
+
+#: Up to so many rows all of this pays.
+FEW: Final = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Ways:
+    """How rows of some number are worked with.
+
+    `keep` keeps a table that is asked for more than once; `sent` marks one that is to be sent whole to where it is joined;
+    `done` does several works, and gives what each returns, in order.
+    """
+
+    keep: Callable[[DataFrame], DataFrame]
+    sent: Callable[[DataFrame], DataFrame]
+    done: Callable[[Sequence[Callable[[], T]]], list[T]]
+
+
+def is_local(spark: SparkSession) -> bool:
+    """Whether everything runs in one process."""
+    return str(spark.sparkContext.master).startswith("local")
+
+
+@contextmanager
+def many(keep: Callable[[DataFrame], DataFrame]) -> Iterator[Ways]:
+    """The ways of many rows: Spark sends what it finds small, and one work follows the other."""
+    yield Ways(keep, lambda table: table, lambda works: [work() for work in works])
+
+
+@contextmanager
+def few(spark: SparkSession, *, looks_back: bool) -> Iterator[Ways]:
+    """The ways of few rows; meanwhile each query is planned once, with one part for each core.
+
+    Nothing is compiled, but where the run may look back for a few among the many events of earlier runs.
+    """
+    settings = {
+        "spark.sql.adaptive.enabled": "false",
+        "spark.sql.shuffle.partitions": str(spark.sparkContext.defaultParallelism),
+    }
+    if not looks_back:
+        settings["spark.sql.codegen.wholeStage"] = "false"
+    before = {name: str(spark.conf.get(name)) for name in settings}
+    try:
+        for name, value in settings.items():
+            spark.conf.set(name, value)
+        yield Ways(_cut, F.broadcast, partial(_side_by_side, spark))
+    finally:
+        for name, value in before.items():
+            spark.conf.set(name, value)
+
+
+def _cut(table: DataFrame) -> DataFrame:
+    """Keep a table without how it was made, which Spark would plan anew each time; it goes when nothing refers to it any more."""
+    return table.localCheckpoint(eager=False, storageLevel=StorageLevel.MEMORY_AND_DISK)
+
+
+def _side_by_side(spark: SparkSession, works: Sequence[Callable[[], T]]) -> list[T]:
+    """Do all at once. Raises what the first of them raised, when all have ended."""
+    with ThreadPoolExecutor(len(works)) as threads:
+        running = [threads.submit(inheritable_thread_target(spark)(work)) for work in works]
+    return [each.result() for each in running]
