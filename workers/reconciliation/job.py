@@ -84,9 +84,10 @@ def reconcile(spark: SparkSession, books: Books, say: Callable[[str], object] = 
         if not books.all_lives:
             plain = sort_out(inputs.events, inputs.known(state), keep, after_ms=inputs.watermark_ms)
             inputs = replace(inputs, events=plain.events)
-        lives = keep(fold(inputs.events, inputs.inventory))
-        facts = _look(lives, plain, books, may_be_empty=inputs.base is not None and inputs.base.lives > 0)
         base = Run() if inputs.base is None else inputs.base
+        with few(spark, looks_back=True) if plain is not None and plain.totals["asked"] < FEW and is_local(spark) else many(keep):
+            lives = keep(fold(inputs.events, inputs.inventory))
+            facts = _look(lives, plain, books, may_be_empty=base.lives > 0)
         is_few = facts["lives"] + base.lives < FEW and is_local(spark)
         with few(spark, looks_back=bool(base.read)) if is_few else many(keep) as ways:
             kept = ways.keep(lives) if is_few else lives

@@ -5,8 +5,9 @@ no text, so that Spark keeps it in a small hash table and sorts nothing. What is
 only the events of all other tasks go the whole way, through `lives.py` and `verdicts.py`.
 
 Tasks are told apart by a hash of their id, which is a quarter of its size. Tasks that share it are looked at as if they were one;
-but another hash, of id, queue and name, shows that they are several, and all of them go the whole way, where the ids themselves
-count. So two tasks are taken for one only where 128 bits agree: two producers draw the same UUID sooner than that.
+but further bits, of another hash, show that they are several, and all of them go the whole way, where the ids themselves count. So
+two tasks are taken for one only where 80 bits agree, and queue and name, and where one was published and never ended, and the other
+ended and was never published: two that both ended make no plain one.
 
 A task is plain when all of this holds; whatever else it is, the whole way finds out:
 
@@ -55,6 +56,9 @@ _FIRST_BIT: Final = {
     for number, each in enumerate((Outcome.SUCCEEDED, Outcome.REDELIVERY_SCHEDULED, Outcome.DEFERRED, Outcome.RECEIVED))
 }
 _COUNTED: Final = tuple(each for each in _FIRST_BIT if each is not Outcome.SUCCEEDED)
+
+#: The bits of `_whose` that tell tasks apart whose ids have one hash; the others are the name's.
+_OF_THE_ID: Final = (1 << 16) - 1
 
 #: Up to so many tasks that are not plain are made known to all executors; more are joined by a shuffle.
 _MOST_KNOWN: Final = 1_000_000
@@ -107,12 +111,13 @@ def _id() -> Column:
 
 
 def _name() -> Column:
-    return F.xxhash64(_or_default("queue"), _or_default("task"))
+    """A hash of queue and task, without the bits that `_whose` takes."""
+    return F.xxhash64(_or_default("queue"), _or_default("task")).bitwiseAND(F.lit(~_OF_THE_ID))
 
 
 def _whose() -> Column:
-    """The name goes first: the other way round, ids with one `_id` would have one of these too."""
-    return F.xxhash64(_name(), "task_id")
+    """The name's hash, and bits of a hash of the id that is made in another way, for else ids with one `_id` may agree here too."""
+    return _name().bitwiseOR(F.hash("task_id").cast("long").bitwiseAND(F.lit(_OF_THE_ID)))
 
 
 def _or_default(name: str) -> Column:
@@ -125,7 +130,6 @@ def _tasks(events: DataFrame, after_ms: int | None) -> DataFrame:
     return events.groupBy(_id().alias("id")).agg(
         F.count("*").alias("events"),
         F.bit_or(_bit(after_ms)).alias("bits"),
-        F.max(_name()).alias("name"),
         F.min(_whose()).alias("whose"),
         F.max(_whose()).alias("other"),
         F.max("attempt").alias("attempts"),
@@ -166,7 +170,7 @@ def _sorted(tasks: DataFrame, others: DataFrame) -> DataFrame:
     waited = F.when(is_again, F.greatest(F.col("ended_ms") - F.col("scheduled_ms"), F.lit(0)))
     common = {
         "id": F.when(~F.col("is_plain"), F.col("id")),
-        "name": _if_plain(F.col("name")),
+        "name": _if_plain(F.col("whose").bitwiseAND(F.lit(~_OF_THE_ID))),
         "days": _if_plain(F.floor(F.col("first_ms") / _DAY_MS).cast("int")),
         "attempts": _if_plain(F.least(F.coalesce("attempts", F.lit(0)), F.lit(MOST_ATTEMPTS))),
         "time_class": _if_plain(time_class(F.col("ended_ms") - F.col("first_ms"))),
