@@ -125,8 +125,10 @@ class Rabbit:
             "ra:leader_query(amqqueue:get_pid(Q), fun rabbit_fifo:query_messages_checked_out/1), Out; "
             "_ -> proplists:get_value(messages_unacknowledged, rabbit_amqqueue:info(Q, [messages_unacknowledged])) end end, "
             "Ready = fun(Q) -> {ok, N, _} = rabbit_amqqueue:stat(Q), N end, "
-            'lists:flatten([io_lib:format("~s\\t~p\\t~p\\n", [element(4, amqqueue:get_name(Q)), Ready(Q), Unacked(Q)]) '
-            f'|| Q <- rabbit_amqqueue:list(<<"{self.name}">>)]).'
+            'Line = fun(Q) -> io_lib:format("~s\\t~p\\t~p\\n", [element(4, amqqueue:get_name(Q)), Ready(Q), Unacked(Q)]) end, '
+            # One that is deleted while it is asked has none.
+            "Told = fun(Q) -> try Line(Q) catch exit:{normal, _} -> []; exit:{noproc, _} -> [] end end, "
+            f'lists:flatten([Told(Q) || Q <- rabbit_amqqueue:list(<<"{self.name}">>)]).'
         )
         lines = [line.split("\t") for line in json.loads(self.node.evaluate(code) or '""').splitlines()]
         return {name: (int(ready), int(unacked)) for name, ready, unacked in lines if name != TAP}

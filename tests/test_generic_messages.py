@@ -76,7 +76,7 @@ def test_what_has_yet_to_leave_when_the_worker_stops_leaves_once(files: Files) -
                 raise failure
             return transport.dead_letter(message.held.tag, raw, dead_letter_queue="DLQ.orders", queue="orders", event=None)  # type: ignore[no-any-return]
 
-        install.outbox.carry_out(message.held.tag, transition, lambda _: None)
+        install.outbox.carry_out(message.held.tag, transition, lambda _: install.owner.drop(message.held.tag))
         install.end()
         message.channel.close()
     assert (len(files.letters("DLQ.orders")), files.messages("orders")) == (1, [])
