@@ -315,7 +315,8 @@ def test_a_loop_that_was_held_up_takes_the_answers_that_have_come(patient: Patie
         for each in messages[1:]:
             loop.acknowledge(*each)
         until(lambda: loop.held() == 0, 60)
-        time.sleep(patient.SECONDS + 0.2)  # is busy with something else
+        oldest = loop.under_way._asked[0]
+        until(lambda: time.monotonic() > oldest.at + patient.SECONDS, 60, "an answer to be overdue")
         loop.turn(4)
     assert lines == []
     assert loop.ended == [tag for _, tag in messages]
