@@ -28,7 +28,7 @@ from redelivery.middleware.logs import log
 from redelivery.middleware.outbox import tell
 from redelivery.middleware.scripts import packed
 from redelivery.middleware.transports.base import Answer
-from redelivery.middleware.transports.redis import SOCKET_TIMEOUT, RedisTransport
+from redelivery.middleware.transports.redis import SOCKET_TIMEOUT, RedisTransport, answer_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -145,7 +145,7 @@ class UnderWay:
         if isinstance(answer, Exception):  # it has changed nothing
             self._repeat(asked)
         else:
-            tell(asked.then, Answer(answer.decode() if isinstance(answer, bytes) else answer), asked.tag)
+            tell(asked.then, answer_of(answer), asked.tag)
 
     def _watch(self) -> None:
         """Look again when the oldest should have been answered."""

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from redelivery.middleware.outcomes import Event
     from redelivery.middleware.pacing import Pace
 
-__all__ = ["ACCEPTED", "RedisTransport"]
+__all__ = ["ACCEPTED", "SOCKET_TIMEOUT", "RedisTransport", "answer_of"]
 
 #: The mark of a message that was acknowledged before its task ran (`acks_late=False`).
 ACCEPTED = "accepted"
@@ -168,11 +168,11 @@ class RedisTransport:
 
     def start(self, tag: str) -> Answer:
         """Record that the message is about to run; `REFUSED` where it is no longer held: it must not run."""
-        return Answer(_string(self._start(self.client, [self.keys.unacked, self.keys.starts], [tag, ""])))
+        return answer_of(self._start(self.client, [self.keys.unacked, self.keys.starts], [tag, ""]))
 
     def accept(self, tag: str) -> Answer:
         """Record that the message counts as acknowledged from here on: it is held until its outcome, but never run again."""
-        return Answer(_string(self._start(self.client, [self.keys.unacked, self.keys.starts], [tag, ACCEPTED])))
+        return answer_of(self._start(self.client, [self.keys.unacked, self.keys.starts], [tag, ACCEPTED]))
 
     def release(self, held: Sequence[Held]) -> int:
         """Put messages that were not run back to where they were taken from, as they were. Returns how many went back.
@@ -194,7 +194,7 @@ class RedisTransport:
         return self._ask(script, [*self._held_keys, *names], [*args, *entry])
 
     def _ask(self, script: Script, keys: list[str], args: list[Any]) -> Answer:
-        return Answer(_string(script(self.client, keys, args)))
+        return answer_of(script(self.client, keys, args))
 
     # the delay store and the dead letters
 
@@ -218,7 +218,7 @@ class RedisTransport:
         """
         keys = self.keys
         names = [keys.destinations, keys.delayed_tasks, keys.due(list_name), keys.waiting(list_name), keys.outcomes]
-        return Answer(_string(self._cancel(self.client, names, [ident, SEPARATOR, list_name, *encoded(event)])))
+        return answer_of(self._cancel(self.client, names, [ident, SEPARATOR, list_name, *encoded(event)]))
 
     def advance(self, ms: int, aged: Callable[[bytes], bytes]) -> int:
         """Move whatever waits `ms` milliseconds nearer to its due time: for tests, as if time had moved on. Returns how many moved.
@@ -241,7 +241,7 @@ class RedisTransport:
     def redrive(self, dead_letter_queue: str, letter: bytes, list_name: str, message: bytes, event: Event) -> Answer:
         """Move one dead letter back to its origin, and record it; `ALREADY` where it no longer lies there."""
         names = [self.keys.list(dead_letter_queue), self.keys.list(list_name), self.keys.outcomes]
-        return Answer(_string(self._redrive(self.client, names, [letter, message, *encoded(event)])))
+        return answer_of(self._redrive(self.client, names, [letter, message, *encoded(event)]))
 
     def redrive_many(self, dead_letter_queue: str, moves: Sequence[tuple[bytes, str, bytes, Event]]) -> list[Answer | Exception]:
         """Move dead letters back, in one round trip; each is moved whole or not at all, by itself, and has its answer or its error.
@@ -294,20 +294,20 @@ class RedisTransport:
 
     def _many(self, script: Script, calls: Iterable[tuple[Sequence[str], Sequence[Any]]]) -> list[Answer | Exception]:
         answers = script.many(self.client, calls)
-        return [answer if isinstance(answer, Exception) else Answer(_string(answer)) for answer in answers]
+        return [answer if isinstance(answer, Exception) else answer_of(answer) for answer in answers]
 
     def reschedule(self, list_name: str, ident: str, message: bytes, event: Event, *, due_ms: int | None) -> Answer:
         """Give a message in the delay store another due time (None: now); `ALREADY` where it no longer waits there."""
         keys = self.keys
         names = [keys.destinations, keys.due(list_name), keys.waiting(list_name), keys.outcomes]
         args = [ident, list_name, "" if due_ms is None else due_ms, message, keys.wake, *encoded(event)]
-        return Answer(_string(self._reschedule(self.client, names, args)))
+        return answer_of(self._reschedule(self.client, names, args))
 
     def hand_back(self, list_name: str, ident: str, message: bytes) -> Answer:
         """Move a message out of the delay store into its list, as `message`; `ALREADY` where it no longer waits there."""
         keys = self.keys
         names = [keys.destinations, keys.delayed_tasks, keys.due(list_name), keys.waiting(list_name), keys.list(list_name)]
-        return Answer(_string(self._hand_back(self.client, names, [ident, SEPARATOR, list_name, message])))
+        return answer_of(self._hand_back(self.client, names, [ident, SEPARATOR, list_name, message]))
 
     def keep_letters(self, token: str, seconds: float) -> bool:
         """Take or keep the lead among those that keep the dead letters, for this long."""
@@ -403,6 +403,11 @@ def _patient(pool: ConnectionPool) -> ConnectionPool:
 
 def _token(tag: str) -> str:
     return tag.partition(":")[0]
+
+
+def answer_of(value: Any) -> Answer:
+    """What a script answered. Raises `ValueError` where it is none of its answers."""
+    return Answer(_string(value))
 
 
 def _string(value: Any) -> str:
