@@ -42,6 +42,7 @@ class Comparison:
     """One comparison. `measure` is `module:function`, called with a side's name, the amounts and the options.
 
     `aims` by figure: a ratio to the base, or a value where redelivery is measured alone. `fewer` scales the amounts of a slow side.
+    `beside`: the sides run beside each other and take turns message by message (`turns.py`), where else each has the machine.
     """
 
     name: str
@@ -52,6 +53,7 @@ class Comparison:
     options: Mapping[str, Any] = field(default_factory=dict)
     aims: Mapping[str, float] = field(default_factory=dict)
     fewer: Mapping[str, float] = field(default_factory=dict)
+    beside: bool = False
 
     @property
     def broker(self) -> str:
@@ -97,9 +99,9 @@ def _delays(name: str, title: str, sides: tuple[str, ...], tasks: int, per_secon
     return Comparison(name, title, "benchmarks.delays:lateness", sides, amounts, {"per_second": per_second}, {"late_p99": 1.0})
 
 
-def _start(name: str, title: str, tasks: int, per_second: int, aim: str) -> Comparison:
-    amounts = {"tasks": Amount(tasks, 50)}
-    return Comparison(name, title, "benchmarks.start:start", THREE, amounts, {"per_second": per_second}, {aim: 1.0})
+def _start(name: str, title: str, tasks: int, per_second: int, aim: str, *, beside: bool = False) -> Comparison:
+    amounts, options = {"tasks": Amount(tasks, 50)}, {"per_second": per_second}
+    return Comparison(name, title, "benchmarks.start:start", THREE, amounts, options, {aim: 1.0}, beside=beside)
 
 
 def _reconciliation(name: str, millions: int, aims: Mapping[str, float], **options: Any) -> Comparison:
@@ -192,7 +194,7 @@ COMPARISONS: Mapping[str, Comparison] = {
             {"calls": Amount(10_000, 300)},
             aims={"delay_mean": 1.1},
         ),
-        _start("start-idle", "from `delay()` to the task, idle (20/s)", 300, 20, "start_p50"),
+        _start("start-idle", "from `delay()` to the task, idle (20/s)", 300, 20, "start_p50", beside=True),
         _start("start-loaded", "from `delay()` to the task, at 400/s", 4000, 400, "start_p99"),
         Comparison(
             "broker-bytes",

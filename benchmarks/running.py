@@ -1,6 +1,7 @@
 """Runs a comparison: its sides turn about, round after round, each measurement in a process and on a broker of its own.
 
-Who begins changes from round to round, so that no side always runs on what another has warmed up or worn out.
+Who begins changes from round to round, so that no side always runs on what another has warmed up or worn out. Where single
+milliseconds are compared, the sides run beside each other, turn about message by message.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,10 +21,11 @@ from typing import TYPE_CHECKING
 from benchmarks.figures import Figure
 from benchmarks.machine import load, machine, versions, wait_for_calm
 from benchmarks.results import Result
-from benchmarks.sides import ROOT
+from benchmarks.sides import LOOK, ROOT
+from benchmarks.turns import turns
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from benchmarks.comparisons import Comparison
 
@@ -53,10 +57,11 @@ def measured(comparison: Comparison, plan: Plan, say: Callable[[str], None]) -> 
     pairs = []
     for number in range(plan.rounds):
         turn = number % max(len(sides), 1)
-        pair = {}
-        for side in (*sides[turn:], *sides[:turn]):
-            say(f"{comparison.name}: round {number + 1} of {plan.rounds}, {side}")
-            pair[side] = _measurement(comparison.name, side, plan.scale, {})
+        order = (*sides[turn:], *sides[:turn])
+        pair: dict[str, dict[str, Figure]] = {}
+        for beside in [order] if comparison.beside else [(side,) for side in order]:
+            say(f"{comparison.name}: round {number + 1} of {plan.rounds}, {' beside '.join(beside)}")
+            pair |= _measurements(comparison.name, beside, plan.scale, {})
         pairs.append({side: pair[side] for side in sides})
     return Result(
         name=comparison.name,
@@ -80,32 +85,43 @@ def profile(comparison: Comparison, plan: Plan, which: str, folder: Path, say: C
     for side in plan.of(comparison):
         say(f"{comparison.name}: profile of the {which} process, {side}")
         graph = folder / f"{comparison.name}-{side}-{which}.svg"
-        _measurement(comparison.name, side, plan.scale, {"BENCH_PROFILE": which, "BENCH_PROFILE_INTO": str(graph)})
+        _measurements(comparison.name, (side,), plan.scale, {"BENCH_PROFILE": which, "BENCH_PROFILE_INTO": str(graph)})
         if graph.exists():
             graphs.append(graph)
     return graphs
 
 
-def _measurement(name: str, side: str, scale: float, environment: Mapping[str, str]) -> dict[str, Figure]:
-    with tempfile.TemporaryDirectory(prefix="rb-") as folder:
-        into = Path(folder) / "figures.json"
-        words = ["-m", "benchmarks.measure", name, side, "--scale", str(scale), "--into", str(into)]
-        said = Path(folder) / "said"
-        with said.open("wb") as out:
-            process = subprocess.Popen(
-                [sys.executable, *words],
-                cwd=ROOT,
-                env={**os.environ, **environment},
-                stdout=out,
-                stderr=out,
-                start_new_session=True,
-            )
-        try:
-            code = process.wait()
-        finally:
-            process.terminate()  # interrupted: it ends its worker and its broker, and then itself
-            process.wait()
-        if code:
-            msg = f"{name}, {side}: {said.read_text(errors='replace')[-3000:].strip()}"
-            raise MeasurementError(msg)
-        return {figure: Figure.of(row) for figure, row in json.loads(into.read_text()).items()}
+def _measurements(name: str, sides: tuple[str, ...], scale: float, environment: Mapping[str, str]) -> dict[str, dict[str, Figure]]:
+    """Measure these sides beside each other; the first that fails ends all."""
+    with tempfile.TemporaryDirectory(prefix="rb-") as told, ExitStack() as ends:
+        folder = Path(told)
+        told_to_all = {**environment, **turns(folder, sides)}
+        running = {side: ends.enter_context(_process(name, side, scale, folder, told_to_all)) for side in sides}
+        while codes := {side: process.poll() for side, process in running.items()}:
+            failed = [side for side, code in codes.items() if code]
+            if failed:
+                msg = f"{name}, {failed[0]}: {(folder / failed[0]).read_text(errors='replace')[-3000:].strip()}"
+                raise MeasurementError(msg)
+            if all(code == 0 for code in codes.values()):
+                break
+            time.sleep(LOOK)
+        return {side: _figures(folder / f"{side}.json") for side in sides}
+
+
+@contextmanager
+def _process(name: str, side: str, scale: float, folder: Path, environment: Mapping[str, str]) -> Iterator[subprocess.Popen[bytes]]:
+    """The process that measures this side; interrupted, it ends its worker and its broker, and then itself."""
+    words = ["-m", "benchmarks.measure", name, side, "--scale", str(scale), "--into", str(folder / f"{side}.json")]
+    with (folder / side).open("wb") as out:
+        process = subprocess.Popen(
+            [sys.executable, *words], cwd=ROOT, env={**os.environ, **environment}, stdout=out, stderr=out, start_new_session=True
+        )
+    try:
+        yield process
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def _figures(path: Path) -> dict[str, Figure]:
+    return {figure: Figure.of(row) for figure, row in json.loads(path.read_text()).items()}

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
 
-__all__ = ["NAMES", "Side", "side"]
+__all__ = ["LOOK", "NAMES", "ROOT", "Side", "side"]
 
 ROOT = Path(__file__).resolve().parent.parent
 #: Where each side is.

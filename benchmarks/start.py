@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import random
 import time
 from typing import TYPE_CHECKING
 
 from benchmarks.figures import less, percentile
 from benchmarks.sides import side
 from benchmarks.stamps import late_ms
+from benchmarks.turns import moments
 
 if TYPE_CHECKING:
     from benchmarks.figures import Figure
@@ -19,16 +19,13 @@ WARM_UP = 50
 
 
 def start(name: str, *, tasks: int, per_second: float) -> dict[str, Figure]:
-    """Publish so many tasks at random moments (Poisson, the same ones for each side): milliseconds from the call to the task."""
-    moments = random.Random(7)  # noqa: S311 - the same moments for each side, and no secret
+    """Publish so many tasks at random moments, of all sides together so many a second: milliseconds from the call to the task."""
     with side(name) as here, here.worker():
         noop, stamp, path = here.sender("noop"), here.sender("stamp"), here.folder / "stamps"
         for _ in range(WARM_UP):
             noop()
         here.wait_until_empty()
-        due = time.time() + 0.5
-        for _ in range(tasks):
-            due += moments.expovariate(per_second)
+        for due in moments(name, tasks, per_second):
             time.sleep(max(due - time.time(), 0))
             stamp(time.time(), str(path))
         here.wait_until_empty()

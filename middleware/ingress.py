@@ -29,6 +29,7 @@ from redelivery.middleware.egress import Egress, request_class
 from redelivery.middleware.envelope import Failed
 from redelivery.middleware.explicit import settle
 from redelivery.middleware.handover import hand_over
+from redelivery.middleware.idle_child import feeding
 from redelivery.middleware.logs import log
 from redelivery.middleware.outcomes import Reason
 from redelivery.middleware.report import lighten
@@ -60,6 +61,7 @@ class Ingress(bootsteps.StartStopStep):
         super().__init__(consumer, **kwargs)
         self.install: Redelivery = consumer.app.redelivery
         self._hostname = consumer.hostname
+        self._feed: Callable[[], None] = _nothing
         with _refusing():
             check_policies(self.install)
         _refuse(contradictions(self.install))
@@ -125,6 +127,7 @@ class Ingress(bootsteps.StartStopStep):
         if hub is None or install.shares_process or not install.enforces:
             return
         listen_first(consumer.pool, hub, install.owner)
+        self._feed = feeding(consumer.pool, hub)
         if install.has_leases and not install.settings.wait_replicas:
             install.outbox.under_way = UnderWay(install.transport, hub, install.outbox.carry_out)
 
@@ -186,7 +189,9 @@ class Ingress(bootsteps.StartStopStep):
                 return timer.call_after(request.early, on_task_request, (request,))
             if request.is_held:
                 hand_over(request, self.install)
-            return handle(request)
+            answer = handle(request)
+            self._feed()
+            return answer
 
         return on_task_request
 

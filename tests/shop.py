@@ -13,7 +13,7 @@ import kombu
 import structlog
 from celery import Celery
 from celery.exceptions import Ignore, Reject, WorkerShutdown
-from celery.signals import worker_ready
+from celery.signals import task_received, worker_ready
 from tenacity import retry_if_result, stop_after_attempt, wait_exponential
 
 from redelivery import DeadLetter, RedeliverAfter, Redelivery, redeliver
@@ -25,6 +25,10 @@ app.conf.broker_connection_retry_on_startup = True
 app.conf.redelivery = json.loads(os.environ.get("SHOP_SETTINGS", "{}"))
 if not os.environ.get("SHOP_PLAIN"):
     Redelivery(app)
+
+
+#: How long one task is waited for by another, in seconds.
+PATIENCE = 10
 
 
 def note(task_id: str, **facts: Any) -> None:
@@ -41,6 +45,18 @@ def note(task_id: str, **facts: Any) -> None:
 def ready(**_: Any) -> None:
     """Say that the worker consumes."""
     Path(os.environ["SHOP_READY"]).touch()
+
+
+@task_received.connect
+def received(request: Any, **_: Any) -> None:
+    """Keeps the worker's main process from all else until the task that this one follows has begun; notes whether it has."""
+    if request.name != follows.name:
+        return
+    until, runs = time.monotonic() + PATIENCE, Path(os.environ["SHOP_RUNS"])
+    runs.touch()
+    while not (begun := request.args[0] in runs.read_text()) and time.monotonic() < until:
+        time.sleep(0.01)
+    note(request.id, begun=begun)
 
 
 @app.task(bind=True)
@@ -70,6 +86,11 @@ def heads(self: Any) -> None:
     if not self.request.retries:
         message = "no"
         raise RuntimeError(message)
+
+
+@app.task
+def follows(_: str) -> None:
+    """Is not taken before another task has begun (`received`)."""
 
 
 @app.task(bind=True)

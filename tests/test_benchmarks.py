@@ -8,6 +8,8 @@ import subprocess
 import sys
 import time
 import xml.etree.ElementTree as ET
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,10 +20,12 @@ from benchmarks.comparisons import COMPARISONS, Amount, chosen
 from benchmarks.figures import Figure, less, more, percentile
 from benchmarks.plots import INK, comparison_plot, ratio_plot, write_plots
 from benchmarks.results import Result, read_all
+from benchmarks.running import MeasurementError, Plan, measured
 from benchmarks.sides import NAMES
 from benchmarks.stamps import late_ms, write_stamp
 from benchmarks.summary import Ratio, Row, meets, summarised
 from benchmarks.table import BEGIN, END, fill, number, table
+from benchmarks.turns import moments, turns
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -207,6 +211,20 @@ def test_calm_is_waited_for_and_its_absence_is_said(monkeypatch: pytest.MonkeyPa
     assert said[-1] == "the load is still 3.00: measured all the same, and noted"
 
 
+def test_sides_beside_each_other_take_turns_at_the_same_random_moments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """None begins before all are at hand; each has one moment of every turn, and all together have the rate that was asked for."""
+    for name, value in turns(tmp_path, ("plain", "redelivery")).items():
+        monkeypatch.setenv(name, value)
+    with ThreadPoolExecutor() as pool:
+        ours = pool.submit(lambda: list(moments("redelivery", 200, 100.0)))
+        assert not ours.done()
+        base = list(moments("plain", 200, 100.0))
+        both = sorted([(at, "plain") for at in base] + [(at, "redelivery") for at in ours.result(60)])
+    assert all({side for _, side in both[turn : turn + 2]} == {"plain", "redelivery"} for turn in range(0, 400, 2))
+    assert {side for _, side in both[::2]} == {"plain", "redelivery"}
+    assert 3 < both[-1][0] - both[0][0] < 5
+
+
 # they run
 
 
@@ -238,6 +256,15 @@ def test_the_two_cheapest_comparisons_run(tmp_path: Path) -> None:
     assert "| tasks per second, tasks/s |" in (tmp_path / "README.md").read_text()
     assert "noop-threads: round 1 of 1, redelivery" in done.stderr
     assert "Warning" not in done.stderr
+
+
+def test_sides_are_measured_beside_each_other_and_one_that_fails_ends_the_others() -> None:
+    """The other waits for its turns, ten minutes at most; the words of the one that failed are shown."""
+    comparison = replace(COMPARISONS["start-idle"], sides=("plain", "nobody"))
+    began = time.monotonic()
+    with pytest.raises(MeasurementError, match=r"start-idle, nobody: (.|\n)*KeyError: 'nobody'"):
+        measured(comparison, Plan(rounds=1, scale=0.01), lambda _: None)
+    assert time.monotonic() - began < 120
 
 
 def test_wrong_words_are_refused_before_anything_is_measured() -> None:

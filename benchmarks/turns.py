@@ -1,0 +1,57 @@
+"""The moments at which the sides of a comparison publish: random ones, at which sides that run beside each other take turns.
+
+Message by message, so that whatever else the machine does weighs on all of them alike. Enters: the environment's `BENCH_TURNS`, the
+sides of this run and a folder in which each says that it is at hand. No side hears more of another: all draw the same moments from
+the same seed, counted from when the last of them was at hand.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["moments", "turns"]
+
+VARIABLE = "BENCH_TURNS"
+#: Seconds from when the last side is at hand to the first moment, and how long it may take until it is.
+AHEAD, LONGEST = 1.0, 600.0
+
+
+def turns(folder: Path, sides: tuple[str, ...]) -> dict[str, str]:
+    """What the processes of these sides are told by their environment."""
+    return {VARIABLE: json.dumps([str(folder), sides])}
+
+
+def moments(name: str, count: int, per_second: float) -> Iterator[float]:
+    """When this side is to publish, `count` times (seconds since the epoch): at random, all sides together so often a second.
+
+    Waits until every side is at hand. Raises `TimeoutError` where one does not come.
+    """
+    folder, sides = json.loads(os.environ[VARIABLE])
+    drawn = random.Random(7)  # noqa: S311 - the same moments for each side, and no secret
+    due = _all_at_hand(Path(folder), name, sides) + AHEAD
+    for _ in range(count):
+        for side in drawn.sample(sides, len(sides)):
+            due += drawn.expovariate(per_second)
+            if side == name:
+                yield due
+
+
+def _all_at_hand(folder: Path, name: str, sides: list[str]) -> float:
+    """Say that this side is at hand, and wait for the others; when the last of them was (seconds since the epoch)."""
+    (folder / f"{name}.at-hand").touch()
+    marks = [folder / f"{side}.at-hand" for side in sides]
+    deadline = time.monotonic() + LONGEST
+    while not all(mark.exists() for mark in marks):
+        if time.monotonic() > deadline:
+            msg = f"{name}: not all of {', '.join(sides)} are at hand after {LONGEST:g} s"
+            raise TimeoutError(msg)
+        time.sleep(0.01)
+    return max(mark.stat().st_mtime for mark in marks)
