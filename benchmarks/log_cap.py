@@ -9,7 +9,8 @@ from benchmarks.figures import less
 from benchmarks.sides import side
 from redelivery.middleware.keys import Keys
 from redelivery.middleware.outcomes import ENTRY, Event, Outcome
-from redelivery.middleware.transports.redis import RedisTransport, encoded
+from redelivery.middleware.transports.redis import RedisTransport
+from redelivery.middleware.transports.redis_wire import encoded
 from redelivery.workers.log_keeper import LogKeeper
 
 if TYPE_CHECKING:

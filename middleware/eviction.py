@@ -31,7 +31,7 @@ from redelivery.middleware.logs import log
 from redelivery.middleware.outcomes import Outcome, Reason
 from redelivery.middleware.scripts import Script
 from redelivery.middleware.transports.base import Held
-from redelivery.middleware.transports.redis import encoded
+from redelivery.middleware.transports.redis_wire import encoded
 
 if TYPE_CHECKING:
     from redis import Redis

@@ -28,7 +28,8 @@ from redelivery.middleware.logs import log
 from redelivery.middleware.outbox import tell
 from redelivery.middleware.scripts import packed
 from redelivery.middleware.transports.base import Answer
-from redelivery.middleware.transports.redis import SOCKET_TIMEOUT, RedisTransport, answer_of
+from redelivery.middleware.transports.redis import SOCKET_TIMEOUT, RedisTransport
+from redelivery.middleware.transports.redis_wire import answer_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -110,9 +111,14 @@ class UnderWay:
         self._watch()
 
     def _connect(self) -> None:
-        self._connection = self._pool.get_connection()
-        self._file = self._connection._sock.fileno()  # noqa: SLF001 - redis-py does not tell otherwise
-        self._hub.add_reader(self._file, self._read)
+        connection: Any = self._pool.get_connection()
+        try:
+            file = connection._sock.fileno()  # noqa: SLF001 - redis-py does not tell otherwise
+            self._hub.add_reader(file, self._read)
+        except BaseException:  # nobody would read its answers
+            self._pool.release(connection)
+            raise
+        self._connection, self._file = connection, file
 
     def _read(self) -> None:
         """Take the answers that have come, waiting for the first; with nothing under way, the broker has ended the connection."""

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 NO_STEP = {"advance": "moves time on in its users' tests"}
 #: Where the product changes the broker without a script: the function, and its step.
 OWN_CALLS = {
-    "middleware/transports/redis.py:unregister": "unregister",
-    "middleware/transports/redis.py:extend": "extend",
+    "middleware/transports/redis_owners.py:unregister": "unregister",
+    "middleware/transports/redis_owners.py:extend": "extend",
     "workers/dispatcher.py:_resign": "resign",
 }
 #: Where it writes files: the function, and its step.

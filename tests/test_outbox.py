@@ -14,7 +14,7 @@ from redelivery.middleware.outbox import Outbox, is_not_now
 from redelivery.middleware.outcomes import Event, Outcome
 from redelivery.middleware.scripts import Script
 from redelivery.middleware.transports.base import Answer
-from redelivery.middleware.transports.redis import encoded
+from redelivery.middleware.transports.redis_wire import encoded
 from tests.desk import Desk
 from tests.running import until
 

@@ -14,7 +14,7 @@ from redelivery.middleware.keys import Keys
 from redelivery.middleware.outcomes import Event, Outcome
 from redelivery.middleware.scripts import Script
 from redelivery.middleware.transports.receiver import Receiver
-from redelivery.middleware.transports.redis import encoded
+from redelivery.middleware.transports.redis_wire import encoded
 from tests.bench import QUEUE, Bench
 from tests.running import until
 

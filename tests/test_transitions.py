@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 from redelivery.middleware.outcomes import Event, Outcome, Reason
 from redelivery.middleware.scripts import Script
 from redelivery.middleware.transports.base import Answer, Held
-from redelivery.middleware.transports.redis import encoded
+from redelivery.middleware.transports.redis_wire import encoded
 from tests.bench import QUEUE, Bench
 from tests.running import until
 

@@ -20,7 +20,7 @@ from redelivery.middleware.outcomes import Event, Outcome
 from redelivery.middleware.replicas import ConfirmedRedis
 from redelivery.middleware.scripts import Script
 from redelivery.middleware.transports.purging import purge
-from redelivery.middleware.transports.redis import encoded
+from redelivery.middleware.transports.redis_wire import encoded
 
 if TYPE_CHECKING:
     from redis import Redis

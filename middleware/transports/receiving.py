@@ -30,7 +30,7 @@ from redelivery.middleware.transports.base import Held
 from redelivery.middleware.transports.polling import Wakeful
 from redelivery.middleware.transports.publishing import Publishing
 from redelivery.middleware.transports.receiver import FIRST_POLL, LONGEST_POLL, REST, SAFETY_NET, Receiver
-from redelivery.middleware.transports.redis import priority_of
+from redelivery.middleware.transports.redis_owners import priority_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -14,7 +14,7 @@ from redelivery.middleware.eviction import Bounds, evict_oldest, evicted, publis
 from redelivery.middleware.keys import split_unacked, unacked_suffix
 from redelivery.middleware.outcomes import Event, Outcome, Reason, entries
 from redelivery.middleware.scripts import Script
-from redelivery.middleware.transports.redis import encoded
+from redelivery.middleware.transports.redis_wire import encoded
 from tests.desk import task_message
 from tests.model.books import LISTS, MOST_ATTEMPTS, MOST_LENGTH
 
