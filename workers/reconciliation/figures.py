@@ -132,7 +132,8 @@ def _collected(parts: DataFrame) -> Figures:
     known = F.element_at(F.create_map(*(F.lit(word) for pair in MOST.items() for word in pair)), F.col("part"))
     most = F.coalesce(known, F.lit(MOST_OF_A_VERDICT))
     found: dict[str, list[Row]] = {name: [] for name in (*MOST, "faults")}
-    for row in parts.withColumn("place", place).where(F.col("place") <= most).orderBy("part", "place").collect():
+    rows = parts.withColumn("place", place).where(F.col("place") <= most).collect()
+    for row in sorted(rows, key=lambda each: (each["part"], each["place"])):
         found[row["part"].partition(".")[0]].append(json.loads(row["key"]) | json.loads(row["row"]))
     total = found.pop("total")
     return Figures(total=total[0] if total else {}, **found)

@@ -140,7 +140,7 @@ class _Run:
         summary = summarise(judged, self.inputs.gaps, before=before, plain=plain, **times)
         with replacing(self.files, self.output) as folder:
             say(f"writing {books.output}")
-            works = self._writing(judged, folder, has_questions=summary.has_questions)
+            works = self._writing(judged, folder, summary)
             if state is not None:
                 works.append(partial(self._write_state, state, judged))
             summary = replace(summary, figures=reduce(or_, self.ways.done(works)))
@@ -185,18 +185,25 @@ class _Run:
         times = {"as_of_ms": self.as_of_ms, "grace_ms": self.books.grace_ms, "looked_ms": looked_ms}
         return judge(lives, **times, any_redriven=any_redriven)
 
-    def _writing(self, judged: DataFrame, folder: str, *, has_questions: bool) -> list[_Work]:
-        """What writes the tables, and tells the figures of each; no work asks for what another one writes."""
+    def _writing(self, judged: DataFrame, folder: str, summary: Summary) -> list[_Work]:
+        """What writes the tables, and tells the figures of each; no work asks for what another one writes.
+
+        For a table that has no row, by the `summary`, no life is looked at.
+        """
         told = judged.where(~F.col("is_standing"))
+        has_questions = summary.has_questions
 
         def verdicts() -> Figures:
             shown = told if self.books.all_lives else told.where((F.col("verdict") != "balanced") | F.col("is_correction"))
+            if not (has_questions or self.books.all_lives or summary.verdicts["in_flight"]):
+                shown = told.limit(0)
             shown = self._with_evidence(shown, judged, told) if has_questions else without_histories(shown)
             write_table(shown.select(*EVIDENCE), folder, "verdicts")
             return faults_of(self.inputs.spark, folder) if has_questions else Figures()
 
         def repeats() -> Figures:
-            repeated = told.where("is_repeated").select("task_id", "generation", "task", "queue", "verdict", "cause", "nesting")
+            repeated = told.where("is_repeated") if summary.possible_repeats else told.limit(0)
+            repeated = repeated.select("task_id", "generation", "task", "queue", "verdict", "cause", "nesting")
             write_table(repeated, folder, "repeats")
             return Figures()
 
