@@ -75,7 +75,6 @@ OTHERS: dict[str, list[Any]] = {
     "of-two-queues": ["published", ("succeeded", {"delivery": 1, "queue": "mail"})],
     "of-no-queue": [("published", {"queue": ""}), ("succeeded", {"delivery": 1, "queue": ""})],
     "of-two-names": ["published", ("succeeded", {"delivery": 1, "task": "shop.pack"})],
-    "without-an-event-id": ["published", ("succeeded", {"delivery": 1, "event_id": ""})],
     "without-a-time": ["published", ("succeeded", {"delivery": 1, "at_ms": None})],
     "exported-twice": ["published", SUCCEEDED],
     "in-the-broker": ["published", SUCCEEDED],
@@ -98,6 +97,18 @@ def test_a_life_is_plain_only_where_nothing_at_all_is_odd(spark: SparkSession) -
     }
     assert (found.totals["lives"], found.totals["asked"]) == (len(PLAIN), len(OTHERS))
     assert found.totals["events"] == sum(len(steps) for steps in PLAIN.values())
+
+
+@pytest.mark.parametrize("nothing", ["", None])
+def test_an_event_without_an_id_goes_the_whole_way(spark: SparkSession, nothing: str | None) -> None:
+    """Also where its task is plain for the rest, and no other task has to be looked at: the whole way refuses it."""
+    told = Histories()
+    told.tell("plain", "published", (SUCCEEDED[0], {**SUCCEEDED[1], "event_id": nothing}))
+    told.tell("another", "published", SUCCEEDED)
+    lines = [tuple(event.get(name) for name in EVENTS.names) for event in told.events]
+    nobody = spark.createDataFrame([], "task_id string")
+    found = sort_out(spark.createDataFrame(lines, EVENTS), nobody, lambda it: it, after_ms=None)
+    assert [(row["task_id"], row["event_id"]) for row in found.events.collect()] == [("plain", nothing)]
 
 
 def test_events_without_a_task_go_the_whole_way(spark: SparkSession) -> None:

@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from pyspark import StorageLevel, inheritable_thread_target
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
 
+from redelivery.workers.reconciliation.session import with_settings
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
@@ -68,14 +70,8 @@ def few(spark: SparkSession, *, looks_back: bool) -> Iterator[Ways]:
     }
     if not looks_back:
         settings["spark.sql.codegen.wholeStage"] = "false"
-    before = {name: str(spark.conf.get(name)) for name in settings}
-    try:
-        for name, value in settings.items():
-            spark.conf.set(name, value)
+    with with_settings(spark, settings):
         yield Ways(_cut, F.broadcast, partial(_side_by_side, spark))
-    finally:
-        for name, value in before.items():
-            spark.conf.set(name, value)
 
 
 def _cut(table: DataFrame) -> DataFrame:

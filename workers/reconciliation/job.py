@@ -36,6 +36,7 @@ from redelivery.workers.reconciliation.inputs import Inputs, gather
 from redelivery.workers.reconciliation.lives import fold, with_queues_named
 from redelivery.workers.reconciliation.plain import SortedOut, sort_out
 from redelivery.workers.reconciliation.report import REPORT, page
+from redelivery.workers.reconciliation.session import LOOKING, with_settings
 from redelivery.workers.reconciliation.state import Run, State
 from redelivery.workers.reconciliation.summary import Summary, summarise
 from redelivery.workers.reconciliation.trend import Line, line_of, merged, read_trend, write_trend
@@ -79,7 +80,7 @@ def reconcile(spark: SparkSession, books: Books, say: Callable[[str], object] = 
     state = None if books.state is None else State(spark, files, books.state)
     inputs = gather(spark, files, books.outcomes, books.inventory, state, {"grace_ms": books.grace_ms, "as_of_ms": books.as_of_ms})
     say(f"reading and folding the events{inputs.told}")
-    with _keeping() as keep:
+    with with_settings(spark, LOOKING), _keeping() as keep:
         plain = None
         if not books.all_lives:
             plain = sort_out(inputs.events, inputs.known(state), keep, after_ms=inputs.watermark_ms)

@@ -22,7 +22,8 @@ So a plain task is one life, and that life is balanced: the rules of `verdicts.p
 each other.
 
 Enters: events, and the ids of tasks that are not plain whatever their events say. Leaves: `SortedOut`. An event without a task id
-is of no plain task, so that the whole way meets it, and refuses it.
+is of no plain task, so that the whole way meets it, and refuses it; so is one without an id of its own, which only the second look
+reads, for such ids are many and long.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
 from redelivery.middleware.outcomes import Outcome, Reason
 from redelivery.workers.reconciliation.lives import RESTORED
 from redelivery.workers.reconciliation.metrics import ENDS_AS_COUNTED, MOST_ATTEMPTS
-from redelivery.workers.reconciliation.schema import DEFAULTS, empty
+from redelivery.workers.reconciliation.schema import DEFAULTS
 from redelivery.workers.reconciliation.times import time_class
 
 if TYPE_CHECKING:
@@ -89,9 +90,8 @@ def sort_out(events: DataFrame, others: DataFrame, keep: Callable[[DataFrame], D
     totals, latest_ms = _totals(sorted_out)
     found = keep(_found(events, sorted_out, is_few=totals["asked"] <= _MOST_KNOWN))
     names = found.where(~F.col("is_asked")).select(_or_default("queue"), _or_default("task")).distinct()
-    asked = found.where("is_asked").select(*events.columns)
     return SortedOut(
-        events=asked if totals["asked"] else empty(events.sparkSession, events.schema),
+        events=found.where("is_asked").select(*events.columns),
         cells=_cells(sorted_out.where("is_plain"), names.withColumn("name", _name())),
         heard=events.groupBy(_or_default("worker")).agg(F.max("at_ms").alias("last_ms")),
         totals=totals,
@@ -103,7 +103,9 @@ def _found(events: DataFrame, sorted_out: DataFrame, *, is_few: bool) -> DataFra
     """The events that have to be looked at: those of all tasks that are not plain, and of one plain task for each hash of names."""
     wanted = sorted_out.groupBy("is_plain", "id", "name").agg(F.min("example").alias("wanted"))
     wanted = wanted.select("wanted", (~F.col("is_plain")).alias("is_asked"))
-    return events.join(F.broadcast(wanted) if is_few else wanted, _id() == F.col("wanted"))
+    looked = events.join(F.broadcast(wanted) if is_few else wanted, _id() == F.col("wanted"), "left")
+    has_no_id = F.col("event_id").isNull() | (F.col("event_id") == "")
+    return looked.where(F.col("wanted").isNotNull() | has_no_id).withColumn("is_asked", F.col("is_asked") | has_no_id)
 
 
 def _id() -> Column:
@@ -156,7 +158,7 @@ def _bit(after_ms: int | None) -> Column:
         bit = F.when((outcome == str(each)) & each_holds & delivery.between(0, _DELIVERIES - 1), own).otherwise(bit)
     bit = F.when((outcome == str(Outcome.PUBLISHED)) & (delivery == 0), _PUBLISHED).otherwise(bit)
     is_first = (_or_default("generation") == 0) & (_or_default("nesting") == 0)
-    is_whole = (F.col("task_id") != "") & (F.col("event_id") != "") & (F.col("queue") != "") & F.col("at_ms").isNotNull()
+    is_whole = (F.col("task_id") != "") & (F.col("queue") != "") & F.col("at_ms").isNotNull()
     is_new = F.lit(True) if after_ms is None else F.col("at_ms") > after_ms  # noqa: FBT003 - a literal
     return F.when(is_first & is_whole & is_new, bit).otherwise(F.lit(_OTHER))
 

@@ -17,9 +17,9 @@ from pyspark.sql import SparkSession
 from redelivery.workers.java import ensure_java
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
-__all__ = ["session"]
+__all__ = ["LOOKING", "session", "with_settings"]
 
 _GIB = 2**30
 
@@ -58,6 +58,23 @@ _LARGE = {
     "spark.sql.adaptive.advisoryPartitionSizeInBytes": "16m",
     "spark.sql.codegen.cache.maxEntries": "1000",
 }
+
+#: What pays where many events are looked at, in whatever session: a first table of an aggregation that holds the tasks of one part.
+#: One that is full is asked in vain for each further event.
+LOOKING = {"spark.sql.codegen.aggregate.fastHashMap.capacityBit": "20"}
+
+
+@contextmanager
+def with_settings(spark: SparkSession, settings: Mapping[str, str]) -> Iterator[None]:
+    """Have the session do with other settings for as long as the block runs."""
+    before = {name: str(spark.conf.get(name)) for name in settings}
+    try:
+        for name, value in settings.items():
+            spark.conf.set(name, value)
+        yield
+    finally:
+        for name, value in before.items():
+            spark.conf.set(name, value)
 
 
 @contextmanager
