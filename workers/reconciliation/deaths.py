@@ -7,9 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
-
-from redelivery.middleware.outcomes import Outcome
+from redelivery.workers.reconciliation.texts import columns, named
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -23,25 +21,23 @@ _CAUSE: Final = ("queue", "task", "day", "reason", "fingerprint", "exception")
 
 def deaths_of(judged: DataFrame) -> DataFrame:
     """Dead letters by cause and hour of death (`hour`: hours since the epoch), with the first of each as the example."""
-    named = judged.where(F.col(Outcome.DEAD_LETTERED) > 0).select(
-        "queue",
-        "task",
-        "task_id",
-        F.to_date(F.timestamp_millis("first_ms")).alias("day"),
-        F.coalesce("death_reason", F.lit("")).alias("reason"),
-        F.coalesce("death_fingerprint", F.lit("")).alias("fingerprint"),
-        F.coalesce("death_exception", F.lit("")).alias("exception"),
-        F.floor(F.col("ended_ms") / HOUR_MS).cast("long").alias("hour"),
-        "ended_ms",
-        F.col("was_redriven").cast("long").alias("redriven"),
-    )
-    return named.groupBy(*_CAUSE, "hour").agg(
-        F.count("*").alias("letters"),
-        F.sum("redriven").alias("redriven"),
-        F.min("ended_ms").alias("first_ms"),
-        F.max("ended_ms").alias("last_ms"),
-        F.min(F.struct("ended_ms", "task_id")).alias("example"),
-    )
+    facts = {
+        "day": "to_date(timestamp_millis(first_ms))",
+        "reason": "coalesce(death_reason, '')",
+        "fingerprint": "coalesce(death_fingerprint, '')",
+        "exception": "coalesce(death_exception, '')",
+        "hour": f"CAST(floor(ended_ms / {HOUR_MS}) AS BIGINT)",
+        "redriven": "CAST(was_redriven AS BIGINT)",
+    }
+    died = judged.where("dead_lettered > 0").selectExpr("queue", "task", "task_id", "ended_ms", *named(facts))
+    counts = {
+        "letters": "count(*)",
+        "redriven": "sum(redriven)",
+        "first_ms": "min(ended_ms)",
+        "last_ms": "max(ended_ms)",
+        "example": "min(struct(ended_ms, task_id))",
+    }
+    return died.groupBy(*_CAUSE, "hour").agg(*columns(counts))
 
 
 def causes_of(deaths: DataFrame) -> DataFrame:
@@ -51,10 +47,12 @@ def causes_of(deaths: DataFrame) -> DataFrame:
 
 def totals() -> list[Column]:
     """What any group of deaths adds up to, as columns of an aggregation."""
-    return [
-        F.sum("letters").alias("letters"),
-        F.sum("redriven").alias("redriven"),
-        F.min("first_ms").alias("first_ms"),
-        F.max("last_ms").alias("last_ms"),
-        F.min("example").getField("task_id").alias("example"),
-    ]
+    return columns(
+        {
+            "letters": "sum(letters)",
+            "redriven": "sum(redriven)",
+            "first_ms": "min(first_ms)",
+            "last_ms": "max(last_ms)",
+            "example": "min(example).task_id",
+        }
+    )

@@ -11,11 +11,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
-from pyspark.sql.window import Window
 
-from redelivery.middleware.outcomes import Outcome
 from redelivery.workers.reconciliation.deaths import causes_of, deaths_of, totals
 from redelivery.workers.reconciliation.metrics import TIMES, cells_of, metrics_by, sums
+from redelivery.workers.reconciliation.texts import columns
 from redelivery.workers.reconciliation.verdicts import DISCREPANCIES
 from redelivery.workers.reconciliation.writing import write_table
 
@@ -86,53 +85,40 @@ def faults_of(spark: SparkSession, folder: str) -> Figures:
 
 
 def _of_cells(cells: DataFrame) -> DataFrame:
-    way = F.when(F.col("attempts") > 1, "more").when((F.col("attempts") > 0) | F.col("time_class").isNotNull(), "first")
-    number = F.when((F.col("attempts") > 0) | (F.col(Outcome.SUCCEEDED) > 0), F.greatest("attempts", F.lit(1)))
-    parts: dict[str, list[Any]] = {
-        "total": [],
-        "flow": ["opened", F.coalesce(way, F.lit("none")).alias("way"), "ending"],
-        "attempts": [number.alias("number")],
-        "queues": ["queue"],
-    }
-    return _grouped(cells, parts, sums(), F.coalesce(F.col(TIMES)[1], F.lit(0)))
+    way = "CASE WHEN attempts > 1 THEN 'more' WHEN attempts > 0 OR time_class IS NOT NULL THEN 'first' ELSE 'none' END"
+    number = "CASE WHEN attempts > 0 OR succeeded > 0 THEN greatest(attempts, 1) END"
+    parts = {"total": "", "flow": f"opened, {way} AS way, ending", "attempts": f"{number} AS number", "queues": "queue"}
+    return _grouped(cells, parts, sums(), f"coalesce({TIMES}[1], 0)")
 
 
 def _of_deaths(deaths: DataFrame) -> DataFrame:
-    parts: dict[str, list[Any]] = {"hours": ["hour", "reason"], "causes": ["reason", "fingerprint", "exception", "queue"]}
-    return _grouped(deaths, parts, totals(), F.when(F.col("part") == "hours", F.col("last_ms")).otherwise(F.col("letters")))
+    parts = {"hours": "hour, reason", "causes": "reason, fingerprint, exception, queue"}
+    return _grouped(deaths, parts, totals(), "IF(part = 'hours', last_ms, letters)")
 
 
 def _of_faults(faults: DataFrame) -> DataFrame:
     """What does not balance, by verdict, queue and task; the example is the one that was heard of first."""
-    first = F.min(F.struct("first_ms", "task_id", "cause", "advice")).alias("first")
-    found = _grouped(faults, {"faults": ["verdict", "queue", "task"]}, [F.count("*").alias("lives"), first], F.col("lives"))
+    counts = columns({"lives": "count(*)", "first": "min(struct(first_ms, task_id, cause, advice))"})
+    found = _grouped(faults, {"faults": "verdict, queue, task"}, counts, "lives")
     return found.withColumn("part", F.concat(F.lit("faults."), F.get_json_object("key", "$.verdict")))
 
 
-def _grouped(table: DataFrame, parts: dict[str, list[Any]], counts: list[Column], weight: Column) -> DataFrame:
+def _grouped(table: DataFrame, parts: dict[str, str], counts: list[Column], weight: str) -> DataFrame:
     """The table grouped in several ways in one go: `part`, `key` and `row` (as JSON), and `weight`: the heaviest matter."""
-    ways = F.array(
-        *(
-            F.struct(F.lit(name).alias("part"), F.to_json(F.struct(*keys)).alias("key")) if keys else _whole(name)
-            for name, keys in parts.items()
-        )
-    )
-    counted = table.withColumn("as", F.explode(ways)).groupBy("as.part", "as.key").agg(*counts)
-    names = [name for name in counted.columns if name not in {"part", "key"}]
-    return counted.select("part", "key", F.to_json(F.struct(*names)).alias("row"), weight.cast("double").alias("weight"))
-
-
-def _whole(name: str) -> Column:
-    return F.struct(F.lit(name).alias("part"), F.lit("{}").alias("key"))
+    keys = {name: f"to_json(struct({key}))" if key else "'{}'" for name, key in parts.items()}
+    ways = ", ".join(f"struct('{name}' AS part, {key} AS key)" for name, key in keys.items())
+    counted = table.selectExpr("*", f"explode(array({ways})) AS by").groupBy("by.part", "by.key").agg(*counts)
+    names = ", ".join(name for name in counted.columns if name not in {"part", "key"})
+    return counted.selectExpr("part", "key", f"to_json(struct({names})) AS row", f"CAST({weight} AS DOUBLE) AS weight")
 
 
 def _collected(parts: DataFrame) -> Figures:
     """The rows of each part that matter most, in one action."""
-    place = F.row_number().over(Window.partitionBy("part").orderBy(F.desc("weight"), "key"))
-    known = F.element_at(F.create_map(*(F.lit(word) for pair in MOST.items() for word in pair)), F.col("part"))
-    most = F.coalesce(known, F.lit(MOST_OF_A_VERDICT))
+    known = ", ".join(f"'{name}', {number}" for name, number in MOST.items())
+    most = f"coalesce(element_at(map({known}), part), {MOST_OF_A_VERDICT})"
+    place = "row_number() OVER (PARTITION BY part ORDER BY weight DESC, key) AS place"
+    rows = parts.selectExpr("part", "key", "row", place).where(f"place <= {most}").collect()
     found: dict[str, list[Row]] = {name: [] for name in (*MOST, "faults")}
-    rows = parts.withColumn("place", place).where(F.col("place") <= most).collect()
     for row in sorted(rows, key=lambda each: (each["part"], each["place"])):
         found[row["part"].partition(".")[0]].append(json.loads(row["key"]) | json.loads(row["row"]))
     total = found.pop("total")

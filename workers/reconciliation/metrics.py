@@ -16,10 +16,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
-
 from redelivery.middleware.outcomes import Outcome, Reason
 from redelivery.workers.reconciliation.steps import BY_NOBODY
+from redelivery.workers.reconciliation.texts import columns, named, one_of
 from redelivery.workers.reconciliation.times import PERCENTILES, percentiles, time_class
 from redelivery.workers.reconciliation.verdicts import DISCREPANCIES
 
@@ -57,108 +56,93 @@ ENDS_AS_COUNTED: Final = (
 )
 _KEYS: Final = (*GROUP, "opened", "ending", "died_of", "attempts", "time_class")
 
+#: What opened a life: the first of these that it has.
+_OPENED: Final = (
+    "CASE WHEN published > 0 THEN 'published' WHEN redriven > 0 THEN 'redriven' WHEN received > 0 THEN 'received' ELSE 'nobody' END"
+)
+
+#: What one cell holds besides what its lives have in common.
+_COUNTS: Final = {
+    "lives": "count(*)",
+    "published": "count_if(published > 0)",
+    "redriven": "count_if(redriven > 0)",
+    "redeliveries": "sum(redelivery_scheduled)",
+    **{str(each): f"count_if({each} > 0)" for each in ENDS_AS_COUNTED},
+    "possible_repeats": "count_if(is_repeated)",
+    "delayed_lives": "count(waited)",
+    "delay_asked_ms": "coalesce(sum(asked), 0)",
+    "delay_waited_ms": "coalesce(sum(waited), 0)",
+    "delay_late_max_ms": "max(waited - asked)",
+    "attempts_made": "sum(runs)",
+    "attempts_wasted": "sum(wasted)",
+}
+
+_OF_REDRIVEN: Final = "sum(CASE WHEN opened = 'redriven' THEN succeeded END)"
+_SUMS: Final = {
+    **{name: f"sum({name})" for name in ("lives", "published", "redriven")},
+    "succeeded_at_first_attempt": "coalesce(sum(CASE WHEN attempts <= 1 THEN succeeded END), 0)",
+    "succeeded_after_redelivery": "coalesce(sum(CASE WHEN attempts > 1 THEN succeeded END), 0)",
+    "redeliveries": "sum(redeliveries)",
+    **{str(each): f"sum({each})" for each in ENDS_AS_COUNTED},
+    "redriven_succeeded": f"coalesce({_OF_REDRIVEN}, 0)",
+    "redrive_success_rate": f"{_OF_REDRIVEN} / sum(CASE WHEN opened = 'redriven' THEN lives END)",
+    TIMES: percentiles("time_class", "lives"),
+    **{name: f"sum({name})" for name in ("delayed_lives", "delay_asked_ms", "delay_waited_ms")},
+    "delay_late_max_ms": "max(delay_late_max_ms)",
+    "attempts_made": "sum(attempts_made)",
+    "attempts_wasted": "sum(attempts_wasted)",
+    "in_flight": "coalesce(sum(CASE WHEN ending = 'in_flight' THEN lives END), 0)",
+    "discrepancies": f"coalesce(sum(CASE WHEN {one_of('ending', DISCREPANCIES)} THEN lives END), 0)",
+    "possible_repeats": "sum(possible_repeats)",
+}
+
 
 def cells_of(judged: DataFrame) -> DataFrame:
     """The cells; `opened` is an outcome or `nobody`, `ending` an outcome of a balanced life or the verdict of any other."""
-    count = F.col
-    is_told = count("events") > 0
-    death = count("death_reason").isin(*map(str, _AFTER_AN_ATTEMPT)) & (count(Outcome.DEAD_LETTERED) > 0)
-    dropped = count("reason").isin(*map(str, _AFTER_AN_ATTEMPT)) & (count(Outcome.DEAD_LETTERED) == 0)
-    died = F.when(death | (dropped & (count(Outcome.DISCARDED) > 0)), 1).otherwise(0)
-    ended_by_a_delivery = (count(Outcome.REDELIVERY_SCHEDULED) > 0) & (count("first_end") < BY_NOBODY)
-    measured = judged.select(
-        "*",
-        F.when(is_told, F.to_date(F.timestamp_millis("first_ms"))).alias("day"),
-        _opened().alias("opened"),
-        F.when(count("verdict") == "balanced", count("last_word")).otherwise(count("verdict")).alias("ending"),
-        F.when(count(Outcome.DEAD_LETTERED) > 0, count("death_reason")).alias("died_of"),
-        F.when(count(Outcome.SUCCEEDED) > 0, time_class(count("ended_ms") - count("first_ms"))).alias("time_class"),
-        (count(Outcome.REDELIVERY_SCHEDULED) + count(Outcome.SUCCEEDED) + died).alias("runs"),
-        (count(Outcome.REDELIVERY_SCHEDULED) + F.greatest(count(Outcome.SUCCEEDED) - 1, F.lit(0)) + died).alias("wasted"),
-        F.when(ended_by_a_delivery, F.coalesce("asked_ms", F.lit(0))).alias("asked"),
-        F.when(ended_by_a_delivery, F.greatest(count("ended_ms") - count("first_scheduled_ms"), F.lit(0))).alias("waited"),
-    )
-    capped = measured.withColumn("attempts", F.least(F.coalesce("attempts", F.lit(0)), F.lit(MOST_ATTEMPTS)))
-    return capped.groupBy(*_KEYS).agg(*_counts())
+    death = f"({one_of('death_reason', _AFTER_AN_ATTEMPT)} AND dead_lettered > 0)"
+    dropped = f"({one_of('reason', _AFTER_AN_ATTEMPT)} AND dead_lettered = 0 AND discarded > 0)"
+    died = f"IF({death} OR {dropped}, 1, 0)"
+    ended_by_a_delivery = f"redelivery_scheduled > 0 AND first_end < {BY_NOBODY}"
+    facts = {
+        "day": "CASE WHEN events > 0 THEN to_date(timestamp_millis(first_ms)) END",
+        "opened": _OPENED,
+        "ending": "IF(verdict = 'balanced', last_word, verdict)",
+        "died_of": "CASE WHEN dead_lettered > 0 THEN death_reason END",
+        "attempts": f"least(coalesce(attempts, 0), {MOST_ATTEMPTS})",
+        "time_class": f"CASE WHEN succeeded > 0 THEN {time_class('ended_ms - first_ms')} END",
+        "runs": f"redelivery_scheduled + succeeded + {died}",
+        "wasted": f"redelivery_scheduled + greatest(succeeded - 1, 0) + {died}",
+        "asked": f"CASE WHEN {ended_by_a_delivery} THEN coalesce(asked_ms, 0) END",
+        "waited": f"CASE WHEN {ended_by_a_delivery} THEN greatest(ended_ms - first_scheduled_ms, 0) END",
+    }
+    others = ("queue", "task", "published", "redriven", "redelivery_scheduled", "is_repeated", *map(str, ENDS_AS_COUNTED))
+    return judged.selectExpr(*others, *named(facts)).groupBy(*_KEYS).agg(*columns(_COUNTS))
 
 
 def metrics_by(cells: DataFrame) -> DataFrame:
     """The metrics: `dead_lettered_by_reason` and `succeeded_at_attempt` are maps to lives, times are in ms, rates from 0 to 1."""
-    succeeded_at = F.when(F.col("time_class").isNotNull(), F.greatest("attempts", F.lit(1)))
     lists = {
-        "dead_lettered_by_reason": _listed(F.col("died_of"), Outcome.DEAD_LETTERED),
-        "succeeded_at_attempt": _listed(succeeded_at, Outcome.SUCCEEDED),
+        "dead_lettered_by_reason": _listed("died_of", "dead_lettered"),
+        "succeeded_at_attempt": _listed("CASE WHEN time_class IS NOT NULL THEN greatest(attempts, 1) END", "succeeded"),
     }
-    listed = (column.alias(name) for name, column in lists.items())
-    rows = cells.where("day IS NOT NULL").groupBy(*GROUP).agg(*sums(), *listed)
-    times = {f"time_to_success_p{each}_ms": F.round(F.get(TIMES, F.lit(at))).cast("long") for at, each in enumerate(PERCENTILES)}
-    return rows.withColumns({**{name: _summed(name) for name in lists}, **times}).drop(TIMES)
+    rows = cells.where("day IS NOT NULL").groupBy(*GROUP).agg(*sums(), *columns(lists))
+    times = {f"time_to_success_p{each}_ms": f"CAST(round(get({TIMES}, {at})) AS BIGINT)" for at, each in enumerate(PERCENTILES)}
+    kept = [name for name in rows.columns if name not in {*lists, TIMES}]
+    return rows.selectExpr(*kept, *named({name: _summed(name) for name in lists}), *named(times))
 
 
 def sums() -> list[Column]:
     """What any group of cells adds up to, as columns of an aggregation."""
-    lives = F.col("lives")
-    is_first = F.col("attempts") <= 1
-    redriven = F.col("opened") == str(Outcome.REDRIVEN)
-    succeeded = F.col(Outcome.SUCCEEDED)
-    of_redriven = F.sum(F.when(redriven, succeeded))
-    return [
-        F.sum(lives).alias("lives"),
-        *(F.sum(name).alias(name) for name in ("published", "redriven")),
-        F.coalesce(F.sum(F.when(is_first, succeeded)), F.lit(0)).alias("succeeded_at_first_attempt"),
-        F.coalesce(F.sum(F.when(~is_first, succeeded)), F.lit(0)).alias("succeeded_after_redelivery"),
-        F.sum("redeliveries").alias("redeliveries"),
-        *(F.sum(str(each)).alias(str(each)) for each in ENDS_AS_COUNTED),
-        F.coalesce(of_redriven, F.lit(0)).alias("redriven_succeeded"),
-        (of_redriven / F.sum(F.when(redriven, lives))).alias("redrive_success_rate"),
-        percentiles("time_class", "lives").alias(TIMES),
-        *(F.sum(name).alias(name) for name in ("delayed_lives", "delay_asked_ms", "delay_waited_ms")),
-        F.max("delay_late_max_ms").alias("delay_late_max_ms"),
-        F.sum("attempts_made").alias("attempts_made"),
-        F.sum("attempts_wasted").alias("attempts_wasted"),
-        F.coalesce(F.sum(F.when(F.col("ending") == "in_flight", lives)), F.lit(0)).alias("in_flight"),
-        F.coalesce(F.sum(F.when(F.col("ending").isin(*DISCREPANCIES), lives)), F.lit(0)).alias("discrepancies"),
-        F.sum("possible_repeats").alias("possible_repeats"),
-    ]
+    return columns(_SUMS)
 
 
-def _opened() -> Column:
-    """What opened the life: the first of these that it has."""
-    opened = F.lit("nobody")
-    for each in (Outcome.RECEIVED, Outcome.REDRIVEN, Outcome.PUBLISHED):
-        opened = F.when(F.col(each) > 0, F.lit(str(each))).otherwise(opened)
-    return opened
-
-
-def _counts() -> list[Column]:
-    """What one cell holds besides what its lives have in common."""
-    return [
-        F.count("*").alias("lives"),
-        F.count_if(F.col(Outcome.PUBLISHED) > 0).alias("published"),
-        F.count_if(F.col(Outcome.REDRIVEN) > 0).alias("redriven"),
-        F.sum(Outcome.REDELIVERY_SCHEDULED).alias("redeliveries"),
-        *(F.count_if(F.col(each) > 0).alias(str(each)) for each in ENDS_AS_COUNTED),
-        F.count_if("is_repeated").alias("possible_repeats"),
-        F.count("waited").alias("delayed_lives"),
-        F.coalesce(F.sum("asked"), F.lit(0)).alias("delay_asked_ms"),
-        F.coalesce(F.sum("waited"), F.lit(0)).alias("delay_waited_ms"),
-        F.max(F.col("waited") - F.col("asked")).alias("delay_late_max_ms"),
-        F.sum("runs").alias("attempts_made"),
-        F.sum("wasted").alias("attempts_wasted"),
-    ]
-
-
-def _listed(key: Column, count: str) -> Column:
+def _listed(key: str, count: str) -> str:
     """All pairs of a key and a count, as an aggregate; keys that are null are left out."""
-    return F.collect_list(F.when(key.isNotNull() & (F.col(count) > 0), F.struct(key.alias("key"), F.col(count).alias("count"))))
+    return f"collect_list(CASE WHEN ({key}) IS NOT NULL AND {count} > 0 THEN struct({key} AS key, {count} AS count) END)"
 
 
-def _summed(pairs: str) -> Column:
+def _summed(pairs: str) -> str:
     """A map from each key of these pairs to the sum of its counts."""
-
-    def entry(key: Column) -> Column:
-        own = F.filter(pairs, lambda each: each.key == key)
-        return F.struct(key, F.aggregate(own, F.lit(0).cast("long"), lambda total, each: total + each["count"]))
-
-    keys = F.array_distinct(F.transform(pairs, lambda each: each.key))
-    return F.map_from_entries(F.transform(F.array_sort(keys), entry))
+    keys = f"array_sort(array_distinct(transform({pairs}, pair -> pair.key)))"
+    total = f"aggregate(filter({pairs}, pair -> pair.key = each), 0L, (total, pair) -> total + pair.count)"
+    return f"map_from_entries(transform({keys}, each -> struct(each, {total})))"

@@ -37,12 +37,13 @@ from redelivery.middleware.outcomes import Outcome, Reason
 from redelivery.workers.reconciliation.lives import RESTORED
 from redelivery.workers.reconciliation.metrics import ENDS_AS_COUNTED, MOST_ATTEMPTS
 from redelivery.workers.reconciliation.schema import DEFAULTS
+from redelivery.workers.reconciliation.texts import columns, named
 from redelivery.workers.reconciliation.times import time_class
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import DataFrame
 
 __all__ = ["SortedOut", "sort_out"]
 
@@ -58,8 +59,19 @@ _FIRST_BIT: Final = {
 }
 _COUNTED: Final = tuple(each for each in _FIRST_BIT if each is not Outcome.SUCCEEDED)
 
-#: The bits of `_whose` that tell tasks apart whose ids have one hash; the others are the name's.
+#: The bits of `_WHOSE` that tell tasks apart whose ids have one hash; the others are the name's.
 _OF_THE_ID: Final = (1 << 16) - 1
+
+
+def _or_default(name: str) -> str:
+    return f"coalesce({name}, {DEFAULTS[name]!r})"
+
+
+#: A hash of the task's id; a hash of queue and task, without the bits that `_WHOSE` takes; and that one with bits of a hash of the
+#: id that is made in another way, for else ids with one `_ID` may agree here too.
+_ID: Final = "xxhash64(task_id)"
+_NAME: Final = f"(xxhash64({_or_default('queue')}, {_or_default('task')}) & {~_OF_THE_ID}L)"
+_WHOSE: Final = f"({_NAME} | (CAST(hash(task_id) AS BIGINT) & {_OF_THE_ID}L))"
 
 #: Up to so many tasks that are not plain are made known to all executors; more are joined by a shuffle.
 _MOST_KNOWN: Final = 1_000_000
@@ -89,11 +101,11 @@ def sort_out(events: DataFrame, others: DataFrame, keep: Callable[[DataFrame], D
     sorted_out = keep(_sorted(_tasks(events, after_ms), others))
     totals, latest_ms = _totals(sorted_out)
     found = keep(_found(events, sorted_out, is_few=totals["asked"] <= _MOST_KNOWN))
-    names = found.where(~F.col("is_asked")).select(_or_default("queue"), _or_default("task")).distinct()
+    names = found.where("NOT is_asked").selectExpr(f"{_NAME} AS name", *_defaults("queue", "task")).distinct()
     return SortedOut(
         events=found.where("is_asked").select(*events.columns),
-        cells=_cells(sorted_out.where("is_plain"), names.withColumn("name", _name())),
-        heard=events.groupBy(_or_default("worker")).agg(F.max("at_ms").alias("last_ms")),
+        cells=_cells(sorted_out.where("is_plain"), names),
+        heard=events.selectExpr(*_defaults("worker"), "at_ms").groupBy("worker").agg(F.max("at_ms").alias("last_ms")),
         totals=totals,
         latest_ms=latest_ms,
     )
@@ -101,164 +113,137 @@ def sort_out(events: DataFrame, others: DataFrame, keep: Callable[[DataFrame], D
 
 def _found(events: DataFrame, sorted_out: DataFrame, *, is_few: bool) -> DataFrame:
     """The events that have to be looked at: those of all tasks that are not plain, and of one plain task for each hash of names."""
-    wanted = sorted_out.groupBy("is_plain", "id", "name").agg(F.min("example").alias("wanted"))
-    wanted = wanted.select("wanted", (~F.col("is_plain")).alias("is_asked"))
-    looked = events.join(F.broadcast(wanted) if is_few else wanted, _id() == F.col("wanted"), "left")
-    has_no_id = F.col("event_id").isNull() | (F.col("event_id") == "")
-    return looked.where(F.col("wanted").isNotNull() | has_no_id).withColumn("is_asked", F.col("is_asked") | has_no_id)
+    wanted = sorted_out.groupBy("is_plain", "id", "name").agg(*columns({"wanted": "min(example)"}))
+    wanted = wanted.selectExpr("wanted", "NOT is_plain AS is_asked")
+    looked = events.join(F.broadcast(wanted) if is_few else wanted, F.expr(f"{_ID} = wanted"), "left")
+    has_no_id = "(event_id IS NULL OR event_id = '')"
+    return looked.where(f"wanted IS NOT NULL OR {has_no_id}").selectExpr(
+        *events.columns, f"coalesce(is_asked, false) OR {has_no_id} AS is_asked"
+    )
 
 
-def _id() -> Column:
-    return F.xxhash64("task_id")
-
-
-def _name() -> Column:
-    """A hash of queue and task, without the bits that `_whose` takes."""
-    return F.xxhash64(_or_default("queue"), _or_default("task")).bitwiseAND(F.lit(~_OF_THE_ID))
-
-
-def _whose() -> Column:
-    """The name's hash, and bits of a hash of the id that is made in another way, for else ids with one `_id` may agree here too."""
-    return _name().bitwiseOR(F.hash("task_id").cast("long").bitwiseAND(F.lit(_OF_THE_ID)))
-
-
-def _or_default(name: str) -> Column:
-    return F.coalesce(F.col(name), F.lit(DEFAULTS[name])).alias(name)
+def _defaults(*names: str) -> list[str]:
+    return named({name: _or_default(name) for name in names})
 
 
 def _tasks(events: DataFrame, after_ms: int | None) -> DataFrame:
     """One row for each task, of numbers."""
-    is_again, is_success = (F.col("outcome") == str(each) for each in (Outcome.REDELIVERY_SCHEDULED, Outcome.SUCCEEDED))
-    return events.groupBy(_id().alias("id")).agg(
-        F.count("*").alias("events"),
-        F.bit_or(_bit(after_ms)).alias("bits"),
-        F.min(_whose()).alias("whose"),
-        F.max(_whose()).alias("other"),
-        F.max("attempt").alias("attempts"),
-        F.min("at_ms").alias("first_ms"),
-        F.max("at_ms").alias("last_ms"),
-        F.max(F.when(is_success, F.col("at_ms"))).alias("ended_ms"),
-        F.min(F.when(is_again, F.col("at_ms"))).alias("scheduled_ms"),
-        F.sum(F.when(is_again, F.col("delay_ms"))).alias("asked_ms"),
-    )
-
-
-def _bit(after_ms: int | None) -> Column:
-    """What an event says of its task, as one bit."""
-    outcome, delivery, reason = F.col("outcome"), _or_default("delivery"), _or_default("reason")
-    holds = {
-        Outcome.RECEIVED: reason != RESTORED,
-        Outcome.DEFERRED: F.lit(True),  # noqa: FBT003 - a literal
-        Outcome.REDELIVERY_SCHEDULED: reason != str(Reason.WORKER_LOST),
-        Outcome.SUCCEEDED: delivery > 0,
+    facts = {
+        "events": "count(*)",
+        "bits": f"bit_or({_bit(after_ms)})",
+        "whose": f"min({_WHOSE})",
+        "other": f"max({_WHOSE})",
+        "attempts": "max(attempt)",
+        "first_ms": "min(at_ms)",
+        "last_ms": "max(at_ms)",
+        "ended_ms": "max(CASE WHEN outcome = 'succeeded' THEN at_ms END)",
+        "scheduled_ms": "min(CASE WHEN outcome = 'redelivery_scheduled' THEN at_ms END)",
+        "asked_ms": "sum(CASE WHEN outcome = 'redelivery_scheduled' THEN delay_ms END)",
     }
-    bit = F.lit(_OTHER)
-    for each, each_holds in holds.items():
-        own = F.call_function("shiftleft", F.lit(1).cast("long"), delivery.cast("int") + _FIRST_BIT[each])
-        bit = F.when((outcome == str(each)) & each_holds & delivery.between(0, _DELIVERIES - 1), own).otherwise(bit)
-    bit = F.when((outcome == str(Outcome.PUBLISHED)) & (delivery == 0), _PUBLISHED).otherwise(bit)
-    is_first = (_or_default("generation") == 0) & (_or_default("nesting") == 0)
-    is_whole = (F.col("task_id") != "") & (F.col("queue") != "") & F.col("at_ms").isNotNull()
-    is_new = F.lit(True) if after_ms is None else F.col("at_ms") > after_ms  # noqa: FBT003 - a literal
-    return F.when(is_first & is_whole & is_new, bit).otherwise(F.lit(_OTHER))
+    return events.groupBy(F.expr(f"{_ID} AS id")).agg(*columns(facts))
+
+
+def _bit(after_ms: int | None) -> str:
+    """What an event says of its task, as one bit."""
+    delivery, reason = _or_default("delivery"), _or_default("reason")
+    holds = {
+        Outcome.SUCCEEDED: f"{delivery} > 0",
+        Outcome.REDELIVERY_SCHEDULED: f"{reason} != '{Reason.WORKER_LOST}'",
+        Outcome.DEFERRED: "true",
+        Outcome.RECEIVED: f"{reason} != '{RESTORED}'",
+    }
+    counted = f"{delivery} BETWEEN 0 AND {_DELIVERIES - 1}"
+    own = " ".join(
+        f"WHEN outcome = '{each}' AND {each_holds} AND {counted} THEN shiftleft(1L, CAST({delivery} AS INT) + {_FIRST_BIT[each]})"
+        for each, each_holds in holds.items()
+    )
+    bit = f"CASE WHEN outcome = '{Outcome.PUBLISHED}' AND {delivery} = 0 THEN {_PUBLISHED}L {own} ELSE {_OTHER}L END"
+    is_first = f"{_or_default('generation')} = 0 AND {_or_default('nesting')} = 0"
+    is_whole = "task_id != '' AND queue != '' AND at_ms IS NOT NULL"
+    is_new = "true" if after_ms is None else f"at_ms > {after_ms}"
+    return f"CASE WHEN {is_first} AND {is_whole} AND {is_new} THEN {bit} ELSE {_OTHER}L END"
 
 
 def _sorted(tasks: DataFrame, others: DataFrame) -> DataFrame:
-    """Plain tasks by what the cells have in common; and each of the others by itself."""
-    known = others.select(_id().alias("id"), F.lit(1).alias("known")).distinct()
-    is_plain = F.coalesce(_is_plain(), F.lit(False))  # noqa: FBT003 - a literal
-    facts = tasks.join(known, "id", "left").withColumn("is_plain", is_plain)
-    is_again = _told(Outcome.REDELIVERY_SCHEDULED) > 0
-    waited = F.when(is_again, F.greatest(F.col("ended_ms") - F.col("scheduled_ms"), F.lit(0)))
+    """Plain tasks by what the cells have in common; and each of the others by itself, with its `id`."""
+    known = others.selectExpr(f"{_ID} AS id", "1 AS known").distinct()
+    facts = tasks.join(known, "id", "left").selectExpr("*", f"coalesce({_is_plain()}, false) AS is_plain")
+    is_again = f"{_told(Outcome.REDELIVERY_SCHEDULED)} > 0"
     common = {
-        "id": F.when(~F.col("is_plain"), F.col("id")),
-        "name": _if_plain(F.col("whose").bitwiseAND(F.lit(~_OF_THE_ID))),
-        "days": _if_plain(F.floor(F.col("first_ms") / _DAY_MS).cast("int")),
-        "attempts": _if_plain(F.least(F.coalesce("attempts", F.lit(0)), F.lit(MOST_ATTEMPTS))),
-        "time_class": _if_plain(time_class(F.col("ended_ms") - F.col("first_ms"))),
+        "id": "CASE WHEN NOT is_plain THEN id END",
+        "name": f"CASE WHEN is_plain THEN whose & {~_OF_THE_ID}L END",
+        "days": f"CASE WHEN is_plain THEN CAST(floor(first_ms / {_DAY_MS}) AS INT) END",
+        "attempts": f"CASE WHEN is_plain THEN least(coalesce(attempts, 0), {MOST_ATTEMPTS}) END",
+        "time_class": f"CASE WHEN is_plain THEN {time_class('ended_ms - first_ms')} END",
     }
-    told = facts.select(
-        "is_plain",
-        *(column.alias(name) for name, column in common.items()),
-        F.col("id").alias("example"),
+    told = facts.selectExpr(
+        *named(common),
+        "id AS example",
         "events",
         "last_ms",
-        *(_told(each).alias(str(each)) for each in _COUNTED),
-        waited.alias("waited"),
-        F.when(is_again, F.coalesce("asked_ms", F.lit(0))).alias("asked"),
+        *named({str(each): _told(each) for each in _COUNTED}),
+        f"CASE WHEN {is_again} THEN greatest(ended_ms - scheduled_ms, 0) END AS waited",
+        f"CASE WHEN {is_again} THEN coalesce(asked_ms, 0) END AS asked",
     )
-    return told.groupBy("is_plain", *common).agg(
-        F.min("example").alias("example"),
-        F.count("*").alias("lives"),
-        F.sum("events").alias("events"),
-        F.max("last_ms").alias("last_ms"),
-        *(F.sum(str(each)).alias(str(each)) for each in _COUNTED),
-        F.count("waited").alias("delayed_lives"),
-        F.coalesce(F.sum("asked"), F.lit(0)).alias("delay_asked_ms"),
-        F.coalesce(F.sum("waited"), F.lit(0)).alias("delay_waited_ms"),
-        F.max(F.col("waited") - F.col("asked")).alias("delay_late_max_ms"),
-    )
+    counts = {
+        "example": "min(example)",
+        "lives": "count(*)",
+        "events": "sum(events)",
+        "last_ms": "max(last_ms)",
+        **{str(each): f"sum({each})" for each in _COUNTED},
+        "delayed_lives": "count(waited)",
+        "delay_asked_ms": "coalesce(sum(asked), 0)",
+        "delay_waited_ms": "coalesce(sum(waited), 0)",
+        "delay_late_max_ms": "max(waited - asked)",
+    }
+    return told.groupBy(*common).agg(*columns(counts)).selectExpr("*", "id IS NULL AS is_plain")
 
 
-def _is_plain() -> Column:
-    bits = F.col("bits")
+def _is_plain() -> str:
     succeeded, scheduled, deferred, received = map(_deliveries, _FIRST_BIT)
     return (
-        (F.bit_count(bits) == F.col("events"))
-        & (bits < _OTHER)
-        & (bits.bitwiseAND(F.lit(_PUBLISHED)) > 0)
-        & (F.bit_count(succeeded) == 1)
-        & (scheduled < succeeded)
-        & (deferred < succeeded * 2)
-        & (received < succeeded * 2)
-        & (F.col("whose") == F.col("other"))
-        & F.col("known").isNull()
+        f"(bit_count(bits) = events AND bits < {_OTHER}L AND bits & {_PUBLISHED} > 0 AND bit_count({succeeded}) = 1"
+        f" AND {scheduled} < {succeeded} AND {deferred} < {succeeded} * 2 AND {received} < {succeeded} * 2"
+        " AND whose = other AND known IS NULL)"
     )
 
 
-def _deliveries(outcome: Outcome) -> Column:
+def _deliveries(outcome: Outcome) -> str:
     """The deliveries in which a task had this outcome, a bit for each."""
-    return F.call_function("shiftright", F.col("bits"), F.lit(_FIRST_BIT[outcome])).bitwiseAND(F.lit((1 << _DELIVERIES) - 1))
+    return f"(shiftright(bits, {_FIRST_BIT[outcome]}) & {(1 << _DELIVERIES) - 1})"
 
 
-def _told(outcome: Outcome) -> Column:
+def _told(outcome: Outcome) -> str:
     """In how many deliveries a plain task had this outcome."""
-    return F.bit_count(_deliveries(outcome))
-
-
-def _if_plain(fact: Column) -> Column:
-    return F.when(F.col("is_plain"), fact)
+    return f"bit_count({_deliveries(outcome)})"
 
 
 def _totals(sorted_out: DataFrame) -> tuple[dict[str, int], int | None]:
     """One look at all rows: `lives`, `events` and the outcomes of the plain ones, how many others, and the latest time of all."""
-    is_plain = F.col("is_plain")
-    of_plain = {"lives": F.col("lives"), "events": F.col("events")} | {str(each): F.col(each) for each in _COUNTED}
-    row = sorted_out.agg(
-        F.max("last_ms").alias("latest_ms"),
-        F.count_if(~is_plain).alias("asked"),
-        *(F.sum(F.when(is_plain, column)).alias(name) for name, column in of_plain.items()),
-    ).first()
-    latest_ms, *counts = (None, *[0] * (len(of_plain) + 1)) if row is None else row
-    totals = {name: int(number or 0) for name, number in zip(("asked", *of_plain), counts, strict=True)}
+    counted = ("lives", "events", *map(str, _COUNTED))
+    sums = {name: f"sum(CASE WHEN is_plain THEN {name} END)" for name in counted}
+    row = sorted_out.agg(*columns({"latest_ms": "max(last_ms)", "asked": "count_if(NOT is_plain)", **sums})).first()
+    latest_ms, *counts = (None, *[0] * (len(counted) + 1)) if row is None else row
+    totals = {name: int(number or 0) for name, number in zip(("asked", *counted), counts, strict=True)}
     lives = totals["lives"]
     return {**totals, str(Outcome.PUBLISHED): lives, str(Outcome.SUCCEEDED): lives}, latest_ms
 
 
 def _cells(plain: DataFrame, names: DataFrame) -> DataFrame:
     """As `cells_of` in `metrics.py` makes them."""
-    lives, none = F.col("lives"), F.lit(0).cast("long")
     counted = {
-        "day": F.date_from_unix_date("days"),
-        "opened": F.lit(str(Outcome.PUBLISHED)),
-        "ending": F.lit(str(Outcome.SUCCEEDED)),
-        "died_of": F.lit(None).cast("string"),
-        "published": lives,
-        "redeliveries": F.col(Outcome.REDELIVERY_SCHEDULED),
-        **dict.fromkeys(map(str, ENDS_AS_COUNTED), none),
-        str(Outcome.SUCCEEDED): lives,
-        **dict.fromkeys(("redriven", "possible_repeats"), none),
-        "attempts_made": F.col(Outcome.REDELIVERY_SCHEDULED) + lives,
-        "attempts_wasted": F.col(Outcome.REDELIVERY_SCHEDULED),
+        "day": "date_from_unix_date(days)",
+        "opened": f"'{Outcome.PUBLISHED}'",
+        "ending": f"'{Outcome.SUCCEEDED}'",
+        "died_of": "CAST(NULL AS STRING)",
+        "published": "lives",
+        "redriven": "0L",
+        "redeliveries": "redelivery_scheduled",
+        **dict.fromkeys(map(str, ENDS_AS_COUNTED), "0L"),
+        str(Outcome.SUCCEEDED): "lives",
+        "possible_repeats": "0L",
+        "attempts_made": "redelivery_scheduled + lives",
+        "attempts_wasted": "redelivery_scheduled",
     }
-    return plain.join(F.broadcast(names), "name").withColumns(counted)
+    same = ("attempts", "time_class", "lives", "delayed_lives", "delay_asked_ms", "delay_waited_ms", "delay_late_max_ms")
+    return plain.join(F.broadcast(names), "name").selectExpr("queue", "task", *same, *named(counted))

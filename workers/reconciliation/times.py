@@ -8,12 +8,7 @@ the whole.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Final
-
-from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column
+from typing import Final
 
 __all__ = ["PERCENTILES", "percentiles", "time_class"]
 
@@ -22,12 +17,12 @@ PERCENTILES: Final = (50, 95, 99)
 _WIDTH: Final = math.log(1.005)
 
 
-def time_class(time_ms: Column) -> Column:
-    """The class of a time in ms; a negative one, which only clocks that differ can make, counts as 0."""
-    return F.floor(F.log1p(F.greatest(time_ms, F.lit(0)).cast("double")) / F.lit(_WIDTH)).cast("int")
+def time_class(time_ms: str) -> str:
+    """The class of a time in ms, in SQL; a negative one, which only clocks that differ can make, counts as 0."""
+    return f"CAST(floor(ln(greatest({time_ms}, 0) + 1D) / {_WIDTH!r}D) AS INT)"
 
 
-def percentiles(name: str, count: str) -> Column:
+def percentiles(name: str, count: str) -> str:
     """The `PERCENTILES` (ms, an array) of the classes in column `name`, each counted `count` times; null where there is none."""
-    middle = F.expm1((F.col(name) + F.lit(0.5)) * F.lit(_WIDTH))
-    return F.percentile(middle, [each / 100 for each in PERCENTILES], F.col(count))
+    shares = ", ".join(f"{each / 100!r}D" for each in PERCENTILES)
+    return f"percentile(expm1(({name} + 0.5D) * {_WIDTH!r}D), array({shares}), {count})"

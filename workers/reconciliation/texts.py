@@ -1,0 +1,36 @@
+"""Columns written as SQL: of such a text Java is told in a call or three, and of the same made of `Column`s in one for each sign.
+
+A run of the books makes some thousands of expressions, which over few lives is a good part of its time. So what is long is text;
+what is short, or depends on what was found, may be either.
+
+Enters: texts in Spark's SQL, by name. Leaves: columns for an aggregation, or texts for `selectExpr`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from pyspark.sql import Column
+
+__all__ = ["columns", "named", "one_of"]
+
+
+def named(texts: Mapping[str, str]) -> list[str]:
+    """Each text with its name."""
+    return [f"{text} AS `{name}`" for name, text in texts.items()]
+
+
+def columns(texts: Mapping[str, str]) -> list[Column]:
+    """The same as columns."""
+    return [F.expr(text) for text in named(texts)]
+
+
+def one_of(column: str, words: Iterable[str]) -> str:
+    """Whether a column holds one of our words, none of which has a quote in it."""
+    quoted = ", ".join(f"'{word!s}'" for word in words)
+    return f"{column} IN ({quoted})"
