@@ -17,8 +17,9 @@ from pyspark.sql.window import Window
 
 from redelivery.middleware.outcomes import TERMINAL, Outcome
 from redelivery.workers.reconciliation.lives import KEY
-from redelivery.workers.reconciliation.schema import DEFAULTS
+from redelivery.workers.reconciliation.schema import or_default
 from redelivery.workers.reconciliation.steps import number, position
+from redelivery.workers.reconciliation.texts import named
 from redelivery.workers.reconciliation.verdicts import DISCREPANCIES
 
 if TYPE_CHECKING:
@@ -96,10 +97,10 @@ def with_histories(lives: DataFrame, of: DataFrame, events: DataFrame) -> DataFr
     """`lives` with `history`: the events of those that are in `of`, from all that were folded."""
     generation = ["task_id", "nesting", "generation"]
     asked = of.select(*KEY)
-    told = events.select(
-        *(_or_default(name) for name in (*KEY[:-1], *_STEP)),
-        F.coalesce("queue", F.lit("")).alias("said_queue"),
-        position(number(F.col("outcome")), F.coalesce("delivery", F.lit(0))).alias("at"),
+    told = events.selectExpr(
+        *named({name: or_default(name) for name in (*KEY[:-1], *_STEP)}),
+        f"{or_default('queue')} AS said_queue",
+        f"{position(number('outcome'), or_default('delivery'))} AS at",
     )
     # An event without a queue is listed with each life of its generation: it belongs to one of them.
     mine = (F.col("said_queue") == F.col("queue")) | (F.col("said_queue") == "")
@@ -117,10 +118,6 @@ def without_histories(lives: DataFrame) -> DataFrame:
     steps = ",".join(f"{name}:{kinds[name]}" for name in _STEP)
     none = {"history": F.lit(None).cast(f"array<struct<{steps}>>"), "advice": F.lit(None).cast("string")}
     return lives.withColumns(none)
-
-
-def _or_default(name: str) -> Column:
-    return F.coalesce(name, F.lit(DEFAULTS[name])).alias(name) if name in DEFAULTS else F.col(name)
 
 
 def _likely() -> Column:

@@ -17,8 +17,9 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
 from pyspark.sql.window import Window
 
 from redelivery.middleware.outcomes import Outcome, Reason
-from redelivery.workers.reconciliation.schema import DEFAULTS, PLACES
+from redelivery.workers.reconciliation.schema import PLACES, or_default
 from redelivery.workers.reconciliation.steps import CLOSING, ENDS, STEPS, number, position
+from redelivery.workers.reconciliation.texts import columns, named, one_of
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -35,7 +36,7 @@ def fold(events: DataFrame, inventory: DataFrame) -> DataFrame:
     """All lives of these events and of this inventory, one row each."""
     rows = _of_events(events).unionByName(_of_inventory(inventory), allowMissingColumns=True)
     once = rows.repartition("task_id").dropDuplicates([*KEY, "event_id"])
-    return once.groupBy(*KEY).agg(*_aggregates())
+    return once.groupBy(*KEY).agg(*columns(_AGGREGATES))
 
 
 def with_queues_named(lives: DataFrame) -> DataFrame:
@@ -53,96 +54,62 @@ def merged(parts: DataFrame) -> DataFrame:
 
 
 def _of_events(events: DataFrame) -> DataFrame:
-    step = number(F.col("outcome"))
-    return events.select(
-        *(_or_default(name) for name in KEY),
-        "event_id",
-        _or_default("task"),
-        _or_default("reason"),
-        _or_default("attempt"),
-        _or_default("worker"),
-        _or_default("exception"),
-        _or_default("fingerprint"),
-        "delay_ms",
-        "at_ms",
-        step.alias("step"),
-        position(step, _or_default("delivery")).alias("at"),
-        (_is_restored(step)).alias("is_repeat"),
-    )
+    step = number("outcome")
+    facts = {name: or_default(name) for name in (*KEY, "task", "reason", "attempt", "worker", "exception", "fingerprint")}
+    facts |= {"step": step, "at": position(step, or_default("delivery")), "is_repeat": _is_restored(step)}
+    return events.selectExpr("event_id", "delay_ms", "at_ms", *named(facts))
 
 
-def _is_restored(step: Column) -> Column:
+def _is_restored(step: str) -> str:
     """Handed over again without a redelivery of ours: its worker died, or the broker or another client put it back."""
-    lost = (step == STEPS.index(Outcome.REDELIVERY_SCHEDULED)) & (_or_default("reason") == str(Reason.WORKER_LOST))
-    restored = (step == STEPS.index(Outcome.RECEIVED)) & (_or_default("reason") == RESTORED)
-    return lost | restored
+    lost = f"{step} = {_AGAIN} AND {or_default('reason')} = '{Reason.WORKER_LOST}'"
+    restored = f"{step} = {STEPS.index(Outcome.RECEIVED)} AND {or_default('reason')} = '{RESTORED}'"
+    return f"(({lost}) OR ({restored}))"
 
 
 def _of_inventory(inventory: DataFrame) -> DataFrame:
     """An inventory's rows; a task that is seen in one place twice is one row."""
-    owner_is_gone = (F.col("place") == "unacked") & (_or_default("owner") == "")
-    return inventory.select(
-        *(_or_default(name) for name in KEY),
-        F.concat(F.lit("\0"), "place").alias("event_id"),
-        _or_default("task"),
-        "place",
-        "due_ms",
-        owner_is_gone.alias("is_orphan"),
-        "seen_ms",
-    )
+    facts = {name: or_default(name) for name in (*KEY, "task")}
+    facts |= {"event_id": "concat(char(0), place)", "is_orphan": f"place = 'unacked' AND {or_default('owner')} = ''"}
+    return inventory.selectExpr("place", "due_ms", "seen_ms", *named(facts))
 
 
-def _or_default(name: str) -> Column:
-    return F.coalesce(F.col(name), F.lit(DEFAULTS[name])).alias(name) if name in DEFAULTS else F.col(name)
-
-
-def _is_empty(name: str) -> Column:
-    return F.col(name).isNull() | (F.col(name) == "")
-
-
-def _aggregates() -> list[Column]:
-    step, at, place = F.col("step"), F.col("at"), F.col("place")
-    is_event, is_end = step.isNotNull(), step >= ENDS
-    closing = step.isin(*(STEPS.index(each) for each in CLOSING))
-    known_place = F.coalesce(place.isin(*PLACES), F.lit(False))  # noqa: FBT003 - a literal
-    scheduled = step == STEPS.index(Outcome.REDELIVERY_SCHEDULED)
-    dead = step == STEPS.index(Outcome.DEAD_LETTERED)
-    return [
-        F.count_if(is_event).alias("events"),
-        *(F.count_if(step == at_step).alias(str(outcome)) for at_step, outcome in enumerate(STEPS)),
-        F.count_if(step < 0).alias("unknown"),
-        F.count_if(is_event & (_is_empty("task_id") | _is_empty("event_id") | F.col("at_ms").isNull())).alias("broken"),
-        F.count_if(~is_event & (_is_empty("task_id") | F.col("seen_ms").isNull() | ~known_place)).alias("misplaced"),
-        F.min(F.when(is_end, at)).alias("first_end"),
-        F.max(F.when(step < ENDS, at)).alias("last_open"),
-        F.max(at).alias("last"),
-        F.min(F.when(dead, at)).alias("first_death"),
-        F.max(F.when(closing, at)).alias("last_closing"),
-        F.min("at_ms").alias("first_ms"),
-        F.max("at_ms").alias("last_ms"),
-        F.min(F.when(is_end, F.col("at_ms"))).alias("ended_ms"),
-        F.max(F.when(scheduled, F.col("at_ms"))).alias("scheduled_ms"),
-        F.min(F.when(scheduled, F.col("at_ms"))).alias("first_scheduled_ms"),
-        F.sum(F.when(scheduled, F.col("delay_ms"))).alias("asked_ms"),
-        F.max(F.when(scheduled, at)).alias("last_scheduled"),
-        F.count_if("is_repeat").alias("repeats"),
-        F.max("attempt").alias("attempts"),
-        F.max("task").alias("task"),
-        F.max_by("reason", at).alias("reason"),
-        F.max_by("reason", F.when(dead, at)).alias("death_reason"),
-        F.max_by("exception", F.when(dead, at)).alias("death_exception"),
-        F.max_by("fingerprint", F.when(dead, at)).alias("death_fingerprint"),
-        F.max_by("worker", at).alias("worker"),
-        F.max_by("exception", at).alias("exception"),
-        F.count_if(place == "dead_letter").alias("in_dead_letters"),
-        F.count_if(place != "dead_letter").alias("in_flight"),
-        F.min(F.when(place == "delayed", F.col("due_ms"))).alias("due_ms"),
-        F.count_if("is_orphan").alias("ownerless"),
-        F.max("seen_ms").alias("seen_ms"),
-        F.max("place").alias("place"),
-    ]
-
-
+_AGAIN: Final = STEPS.index(Outcome.REDELIVERY_SCHEDULED)
+_DEAD: Final = f"step = {STEPS.index(Outcome.DEAD_LETTERED)}"
+_IS_CLOSING: Final = one_of("step", (STEPS.index(each) for each in CLOSING))
+_IS_NOBODYS: Final = "(task_id IS NULL OR task_id = '')"
+_AGGREGATES: Final = {
+    "events": "count_if(step IS NOT NULL)",
+    **{str(outcome): f"count_if(step = {number})" for number, outcome in enumerate(STEPS)},
+    "unknown": "count_if(step < 0)",
+    "broken": f"count_if(step IS NOT NULL AND ({_IS_NOBODYS} OR event_id IS NULL OR event_id = '' OR at_ms IS NULL))",
+    "misplaced": f"count_if(step IS NULL AND ({_IS_NOBODYS} OR seen_ms IS NULL OR NOT coalesce({one_of('place', PLACES)}, false)))",
+    "first_end": f"min(CASE WHEN step >= {ENDS} THEN at END)",
+    "last_open": f"max(CASE WHEN step < {ENDS} THEN at END)",
+    "last": "max(at)",
+    "first_death": f"min(CASE WHEN {_DEAD} THEN at END)",
+    "last_closing": f"max(CASE WHEN {_IS_CLOSING} THEN at END)",
+    "first_ms": "min(at_ms)",
+    "last_ms": "max(at_ms)",
+    "ended_ms": f"min(CASE WHEN step >= {ENDS} THEN at_ms END)",
+    "scheduled_ms": f"max(CASE WHEN step = {_AGAIN} THEN at_ms END)",
+    "first_scheduled_ms": f"min(CASE WHEN step = {_AGAIN} THEN at_ms END)",
+    "asked_ms": f"sum(CASE WHEN step = {_AGAIN} THEN delay_ms END)",
+    "last_scheduled": f"max(CASE WHEN step = {_AGAIN} THEN at END)",
+    "repeats": "count_if(is_repeat)",
+    "attempts": "max(attempt)",
+    "task": "max(task)",
+    "reason": "max_by(reason, at)",
+    **{f"death_{name}": f"max_by({name}, CASE WHEN {_DEAD} THEN at END)" for name in ("reason", "exception", "fingerprint")},
+    "worker": "max_by(worker, at)",
+    "exception": "max_by(exception, at)",
+    "in_dead_letters": "count_if(place = 'dead_letter')",
+    "in_flight": "count_if(place != 'dead_letter')",
+    "due_ms": "min(CASE WHEN place = 'delayed' THEN due_ms END)",
+    "ownerless": "count_if(is_orphan)",
+    "seen_ms": "max(seen_ms)",
+    "place": "max(place)",
+}
 _LEAST = frozenset({"first_end", "first_death", "first_ms", "ended_ms", "first_scheduled_ms", "due_ms"})
 _GREATEST = frozenset(
     {
@@ -167,9 +134,9 @@ _OF_THE_LAST = frozenset({"reason", "worker", "exception"})
 def _merges(lives: DataFrame) -> list[Column]:
     """How two parts of one life become one: counts add up, extremes stay extremes, and the last word is the later part's."""
 
-    def merge(name: str) -> Column:
+    def merge(name: str) -> str:
         if name in _OF_THE_LAST:
-            return F.max_by(name, F.coalesce("last", F.lit(-1)))
-        return (F.min if name in _LEAST else F.max if name in _GREATEST else F.sum)(name)
+            return f"max_by({name}, coalesce(last, -1))"
+        return f"{'min' if name in _LEAST else 'max' if name in _GREATEST else 'sum'}({name})"
 
-    return [merge(name).alias(name) for name in lives.columns if name not in KEY]
+    return columns({name: merge(name) for name in lives.columns if name not in KEY})

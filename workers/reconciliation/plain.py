@@ -36,7 +36,7 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
 from redelivery.middleware.outcomes import Outcome, Reason
 from redelivery.workers.reconciliation.lives import RESTORED
 from redelivery.workers.reconciliation.metrics import ENDS_AS_COUNTED, MOST_ATTEMPTS
-from redelivery.workers.reconciliation.schema import DEFAULTS
+from redelivery.workers.reconciliation.schema import or_default
 from redelivery.workers.reconciliation.texts import columns, named
 from redelivery.workers.reconciliation.times import time_class
 
@@ -63,14 +63,10 @@ _COUNTED: Final = tuple(each for each in _FIRST_BIT if each is not Outcome.SUCCE
 _OF_THE_ID: Final = (1 << 16) - 1
 
 
-def _or_default(name: str) -> str:
-    return f"coalesce({name}, {DEFAULTS[name]!r})"
-
-
 #: A hash of the task's id; a hash of queue and task, without the bits that `_WHOSE` takes; and that one with bits of a hash of the
 #: id that is made in another way, for else ids with one `_ID` may agree here too.
 _ID: Final = "xxhash64(task_id)"
-_NAME: Final = f"(xxhash64({_or_default('queue')}, {_or_default('task')}) & {~_OF_THE_ID}L)"
+_NAME: Final = f"(xxhash64({or_default('queue')}, {or_default('task')}) & {~_OF_THE_ID}L)"
 _WHOSE: Final = f"({_NAME} | (CAST(hash(task_id) AS BIGINT) & {_OF_THE_ID}L))"
 
 #: Up to so many tasks that are not plain are made known to all executors; more are joined by a shuffle.
@@ -123,7 +119,7 @@ def _found(events: DataFrame, sorted_out: DataFrame, *, is_few: bool) -> DataFra
 
 
 def _defaults(*names: str) -> list[str]:
-    return named({name: _or_default(name) for name in names})
+    return named({name: or_default(name) for name in names})
 
 
 def _tasks(events: DataFrame, after_ms: int | None) -> DataFrame:
@@ -145,7 +141,7 @@ def _tasks(events: DataFrame, after_ms: int | None) -> DataFrame:
 
 def _bit(after_ms: int | None) -> str:
     """What an event says of its task, as one bit."""
-    delivery, reason = _or_default("delivery"), _or_default("reason")
+    delivery, reason = or_default("delivery"), or_default("reason")
     holds = {
         Outcome.SUCCEEDED: f"{delivery} > 0",
         Outcome.REDELIVERY_SCHEDULED: f"{reason} != '{Reason.WORKER_LOST}'",
@@ -158,7 +154,7 @@ def _bit(after_ms: int | None) -> str:
         for each, each_holds in holds.items()
     )
     bit = f"CASE WHEN outcome = '{Outcome.PUBLISHED}' AND {delivery} = 0 THEN {_PUBLISHED}L {own} ELSE {_OTHER}L END"
-    is_first = f"{_or_default('generation')} = 0 AND {_or_default('nesting')} = 0"
+    is_first = f"{or_default('generation')} = 0 AND {or_default('nesting')} = 0"
     is_whole = "task_id != '' AND queue != '' AND at_ms IS NOT NULL"
     is_new = "true" if after_ms is None else f"at_ms > {after_ms}"
     return f"CASE WHEN {is_first} AND {is_whole} AND {is_new} THEN {bit} ELSE {_OTHER}L END"

@@ -17,7 +17,7 @@ from pyspark.sql.types import DataType, LongType, StringType, StructField, Struc
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["ASIDE", "DEFAULTS", "EVENTS", "EVENTS_REQUIRED", "INVENTORY", "INVENTORY_REQUIRED", "PLACES", "empty"]
+__all__ = ["ASIDE", "DEFAULTS", "EVENTS", "EVENTS_REQUIRED", "INVENTORY", "INVENTORY_REQUIRED", "PLACES", "empty", "or_default"]
 
 #: Where the broker can hold a message.
 PLACES: Final = ("queue", "unacked", "delayed", "dead_letter")
@@ -95,3 +95,8 @@ DEFAULTS: Final[dict[str, str | int]] = {
     "owner": "",
     "nesting": 0,
 }
+
+
+def or_default(name: str) -> str:
+    """A column, in SQL, in which a missing value is what it means."""
+    return f"coalesce({name}, {DEFAULTS[name]!r})" if name in DEFAULTS else name

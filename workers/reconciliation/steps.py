@@ -12,10 +12,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from pyspark.sql import Column
-from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
-
 from redelivery.middleware.outcomes import TERMINAL, Outcome
+from redelivery.workers.reconciliation.texts import quoted
 
 __all__ = ["BY_NOBODY", "CLOSING", "DELIVERY", "ENDS", "STEPS", "number", "outcome_of", "position"]
 
@@ -50,20 +48,20 @@ _AFTER_ALL = 2**31
 BY_NOBODY: Final = _AFTER_ALL * DELIVERY
 
 
-def number(outcome: Column) -> Column:
-    """The number of the outcome in this column; -1 where it is none of ours."""
-    place = F.array_position(F.array(*(F.lit(str(each)) for each in STEPS)), outcome)
-    return F.coalesce(place, F.lit(0)).cast("int") - 1
+_WORDS: Final = f"array({', '.join(map(quoted, STEPS))})"
 
 
-def position(step: Column, delivery: Column) -> Column:
-    """A number that orders the events of one life: by delivery, then by step."""
-    of_nobody = (step >= ENDS) & (delivery <= 0)
-    return F.when(of_nobody, F.lit(_AFTER_ALL)).otherwise(delivery.cast("long")) * DELIVERY + step
+def number(outcome: str) -> str:
+    """The number of the outcome in this column, in SQL; -1 where it is none of ours."""
+    return f"(CAST(coalesce(array_position({_WORDS}, {outcome}), 0) AS INT) - 1)"
 
 
-def outcome_of(position: Column) -> Column:
-    """The outcome at a position; null where there is none."""
-    words = F.array(*(F.lit(str(each)) for each in STEPS))
+def position(step: str, delivery: str) -> str:
+    """A number, in SQL, that orders the events of one life: by delivery, then by step."""
+    return f"(IF({step} >= {ENDS} AND {delivery} <= 0, {_AFTER_ALL}, CAST({delivery} AS BIGINT)) * {DELIVERY} + {step})"
+
+
+def outcome_of(position: str) -> str:
+    """The outcome at a position, in SQL; null where there is none."""
     # Spark takes the lookup in an array without nulls for never null, whatever its index is: hence the question.
-    return F.when(position.isNotNull(), F.get(words, (position % DELIVERY).cast("int")))
+    return f"CASE WHEN {position} IS NOT NULL THEN get({_WORDS}, CAST({position} % {DELIVERY} AS INT)) END"

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import Column
 
-__all__ = ["columns", "named", "one_of"]
+__all__ = ["columns", "named", "one_of", "quoted"]
 
 
 def named(texts: Mapping[str, str]) -> list[str]:
@@ -30,7 +30,12 @@ def columns(texts: Mapping[str, str]) -> list[Column]:
     return [F.expr(text) for text in named(texts)]
 
 
-def one_of(column: str, words: Iterable[str]) -> str:
-    """Whether a column holds one of our words, none of which has a quote in it."""
-    quoted = ", ".join(f"'{word!s}'" for word in words)
-    return f"{column} IN ({quoted})"
+def one_of(column: str, values: Iterable[str | int]) -> str:
+    """Whether a column holds one of these."""
+    return f"{column} IN ({', '.join(str(each) if isinstance(each, int) else quoted(each) for each in values)})"
+
+
+def quoted(word: str) -> str:
+    """A text as SQL writes it."""
+    escaped = word.replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{escaped}'"

@@ -24,6 +24,7 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
 
 from redelivery.middleware.outcomes import Outcome
 from redelivery.workers.reconciliation.steps import DELIVERY, ENDS, STEPS, outcome_of
+from redelivery.workers.reconciliation.texts import named, quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -56,23 +57,12 @@ def judge(lives: DataFrame, *, as_of_ms: int, grace_ms: int, looked_ms: int | No
     `looked_ms` is when the inventory was taken; where nobody knows, it counts as later than all events. `any_redriven` is false
     where it is known that no life was opened by a redrive, which saves looking for one.
     """
-    related = _with_later(lives) if any_redriven else lives.withColumn("was_redriven", F.lit(False))  # noqa: FBT003 - a literal
-    facts = related.withColumns(
-        {
-            "ends": _ends(),
-            "age_ms": F.lit(as_of_ms) - F.col("last_ms"),
-            "last_word": outcome_of(F.col("last")),
-        }
-    )
-    judged = facts.withColumn("verdict", _verdict(as_of_ms, grace_ms, looked_ms))
-    rule = F.element_at(F.create_map(*(F.lit(word) for pair in RULES.items() for word in pair)), F.col("verdict"))
-    return judged.withColumns(
-        {
-            "rule": rule,
-            "cause": _cause(),
-            "is_repeated": (F.col("repeats") > 0) | (F.col("ends") > 1),
-        }
-    )
+    related = _with_later(lives) if any_redriven else lives.selectExpr("*", "false AS was_redriven")
+    facts = {"ends": _ENDS, "age_ms": f"{as_of_ms} - last_ms", "last_word": outcome_of("last")}
+    judged = related.selectExpr("*", *named(facts)).selectExpr("*", f"{_verdict(as_of_ms, grace_ms, looked_ms)} AS verdict")
+    rules = ", ".join(f"{quoted(name)}, {quoted(rule)}" for name, rule in RULES.items())
+    said = {"rule": f"element_at(map({rules}), verdict)", "cause": _CAUSE, "is_repeated": "repeats > 0 OR ends > 1"}
+    return judged.selectExpr("*", *named(said))
 
 
 def _with_later(lives: DataFrame) -> DataFrame:
@@ -96,62 +86,51 @@ def _with_later(lives: DataFrame) -> DataFrame:
     return lives.join(relatives, task, "left").withColumn("was_redriven", later).drop("relatives")
 
 
-def _ends() -> Column:
-    """How often the life ended; the one closing of a kept letter does not count."""
-    ends = sum((F.col(str(each)) for each in STEPS[ENDS:]), F.lit(0))
-    closed = F.col("last_closing") > F.col("first_death")
-    return ends - F.when(closed, 1).otherwise(0)
-
-
-def _verdict(as_of_ms: int, grace_ms: int, looked_ms: int | None) -> Column:
-    count = F.col
-    is_dead = F.coalesce(F.col("last_word") == str(Outcome.DEAD_LETTERED), F.lit(False))  # noqa: FBT003 - a literal
-    old = F.coalesce(F.col("age_ms") >= grace_ms, F.lit(True))  # noqa: FBT003 - without an event it has no age to be young by
-    is_open = (count("ends") == 0) | (count("ends") < count(Outcome.PUBLISHED) + count(Outcome.REDRIVEN))
-    overdue = F.coalesce(F.col("due_ms") + grace_ms < as_of_ms, F.lit(False))  # noqa: FBT003 - a literal
-    held = (count("in_flight") > 0) | (count("in_dead_letters") > 0)
+def _verdict(as_of_ms: int, grace_ms: int, looked_ms: int | None) -> str:
+    is_dead = f"coalesce(last_word = '{Outcome.DEAD_LETTERED}', false)"
+    old = f"coalesce(age_ms >= {grace_ms}, true)"  # without an event it has no age to be young by
+    is_open = "(ends = 0 OR ends < published + redriven)"
+    overdue = f"coalesce(due_ms + {grace_ms} < {as_of_ms}, false)"
+    held = "(in_flight > 0 OR in_dead_letters > 0)"
     # What the broker held before the life's last event, or did not hold before it, says nothing of what came of that event.
-    seen_since = F.coalesce(F.col("last_ms") <= F.col("seen_ms"), F.lit(True))  # noqa: FBT003 - a literal
-    looked_since = F.lit(True) if looked_ms is None else F.coalesce(F.col("last_ms") <= looked_ms, F.lit(True))  # noqa: FBT003
-    same_delivery = F.floor(F.col("last_scheduled") / DELIVERY) == F.floor(F.col("first_end") / DELIVERY)
-    handed_on_after_its_end = same_delivery & (F.col("scheduled_ms") > F.col("ended_ms"))
+    seen_since = "coalesce(last_ms <= seen_ms, true)"
+    looked_since = "true" if looked_ms is None else f"coalesce(last_ms <= {looked_ms}, true)"
+    same_delivery = f"floor(last_scheduled / {DELIVERY}) = floor(first_end / {DELIVERY})"
+    handed_on_after_its_end = f"({same_delivery} AND scheduled_ms > ended_ms)"
     holds = {
-        "orphaned": (count("events") > 0) & (sum((count(str(each)) for each in _OPENING), F.lit(0)) == 0),
-        "duplicated": count("ends") > 1,
-        "resurrected": (F.col("last_open") > F.col("first_end")) | handed_on_after_its_end,
-        "phantom_dead_letter": (count("in_dead_letters") > 0) & ~is_dead & seen_since,
-        "missing_dead_letter": is_dead & old & (count("in_dead_letters") == 0) & ~F.col("was_redriven") & looked_since,
-        "stuck": is_open & held & seen_since & (overdue | ((count("ownerless") > 0) & old)),
-        "in_flight": is_open & (held | ~old | ~looked_since),
+        "orphaned": f"events > 0 AND {' + '.join(_OPENING)} = 0",
+        "duplicated": "ends > 1",
+        "resurrected": f"last_open > first_end OR {handed_on_after_its_end}",
+        "phantom_dead_letter": f"in_dead_letters > 0 AND NOT {is_dead} AND {seen_since}",
+        "missing_dead_letter": f"{is_dead} AND {old} AND in_dead_letters = 0 AND NOT was_redriven AND {looked_since}",
+        "stuck": f"{is_open} AND {held} AND {seen_since} AND ({overdue} OR (ownerless > 0 AND {old}))",
+        "in_flight": f"{is_open} AND ({held} OR NOT {old} OR NOT {looked_since})",
         "lost": is_open,
     }
-    verdict = F.lit("balanced")
-    for name in reversed(VERDICTS[:-1]):
-        verdict = F.when(holds[name], F.lit(name)).otherwise(verdict)
-    return verdict
+    tried = " ".join(f"WHEN {holds[name]} THEN '{name}'" for name in VERDICTS[:-1])
+    return f"CASE {tried} ELSE 'balanced' END"
 
 
-def _cause() -> Column:
-    """What is known of how it came to this, in one sentence."""
-    last = F.concat(
-        F.lit("last heard of as "),
+def _if_any(before: str, text: str, after: str) -> str:
+    return f"coalesce(concat('{before}', nullif(CAST({text} AS STRING), ''), '{after}'), '')"
+
+
+#: How often a life ended; the one closing of a kept letter does not count.
+_ENDS: Final = f"({' + '.join(map(str, STEPS[ENDS:]))} - IF(last_closing > first_death, 1, 0))"
+
+#: What is known of how it came to this, in one sentence.
+_LAST: Final = ", ".join(
+    (
+        "'last heard of as '",
         "last_word",
         _if_any(" (", "reason", ")"),
-        _if_any(" at attempt ", F.nullif("attempts", F.lit(0)), ""),
+        _if_any(" at attempt ", "nullif(attempts, 0)", ""),
         _if_any(" by ", "worker", ""),
         _if_any(" after ", "exception", ""),
-        F.lit(" at "),
-        F.date_format(F.timestamp_millis("last_ms"), "yyyy-MM-dd HH:mm:ss.SSS"),
-        F.lit(" UTC"),
+        "' at '",
+        "date_format(timestamp_millis(last_ms), 'yyyy-MM-dd HH:mm:ss.SSS')",
+        "' UTC'",
     )
-    place = F.concat(F.lit("the broker has it in "), F.replace("place", F.lit("_"), F.lit(" ")))
-    return F.concat(
-        F.coalesce(last, F.lit("no event names it")),
-        F.lit("; "),
-        F.coalesce(place, F.lit("the broker does not have it")),
-    )
-
-
-def _if_any(before: str, value: Column | str, after: str) -> Column:
-    text = (F.col(value) if isinstance(value, str) else value).cast("string")
-    return F.coalesce(F.concat(F.lit(before), F.nullif(text, F.lit("")), F.lit(after)), F.lit(""))
+)
+_PLACE: Final = "concat('the broker has it in ', replace(place, '_', ' '))"
+_CAUSE: Final = f"concat(coalesce(concat({_LAST}), 'no event names it'), '; ', coalesce({_PLACE}, 'the broker does not have it'))"
