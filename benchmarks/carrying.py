@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["carrying"]
 
 DAY_MS = 86_400_000
-WARM_RUNS = 2
+WARM_RUNS = 4
 
 
 def carrying(name: str, *, events: int, rounds: int = 3) -> dict[str, Figure]:  # noqa: ARG001 - there is one side

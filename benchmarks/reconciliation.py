@@ -32,7 +32,7 @@ __all__ = ["GIB", "PHASES", "Timed", "books_of", "reconciliation", "seconds", "w
 
 GIB = 2**30
 #: How many events the runs before have at most, and how many runs they are.
-WARM, WARM_RUNS = 1_000_000, 3
+WARM, WARM_RUNS = 1_000_000, 6
 #: What a run says when it begins a phase, and the name of the phase.
 PHASES = {"reading": "sorting_and_folding", "judging": "judging", "writing": "writing"}
 
