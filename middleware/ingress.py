@@ -25,6 +25,7 @@ from redelivery.middleware.arrival import Arrivals
 from redelivery.middleware.attempt import failed_of
 from redelivery.middleware.begun import listen_first
 from redelivery.middleware.contradictions import contradictions
+from redelivery.middleware.dying_child import hear_the_dying
 from redelivery.middleware.egress import Egress, request_class
 from redelivery.middleware.envelope import Failed
 from redelivery.middleware.explicit import settle
@@ -127,6 +128,7 @@ class Ingress(bootsteps.StartStopStep):
         if hub is None or install.shares_process or not install.enforces:
             return
         listen_first(consumer.pool, hub, install.owner)
+        hear_the_dying(consumer.pool)
         self._feed = feeding(consumer.pool, hub)
         if install.has_leases and not install.settings.wait_replicas:
             install.outbox.under_way = UnderWay(install.transport, hub, install.outbox.carry_out)

@@ -102,7 +102,7 @@ def test_a_worker_that_is_told_to_stop_at_once_is_no_crash(here: Shop, rabbit: R
     second = here.start(concurrency=1)
     ran(here, task_id, 2)
     second.stop(signal.SIGQUIT, 60)
-    assert not recorded(rabbit)
+    until(lambda: not recorded(rabbit), what="no start to be left")
     here.start(concurrency=1)
     ran(here, task_id, 3)
     assert [event.attempt for event in here.events_of(task_id) if event.outcome == "redelivery_scheduled"] == [1, 1]
