@@ -26,6 +26,7 @@ from pyspark.sql.types import BooleanType, StringType, StructField, StructType
 
 from redelivery.middleware.outcomes import Outcome
 from redelivery.workers.reconciliation.lives import KEY, fold, merged, with_queues_named
+from redelivery.workers.reconciliation.texts import columns
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -77,13 +78,16 @@ def carried(fresh: DataFrame, held: DataFrame, inputs: Inputs, ways: Ways, *, ar
     `fresh` are the lives of these `inputs`, each of which has a queue where they `are_named`; `held` those of the last run's state.
     """
     keep, sent, events, inventory = ways.keep, ways.sent, inputs.events, inputs.inventory
-    unnamed, redriven = F.count_if(F.col("queue") == ""), F.count_if(F.col(Outcome.REDRIVEN) > 0)
-    about = held.agg(unnamed.alias("unnamed"), redriven.alias("redriven")).first()
     watermark_ms = -1 if inputs.watermark_ms is None else inputs.watermark_ms
     late = keep(_late(fresh, sent(held.select("task_id")), watermark_ms))
-    count = late.count()
+
+    def of_held() -> list[int]:
+        return [*(held.agg(*columns({"unnamed": "count_if(queue = '')", "redriven": "count_if(redriven > 0)"})).first() or (0, 0))]
+
+    (unnamed, redriven), (count,) = ways.done([of_held, lambda: [late.count()]])
     refolded = known = before = None
     if count:
+        ways.look_back()
         old, complete_ms = inputs.earlier()
         # A task that was open before the oldest file: its events cannot be counted again.
         beyond = held.where(F.col("first_ms") < complete_ms).select("task_id").distinct()
@@ -98,7 +102,7 @@ def carried(fresh: DataFrame, held: DataFrame, inputs: Inputs, ways: Ways, *, ar
     rest = held if not count else held.join(late, "task_id", "left_anti")
     tasks = sent(rest.select("task_id").distinct())
     parts = fresh.join(tasks, "task_id", "left_semi").unionByName(rest.drop(*_SAID))
-    whole = merged(parts) if are_named and about is not None and not about["unnamed"] else with_queues_named(parts)
+    whole = merged(parts) if are_named and not unnamed else with_queues_named(parts)
     touched = whole if refolded is None else whole.unionByName(refolded)
     all_tasks = tasks if not count else sent(rest.select("task_id").union(late).distinct())
     said = rest.select(*KEY, *_SAID)
@@ -108,7 +112,7 @@ def carried(fresh: DataFrame, held: DataFrame, inputs: Inputs, ways: Ways, *, ar
         known=sent(said if known is None else said.unionByName(known)),
         before=rest.drop(*_SAID) if before is None else rest.drop(*_SAID).unionByName(before),
         late=count,
-        any_redriven=count > 0 or about is None or about["redriven"] > 0,
+        any_redriven=count > 0 or redriven > 0,
     )
 
 

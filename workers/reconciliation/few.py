@@ -39,12 +39,14 @@ class Ways:
     """How rows of some number are worked with.
 
     `keep` keeps a table that is asked for more than once; `sent` marks one that is to be sent whole to where it is joined;
-    `done` does several works, and gives what each returns, in order.
+    `done` does several works, and gives what each returns, in order; `look_back` says that a few are to be looked for among many
+    events, by whatever is asked from now on.
     """
 
     keep: Callable[[DataFrame], DataFrame]
     sent: Callable[[DataFrame], DataFrame]
     done: Callable[[Sequence[Callable[[], T]]], list[T]]
+    look_back: Callable[[], object]
 
 
 def is_local(spark: SparkSession) -> bool:
@@ -55,23 +57,24 @@ def is_local(spark: SparkSession) -> bool:
 @contextmanager
 def many(keep: Callable[[DataFrame], DataFrame]) -> Iterator[Ways]:
     """The ways of many rows: Spark sends what it finds small, and one work follows the other."""
-    yield Ways(keep, lambda table: table, lambda works: [work() for work in works])
+    yield Ways(keep, lambda table: table, lambda works: [work() for work in works], lambda: None)
 
 
 @contextmanager
-def few(spark: SparkSession, *, looks_back: bool) -> Iterator[Ways]:
-    """The ways of few rows; meanwhile each query is planned once, with one part for each core.
+def few(spark: SparkSession) -> Iterator[Ways]:
+    """The ways of few rows; meanwhile each query is planned once, with one part for each core, and not compiled.
 
-    Nothing is compiled, but where the run may look back for a few among the many events of earlier runs.
+    Those that look back for a few among many events are compiled.
     """
+    compiled = "spark.sql.codegen.wholeStage"
     settings = {
         "spark.sql.adaptive.enabled": "false",
         "spark.sql.shuffle.partitions": str(spark.sparkContext.defaultParallelism),
+        compiled: "false",
     }
-    if not looks_back:
-        settings["spark.sql.codegen.wholeStage"] = "false"
+    was_compiled = str(spark.conf.get(compiled))
     with with_settings(spark, settings):
-        yield Ways(_cut, F.broadcast, partial(_side_by_side, spark))
+        yield Ways(_cut, F.broadcast, partial(_side_by_side, spark), lambda: spark.conf.set(compiled, was_compiled))
 
 
 def _cut(table: DataFrame) -> DataFrame:

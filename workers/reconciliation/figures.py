@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
     from pyspark.sql import Column, DataFrame, SparkSession
 
+    from redelivery.workers.reconciliation.few import Ways
+
 __all__ = ["MOST", "Figures", "Row", "faults_of", "figures_of"]
 
 Row = dict[str, Any]
@@ -57,24 +59,24 @@ class Figures:
         return Figures(**{name: getattr(self, name) or getattr(others, name) for name in Figures.__dataclass_fields__})
 
 
-def figures_of(
-    judged: DataFrame, plain: DataFrame | None, folder: str, keep: Callable[[DataFrame], DataFrame]
-) -> list[Callable[[], Figures]]:
+def figures_of(judged: DataFrame, plain: DataFrame | None, folder: str, ways: Ways) -> list[Callable[[], Figures]]:
     """What writes the tables `metrics` and `causes` to the folder, and tells the figures of each.
 
-    `plain` are the cells of lives that are not among the judged; `keep` keeps a table that is asked for more than once.
+    `plain` are the cells of lives that are not among the judged.
     """
 
     def of_cells() -> Figures:
         cells = cells_of(judged)
-        cells = keep(cells if plain is None else cells.unionByName(plain.select(*cells.columns)))
-        write_table(metrics_by(cells), folder, "metrics")
-        return _collected(_of_cells(cells))
+        cells = ways.keep(cells if plain is None else cells.unionByName(plain.select(*cells.columns)))
+        return both(lambda: write_table(metrics_by(cells), folder, "metrics"), _of_cells(cells))
 
     def of_deaths() -> Figures:
-        deaths = keep(deaths_of(judged))
-        write_table(causes_of(deaths), folder, "causes")
-        return _collected(_of_deaths(deaths))
+        deaths = ways.keep(deaths_of(judged))
+        return both(lambda: write_table(causes_of(deaths), folder, "causes"), _of_deaths(deaths))
+
+    def both(write: Callable[[], None], parts: DataFrame) -> Figures:
+        _, found = ways.done([write, lambda: _collected(parts)])
+        return found or Figures()
 
     return [of_cells, of_deaths]
 
