@@ -48,6 +48,8 @@ def kept(name: str, written: Callable[[Path], None]) -> Path:
         unfinished = folder.with_name(f".{name}")
         shutil.rmtree(unfinished, ignore_errors=True)
         written(unfinished)
+        for checksum in unfinished.rglob("*.crc"):  # which the exporter does not leave beside its files
+            checksum.unlink()
         unfinished.rename(folder)
     return folder
 

@@ -37,7 +37,7 @@ WARM, WARM_RUNS = 1_000_000, 6
 PHASES = {"reading": "sorting_and_folding", "judging": "judging", "writing": "writing"}
 
 
-def reconciliation(name: str, *, events: int, rounds: int = 3) -> dict[str, Figure]:  # noqa: ARG001 - there is one side
+def reconciliation(name: str, *, events: int, rounds: int = 7) -> dict[str, Figure]:  # noqa: ARG001 - there is one side
     """Seconds of both, the best of `rounds`, and `speed_kept`: how much of the bare speed is left, 1.0 being all of it.
 
     What a cluster is planned with is there for each event: processor, bytes read, and bytes shuffled.

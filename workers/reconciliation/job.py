@@ -86,13 +86,15 @@ def reconcile(spark: SparkSession, books: Books, say: Callable[[str], object] = 
             plain = sort_out(inputs.events, inputs.known(state), keep, after_ms=inputs.watermark_ms)
             inputs = replace(inputs, events=plain.events)
         base = Run() if inputs.base is None else inputs.base
-        with few(spark, looks_back=True) if plain is not None and plain.totals["asked"] < FEW and is_local(spark) else many(keep):
-            lives = keep(fold(inputs.events, inputs.inventory))
+        few_asked = plain is not None and plain.totals["asked"] < FEW and is_local(spark)
+        with few(spark) if few_asked else many(keep) as ways:
+            ways.look_back()
+            lives = ways.keep(fold(inputs.events, inputs.inventory))
             facts = _look(lives, plain, books, may_be_empty=base.lives > 0)
-        is_few = facts["lives"] + base.lives < FEW and is_local(spark)
-        with few(spark, looks_back=bool(base.read)) if is_few else many(keep) as ways:
-            kept = ways.keep(lives) if is_few else lives
-            return _Run(books, files, output, inputs, kept, plain, facts, ways).finish(state, say)
+        few_lives = facts["lives"] + base.lives < FEW and is_local(spark)
+        with few(spark) if few_lives else many(keep) as ways:
+            lives = ways.keep(lives) if few_lives and not few_asked else lives
+            return _Run(books, files, output, inputs, lives, plain, facts, ways).finish(state, say)
 
 
 @contextmanager
@@ -139,6 +141,8 @@ class _Run:
             judged = self.ways.keep(judged)
         times = {"as_of_ms": self.as_of_ms, "grace_ms": books.grace_ms}
         summary = summarise(judged, self.inputs.gaps, before=before, plain=plain, **times)
+        if summary.has_questions and self.inputs.base is not None and self.inputs.base.read:
+            self.ways.look_back()
         with replacing(self.files, self.output) as folder:
             say(f"writing {books.output}")
             works = self._writing(judged, folder, summary)
@@ -208,7 +212,7 @@ class _Run:
             write_table(repeated, folder, "repeats")
             return Figures()
 
-        return [verdicts, *figures_of(told, None if self.plain is None else self.plain.cells, folder, self.ways.keep), repeats]
+        return [verdicts, *figures_of(told, None if self.plain is None else self.plain.cells, folder, self.ways), repeats]
 
     def _with_evidence(self, shown: DataFrame, judged: DataFrame, told: DataFrame) -> DataFrame:
         of = self.ways.keep(in_question(told))

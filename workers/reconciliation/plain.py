@@ -62,7 +62,6 @@ _COUNTED: Final = tuple(each for each in _FIRST_BIT if each is not Outcome.SUCCE
 #: The bits of `_WHOSE` that tell tasks apart whose ids have one hash; the others are the name's.
 _OF_THE_ID: Final = (1 << 16) - 1
 
-
 #: A hash of the task's id; a hash of queue and task, without the bits that `_WHOSE` takes; and that one with bits of a hash of the
 #: id that is made in another way, for else ids with one `_ID` may agree here too.
 _ID: Final = "xxhash64(task_id)"
@@ -161,13 +160,13 @@ def _bit(after_ms: int | None) -> str:
 
 
 def _sorted(tasks: DataFrame, others: DataFrame) -> DataFrame:
-    """Plain tasks by what the cells have in common; and each of the others by itself, with its `id`."""
+    """Plain tasks by what the cells have in common, and by their bits; and each of the others by itself, with its `id`."""
     known = others.selectExpr(f"{_ID} AS id", "1 AS known").distinct()
     facts = tasks.join(known, "id", "left").selectExpr("*", f"coalesce({_is_plain()}, false) AS is_plain")
-    is_again = f"{_told(Outcome.REDELIVERY_SCHEDULED)} > 0"
     common = {
         "id": "CASE WHEN NOT is_plain THEN id END",
         "name": f"CASE WHEN is_plain THEN whose & {~_OF_THE_ID}L END",
+        "bits": "CASE WHEN is_plain THEN bits END",
         "days": f"CASE WHEN is_plain THEN CAST(floor(first_ms / {_DAY_MS}) AS INT) END",
         "attempts": f"CASE WHEN is_plain THEN least(coalesce(attempts, 0), {MOST_ATTEMPTS}) END",
         "time_class": f"CASE WHEN is_plain THEN {time_class('ended_ms - first_ms')} END",
@@ -175,19 +174,14 @@ def _sorted(tasks: DataFrame, others: DataFrame) -> DataFrame:
     told = facts.selectExpr(
         *named(common),
         "id AS example",
-        "events",
         "last_ms",
-        *named({str(each): _told(each) for each in _COUNTED}),
-        f"CASE WHEN {is_again} THEN greatest(ended_ms - scheduled_ms, 0) END AS waited",
-        f"CASE WHEN {is_again} THEN coalesce(asked_ms, 0) END AS asked",
+        f"CASE WHEN {_IS_AGAIN} THEN greatest(ended_ms - scheduled_ms, 0) END AS waited",
+        f"CASE WHEN {_IS_AGAIN} THEN coalesce(asked_ms, 0) END AS asked",
     )
     counts = {
         "example": "min(example)",
         "lives": "count(*)",
-        "events": "sum(events)",
         "last_ms": "max(last_ms)",
-        **{str(each): f"sum({each})" for each in _COUNTED},
-        "delayed_lives": "count(waited)",
         "delay_asked_ms": "coalesce(sum(asked), 0)",
         "delay_waited_ms": "coalesce(sum(waited), 0)",
         "delay_late_max_ms": "max(waited - asked)",
@@ -214,19 +208,23 @@ def _told(outcome: Outcome) -> str:
     return f"bit_count({_deliveries(outcome)})"
 
 
+_IS_AGAIN: Final = f"{_told(Outcome.REDELIVERY_SCHEDULED)} > 0"
+
+
 def _totals(sorted_out: DataFrame) -> tuple[dict[str, int], int | None]:
     """One look at all rows: `lives`, `events` and the outcomes of the plain ones, how many others, and the latest time of all."""
-    counted = ("lives", "events", *map(str, _COUNTED))
-    sums = {name: f"sum(CASE WHEN is_plain THEN {name} END)" for name in counted}
+    sums = {"lives": "sum(CASE WHEN is_plain THEN lives END)", "events": "sum(lives * bit_count(bits))"}
+    sums |= {str(each): f"sum(lives * {_told(each)})" for each in _COUNTED}
     row = sorted_out.agg(*columns({"latest_ms": "max(last_ms)", "asked": "count_if(NOT is_plain)", **sums})).first()
-    latest_ms, *counts = (None, *[0] * (len(counted) + 1)) if row is None else row
-    totals = {name: int(number or 0) for name, number in zip(("asked", *counted), counts, strict=True)}
+    latest_ms, *counts = (None, *[0] * (len(sums) + 1)) if row is None else row
+    totals = {name: int(number or 0) for name, number in zip(("asked", *sums), counts, strict=True)}
     lives = totals["lives"]
     return {**totals, str(Outcome.PUBLISHED): lives, str(Outcome.SUCCEEDED): lives}, latest_ms
 
 
 def _cells(plain: DataFrame, names: DataFrame) -> DataFrame:
     """As `cells_of` in `metrics.py` makes them."""
+    again = f"lives * {_told(Outcome.REDELIVERY_SCHEDULED)}"
     counted = {
         "day": "date_from_unix_date(days)",
         "opened": f"'{Outcome.PUBLISHED}'",
@@ -234,12 +232,13 @@ def _cells(plain: DataFrame, names: DataFrame) -> DataFrame:
         "died_of": "CAST(NULL AS STRING)",
         "published": "lives",
         "redriven": "0L",
-        "redeliveries": "redelivery_scheduled",
+        "redeliveries": again,
         **dict.fromkeys(map(str, ENDS_AS_COUNTED), "0L"),
         str(Outcome.SUCCEEDED): "lives",
         "possible_repeats": "0L",
-        "attempts_made": "redelivery_scheduled + lives",
-        "attempts_wasted": "redelivery_scheduled",
+        "delayed_lives": f"CASE WHEN {_IS_AGAIN} THEN lives ELSE 0 END",
+        "attempts_made": f"{again} + lives",
+        "attempts_wasted": again,
     }
-    same = ("attempts", "time_class", "lives", "delayed_lives", "delay_asked_ms", "delay_waited_ms", "delay_late_max_ms")
+    same = ("attempts", "time_class", "lives", "delay_asked_ms", "delay_waited_ms", "delay_late_max_ms")
     return plain.join(F.broadcast(names), "name").selectExpr("queue", "task", *same, *named(counted))
