@@ -12,6 +12,7 @@ import pytest
 from pyarrow import parquet
 
 from benchmarks.proof import prove, prove_by_day
+from redelivery.workers.reconciliation.announced import NOTHING_TOLD
 from redelivery.workers.reconciliation.job import reconcile
 from redelivery.workers.reconciliation.plain import sort_out
 from redelivery.workers.reconciliation.schema import EVENTS
@@ -89,7 +90,7 @@ def test_a_life_is_plain_only_where_nothing_at_all_is_odd(spark: SparkSession) -
         told.tell(name, *steps)
     again = [event for event in told.events if event["task_id"] == "exported-twice"]
     lines = [tuple(event.get(name) for name in EVENTS.names) for event in [*told.events, *again[:1]]]
-    known = spark.createDataFrame([("in-the-broker",), ("of-nobody",), (None,)], "task_id string")
+    known = spark.createDataFrame([("in-the-broker",), ("of-nobody",), (None,)], "task_id string").selectExpr(*NOTHING_TOLD)
     found = sort_out(spark.createDataFrame(lines, EVENTS), known, lambda table: table, after_ms=NOON - 1)
     left = [row["task_id"] for row in found.events.select("task_id").collect()]
     assert {name: left.count(name) for name in PLAIN | OTHERS} == {
@@ -106,7 +107,7 @@ def test_an_event_without_an_id_goes_the_whole_way(spark: SparkSession, nothing:
     told.tell("plain", "published", (SUCCEEDED[0], {**SUCCEEDED[1], "event_id": nothing}))
     told.tell("another", "published", SUCCEEDED)
     lines = [tuple(event.get(name) for name in EVENTS.names) for event in told.events]
-    nobody = spark.createDataFrame([], "task_id string")
+    nobody = spark.createDataFrame([], "task_id string").selectExpr(*NOTHING_TOLD)
     found = sort_out(spark.createDataFrame(lines, EVENTS), nobody, lambda it: it, after_ms=None)
     assert [(row["task_id"], row["event_id"]) for row in found.events.collect()] == [("plain", nothing)]
 
@@ -117,7 +118,7 @@ def test_events_without_a_task_go_the_whole_way(spark: SparkSession) -> None:
     said = {"delivery": 1, "attempt": 1, "queue": "orders", "task": "shop.charge", "at_ms": NOON}
     events = [said | {"event_id": f"1-{n}", "outcome": outcome, "task_id": task_id} for n, (outcome, task_id) in enumerate(told)]
     lines = [tuple(event.get(name) for name in EVENTS.names) for event in events]
-    nobody = spark.createDataFrame([], "task_id string")
+    nobody = spark.createDataFrame([], "task_id string").selectExpr(*NOTHING_TOLD)
     found = sort_out(spark.createDataFrame(lines, EVENTS), nobody, lambda it: it, after_ms=None)
     assert (found.totals["lives"], found.totals["asked"], found.events.count()) == (0, 2, 4)
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from redelivery.workers.reconciliation.summary import Summary
 
-__all__ = ["spark"]
+__all__ = ["parts_of", "spark"]
 
 pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(1800)]
 
@@ -89,7 +89,7 @@ def ledger(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Led
     chance = random.Random(5)  # noqa: S311 - a seed makes it repeatable
     ledger, told = Ledger(spark, tmp_path_factory.mktemp("ledger")), told_at_random(chance, 150)
     _without_copies_of_what_ended(told)
-    at_random, mine = _parts(told.events, chance), hand_made(told)
+    at_random, mine = parts_of(told.events, chance), hand_made(told)
     held = Histories()
     held.hold("ends-later", "queue")
     held.hold("letter", "dead_letter")
@@ -179,7 +179,7 @@ def _without_copies_of_what_ended(told: Histories) -> None:
     told.inventory = [row for row in told.inventory if row["place"] == "dead_letter" or row["task_id"] not in ended]
 
 
-def _parts(events: list[Row], chance: random.Random) -> list[list[Row]]:
+def parts_of(events: list[Row], chance: random.Random) -> list[list[Row]]:
     """By time, but for a twentieth that comes late, and another that comes again.
 
     All openings of a life come together: an id that is published anew after its life was settled is a new life to such a run.

@@ -1,6 +1,7 @@
 """Carrying over: what a run knows of the lives that earlier runs left open, and of events that came too late for theirs.
 
-Most lives begin and end within one run, and pass by here. Of the others:
+Most lives begin and end within one run, and pass by here; so do those that were announced, and went as they should
+(`announced.py`). Of the others:
 
 - a task that was carried over: what is known of its lives is joined with what is new of them;
 - a task with an event from before the last run's end (it came late, or a second time), or one whose opening is in no event of this

@@ -11,9 +11,9 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
-from pyspark.sql.types import StringType, StructField, StructType
 
 from redelivery.errors import InputError
+from redelivery.workers.reconciliation.announced import ANNOUNCED, NOTHING_TOLD, announced
 from redelivery.workers.reconciliation.commits import Listing, date_of, listing
 from redelivery.workers.reconciliation.reading import find, paths_of, read_events, read_gaps, read_inventory, read_taken
 from redelivery.workers.reconciliation.state import Run
@@ -49,11 +49,11 @@ class Inputs:
         return None if self.base is None else self.base.watermark_ms
 
     def known(self, state: State | None) -> DataFrame:
-        """The tasks (`task_id`) that the broker holds, and those that earlier runs left."""
-        held = self.inventory.select("task_id")
+        """The tasks that the broker holds, and those that earlier runs left, once or more often, as `sort_out` takes them."""
+        held = self.inventory.selectExpr(*NOTHING_TOLD)
         if state is None or self.base is None:
             return held
-        return held.unionByName(state.lives(self.base, StructType([StructField("task_id", StringType())])))
+        return held.unionByName(announced(state.lives(self.base, ANNOUNCED)))
 
     def earlier(self) -> tuple[DataFrame, int]:
         """The events of earlier runs that still have files, and since when (ms) none of them is missing."""

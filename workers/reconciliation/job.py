@@ -27,6 +27,7 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
 
 from redelivery.errors import InputError
 from redelivery.middleware.outcomes import Outcome
+from redelivery.workers.reconciliation.announced import still_open
 from redelivery.workers.reconciliation.carrying import carried, held_schema, marked, to_hold
 from redelivery.workers.reconciliation.evidence import EVIDENCE, advised, in_question, with_histories, without_histories
 from redelivery.workers.reconciliation.few import FEW, Ways, few, is_local, many
@@ -171,7 +172,10 @@ class _Run:
         base = self.inputs.base
         if state is None or base is None or base.version == 0:
             return marked(self._judge(alone), None), None
-        held = self.ways.keep(state.lives(base, held_schema(alone)))
+        held = state.lives(base, held_schema(alone))
+        if self.plain is not None and self.plain.totals["closed"]:
+            held = still_open(held, self.ways.sent(self.plain.closed))
+        held = self.ways.keep(held)
         found = carried(alone, held, self.inputs, self.ways, are_named=not self.facts["unnamed"])
         if found.late:
             say(f"{found.late:,} tasks have events that came late: theirs are read again")

@@ -16,14 +16,15 @@ A task is plain when all of this holds; whatever else it is, the whole way finds
   (an event that was has the same outcome and delivery);
 - its success is its last step, and no redelivery is of the delivery that succeeded;
 - no worker died of it, and nobody restored it: it did not run twice;
-- the broker does not have it, no earlier run left it open, and none of its events is from the time of an earlier run.
+- the broker does not have it, and none of its events is from the time of an earlier run;
+- no earlier run left it open, or one left nothing but its publication, which counts as if it were among the events.
 
 So a plain task is one life, and that life is balanced: the rules of `verdicts.py` say so too, and the tests hold the two ways to
 each other.
 
-Enters: events, and the ids of tasks that are not plain whatever their events say. Leaves: `SortedOut`. An event without a task id
-is of no plain task, so that the whole way meets it, and refuses it; so is one without an id of its own, which only the second look
-reads, for such ids are many and long.
+Enters: events, and the tasks that are not plain whatever their events say, or that an earlier run left open (`announced.py`).
+Leaves: `SortedOut`. An event without a task id is of no plain task, so that the whole way meets it, and refuses it; so is one
+without an id of its own, which only the second look reads, for such ids are many and long.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ from typing import TYPE_CHECKING, Final
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
 
 from redelivery.middleware.outcomes import Outcome, Reason
+from redelivery.workers.reconciliation.announced import once
+from redelivery.workers.reconciliation.hashes import ID, NAME, OF_THE_ID, WHOSE
 from redelivery.workers.reconciliation.lives import RESTORED
 from redelivery.workers.reconciliation.metrics import ENDS_AS_COUNTED, MOST_ATTEMPTS
 from redelivery.workers.reconciliation.schema import or_default
@@ -59,15 +62,6 @@ _FIRST_BIT: Final = {
 }
 _COUNTED: Final = tuple(each for each in _FIRST_BIT if each is not Outcome.SUCCEEDED)
 
-#: The bits of `_WHOSE` that tell tasks apart whose ids have one hash; the others are the name's.
-_OF_THE_ID: Final = (1 << 16) - 1
-
-#: A hash of the task's id; a hash of queue and task, without the bits that `_WHOSE` takes; and that one with bits of a hash of the
-#: id that is made in another way, for else ids with one `_ID` may agree here too.
-_ID: Final = "xxhash64(task_id)"
-_NAME: Final = f"(xxhash64({or_default('queue')}, {or_default('task')}) & {~_OF_THE_ID}L)"
-_WHOSE: Final = f"({_NAME} | (CAST(hash(task_id) AS BIGINT) & {_OF_THE_ID}L))"
-
 #: Up to so many tasks that are not plain are made known to all executors; more are joined by a shuffle.
 _MOST_KNOWN: Final = 1_000_000
 
@@ -76,12 +70,14 @@ _MOST_KNOWN: Final = 1_000_000
 class SortedOut:
     """`events` are those of the tasks that are not plain, `cells` and `totals` count the plain lives.
 
-    `heard` says when (`last_ms`) each `worker` was last heard of, in all events, which it looks at again; `latest_ms` is the latest
-    time of any.
+    `closed` has the hash (`id`) of each that an earlier run left open, and whose publication it counted: `totals` do not. `heard`
+    says when (`last_ms`) each `worker` was last heard of, in all events, which it looks at again; `latest_ms` is the latest time of
+    any.
     """
 
     events: DataFrame
     cells: DataFrame
+    closed: DataFrame
     heard: DataFrame
     totals: dict[str, int]
     latest_ms: int | None
@@ -90,16 +86,18 @@ class SortedOut:
 def sort_out(events: DataFrame, others: DataFrame, keep: Callable[[DataFrame], DataFrame], *, after_ms: int | None) -> SortedOut:
     """Sort the plain lives out, in two looks at the events.
 
-    `others` has the ids (`task_id`) of tasks that are not plain; `keep` keeps a table that is asked for more than once; `after_ms`
+    `others` has what `announced` or `NOTHING_TOLD` says of tasks; `keep` keeps a table that is asked for more than once; `after_ms`
     is up to when earlier runs have read.
     """
     sorted_out = keep(_sorted(_tasks(events, after_ms), others))
     totals, latest_ms = _totals(sorted_out)
+    plain = sorted_out.where("is_plain")
     found = keep(_found(events, sorted_out, is_few=totals["asked"] <= _MOST_KNOWN))
-    names = found.where("NOT is_asked").selectExpr(f"{_NAME} AS name", *_defaults("queue", "task")).distinct()
+    names = found.where("NOT is_asked").selectExpr(f"{NAME} AS name", *_defaults("queue", "task")).distinct()
     return SortedOut(
         events=found.where("is_asked").select(*events.columns),
-        cells=_cells(sorted_out.where("is_plain"), names),
+        cells=_cells(_put_together(plain) if totals["closed"] else plain, names),
+        closed=plain.where("id IS NOT NULL").select("id"),
         heard=events.selectExpr(*_defaults("worker"), "at_ms").groupBy("worker").agg(F.max("at_ms").alias("last_ms")),
         totals=totals,
         latest_ms=latest_ms,
@@ -108,9 +106,10 @@ def sort_out(events: DataFrame, others: DataFrame, keep: Callable[[DataFrame], D
 
 def _found(events: DataFrame, sorted_out: DataFrame, *, is_few: bool) -> DataFrame:
     """The events that have to be looked at: those of all tasks that are not plain, and of one plain task for each hash of names."""
-    wanted = sorted_out.groupBy("is_plain", "id", "name").agg(*columns({"wanted": "min(example)"}))
+    asked = F.expr("CASE WHEN NOT is_plain THEN id END")
+    wanted = sorted_out.groupBy("is_plain", asked, "name").agg(*columns({"wanted": "min(example)"}))
     wanted = wanted.selectExpr("wanted", "NOT is_plain AS is_asked")
-    looked = events.join(F.broadcast(wanted) if is_few else wanted, F.expr(f"{_ID} = wanted"), "left")
+    looked = events.join(F.broadcast(wanted) if is_few else wanted, F.expr(f"{ID} = wanted"), "left")
     has_no_id = "(event_id IS NULL OR event_id = '')"
     return looked.where(f"wanted IS NOT NULL OR {has_no_id}").selectExpr(
         *events.columns, f"coalesce(is_asked, false) OR {has_no_id} AS is_asked"
@@ -126,8 +125,8 @@ def _tasks(events: DataFrame, after_ms: int | None) -> DataFrame:
     facts = {
         "events": "count(*)",
         "bits": f"bit_or({_bit(after_ms)})",
-        "whose": f"min({_WHOSE})",
-        "other": f"max({_WHOSE})",
+        "whose": f"min({WHOSE})",
+        "other": f"max({WHOSE})",
         "attempts": "max(attempt)",
         "first_ms": "min(at_ms)",
         "last_ms": "max(at_ms)",
@@ -135,7 +134,7 @@ def _tasks(events: DataFrame, after_ms: int | None) -> DataFrame:
         "scheduled_ms": "min(CASE WHEN outcome = 'redelivery_scheduled' THEN at_ms END)",
         "asked_ms": "sum(CASE WHEN outcome = 'redelivery_scheduled' THEN delay_ms END)",
     }
-    return events.groupBy(F.expr(f"{_ID} AS id")).agg(*columns(facts))
+    return events.groupBy(F.expr(f"{ID} AS id")).agg(*columns(facts))
 
 
 def _bit(after_ms: int | None) -> str:
@@ -160,18 +159,26 @@ def _bit(after_ms: int | None) -> str:
 
 
 def _sorted(tasks: DataFrame, others: DataFrame) -> DataFrame:
-    """Plain tasks by what the cells have in common, and by their bits; and each of the others by itself, with its `id`."""
-    known = others.selectExpr(f"{_ID} AS id", "1 AS known").distinct()
-    facts = tasks.join(known, "id", "left").selectExpr("*", f"coalesce({_is_plain()}, false) AS is_plain")
+    """Plain tasks by what the cells have in common, and by their bits; by itself, with its `id`, each other, and what was open."""
+    facts = {
+        "events": "events + IF(was_announced, 1, 0)",
+        "bits": f"bits | IF(was_announced, {_PUBLISHED}L, 0L)",
+        "attempts": "greatest(attempts, told_attempts)",
+        "first_ms": "least(first_ms, told_ms)",
+    }
+    same = ("id", "whose", "other", "was_announced", "announced", "last_ms", "ended_ms", "scheduled_ms", "asked_ms")
+    joined = tasks.join(once(others), "id", "left").selectExpr(*same, *named(facts))
+    told = joined.selectExpr("*", f"coalesce({_is_plain()}, false) AS is_plain")
     common = {
-        "id": "CASE WHEN NOT is_plain THEN id END",
-        "name": f"CASE WHEN is_plain THEN whose & {~_OF_THE_ID}L END",
+        "is_plain": "is_plain",
+        "id": "CASE WHEN NOT is_plain OR was_announced THEN id END",
+        "name": f"CASE WHEN is_plain THEN whose & {~OF_THE_ID}L END",
         "bits": "CASE WHEN is_plain THEN bits END",
         "days": f"CASE WHEN is_plain THEN CAST(floor(first_ms / {_DAY_MS}) AS INT) END",
         "attempts": f"CASE WHEN is_plain THEN least(coalesce(attempts, 0), {MOST_ATTEMPTS}) END",
         "time_class": f"CASE WHEN is_plain THEN {time_class('ended_ms - first_ms')} END",
     }
-    told = facts.selectExpr(
+    told = told.selectExpr(
         *named(common),
         "id AS example",
         "last_ms",
@@ -186,7 +193,7 @@ def _sorted(tasks: DataFrame, others: DataFrame) -> DataFrame:
         "delay_waited_ms": "coalesce(sum(waited), 0)",
         "delay_late_max_ms": "max(waited - asked)",
     }
-    return told.groupBy(*common).agg(*columns(counts)).selectExpr("*", "id IS NULL AS is_plain")
+    return told.groupBy(*common).agg(*columns(counts))
 
 
 def _is_plain() -> str:
@@ -194,7 +201,7 @@ def _is_plain() -> str:
     return (
         f"(bit_count(bits) = events AND bits < {_OTHER}L AND bits & {_PUBLISHED} > 0 AND bit_count({succeeded}) = 1"
         f" AND {scheduled} < {succeeded} AND {deferred} < {succeeded} * 2 AND {received} < {succeeded} * 2"
-        " AND whose = other AND known IS NULL)"
+        " AND whose = other AND coalesce(was_announced AND whose = announced, true))"
     )
 
 
@@ -215,11 +222,20 @@ def _totals(sorted_out: DataFrame) -> tuple[dict[str, int], int | None]:
     """One look at all rows: `lives`, `events` and the outcomes of the plain ones, how many others, and the latest time of all."""
     sums = {"lives": "sum(CASE WHEN is_plain THEN lives END)", "events": "sum(lives * bit_count(bits))"}
     sums |= {str(each): f"sum(lives * {_told(each)})" for each in _COUNTED}
-    row = sorted_out.agg(*columns({"latest_ms": "max(last_ms)", "asked": "count_if(NOT is_plain)", **sums})).first()
-    latest_ms, *counts = (None, *[0] * (len(sums) + 1)) if row is None else row
-    totals = {name: int(number or 0) for name, number in zip(("asked", *sums), counts, strict=True)}
-    lives = totals["lives"]
-    return {**totals, str(Outcome.PUBLISHED): lives, str(Outcome.SUCCEEDED): lives}, latest_ms
+    sums |= {"asked": "count_if(NOT is_plain)", "closed": "count_if(is_plain AND id IS NOT NULL)"}
+    row = sorted_out.agg(*columns({"latest_ms": "max(last_ms)", **sums})).first()
+    latest_ms, *counts = (None, *[0] * len(sums)) if row is None else row
+    totals = {name: int(number or 0) for name, number in zip(sums, counts, strict=True)}
+    lives, closed = totals["lives"], totals["closed"]
+    totals["events"] -= closed
+    return {**totals, str(Outcome.PUBLISHED): lives - closed, str(Outcome.SUCCEEDED): lives}, latest_ms
+
+
+def _put_together(plain: DataFrame) -> DataFrame:
+    """The same rows without ids, those that have all in common put together."""
+    common = ("name", "bits", "days", "attempts", "time_class")
+    sums = {name: f"sum({name})" for name in ("lives", "delay_asked_ms", "delay_waited_ms")}
+    return plain.groupBy(*common).agg(*columns(sums | {"delay_late_max_ms": "max(delay_late_max_ms)"}))
 
 
 def _cells(plain: DataFrame, names: DataFrame) -> DataFrame:

@@ -1,0 +1,185 @@
+"""Lives that one run left announced, and the next one closes the short way: it says what the whole way says of all."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from redelivery.workers.reconciliation.carrying import held_schema
+from redelivery.workers.reconciliation.files import Files
+from redelivery.workers.reconciliation.inputs import gather
+from redelivery.workers.reconciliation.job import Books, reconcile
+from redelivery.workers.reconciliation.lives import fold
+from redelivery.workers.reconciliation.plain import sort_out
+from redelivery.workers.reconciliation.state import State
+from tests.spark_session import NOON, Histories, Row, rows, spark, write_lines
+from tests.test_reconciliation_oracle import told_at_random
+from tests.test_reconciliation_plain import AGAIN, HOUR, SECOND, SUCCEEDED, twins
+from tests.test_reconciliation_state import parts_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+    from redelivery.workers.reconciliation.summary import Summary
+
+__all__ = ["spark"]
+
+pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(1800)]
+
+LATER = NOON + HOUR
+Steps = list[Any]
+
+#: What the first run is told, and what the second: lives that are closed the short way.
+CLOSED: dict[str, tuple[Steps, Steps]] = {
+    "ends": (["published"], [SUCCEEDED]),
+    "ends-after-a-redelivery": (["published"], [AGAIN, SECOND]),
+    "is-received-and-ends": (["published"], [("received", {"delivery": 1}), SUCCEEDED]),
+    "was-in-a-queue-that-the-inventory-named": ([("published", {"queue": ""})], [SUCCEEDED]),
+}
+#: Those that are not, each for one thing.
+OTHERS: dict[str, tuple[Steps, Steps]] = {
+    "waits-still": (["published"], []),
+    "is-put-off-still": (["published"], [("deferred", {"delivery": 1})]),
+    "dies": (["published"], [("dead_lettered", {"delivery": 1, "reason": "exhausted"})]),
+    "was-received": (["published", ("received", {"delivery": 1})], [SUCCEEDED]),
+    "was-redelivered": (["published", AGAIN], [SECOND]),
+    "was-published-by-a-delivery": ([("published", {"delivery": 2})], [("succeeded", {"delivery": 3})]),
+    "was-published-twice": (["published", "published"], [SUCCEEDED]),
+    "is-published-again": (["published"], ["published", SUCCEEDED]),
+    "succeeds-twice": (["published"], [SUCCEEDED, SECOND]),
+    "was-in-two-queues": (["published", ("published", {"queue": "mail"})], [SUCCEEDED]),
+    "ends-in-another-queue": (["published"], [("succeeded", {"delivery": 1, "queue": "mail"})]),
+    "ends-under-another-name": (["published"], [("succeeded", {"delivery": 1, "task": "shop.pack"})]),
+    "is-replaced": (["published"], [("succeeded", {"delivery": 1, "nesting": 1})]),
+    "was-of-another-generation": ([("published", {"generation": 1})], [("succeeded", {"delivery": 1, "generation": 1})]),
+    "had-ended-long-ago": (["published"], [("succeeded", {"delivery": 1, "at_ms": NOON})]),
+    "is-in-the-broker": (["published"], [SUCCEEDED]),
+    "was-lost": ([("published", {"at_ms": NOON - HOUR})], [SUCCEEDED]),
+}
+
+
+class Days:
+    """Two runs over two days in a folder of their own."""
+
+    def __init__(self, spark: SparkSession, folder: Path, *, all_lives: bool) -> None:
+        self.spark, self.folder, self.all_lives = spark, folder, all_lives
+        self.places: dict[str, Any] = {name: str(folder / name) for name in ("outcomes", "inventory", "state")}
+
+    def run(self, day: int, events: list[Row], inventory: list[Row], as_of_ms: int) -> Summary:
+        """The books of a day."""
+        self.arrive(day, events, inventory)
+        options: dict[str, Any] = {"all_lives": self.all_lives, "as_of_ms": as_of_ms, "grace_ms": 600_000}
+        books = Books(output=str(self.folder / "books"), **self.places, **options)
+        return reconcile(self.spark, books)
+
+    def arrive(self, day: int, events: list[Row], inventory: list[Row]) -> None:
+        """Write them."""
+        write_lines(self.folder / "outcomes" / f"date=2026-01-{30 + day}" / "hour=12" / "outcomes.jsonl", events)
+        write_lines(self.folder / "inventory" / "inventory.jsonl", inventory)
+
+    def said(self, summary: Summary) -> dict[str, Any]:
+        """All that a run left, but for the lives that balance: only one of the ways lists them."""
+        tables = {name: [_line(row) for row in rows(self.folder, name)] for name in ("verdicts", "metrics", "causes", "repeats")}
+        tables["verdicts"] = [
+            line for line in tables["verdicts"] if json.loads(line)["verdict"] != "balanced" or json.loads(line)["was"]
+        ]
+        files = Files(self.spark)
+        state = State(self.spark, files, self.places["state"])
+        left = gather(self.spark, files, self.places["outcomes"], self.places["inventory"], state, {})
+        held = state.lives(state.last, held_schema(fold(left.events, left.inventory)))
+        tables["state"] = [_line(row.asDict()) for row in held.collect()]
+        return {"summary": summary, "figures": summary.figures, **{name: sorted(lines) for name, lines in tables.items()}}
+
+    def closed(self) -> tuple[set[int], int]:
+        """The hashes of the tasks that a next run closes the short way, and how many tasks it looks at."""
+        files = Files(self.spark)
+        state = State(self.spark, files, self.places["state"])
+        inputs = gather(self.spark, files, self.places["outcomes"], self.places["inventory"], state, {})
+        found = sort_out(inputs.events, inputs.known(state), lambda table: table, after_ms=inputs.watermark_ms)
+        return {row["id"] for row in found.closed.collect()}, found.totals["asked"]
+
+
+def _line(row: Row) -> str:
+    return json.dumps(row, default=str, sort_keys=True)
+
+
+def _told(cases: dict[str, tuple[Steps, Steps]]) -> tuple[list[Row], list[Row]]:
+    told = Histories()
+    for name, (first, _) in cases.items():
+        told.tell(name, *first)
+    middle = len(told.events)
+    for name, (_, second) in cases.items():
+        told.tell(name, *second, start_ms=LATER)
+    return told.events[:middle], told.events[middle:]
+
+
+def test_only_what_was_announced_and_goes_as_it_should_is_closed_the_short_way(spark: SparkSession, tmp_path: Path) -> None:
+    """Each life that differs in one thing goes the whole way; whichever it goes, the books, and what is left, are the same."""
+    first, second = _told(CLOSED | OTHERS)
+    held = Histories()
+    for name in (*CLOSED, *OTHERS):
+        if name != "was-lost":
+            held.hold(name, "queue", seen_ms=NOON + HOUR // 2)
+    last = Histories()
+    for name in ("waits-still", "is-in-the-broker"):
+        last.hold(name, "queue", seen_ms=LATER + HOUR)
+    last.hold("is-put-off-still", "delayed", seen_ms=LATER + HOUR, due_ms=LATER + 2 * HOUR)
+    last.hold("dies", "dead_letter", seen_ms=LATER + HOUR)
+    said = {}
+    for all_lives in (False, True):
+        days = Days(spark, tmp_path / str(all_lives), all_lives=all_lives)
+        days.run(0, first, held.inventory, NOON + HOUR // 2)
+        days.arrive(1, second, last.inventory)
+        closed, asked = days.closed()
+        hashes = (
+            spark.createDataFrame([(name,) for name in CLOSED], "task_id string").selectExpr("xxhash64(task_id) AS id").collect()
+        )
+        assert closed == {row["id"] for row in hashes}
+        assert asked == len([name for name, (_, steps) in OTHERS.items() if steps])
+        said[all_lives] = days.said(days.run(1, second, last.inventory, LATER + HOUR))
+    assert said[False] == said[True]
+    verdicts = {row["task_id"]: (row["verdict"], row["was"]) for row in map(json.loads, said[False]["verdicts"])}
+    assert verdicts["was-lost"] == ("balanced", "lost")
+    assert verdicts["waits-still"] == ("in_flight", None)
+    assert not verdicts.keys() & CLOSED.keys()
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_both_ways_say_the_same_day_by_day(spark: SparkSession, tmp_path: Path, seed: int) -> None:
+    """Random histories, cut in two, with events that come late and again, among many that are announced and end the next day."""
+    chance = random.Random(seed)  # noqa: S311 - a seed makes it repeatable
+    told, waiting = told_at_random(chance, 100), Histories()
+    latest_ms = max(event["at_ms"] for event in told.events)
+    for number in range(150):
+        steps = chance.choice([[SUCCEEDED], [AGAIN, SECOND], [("received", {"delivery": 1}), SUCCEEDED]])
+        where = {"queue": chance.choice(["orders", "mail"]), "task": chance.choice(["shop.charge", "shop.pack"])}
+        told.tell(f"open-{number}", "published", start_ms=NOON - chance.randint(0, 1000), **where)
+        waiting.hold(f"open-{number}", "queue", seen_ms=NOON + HOUR // 2, **where)
+        told.tell(f"open-{number}", *steps, start_ms=latest_ms + chance.randint(-500, HOUR // 2), **where)
+    first, second = parts_of(told.events, chance)
+    said = {}
+    for all_lives in (False, True):
+        days = Days(spark, tmp_path / str(all_lives), all_lives=all_lives)
+        days.run(0, first, told.inventory[::2] + waiting.inventory, NOON + HOUR // 2)
+        days.arrive(1, second, told.inventory)
+        assert len(days.closed()[0]) > 50
+        said[all_lives] = days.said(days.run(1, second, told.inventory, latest_ms + HOUR))
+    assert said[False] == said[True]
+
+
+def test_an_announced_task_is_not_closed_by_the_end_of_one_whose_id_has_its_hash(spark: SparkSession, tmp_path: Path) -> None:
+    """One was published and never ended; the other ends the next day, and was never published."""
+    one, other = twins()
+    told = Histories()
+    told.tell(one, "published")
+    told.tell(other, SUCCEEDED, start_ms=LATER)
+    days = Days(spark, tmp_path, all_lives=False)
+    days.run(0, told.events[:1], [], NOON + 1000)
+    summary = days.run(1, told.events[1:], [], LATER + HOUR)
+    assert {row["task_id"]: row["verdict"] for row in rows(tmp_path, "verdicts")} == {one: "lost", other: "orphaned"}
+    assert summary.verdicts["balanced"] == 0
