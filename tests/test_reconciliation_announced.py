@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
+    from redelivery.workers.reconciliation.inputs import Inputs
     from redelivery.workers.reconciliation.summary import Summary
 
 __all__ = ["spark"]
@@ -90,18 +91,20 @@ class Days:
         tables["verdicts"] = [
             line for line in tables["verdicts"] if json.loads(line)["verdict"] != "balanced" or json.loads(line)["was"]
         ]
-        files = Files(self.spark)
-        state = State(self.spark, files, self.places["state"])
-        left = gather(self.spark, files, self.places["outcomes"], self.places["inventory"], state, {})
+        state, left = self.inputs()
         held = state.lives(state.last, held_schema(fold(left.events, left.inventory)))
         tables["state"] = [_line(row.asDict()) for row in held.collect()]
         return {"summary": summary, "figures": summary.figures, **{name: sorted(lines) for name, lines in tables.items()}}
 
-    def closed(self) -> tuple[set[int], int]:
-        """The hashes of the tasks that a next run closes the short way, and how many tasks it looks at."""
+    def inputs(self) -> tuple[State, Inputs]:
+        """The state, and what a next run would begin with."""
         files = Files(self.spark)
         state = State(self.spark, files, self.places["state"])
-        inputs = gather(self.spark, files, self.places["outcomes"], self.places["inventory"], state, {})
+        return state, gather(self.spark, files, self.places["outcomes"], self.places["inventory"], state, {})
+
+    def closed(self) -> tuple[set[int], int]:
+        """The hashes of the tasks that a next run closes the short way, and how many tasks it looks at."""
+        state, inputs = self.inputs()
         found = sort_out(inputs.events, inputs.known(state), lambda table: table, after_ms=inputs.watermark_ms)
         return {row["id"] for row in found.closed.collect()}, found.totals["asked"]
 
