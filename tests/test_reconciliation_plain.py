@@ -47,7 +47,7 @@ PLAIN: dict[str, list[Any]] = {
     "deferred-and-received": ["published", ("deferred", {"delivery": 1}), ("received", {"delivery": 1}), SUCCEEDED],
     "received-each-time": ["published", ("received", {"delivery": 1}), AGAIN, ("received", {"delivery": 2}), SECOND],
     "said-by-nobody": ["published", ("received", {"delivery": 1, "reason": "unannounced"}), SUCCEEDED],
-    "at-the-last-delivery-that-is-counted": ["published", ("succeeded", {"delivery": 14, "attempt": 14})],
+    "at-the-last-delivery-that-is-counted": ["published", ("succeeded", {"delivery": 13, "attempt": 13})],
 }
 #: Histories that differ from those in one thing.
 OTHERS: dict[str, list[Any]] = {
@@ -64,8 +64,8 @@ OTHERS: dict[str, list[Any]] = {
     "worker-lost": ["published", (AGAIN[0], {**AGAIN[1], "reason": "worker_lost"}), SECOND],
     "restored": ["published", ("received", {"delivery": 2, "reason": "redelivered"}), SECOND],
     "ended-by-nobody": ["published", ("succeeded", {"delivery": 0})],
-    "at-a-delivery-beyond-those": ["published", ("succeeded", {"delivery": 15})],
-    "redelivered-beyond-those": ["published", ("redelivery_scheduled", {"delivery": 15}), ("succeeded", {"delivery": 14})],
+    "at-a-delivery-beyond-those": ["published", ("succeeded", {"delivery": 14})],
+    "redelivered-beyond-those": ["published", ("redelivery_scheduled", {"delivery": 14}), ("succeeded", {"delivery": 13})],
     "at-a-delivery-beyond-all": ["published", ("redelivery_scheduled", {"delivery": 2**40}), SUCCEEDED],
     "dead": ["published", ("dead_lettered", {"delivery": 1})],
     "dead-and-succeeded": ["published", ("dead_lettered", {"delivery": 1}), SECOND],

@@ -5,7 +5,7 @@ should. So that it need not go the whole way then, its publication is told to th
 numbers; where the task turns out to be plain, its life is closed, and `carrying.py` does not meet it. A task of which more is
 known, or of which there are several lives, goes the whole way.
 
-Enters: the lives that a state holds. Leaves: what they say of their tasks, once for each hash of an id.
+Enters: the lives that a state holds. Leaves: what they say of their tasks.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
 from pyspark.sql.types import BooleanType, LongType, StringType, StructField, StructType
 
 from redelivery.middleware.outcomes import Outcome
-from redelivery.workers.reconciliation.hashes import ID, WHOSE
+from redelivery.workers.reconciliation.hashes import ID
 from redelivery.workers.reconciliation.steps import STEPS
-from redelivery.workers.reconciliation.texts import columns, named
+from redelivery.workers.reconciliation.texts import named
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["ANNOUNCED", "NOTHING_TOLD", "announced", "once", "still_open"]
+__all__ = ["ANNOUNCED", "NOTHING_TOLD", "announced", "still_open"]
 
 #: The columns of an earlier run's lives that say whether one was but announced: by one event, its publication.
 ANNOUNCED: Final = StructType(
@@ -57,14 +57,3 @@ def announced(lives: DataFrame) -> DataFrame:
 def still_open(lives: DataFrame, closed: DataFrame) -> DataFrame:
     """The lives of earlier runs without those of tasks that are `closed`."""
     return lives.join(closed, F.expr(f"{ID} = id"), "left_anti")
-
-
-def once(others: DataFrame) -> DataFrame:
-    """One row for each hash of an id: whether it `was_announced` by one event, and nothing else is known of it."""
-    facts = {
-        "was_announced": "count(*) = 1 AND count(told_ms) = 1",
-        "told_ms": "max(told_ms)",
-        "told_attempts": "max(told_attempts)",
-        "announced": f"max({WHOSE})",
-    }
-    return others.groupBy(F.expr(f"{ID} AS id")).agg(*columns(facts))

@@ -35,7 +35,6 @@ from typing import TYPE_CHECKING, Final
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
 
 from redelivery.middleware.outcomes import Outcome, Reason
-from redelivery.workers.reconciliation.announced import once
 from redelivery.workers.reconciliation.hashes import ID, NAME, OF_THE_ID, WHOSE
 from redelivery.workers.reconciliation.lives import RESTORED
 from redelivery.workers.reconciliation.metrics import ENDS_AS_COUNTED, MOST_ATTEMPTS
@@ -53,13 +52,15 @@ __all__ = ["SortedOut", "sort_out"]
 _DAY_MS: Final = 86_400_000
 
 #: Bits of what was told of a task: its publication; for each of these outcomes, one bit for each delivery in which it happened, so
-#: that a later delivery is a greater number; and one for what no plain task has.
-_PUBLISHED, _OTHER = 1, 1 << 62
-_DELIVERIES: Final = 15
+#: that a later delivery is a greater number. And what else is known of it: that there is any event, that an earlier run left it
+#: announced, and what no plain task has.
+_PUBLISHED, _EVENT, _ANNOUNCED, _OTHER = 1, 1 << 60, 1 << 61, 1 << 62
+_DELIVERIES: Final = 14
 _FIRST_BIT: Final = {
     each: 1 + number * _DELIVERIES
     for number, each in enumerate((Outcome.SUCCEEDED, Outcome.REDELIVERY_SCHEDULED, Outcome.DEFERRED, Outcome.RECEIVED))
 }
+_STEPS: Final = (1 << 1 + len(_FIRST_BIT) * _DELIVERIES) - 1
 _COUNTED: Final = tuple(each for each in _FIRST_BIT if each is not Outcome.SUCCEEDED)
 
 #: Up to so many tasks that are not plain are made known to all executors; more are joined by a shuffle.
@@ -86,10 +87,10 @@ class SortedOut:
 def sort_out(events: DataFrame, others: DataFrame, keep: Callable[[DataFrame], DataFrame], *, after_ms: int | None) -> SortedOut:
     """Sort the plain lives out, in two looks at the events.
 
-    `others` has what `announced` or `NOTHING_TOLD` says of tasks; `keep` keeps a table that is asked for more than once; `after_ms`
-    is up to when earlier runs have read.
+    `others` has what `announced` or `NOTHING_TOLD` says of tasks, a row each time; `keep` keeps a table that is asked for more than
+    once; `after_ms` is up to when earlier runs have read.
     """
-    sorted_out = keep(_sorted(_tasks(events, after_ms), others))
+    sorted_out = keep(_sorted(_tasks(events, others, after_ms)))
     totals, latest_ms = _totals(sorted_out)
     plain = sorted_out.where("is_plain")
     found = keep(_found(events, sorted_out, is_few=totals["asked"] <= _MOST_KNOWN))
@@ -120,21 +121,48 @@ def _defaults(*names: str) -> list[str]:
     return named({name: or_default(name) for name in names})
 
 
-def _tasks(events: DataFrame, after_ms: int | None) -> DataFrame:
-    """One row for each task, of numbers."""
+def _tasks(events: DataFrame, others: DataFrame, after_ms: int | None) -> DataFrame:
+    """One row for each task, of numbers; what is known of `others` counts as if it were among the events."""
+    told = _rows(events, _bit(after_ms)).unionByName(_told_rows(others))
     facts = {
-        "events": "count(*)",
-        "bits": f"bit_or({_bit(after_ms)})",
-        "whose": f"min({WHOSE})",
-        "other": f"max({WHOSE})",
+        "told": "count(*)",
+        "bits": "bit_or(bit)",
+        "whose": "min(whose)",
+        "other": "max(whose)",
         "attempts": "max(attempt)",
         "first_ms": "min(at_ms)",
         "last_ms": "max(at_ms)",
-        "ended_ms": "max(CASE WHEN outcome = 'succeeded' THEN at_ms END)",
-        "scheduled_ms": "min(CASE WHEN outcome = 'redelivery_scheduled' THEN at_ms END)",
-        "asked_ms": "sum(CASE WHEN outcome = 'redelivery_scheduled' THEN delay_ms END)",
+        "ended_ms": "max(ended_ms)",
+        "scheduled_ms": "min(scheduled_ms)",
+        "asked_ms": "sum(asked_ms)",
     }
-    return events.groupBy(F.expr(f"{ID} AS id")).agg(*columns(facts))
+    return told.groupBy("id").agg(*columns(facts)).where(f"bits & {_EVENT}L > 0")
+
+
+def _rows(events: DataFrame, bit: str) -> DataFrame:
+    """What each event says of its task."""
+    facts = {
+        "id": ID,
+        "bit": f"{bit} | {_EVENT}L",
+        "whose": WHOSE,
+        "ended_ms": "CASE WHEN outcome = 'succeeded' THEN at_ms END",
+        "scheduled_ms": "CASE WHEN outcome = 'redelivery_scheduled' THEN at_ms END",
+        "asked_ms": "CASE WHEN outcome = 'redelivery_scheduled' THEN delay_ms END",
+    }
+    return events.selectExpr("attempt", "at_ms", *named(facts))
+
+
+def _told_rows(others: DataFrame) -> DataFrame:
+    """The same of what else is known: a publication that an earlier run counted, or what makes a task no plain one."""
+    facts = {
+        "id": ID,
+        "bit": f"CASE WHEN told_ms IS NULL THEN {_OTHER}L ELSE {_PUBLISHED | _ANNOUNCED}L END",
+        "whose": f"CASE WHEN told_ms IS NOT NULL THEN {WHOSE} END",
+        "attempt": "told_attempts",
+        "at_ms": "told_ms",
+        **dict.fromkeys(("ended_ms", "scheduled_ms", "asked_ms"), "CAST(NULL AS BIGINT)"),
+    }
+    return others.selectExpr(*named(facts))
 
 
 def _bit(after_ms: int | None) -> str:
@@ -158,22 +186,14 @@ def _bit(after_ms: int | None) -> str:
     return f"CASE WHEN {is_first} AND {is_whole} AND {is_new} THEN {bit} ELSE {_OTHER}L END"
 
 
-def _sorted(tasks: DataFrame, others: DataFrame) -> DataFrame:
+def _sorted(tasks: DataFrame) -> DataFrame:
     """Plain tasks by what the cells have in common, and by their bits; by itself, with its `id`, each other, and what was open."""
-    facts = {
-        "events": "events + IF(was_announced, 1, 0)",
-        "bits": f"bits | IF(was_announced, {_PUBLISHED}L, 0L)",
-        "attempts": "greatest(attempts, told_attempts)",
-        "first_ms": "least(first_ms, told_ms)",
-    }
-    same = ("id", "whose", "other", "was_announced", "announced", "last_ms", "ended_ms", "scheduled_ms", "asked_ms")
-    joined = tasks.join(once(others), "id", "left").selectExpr(*same, *named(facts))
-    told = joined.selectExpr("*", f"coalesce({_is_plain()}, false) AS is_plain")
+    told = tasks.selectExpr("*", f"coalesce({_is_plain()}, false) AS is_plain")
     common = {
         "is_plain": "is_plain",
-        "id": "CASE WHEN NOT is_plain OR was_announced THEN id END",
+        "id": f"CASE WHEN NOT is_plain OR bits & {_ANNOUNCED}L > 0 THEN id END",
         "name": f"CASE WHEN is_plain THEN whose & {~OF_THE_ID}L END",
-        "bits": "CASE WHEN is_plain THEN bits END",
+        "bits": f"CASE WHEN is_plain THEN bits & {_STEPS}L END",
         "days": f"CASE WHEN is_plain THEN CAST(floor(first_ms / {_DAY_MS}) AS INT) END",
         "attempts": f"CASE WHEN is_plain THEN least(coalesce(attempts, 0), {MOST_ATTEMPTS}) END",
         "time_class": f"CASE WHEN is_plain THEN {time_class('ended_ms - first_ms')} END",
@@ -199,9 +219,9 @@ def _sorted(tasks: DataFrame, others: DataFrame) -> DataFrame:
 def _is_plain() -> str:
     succeeded, scheduled, deferred, received = map(_deliveries, _FIRST_BIT)
     return (
-        f"(bit_count(bits) = events AND bits < {_OTHER}L AND bits & {_PUBLISHED} > 0 AND bit_count({succeeded}) = 1"
+        f"(bit_count(bits & {_STEPS}L) = told AND bits < {_OTHER}L AND bits & {_PUBLISHED} > 0 AND bit_count({succeeded}) = 1"
         f" AND {scheduled} < {succeeded} AND {deferred} < {succeeded} * 2 AND {received} < {succeeded} * 2"
-        " AND whose = other AND coalesce(was_announced AND whose = announced, true))"
+        " AND whose = other)"
     )
 
 
