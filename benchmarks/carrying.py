@@ -30,7 +30,7 @@ DAY_MS = 86_400_000
 WARM_RUNS = 4
 
 
-def carrying(name: str, *, events: int, rounds: int = 3) -> dict[str, Figure]:  # noqa: ARG001 - there is one side
+def carrying(name: str, *, events: int, rounds: int = 7) -> dict[str, Figure]:  # noqa: ARG001 - there is one side
     """Seconds of both, the best of `rounds`, and `times_stateless`: how much longer the run with a state takes, 1.0 being equal."""
     with tempfile.TemporaryDirectory(prefix="redelivery-bench-") as folder, session(input_bytes=GIB) as spark:
         with_state, without = _books(spark, _two_days(spark, events), Path(folder))

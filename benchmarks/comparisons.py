@@ -215,7 +215,7 @@ COMPARISONS: Mapping[str, Comparison] = {
         ),
         _reconciliation("-1m", 1, {}),
         _reconciliation("", 10, {"speed_kept": 0.5}),
-        _reconciliation("-100m", 100, {"peak_memory": 8.0}, rounds=1),
+        _reconciliation("-100m", 100, {"peak_memory": 8.0, "times_a_tenth": 11.0}, rounds=2, tenth=True),
         Comparison(
             "carrying",
             "the books of a day with a state, against the same without",
