@@ -154,6 +154,45 @@ def test_only_what_was_announced_and_goes_as_it_should_is_closed_the_short_way(s
     assert not verdicts.keys() & CLOSED.keys()
 
 
+#: What is told besides, where the second run closes the short way all that the first one left open: what each run is told.
+ENDED_IN_TIME: dict[str, tuple[Steps, Steps]] = {
+    "dies": ([], ["published", ("dead_lettered", {"delivery": 1, "reason": "exhausted"})]),
+    "begins-and-ends": ([], ["published", SUCCEEDED]),
+}
+ENDED_LATE: dict[str, tuple[Steps, Steps]] = {
+    "succeeds-again-long-after": (["published", SUCCEEDED], [SECOND]),
+    "has-a-second-end-that-comes-late": (["published", SUCCEEDED], [("succeeded", {"delivery": 2, "at_ms": NOON + 1})]),
+    "was-opened-by-nobody": ([], [SUCCEEDED]),
+}
+
+
+@pytest.mark.parametrize(
+    ("besides", "verdicts"),
+    [(ENDED_IN_TIME, []), (ENDED_LATE, ["duplicated", "duplicated", "orphaned"])],
+    ids=["in-time", "late"],
+)
+def test_all_that_was_open_is_closed_the_short_way(
+    spark: SparkSession, tmp_path: Path, besides: dict[str, tuple[Steps, Steps]], verdicts: list[str]
+) -> None:
+    """Then what the state holds is not asked for; and what earlier runs have read is read again only for what comes late."""
+    first, second = _told(CLOSED | besides)
+    held, last = Histories(), Histories()
+    for name in CLOSED:
+        held.hold(name, "queue", seen_ms=NOON + HOUR // 2)
+    if besides is ENDED_IN_TIME:
+        last.hold("dies", "dead_letter", seen_ms=LATER + HOUR)
+    said = {}
+    for all_lives in (False, True):
+        days = Days(spark, tmp_path / str(all_lives), all_lives=all_lives)
+        days.run(0, first, held.inventory, NOON + HOUR // 2)
+        days.arrive(1, second, last.inventory)
+        if not all_lives:
+            assert len(days.closed()[0]) == days.inputs()[1].open_before == len(CLOSED)
+        said[all_lives] = days.said(days.run(1, second, last.inventory, LATER + HOUR))
+    assert said[False] == said[True]
+    assert sorted(json.loads(line)["verdict"] for line in said[False]["verdicts"]) == verdicts
+
+
 @pytest.mark.parametrize("seed", range(2))
 def test_both_ways_say_the_same_day_by_day(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     """Random histories, cut in two, with events that come late and again, among many that are announced and end the next day.

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from redelivery.workers.reconciliation.few import Ways
     from redelivery.workers.reconciliation.inputs import Inputs
 
-__all__ = ["Carried", "carried", "held_schema", "marked", "to_hold"]
+__all__ = ["Carried", "carried", "held_schema", "marked", "may_be_late", "to_hold"]
 
 #: Verdicts of lives that have not ended.
 _OPEN: Final = ("in_flight", "stuck")
@@ -79,8 +79,7 @@ def carried(fresh: DataFrame, held: DataFrame, inputs: Inputs, ways: Ways, *, ar
     `fresh` are the lives of these `inputs`, each of which has a queue where they `are_named`; `held` those of the last run's state.
     """
     keep, sent, events, inventory = ways.keep, ways.sent, inputs.events, inputs.inventory
-    watermark_ms = -1 if inputs.watermark_ms is None else inputs.watermark_ms
-    late = keep(_late(fresh, sent(held.select("task_id")), watermark_ms))
+    late = keep(_late(fresh, sent(held.select("task_id")), inputs.watermark_ms))
 
     def of_held() -> list[int]:
         return [*(held.agg(*columns({"unnamed": "count_if(queue = '')", "redriven": "count_if(redriven > 0)"})).first() or (0, 0))]
@@ -124,12 +123,24 @@ def _of_the_settled() -> list[Column]:
     ]
 
 
-def _late(fresh: DataFrame, known: DataFrame, watermark_ms: int) -> DataFrame:
+def _late(fresh: DataFrame, known: DataFrame, watermark_ms: int | None) -> DataFrame:
     """The tasks whose earlier events must be read again; `known` are those that were carried over."""
-    told = fresh.where(F.col("events") > 0)
-    openings = F.col(Outcome.PUBLISHED) + F.col(Outcome.REDRIVEN) + F.col(Outcome.RECEIVED)
-    unopened = told.where(openings == 0).join(known, "task_id", "left_anti")
-    return told.where(F.col("first_ms") <= watermark_ms).select("task_id").union(unopened.select("task_id")).distinct()
+    unopened = fresh.where(_is_unopened()).join(known, "task_id", "left_anti")
+    return fresh.where(_is_earlier(watermark_ms)).select("task_id").union(unopened.select("task_id")).distinct()
+
+
+def may_be_late(watermark_ms: int | None) -> Column:
+    """Whether a life of this run may have events that earlier runs read, or should have."""
+    return _is_earlier(watermark_ms) | _is_unopened()
+
+
+def _is_earlier(watermark_ms: int | None) -> Column:
+    """Earlier runs read up to when it began."""
+    return (F.col("events") > 0) & (F.col("first_ms") <= (-1 if watermark_ms is None else watermark_ms))
+
+
+def _is_unopened() -> Column:
+    return (F.col("events") > 0) & (F.col(Outcome.PUBLISHED) + F.col(Outcome.REDRIVEN) + F.col(Outcome.RECEIVED) == 0)
 
 
 def marked(judged: DataFrame, known: DataFrame | None) -> DataFrame:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["FEW", "Ways", "few", "is_local", "many"]
+__all__ = ["FEW", "Ways", "few", "is_local", "many", "side_by_side"]
 
 T = TypeVar("T")
 
@@ -39,12 +39,14 @@ class Ways:
     """How rows of some number are worked with.
 
     `keep` keeps a table that is asked for more than once; `sent` marks one that is to be sent whole to where it is joined;
-    `done` does several works, and gives what each returns, in order; `look_back` says that a few are to be looked for among many
-    events, by whatever is asked from now on.
+    `together` puts the rows of a small one into one part, so that no query over it shuffles; `done` does several works, and gives
+    what each returns, in order; `look_back` says that a few are to be looked for among many events, by whatever is asked from now
+    on.
     """
 
     keep: Callable[[DataFrame], DataFrame]
     sent: Callable[[DataFrame], DataFrame]
+    together: Callable[[DataFrame], DataFrame]
     done: Callable[[Sequence[Callable[[], T]]], list[T]]
     look_back: Callable[[], object]
 
@@ -57,7 +59,7 @@ def is_local(spark: SparkSession) -> bool:
 @contextmanager
 def many(keep: Callable[[DataFrame], DataFrame]) -> Iterator[Ways]:
     """The ways of many rows: Spark sends what it finds small, and one work follows the other."""
-    yield Ways(keep, lambda table: table, lambda works: [work() for work in works], lambda: None)
+    yield Ways(keep, _as_it_is, _as_it_is, lambda works: [work() for work in works], lambda: None)
 
 
 @contextmanager
@@ -74,7 +76,12 @@ def few(spark: SparkSession) -> Iterator[Ways]:
     }
     was_compiled = str(spark.conf.get(compiled))
     with with_settings(spark, settings):
-        yield Ways(_cut, F.broadcast, partial(_side_by_side, spark), lambda: spark.conf.set(compiled, was_compiled))
+        done = partial(side_by_side, spark)
+        yield Ways(_cut, F.broadcast, lambda table: table.coalesce(1), done, lambda: spark.conf.set(compiled, was_compiled))
+
+
+def _as_it_is(table: DataFrame) -> DataFrame:
+    return table
 
 
 def _cut(table: DataFrame) -> DataFrame:
@@ -82,7 +89,7 @@ def _cut(table: DataFrame) -> DataFrame:
     return table.localCheckpoint(eager=False, storageLevel=StorageLevel.MEMORY_AND_DISK)
 
 
-def _side_by_side(spark: SparkSession, works: Sequence[Callable[[], T]]) -> list[T]:
+def side_by_side(spark: SparkSession, works: Sequence[Callable[[], T]]) -> list[T]:
     """Do all at once. Raises what the first of them raised, when all have ended."""
     with ThreadPoolExecutor(len(works)) as threads:
         running = [threads.submit(inheritable_thread_target(spark)(work)) for work in works]

@@ -67,11 +67,12 @@ def figures_of(judged: DataFrame, plain: DataFrame | None, folder: str, ways: Wa
 
     def of_cells() -> Figures:
         cells = cells_of(judged)
-        cells = ways.keep(cells if plain is None else cells.unionByName(plain.select(*cells.columns)))
+        cells = cells if plain is None else cells.unionByName(plain.select(*cells.columns))
+        cells = ways.keep(ways.together(cells))
         return both(lambda: write_table(metrics_by(cells), folder, "metrics"), _of_cells(cells))
 
     def of_deaths() -> Figures:
-        deaths = ways.keep(deaths_of(judged))
+        deaths = ways.keep(ways.together(deaths_of(judged)))
         return both(lambda: write_table(causes_of(deaths), folder, "causes"), _of_deaths(deaths))
 
     def both(write: Callable[[], None], parts: DataFrame) -> Figures:

@@ -15,10 +15,13 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
 from redelivery.errors import InputError
 from redelivery.workers.reconciliation.announced import ANNOUNCED, NOTHING_TOLD, announced
 from redelivery.workers.reconciliation.commits import Listing, date_of, listing
+from redelivery.workers.reconciliation.few import side_by_side
 from redelivery.workers.reconciliation.reading import find, paths_of, read_events, read_gaps, read_inventory, read_taken
 from redelivery.workers.reconciliation.state import Run
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from pyspark.sql import DataFrame, SparkSession
 
     from redelivery.workers.reconciliation.files import File, Files
@@ -47,6 +50,11 @@ class Inputs:
     def watermark_ms(self) -> int | None:
         """Up to when earlier runs have read events."""
         return None if self.base is None else self.base.watermark_ms
+
+    @property
+    def open_before(self) -> int:
+        """How many lives the last run left open."""
+        return 0 if self.base is None else self.base.lives
 
     def known(self, state: State | None) -> DataFrame:
         """The tasks that the broker holds, and those that earlier runs left, once or more often, as `sort_out` takes them."""
@@ -125,11 +133,16 @@ def gather(  # noqa: PLR0917 - what is given, and what is known of it
     told = {gap.get("after") for gap in gaps}
     gaps += [gap for after, gap in {gap.get("after"): gap for gap in listed.gaps}.items() if after not in told]
     known = [] if base is None else base.gaps
+    read: list[Callable[[], DataFrame]] = [
+        lambda: read_events(spark, paths, outcomes if len(paths) == len(found) else ""),
+        lambda: read_inventory(spark, files, inventory),
+    ]
+    events, held_now = side_by_side(spark, read)
     return Inputs(
         spark=spark,
         files=files,
-        events=read_events(spark, paths, outcomes if len(paths) == len(found) else ""),
-        inventory=read_inventory(spark, files, inventory),
+        events=events,
+        inventory=held_now,
         gaps=[each for each in gaps if each not in known],
         all_gaps=gaps,
         taken_ms=taken_ms,

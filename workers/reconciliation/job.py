@@ -28,7 +28,7 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
 from redelivery.errors import InputError
 from redelivery.middleware.outcomes import Outcome
 from redelivery.workers.reconciliation.announced import still_open
-from redelivery.workers.reconciliation.carrying import carried, held_schema, marked, to_hold
+from redelivery.workers.reconciliation.carrying import carried, held_schema, marked, may_be_late, to_hold
 from redelivery.workers.reconciliation.evidence import EVIDENCE, advised, in_question, with_histories, without_histories
 from redelivery.workers.reconciliation.few import FEW, Ways, few, is_local, many
 from redelivery.workers.reconciliation.figures import Figures, faults_of, figures_of
@@ -38,7 +38,7 @@ from redelivery.workers.reconciliation.lives import fold, with_queues_named
 from redelivery.workers.reconciliation.plain import SortedOut, sort_out
 from redelivery.workers.reconciliation.report import REPORT, page
 from redelivery.workers.reconciliation.session import LOOKING, with_settings
-from redelivery.workers.reconciliation.state import Run, State
+from redelivery.workers.reconciliation.state import State
 from redelivery.workers.reconciliation.summary import Summary, summarise
 from redelivery.workers.reconciliation.trend import Line, line_of, merged, read_trend, write_trend
 from redelivery.workers.reconciliation.verdicts import judge
@@ -48,6 +48,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from pyspark.sql import DataFrame, SparkSession
+
+    from redelivery.workers.reconciliation.state import Run
 
 __all__ = ["Books", "reconcile"]
 
@@ -86,13 +88,13 @@ def reconcile(spark: SparkSession, books: Books, say: Callable[[str], object] = 
         if not books.all_lives:
             plain = sort_out(inputs.events, inputs.known(state), keep, after_ms=inputs.watermark_ms)
             inputs = replace(inputs, events=plain.events)
-        base = Run() if inputs.base is None else inputs.base
+        left_open = inputs.open_before - (0 if plain is None else plain.totals["closed"])
         few_asked = plain is not None and plain.totals["asked"] < FEW and is_local(spark)
         with few(spark) if few_asked else many(keep) as ways:
             ways.look_back()
             lives = ways.keep(fold(inputs.events, inputs.inventory))
-            facts = _look(lives, plain, books, may_be_empty=base.lives > 0)
-        few_lives = facts["lives"] + base.lives < FEW and is_local(spark)
+            facts = _look(lives, plain, books, inputs) | {"left_open": left_open}
+        few_lives = facts["lives"] + left_open < FEW and is_local(spark)
         with few(spark) if few_lives else many(keep) as ways:
             lives = ways.keep(lives) if few_lives and not few_asked else lives
             return _Run(books, files, output, inputs, lives, plain, facts, ways).finish(state, say)
@@ -168,14 +170,10 @@ class _Run:
 
     def _judged(self, state: State | None, say: Callable[[str], object]) -> tuple[DataFrame, DataFrame | None]:
         """All lives with their verdicts, and what earlier runs had counted of them."""
-        alone = self.lives
-        base = self.inputs.base
-        if state is None or base is None or base.version == 0:
+        base, alone = self.inputs.base, self.lives
+        if state is None or base is None or base.version == 0 or not (self.facts["left_open"] or self.facts["late"]):
             return marked(self._judge(alone), None), None
-        held = state.lives(base, held_schema(alone))
-        if self.plain is not None and self.plain.totals["closed"]:
-            held = still_open(held, self.ways.sent(self.plain.closed))
-        held = self.ways.keep(held)
+        held = self._still_open(state.lives(base, held_schema(alone)))
         found = carried(alone, held, self.inputs, self.ways, are_named=not self.facts["unnamed"])
         if found.late:
             say(f"{found.late:,} tasks have events that came late: theirs are read again")
@@ -183,6 +181,14 @@ class _Run:
         # What is looked at for its relatives too is kept.
         touched = self._judge_named(self.ways.keep(found.touched) if any_redriven else found.touched, any_redriven=any_redriven)
         return marked(self._judge(found.alone), None).unionByName(marked(touched, found.known)), found.before
+
+    def _still_open(self, held: DataFrame) -> DataFrame:
+        """The lives that earlier runs left, without those that were announced, and are closed."""
+        if not self.facts["left_open"]:
+            return held.limit(0)
+        if self.plain is not None and self.plain.totals["closed"]:
+            held = still_open(held, self.ways.sent(self.plain.closed))
+        return self.ways.keep(held)
 
     def _judge(self, lives: DataFrame) -> DataFrame:
         if self.facts["unnamed"]:
@@ -227,9 +233,8 @@ class _Run:
     def _write_state(self, state: State, judged: DataFrame) -> Figures:
         """Write what the next run begins with, which does not hold before it is committed."""
         lives = to_hold(judged, self.lives.columns, self.ways.sent, as_of_ms=self.as_of_ms, keep_ms=self.books.keep_ms)
-        lives = self.ways.keep(lives)
         run = self.inputs.next_run(self.facts["watermark_ms"]).forgetting(self.as_of_ms, self.books.keep_ms)
-        self.left = state.write(replace(run, lives=lives.count()), lives)
+        self.left = state.write(run, lives, about=self.facts["lives"] + self.facts["left_open"])
         return Figures()
 
 
@@ -241,7 +246,7 @@ def _checked_output(files: Files, books: Books) -> str:
     return check_output(files, books.output, inputs)
 
 
-def _look(lives: DataFrame, plain: SortedOut | None, books: Books, *, may_be_empty: bool) -> dict[str, Any]:
+def _look(lives: DataFrame, plain: SortedOut | None, books: Books, inputs: Inputs) -> dict[str, Any]:
     """One look over all lives, which fills the cache: what decides how to go on, and whether the rows can be used at all."""
     row = lives.agg(
         F.count("*").alias("lives"),
@@ -254,6 +259,7 @@ def _look(lives: DataFrame, plain: SortedOut | None, books: Books, *, may_be_emp
         F.count_if(F.col(Outcome.REDRIVEN) > 0).alias("redriven"),
         F.sum("broken").alias("broken"),
         F.sum("misplaced").alias("misplaced"),
+        F.count_if(may_be_late(inputs.watermark_ms)).alias("late"),
     ).first()
     facts: dict[str, Any] = {} if row is None else row.asDict()
     if plain is not None:
@@ -267,7 +273,7 @@ def _look(lives: DataFrame, plain: SortedOut | None, books: Books, *, may_be_emp
         )
     elif facts.get("misplaced"):
         msg = f"{books.inventory}: {facts['misplaced']} rows have no task_id, seen_ms or known place: this is no inventory"
-    elif not facts.get("events") and not may_be_empty:
+    elif not facts.get("events") and not inputs.open_before:
         msg = f"{books.outcomes} holds no outcome events: export them first, or look at the path"
     else:
         return facts

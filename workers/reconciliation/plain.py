@@ -94,7 +94,9 @@ def sort_out(events: DataFrame, others: DataFrame, keep: Callable[[DataFrame], D
     totals, latest_ms = _totals(sorted_out)
     plain = sorted_out.where("is_plain")
     found = keep(_found(events, sorted_out, is_few=totals["asked"] <= _MOST_KNOWN))
-    names = found.where("NOT is_asked").selectExpr(f"{NAME} AS name", *_defaults("queue", "task")).distinct()
+    # A plain task succeeded once, so that there is one such row for each name.
+    ended = found.where(f"NOT is_asked AND outcome = '{Outcome.SUCCEEDED}'")
+    names = ended.selectExpr(f"{NAME} AS name", *_defaults("queue", "task"))
     return SortedOut(
         events=found.where("is_asked").select(*events.columns),
         cells=_cells(_put_together(plain) if totals["closed"] else plain, names),

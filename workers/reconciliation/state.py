@@ -20,6 +20,9 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
+from pyspark.sql import Observation
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
+
 from redelivery.errors import InputError
 from redelivery.workers.reconciliation.commits import date_of
 from redelivery.workers.reconciliation.schema import empty
@@ -95,11 +98,13 @@ class State:
             return empty(self._spark, schema)
         return self._spark.read.schema(schema).parquet(f"{self._version(run.version)}/lives")
 
-    def write(self, run: Run, lives: DataFrame) -> Run:
-        """Write a version, which does not hold yet; returns it with its number of lives."""
-        folder = self._version(run.version)
+    def write(self, run: Run, lives: DataFrame, *, about: int) -> Run:
+        """Write a version, which does not hold yet, of `about` so many lives; returns it with their number."""
+        folder, written = self._version(run.version), Observation()
         self._files.remove(folder)
-        lives.coalesce(max(1, -(-run.lives // _LIVES_PER_FILE))).write.parquet(f"{folder}/lives")
+        lives = lives.observe(written, F.count("*").alias("lives"))
+        lives.coalesce(max(1, -(-about // _LIVES_PER_FILE))).write.parquet(f"{folder}/lives")
+        run = replace(run, lives=written.get["lives"])
         self._files.write(f"{folder}/run.json", json.dumps(asdict(run)))
         return run
 
