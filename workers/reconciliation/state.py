@@ -20,9 +20,6 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
-from pyspark.sql import Observation
-from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
-
 from redelivery.errors import InputError
 from redelivery.workers.reconciliation.commits import date_of
 from redelivery.workers.reconciliation.schema import empty
@@ -99,12 +96,11 @@ class State:
         return self._spark.read.schema(schema).parquet(f"{self._version(run.version)}/lives")
 
     def write(self, run: Run, lives: DataFrame, *, about: int) -> Run:
-        """Write a version, which does not hold yet, of `about` so many lives; returns it with their number."""
-        folder, written = self._version(run.version), Observation()
+        """Write a version, which does not hold yet, of `about` so many lives; returns it with the number that was written."""
+        folder = self._version(run.version)
         self._files.remove(folder)
-        lives = lives.observe(written, F.count("*").alias("lives"))
         lives.coalesce(max(1, -(-about // _LIVES_PER_FILE))).write.parquet(f"{folder}/lives")
-        run = replace(run, lives=written.get["lives"])
+        run = replace(run, lives=self._spark.read.schema(lives.schema).parquet(f"{folder}/lives").count())
         self._files.write(f"{folder}/run.json", json.dumps(asdict(run)))
         return run
 
