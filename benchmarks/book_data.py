@@ -25,8 +25,9 @@ NOON = 1_769_860_800_000
 EVENTS_PER_LIFE = 2.1
 #: Lives that are put in order and written at once: ten million events.
 LIVES_AT_ONCE = 4_761_905
-#: Which one of a hundred lives may be published earlier than the others.
+#: Which one of a hundred lives may be published earlier than the others, and which one of five thousand then stays open.
 CARRIED = 51
+STAY_OPEN = 5000
 
 
 def ordinary(spark: SparkSession, events: int) -> Path:
@@ -71,13 +72,15 @@ def _lives(spark: SparkSession, lives: range) -> DataFrame:
             "clock": F.lit("broker"),
             "schema_version": F.lit(1),
             "is_dead": F.col("id") % 100 == 0,
+            "is_carried": F.col("id") % 100 == CARRIED,
+            "stays_open": F.col("id") % STAY_OPEN == CARRIED,
         }
     )
 
 
 def events_of(spark: SparkSession, lives: range, *, carried_ms: int = 0) -> DataFrame:
-    """Events in the order in which a broker records them; one life in a hundred was published `carried_ms` earlier."""
-    is_again, is_dead, is_carried = F.col("id") % 10 == 0, F.col("is_dead"), F.col("id") % 100 == CARRIED
+    """Events in the order in which a broker records them; with `carried_ms`, some lives were published so much earlier."""
+    is_again, is_dead, is_carried = F.col("id") % 10 == 0, F.col("is_dead"), F.col("is_carried")
 
     def step(number: int, outcome: Any, **more: Any) -> Any:
         said = {"outcome": outcome, "delivery": number, "attempt": number, "reason": "", "worker": ""} | more
@@ -89,7 +92,8 @@ def events_of(spark: SparkSession, lives: range, *, carried_ms: int = 0) -> Data
         step(1, "redelivery_scheduled", worker="celery@shop-1"),
         step(2, last, worker="celery@shop-1", reason=F.when(is_dead, "exhausted").otherwise("")),
     )
-    told = F.filter(steps, lambda each: is_again | (each.outcome != "redelivery_scheduled"))
+    is_open = F.lit(bool(carried_ms)) & F.col("stays_open")
+    told = F.filter(steps, lambda each: (is_again | (each.outcome != "redelivery_scheduled")) & (~is_open | (each.delivery == 0)))
     exploded = _lives(spark, lives).withColumn("step", F.explode(told)).select("*", "step.*")
     earlier = F.when(is_carried & (F.col("outcome") == "published"), carried_ms).otherwise(0)
     at_ms = F.col("start") + F.col("delivery") * 1000 - earlier
@@ -97,11 +101,12 @@ def events_of(spark: SparkSession, lives: range, *, carried_ms: int = 0) -> Data
     return _as(exploded.withColumns(numbered).orderBy("at_ms"), EVENTS)
 
 
-def inventory_of(spark: SparkSession, lives: range, *, before: bool = False) -> DataFrame:
-    """The dead letters, an hour after all ended; or, `before` that, the messages of the lives that were published earlier."""
-    held = F.col("id") % 100 == CARRIED if before else F.col("is_dead")
-    place, seen_ms = ("queue", NOON - 1) if before else ("dead_letter", NOON + lives.stop + 3_600_000)
-    return _as(_lives(spark, lives).where(held).withColumns({"place": F.lit(place), "seen_ms": F.lit(seen_ms)}), INVENTORY)
+def inventory_of(spark: SparkSession, lives: range, *, carried: bool = False, before: bool = False) -> DataFrame:
+    """The dead letters, and with `carried` what stays open, an hour after all else ended; or what was carried, `before` that."""
+    is_dead, stays_open = F.col("is_dead"), F.col("stays_open")
+    held = F.col("is_carried") if before else is_dead | stays_open if carried else is_dead
+    place, seen_ms = F.when(is_dead, "dead_letter").otherwise("queue"), NOON - 1 if before else NOON + lives.stop + 3_600_000
+    return _as(_lives(spark, lives).where(held).withColumns({"place": place, "seen_ms": F.lit(seen_ms)}), INVENTORY)
 
 
 def _as(table: DataFrame, schema: Any) -> DataFrame:

@@ -1,8 +1,8 @@
 """A day's books with a state, in which one life in a hundred was carried over, against those of the same events without a state.
 
-The day before left the publications of those lives, and its run left a state. The day's run reads the day; the run that it is
-compared with has no state, and reads the same events and those publications. Both run turn about in one Spark session, after runs
-that nobody times; a run with a state that is repeated does all of its work anew.
+The day before left the publications of those lives, and its run left a state; one in fifty of them is still open after the day.
+The day's run reads the day; the run that it is compared with has no state, and reads the same events and those publications. Both
+run turn about in one Spark session, after runs that nobody times; a run with a state that is repeated does all of its work anew.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ def _two_days(spark: SparkSession, events: int) -> Path:
         write(told.where(F.col("at_ms") >= NOON), folder / "outcomes" / "date=2026-01-31")
         write(told, folder / "whole")
         write(inventory_of(spark, lives, before=True), folder / "held")
-        write(inventory_of(spark, lives), folder / "inventory")
+        write(inventory_of(spark, lives, carried=True), folder / "inventory")
 
-    return kept(f"two-days-{events}", written)
+    return kept(f"open-days-{events}", written)
 
 
 def _books(spark: SparkSession, place: Path, folder: Path) -> tuple[Books, Books]:

@@ -23,6 +23,7 @@ from tests.test_reconciliation_plain import AGAIN, HOUR, SECOND, SUCCEEDED, twin
 from tests.test_reconciliation_state import parts_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from pyspark.sql import SparkSession
@@ -123,32 +124,43 @@ def _told(cases: dict[str, tuple[Steps, Steps]]) -> tuple[list[Row], list[Row]]:
     return told.events[:middle], told.events[middle:]
 
 
+def _said_both_ways(
+    both: list[Days], told: tuple[list[Row], list[Row]], held: list[Row], last: list[Row], look: Callable[[Days], None]
+) -> dict[str, Any]:
+    """What the books of the second of two days say, and leave, each of `both` ways; `look` sees what they begin with."""
+    said = []
+    for days in both:
+        days.run(0, told[0], held, NOON + HOUR // 2)
+        days.arrive(1, told[1], last)
+        look(days)
+        said.append(days.said(days.run(1, told[1], last, LATER + HOUR)))
+    assert said[0] == said[1]
+    return said[0]
+
+
+def _short_and_whole(spark: SparkSession, folder: Path) -> list[Days]:
+    return [Days(spark, folder / str(all_lives), all_lives=all_lives) for all_lives in (False, True)]
+
+
 def test_only_what_was_announced_and_goes_as_it_should_is_closed_the_short_way(spark: SparkSession, tmp_path: Path) -> None:
     """Each life that differs in one thing goes the whole way; whichever it goes, the books, and what is left, are the same."""
-    first, second = _told(CLOSED | OTHERS)
-    held = Histories()
+    held, last = Histories(), Histories()
     for name in (*CLOSED, *OTHERS):
         if name != "was-lost":
             held.hold(name, "queue", seen_ms=NOON + HOUR // 2)
-    last = Histories()
     for name in ("waits-still", "is-in-the-broker"):
         last.hold(name, "queue", seen_ms=LATER + HOUR)
     last.hold("is-put-off-still", "delayed", seen_ms=LATER + HOUR, due_ms=LATER + 2 * HOUR)
     last.hold("dies", "dead_letter", seen_ms=LATER + HOUR)
-    said = {}
-    for all_lives in (False, True):
-        days = Days(spark, tmp_path / str(all_lives), all_lives=all_lives)
-        days.run(0, first, held.inventory, NOON + HOUR // 2)
-        days.arrive(1, second, last.inventory)
+
+    def look(days: Days) -> None:
         closed, asked = days.closed()
-        hashes = (
-            spark.createDataFrame([(name,) for name in CLOSED], "task_id string").selectExpr("xxhash64(task_id) AS id").collect()
-        )
-        assert closed == {row["id"] for row in hashes}
+        names = spark.createDataFrame([(name,) for name in CLOSED], "task_id string")
+        assert closed == {row["id"] for row in names.selectExpr("xxhash64(task_id) AS id").collect()}
         assert asked == len([name for name, (_, steps) in OTHERS.items() if steps])
-        said[all_lives] = days.said(days.run(1, second, last.inventory, LATER + HOUR))
-    assert said[False] == said[True]
-    verdicts = {row["task_id"]: (row["verdict"], row["was"]) for row in map(json.loads, said[False]["verdicts"])}
+
+    said = _said_both_ways(_short_and_whole(spark, tmp_path), _told(CLOSED | OTHERS), held.inventory, last.inventory, look)
+    verdicts = {row["task_id"]: (row["verdict"], row["was"]) for row in map(json.loads, said["verdicts"])}
     assert verdicts["was-lost"] == ("balanced", "lost")
     assert verdicts["waits-still"] == ("in_flight", None)
     assert not verdicts.keys() & CLOSED.keys()
@@ -175,22 +187,53 @@ def test_all_that_was_open_is_closed_the_short_way(
     spark: SparkSession, tmp_path: Path, besides: dict[str, tuple[Steps, Steps]], verdicts: list[str]
 ) -> None:
     """Then what the state holds is not asked for; and what earlier runs have read is read again only for what comes late."""
-    first, second = _told(CLOSED | besides)
     held, last = Histories(), Histories()
     for name in CLOSED:
         held.hold(name, "queue", seen_ms=NOON + HOUR // 2)
     if besides is ENDED_IN_TIME:
         last.hold("dies", "dead_letter", seen_ms=LATER + HOUR)
-    said = {}
-    for all_lives in (False, True):
-        days = Days(spark, tmp_path / str(all_lives), all_lives=all_lives)
-        days.run(0, first, held.inventory, NOON + HOUR // 2)
-        days.arrive(1, second, last.inventory)
-        if not all_lives:
-            assert len(days.closed()[0]) == days.inputs()[1].open_before == len(CLOSED)
-        said[all_lives] = days.said(days.run(1, second, last.inventory, LATER + HOUR))
-    assert said[False] == said[True]
-    assert sorted(json.loads(line)["verdict"] for line in said[False]["verdicts"]) == verdicts
+
+    def look(days: Days) -> None:
+        assert len(days.closed()[0]) == days.inputs()[1].open_before == len(CLOSED)
+
+    said = _said_both_ways(_short_and_whole(spark, tmp_path), _told(CLOSED | besides), held.inventory, last.inventory, look)
+    assert sorted(json.loads(line)["verdict"] for line in said["verdicts"]) == verdicts
+
+
+#: What a state may hold, each of which makes the next run look further: what each run is told.
+UNNAMED: dict[str, tuple[Steps, Steps]] = {"has-no-queue-yet": ([("published", {"queue": ""})], [SUCCEEDED])}
+REDRIVEN: dict[str, tuple[Steps, Steps]] = {
+    "is-redriven": (
+        ["published", ("dead_lettered", {"delivery": 1, "reason": "exhausted"}), ("redriven", {"generation": 1})],
+        [("succeeded", {"delivery": 1, "generation": 1})],
+    ),
+}
+
+
+@pytest.mark.parametrize("of", [UNNAMED, REDRIVEN, {}], ids=["unnamed", "redriven", "neither"])
+def test_what_a_state_does_not_say_of_its_lives_is_looked_for(
+    spark: SparkSession, tmp_path: Path, of: dict[str, tuple[Steps, Steps]]
+) -> None:
+    """It says whether any has no queue, or was opened by a redrive; without that, as before, the books are the same."""
+    held, last = Histories(), Histories()
+    held.hold("waits-still", "queue", seen_ms=NOON + HOUR // 2)
+    last.hold("waits-still", "queue", seen_ms=LATER + HOUR)
+    held.hold("has-no-queue-yet", "queue", seen_ms=NOON + HOUR // 2, queue="")
+    held.hold("is-redriven", "queue", seen_ms=NOON + HOUR // 2, generation=1)
+    held.inventory[:] = [row for row in held.inventory if row["task_id"] in {"waits-still", *of}]
+    both = [Days(spark, tmp_path / name, all_lives=False) for name in ("says", "does-not-say")]
+
+    def look(days: Days) -> None:
+        place = days.folder / "state" / "v00000001" / "run.json"
+        run = json.loads(place.read_text())
+        assert (run.pop("unnamed"), run.pop("redriven")) == (of is UNNAMED, of is REDRIVEN)
+        if days is both[1]:
+            place.write_text(json.dumps(run))
+
+    both_days = _told({name: OTHERS[name] for name in ("waits-still", "dies")} | of)
+    said = _said_both_ways(both, both_days, held.inventory, last.inventory, look)
+    verdicts = {row["task_id"]: row["verdict"] for row in map(json.loads, said["verdicts"])}
+    assert verdicts == {"waits-still": "in_flight", "dies": "missing_dead_letter"}
 
 
 @pytest.mark.parametrize("seed", range(2))

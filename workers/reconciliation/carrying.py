@@ -27,7 +27,7 @@ from pyspark.sql.types import BooleanType, StringType, StructField, StructType
 
 from redelivery.middleware.outcomes import Outcome
 from redelivery.workers.reconciliation.lives import KEY, fold, merged, with_queues_named
-from redelivery.workers.reconciliation.texts import columns
+from redelivery.workers.reconciliation.state import Run
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -73,18 +73,15 @@ def held_schema(lives: DataFrame) -> StructType:
     return StructType([*lives.schema.fields, *said])
 
 
-def carried(fresh: DataFrame, held: DataFrame, inputs: Inputs, ways: Ways, *, are_named: bool) -> Carried:
+def carried(fresh: DataFrame, held: DataFrame, inputs: Inputs, ways: Ways, *, are_named: bool, any_late: bool) -> Carried:
     """Join what is new with what is known.
 
-    `fresh` are the lives of these `inputs`, each of which has a queue where they `are_named`; `held` those of the last run's state.
+    `fresh` are the lives of these `inputs`, each of which has a queue where they `are_named`, and of which `any_late` says whether
+    one `may_be_late`; `held` are those of the last run's state.
     """
     keep, sent, events, inventory = ways.keep, ways.sent, inputs.events, inputs.inventory
-    late = keep(_late(fresh, sent(held.select("task_id")), inputs.watermark_ms))
-
-    def of_held() -> list[int]:
-        return [*(held.agg(*columns({"unnamed": "count_if(queue = '')", "redriven": "count_if(redriven > 0)"})).first() or (0, 0))]
-
-    (unnamed, redriven), (count,) = ways.done([of_held, lambda: [late.count()]])
+    late = keep(_late(fresh, sent(held.select("task_id")), inputs.watermark_ms)) if any_late else fresh.select("task_id").limit(0)
+    count = late.count() if any_late else 0
     refolded = known = before = None
     if count:
         ways.look_back()
@@ -100,11 +97,12 @@ def carried(fresh: DataFrame, held: DataFrame, inputs: Inputs, ways: Ways, *, ar
         # A life of a task that was not carried over had balanced.
         known = before.select(*KEY).join(said, list(KEY), "full").select(*KEY, *_of_the_settled())
     rest = held if not count else held.join(late, "task_id", "left_anti")
-    tasks = sent(rest.select("task_id").distinct())
+    tasks = sent(rest.select("task_id"))
     parts = fresh.join(tasks, "task_id", "left_semi").unionByName(rest.drop(*_SAID))
-    whole = merged(parts) if are_named and not unnamed else with_queues_named(parts)
+    last = Run() if inputs.base is None else inputs.base
+    whole = merged(parts) if are_named and not last.unnamed else with_queues_named(parts)
     touched = whole if refolded is None else whole.unionByName(refolded)
-    all_tasks = tasks if not count else sent(rest.select("task_id").union(late).distinct())
+    all_tasks = tasks if not count else sent(rest.select("task_id").union(late))
     said = rest.select(*KEY, *_SAID)
     return Carried(
         alone=fresh.join(all_tasks, "task_id", "left_anti"),
@@ -112,7 +110,7 @@ def carried(fresh: DataFrame, held: DataFrame, inputs: Inputs, ways: Ways, *, ar
         known=sent(said if known is None else said.unionByName(known)),
         before=rest.drop(*_SAID) if before is None else rest.drop(*_SAID).unionByName(before),
         late=count,
-        any_redriven=count > 0 or redriven > 0,
+        any_redriven=count > 0 or last.redriven,
     )
 
 
@@ -173,7 +171,7 @@ def to_hold(
     settled = ~F.col("verdict").isin(*_OPEN) & ~F.coalesce(is_kept, _false())
     is_recent = F.col("place").isNotNull() | (F.coalesce("last_ms", F.lit(as_of_ms)) >= as_of_ms - keep_ms)
     is_wanted = ~settled | ((F.col("verdict") != "balanced") & is_recent)
-    tasks = sent(judged.where(is_wanted).select("task_id").distinct())
+    tasks = sent(judged.where(is_wanted).select("task_id"))
     unseen = {name: F.lit(0).cast("long") for name in _COUNTS_SEEN}
     unseen |= {name: F.lit(None).cast(judged.schema[name].dataType) for name in _SEEN}
     lives = [unseen[name].alias(name) if name in unseen else F.col(name) for name in columns]

@@ -143,14 +143,14 @@ class _Run:
         if self.facts["lives"] < FEW:
             judged = self.ways.keep(judged)
         times = {"as_of_ms": self.as_of_ms, "grace_ms": books.grace_ms}
-        summary = summarise(judged, self.inputs.gaps, before=before, plain=plain, **times)
+        summary = summarise(judged, self.inputs.gaps, before=before, plain=plain, ways=self.ways, **times)
         if summary.has_questions and self.inputs.base is not None and self.inputs.base.read:
             self.ways.look_back()
         with replacing(self.files, self.output) as folder:
             say(f"writing {books.output}")
             works = self._writing(judged, folder, summary)
-            if state is not None:
-                works.append(partial(self._write_state, state, judged))
+            if state is not None:  # it takes longest
+                works.insert(0, partial(self._write_state, state, judged))
             summary = replace(summary, figures=reduce(or_, self.ways.done(works)))
             trend = merged(self._trend(), line_of(summary))
             write_summary(self.files, summary, folder)
@@ -170,17 +170,19 @@ class _Run:
 
     def _judged(self, state: State | None, say: Callable[[str], object]) -> tuple[DataFrame, DataFrame | None]:
         """All lives with their verdicts, and what earlier runs had counted of them."""
-        base, alone = self.inputs.base, self.lives
-        if state is None or base is None or base.version == 0 or not (self.facts["left_open"] or self.facts["late"]):
-            return marked(self._judge(alone), None), None
-        held = self._still_open(state.lives(base, held_schema(alone)))
-        found = carried(alone, held, self.inputs, self.ways, are_named=not self.facts["unnamed"])
+        base, facts = self.inputs.base, self.facts
+        if state is None or base is None or base.version == 0 or not (facts["left_open"] or facts["late"]):
+            return marked(self._judge(self._named(self.lives), any_redriven=facts["redriven"] > 0), None), None
+        held = self._still_open(state.lives(base, held_schema(self.lives)))
+        of_fresh = {"are_named": not facts["unnamed"], "any_late": facts["late"] > 0}
+        found = carried(self.lives, held, self.inputs, self.ways, **of_fresh)
         if found.late:
             say(f"{found.late:,} tasks have events that came late: theirs are read again")
-        any_redriven = found.any_redriven or self.facts["redriven"] > 0
+        lives = self._named(found.alone).unionByName(found.touched)
+        any_redriven = found.any_redriven or facts["redriven"] > 0
         # What is looked at for its relatives too is kept.
-        touched = self._judge_named(self.ways.keep(found.touched) if any_redriven else found.touched, any_redriven=any_redriven)
-        return marked(self._judge(found.alone), None).unionByName(marked(touched, found.known)), found.before
+        lives = self.ways.keep(lives) if any_redriven else lives
+        return marked(self._judge(lives, any_redriven=any_redriven), found.known), found.before
 
     def _still_open(self, held: DataFrame) -> DataFrame:
         """The lives that earlier runs left, without those that were announced, and are closed."""
@@ -190,12 +192,10 @@ class _Run:
             held = still_open(held, self.ways.sent(self.plain.closed))
         return self.ways.keep(held)
 
-    def _judge(self, lives: DataFrame) -> DataFrame:
-        if self.facts["unnamed"]:
-            lives = with_queues_named(lives)
-        return self._judge_named(lives, any_redriven=self.facts["redriven"] > 0)
+    def _named(self, lives: DataFrame) -> DataFrame:
+        return with_queues_named(lives) if self.facts["unnamed"] else lives
 
-    def _judge_named(self, lives: DataFrame, *, any_redriven: bool) -> DataFrame:
+    def _judge(self, lives: DataFrame, *, any_redriven: bool) -> DataFrame:
         looked_ms = self.facts["looked_ms"] if self.inputs.taken_ms is None else self.inputs.taken_ms
         times = {"as_of_ms": self.as_of_ms, "grace_ms": self.books.grace_ms, "looked_ms": looked_ms}
         return judge(lives, **times, any_redriven=any_redriven)

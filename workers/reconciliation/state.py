@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 from redelivery.errors import InputError
 from redelivery.workers.reconciliation.commits import date_of
 from redelivery.workers.reconciliation.schema import empty
+from redelivery.workers.reconciliation.texts import columns
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -47,7 +48,8 @@ class Run:
     `version` is its number, 0 before the first; `read` the files that were ever read (by key) and not forgotten, `folders` where
     they lie, `commits` those of the export that name them, `gaps` the gaps that were reported; `watermark_ms` the latest time of
     an event; `forgotten` the date before which nothing is known; `fresh` the files that this run read, `given` what else it was
-    given: the two say whether a run is the last one, repeated.
+    given: the two say whether a run is the last one, repeated. Of the open `lives` that it left, some may have no queue (`unnamed`)
+    or have been opened by a redrive (`redriven`): so it is where a state does not say.
     """
 
     version: int = 0
@@ -57,6 +59,8 @@ class Run:
     watermark_ms: int | None = None
     forgotten: str = ""
     lives: int = 0
+    unnamed: bool = True
+    redriven: bool = True
     fresh: list[str] = field(default_factory=list)
     given: dict[str, Any] = field(default_factory=dict)
     format: int = _FORMAT
@@ -96,11 +100,14 @@ class State:
         return self._spark.read.schema(schema).parquet(f"{self._version(run.version)}/lives")
 
     def write(self, run: Run, lives: DataFrame, *, about: int) -> Run:
-        """Write a version, which does not hold yet, of `about` so many lives; returns it with the number that was written."""
+        """Write a version, which does not hold yet, of `about` so many lives; returns it with what was written of them."""
         folder = self._version(run.version)
         self._files.remove(folder)
         lives.coalesce(max(1, -(-about // _LIVES_PER_FILE))).write.parquet(f"{folder}/lives")
-        run = replace(run, lives=self._spark.read.schema(lives.schema).parquet(f"{folder}/lives").count())
+        written = self._spark.read.schema(lives.schema).parquet(f"{folder}/lives")
+        told = written.agg(*columns({"lives": "count(*)", "unnamed": "count_if(queue = '')", "redriven": "count_if(redriven > 0)"}))
+        count, unnamed, redriven = told.first() or (0, 0, 0)
+        run = replace(run, lives=count, unnamed=unnamed > 0, redriven=redriven > 0)
         self._files.write(f"{folder}/run.json", json.dumps(asdict(run)))
         return run
 

@@ -7,6 +7,7 @@ life has a discrepancy and the export noticed no gap.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import Column, DataFrame
 
+    from redelivery.workers.reconciliation.few import Ways
     from redelivery.workers.reconciliation.figures import Figures
 
 __all__ = ["Summary", "summarise"]
@@ -97,6 +99,7 @@ def summarise(
     *,
     as_of_ms: int,
     grace_ms: int,
+    ways: Ways,
     before: DataFrame | None = None,
     plain: Mapping[str, int] | None = None,
 ) -> Summary:
@@ -108,8 +111,7 @@ def summarise(
     is_told = ~F.col("is_standing")
     unannounced = (F.col(Outcome.RECEIVED) > 0) & (F.col(Outcome.PUBLISHED) + F.col(Outcome.REDRIVEN) == 0)
     sums = [F.sum("events").alias("events"), *(F.sum(each).alias(_OUTCOME + each) for each in Outcome)]
-    counts = _counted(
-        judged,
+    told = [
         F.count_if(is_told).alias("lives"),
         F.count_if(is_told & F.col("is_repeated")).alias("possible_repeats"),
         F.count_if(is_told & unannounced).alias("unannounced"),
@@ -117,8 +119,9 @@ def summarise(
         *(F.count_if(is_told & (F.col("verdict") == name)).alias(_VERDICT + name) for name in VERDICTS),
         *(F.count_if(~is_told & (F.col("verdict") == name)).alias(_STANDING + name) for name in DISCREPANCIES),
         *sums,
-    )
-    counted = {} if before is None else _counted(before, *sums)
+    ]
+    asked = [partial(_counted, judged, *told), *([] if before is None else [partial(_counted, before, *sums)])]
+    counts, counted = [*ways.done(asked), {}][:2]
     verdicts = {name: counts.get(_VERDICT + name, 0) for name in VERDICTS}
     verdicts["balanced"] += plain.get("lives", 0)
 
