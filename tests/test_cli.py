@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -13,166 +12,18 @@ import pytest
 from click.testing import CliRunner
 
 from redelivery.middleware.outcomes import Outcome
-from redelivery.workers.cli.main import COMMANDS, message_of, redelivery
+from redelivery.workers.cli.main import COMMANDS, redelivery
+from tests.command import Command, command, desk, refused
 from tests.desk import LETTERS, QUEUE, Desk, task_message
 from tests.running import ROOT, until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from pathlib import Path
 
     from tests.running import Shop
-    from tests.servers import Server
 
-APP = """
-import os
-from celery import Celery
-from redelivery import Redelivery
-app = Celery("shop", broker=os.environ["SHOP_BROKER"])
-app.conf.task_default_queue = "orders"
-Redelivery(app)
-plain = Celery("plain", broker=os.environ["SHOP_BROKER"])
-"""
-
-
-@pytest.fixture
-def desk(server: Server) -> Iterator[Desk]:
-    """A desk on a private broker."""
-    desk = Desk(server)
-    yield desk
-    desk.transport.close()
-
-
-class Command:
-    """`python -m redelivery` in a folder that has an app `shopfront`."""
-
-    def __init__(self, folder: Path, broker: str = "redis+socket:///nowhere/at/all") -> None:
-        (folder / "shopfront.py").write_text(APP)
-        (folder / "broken.py").write_text("def f():\n    import nosuch\nf()\n")
-        self.folder, self.broker = folder, broker
-
-    def environment(self, **more: str) -> dict[str, str]:
-        """Nothing of this machine's settings."""
-        kept = {key: value for key, value in os.environ.items() if not key.startswith(("REDELIVERY_", "CELERY_"))}
-        return {**kept, "PYTHONPATH": str(ROOT), "SHOP_BROKER": self.broker, "PYTHONDONTWRITEBYTECODE": "1", **more}
-
-    def start(self, *words: str, module: str = "redelivery", **options: Any) -> subprocess.Popen[str]:
-        """Start it."""
-        command = [sys.executable, "-m", module, *words]
-        return subprocess.Popen(
-            command, cwd=self.folder, env=self.environment(), stdout=-1, stderr=-1, stdin=subprocess.DEVNULL, text=True, **options
-        )
-
-    def run(self, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        """Run it."""
-        command = [sys.executable, "-m", "redelivery", *words]
-        return subprocess.run(
-            command,
-            cwd=self.folder,
-            env=self.environment(**environment),
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-            stdin=subprocess.DEVNULL,
-        )
-
-
-@pytest.fixture
-def command(server: Server, folder: Path) -> Command:
-    """The command on a private broker."""
-    return Command(folder, server.url)
-
-
-def refused(done: subprocess.CompletedProcess[str], said: str) -> None:
-    """It ended with 2, said this in one line on stderr, and nothing else."""
-    assert (done.returncode, done.stdout) == (2, ""), done.stderr
-    assert len(done.stderr.splitlines()) == 1, done.stderr
-    assert done.stderr.startswith("redelivery: error: ")
-    assert said in done.stderr
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (("dlq", "list"), "redelivery -A shop dlq list"),
-        (("inventory", "export", "--to", "x"), "name the app"),
-        (("dispatcher",), "name the app"),
-        (("-A", "nosuch", "dlq", "list"), "'nosuch' cannot be imported: ModuleNotFoundError"),
-        (("-A", "broken", "dlq", "list"), "No module named 'nosuch' (broken.py, line 2)"),
-        (("-A", "shopfront:nothing", "dlq", "list"), "'shopfront:nothing' cannot be imported"),
-        (("-A", "shopfront:os", "dlq", "list"), "is no Celery app but module"),
-        (("-A", "shopfront:plain", "dlq", "list"), "add `from redelivery import Redelivery; Redelivery(app)`"),
-        (("-A", "shopfront", "dlq", "list"), "does not answer"),
-    ],
-)
-def test_a_wrong_app_or_broker_is_one_line(folder: Path, words: tuple[str, ...], said: str) -> None:
-    """With what to do about it, and soon."""
-    refused(Command(folder).run(*words), said)
-
-
-@pytest.mark.parametrize(
-    ("broker", "said"),
-    [
-        ("nonsense://x", "No such transport: nonsense"),
-        ("redis://:secret@127.0.0.1:port/0", "broker_url cannot be used"),
-        ("redis://:secret@127.0.0.1:1/abc", "not abc"),
-        ("redis://127.0.0.1:1/0", "does not answer"),
-        ("redis://no.such.host.invalid/0", "does not answer"),
-        ("amqp://guest:secret@127.0.0.1:1//", "amqp://guest:**@127.0.0.1:1// refused the connection"),
-        ("memory://", "neither Redis nor RabbitMQ"),
-        ("sqs://user:secret@", "install what kombu needs"),
-        ("redis://:secret@127.0.0.1:1/0", "does not answer"),
-    ],
-)
-def test_a_wrong_broker_url_is_one_line_without_its_password(folder: Path, broker: str, said: str) -> None:
-    """Whatever is wrong with it."""
-    done = Command(folder, broker).run("-A", "shopfront", "dlq", "list")
-    refused(done, said)
-    assert "secret" not in done.stderr
-
-
-def test_wrong_settings_are_one_line(command: Command) -> None:
-    """Before the broker is asked."""
-    refused(command.run("-A", "shopfront", "dlq", "list", REDELIVERY_MODE="enforced"), "mode")
-
-
-def test_a_password_that_is_missing_or_wrong_is_one_line(command: Command, server: Server) -> None:
-    """The broker refused, it is not away."""
-    server.client.config_set("requirepass", "sesame")
-    refused(command.run("-A", "shopfront", "dlq", "list"), "refused the connection")
-
-
-def test_a_dead_letter_queue_that_does_not_exist_is_one_line(command: Command) -> None:
-    """Which lists those that do."""
-    for words in (("show", "DLQ.nope"), ("redrive", "DLQ.nope", "--all")):
-        refused(command.run("-A", "shopfront", "dlq", *words), "there is no dead-letter queue 'DLQ.nope'; there are: DLQ.orders")
-
-
-def test_a_read_only_broker_is_one_line_and_keeps_the_letter(command: Command, desk: Desk) -> None:
-    """Looking works, sending back does not."""
-    task_id = desk.die()
-    desk.client.replicaof("127.0.0.1", 1)
-    refused(
-        command.run("-A", "shopfront", "dlq", "redrive", LETTERS, "--all"), "the redrive of 'DLQ.orders' stopped when 0 letters"
-    )
-    assert task_id in command.run("-A", "shopfront", "dlq", "show", LETTERS).stdout
-    assert desk.ids(LETTERS) == [task_id]
-
-
-def test_a_full_broker_can_be_looked_at_and_redriven(command: Command, desk: Desk) -> None:
-    """What takes before it gives needs no room."""
-    task_id = desk.die()
-    desk.client.config_set("maxmemory", 1)
-    for words in (("dlq", "list"), ("dlq", "redrive", LETTERS, "--all"), ("delayed", "list"), ("task", "show", task_id)):
-        assert command.run("-A", "shopfront", *words).returncode == 0
-    assert desk.ids() == [task_id]
-
-
-def test_a_destination_that_cannot_be_written_is_one_line(command: Command, folder: Path) -> None:
-    """For the inventory and the outcomes."""
-    (folder / "file").write_text("")
-    refused(command.run("-A", "shopfront", "inventory", "export", "--to", "file/x"), "cannot be written")
+__all__ = ["command", "desk"]
 
 
 def test_celery_runs_it_as_a_command_of_its_own(command: Command, desk: Desk) -> None:
@@ -319,13 +170,6 @@ def test_what_was_not_looked_at_is_said(desk: Desk) -> None:
     assert "orders: only the newest 100 messages were looked at" in done.output
 
 
-def test_a_task_that_nobody_knows_is_an_error(desk: Desk) -> None:
-    """One line."""
-    done = desk.run("task", "show", "nobody")
-    assert (done.exit_code, done.stdout) == (2, "")
-    assert "nothing is known of task 'nobody'" in done.stderr
-
-
 @pytest.mark.parametrize("kind", ["parquet", "jsonl"])
 def test_the_books_are_exported(desk: Desk, folder: Path, kind: str) -> None:
     """The outcome log and the inventory, in either format."""
@@ -351,18 +195,6 @@ def test_a_command_that_does_not_need_the_books_does_not_load_them() -> None:
     assert done.stdout.strip() == "[]"
 
 
-def test_without_the_books_their_commands_say_what_to_install(desk: Desk, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One line."""
-    for name in [
-        each for each in sys.modules if each.partition(".")[0] == "pyarrow" or each.startswith("redelivery.workers.tables")
-    ]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    done = desk.run("inventory", "export", "--to", str(folder))
-    assert (done.exit_code, len(done.stderr.splitlines())) == (2, 1)
-    assert "pip install 'redelivery[books]'" in done.stderr
-
-
 def test_every_command_is_there_and_helps() -> None:
     """The table of commands names what can be imported, and the help lists it."""
     root = CliRunner().invoke(redelivery, ["--help"])
@@ -370,12 +202,6 @@ def test_every_command_is_there_and_helps() -> None:
         assert CliRunner().invoke(redelivery, [name, "--help"]).exit_code == 0
         assert f"  {name} " in root.output
     assert CliRunner().invoke(redelivery, ["nonsense"]).exit_code == 2
-
-
-def test_a_fault_of_ours_keeps_its_traceback() -> None:
-    """Only what a user can meet is one line."""
-    assert message_of(ValueError("ours")) is None
-    assert message_of(ModuleNotFoundError("other", name="other")) is None
 
 
 @pytest.mark.slow
