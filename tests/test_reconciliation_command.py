@@ -17,6 +17,7 @@ from click.testing import CliRunner, Result
 from pyarrow import parquet
 
 from redelivery.workers.cli.reconcile import reconcile
+from redelivery.workers.reconciliation.files import Files
 from redelivery.workers.reconciliation.schema import EVENTS, INVENTORY
 from redelivery.workers.tables import EVENTS as EXPORTED_EVENTS
 from redelivery.workers.tables import INVENTORY as EXPORTED_INVENTORY
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from pyspark.sql import SparkSession
     from pyspark.sql.types import StructType
 
 __all__ = ["spark"]
@@ -346,6 +348,17 @@ def test_what_a_killed_run_left_goes_a_day_later(tmp_path: Path) -> None:
     os.utime(old, (two_days_ago, two_days_ago))
     assert run(tmp_path).exit_code == 0
     assert (old.exists(), new.exists()) == (False, True)
+
+
+@pytest.mark.parametrize("name", ["books", "books[1]", "books{a,b}", "books*?", "bo\\oks", "bücher 100%20"])
+def test_what_lies_beside_an_output_is_known_by_its_whole_name(spark: SparkSession, tmp_path: Path, name: str) -> None:
+    """Also by one that would be a pattern, in a folder that would be one."""
+    folder = tmp_path / f"in {name}"
+    for each in (f".{name}.new-1", f".{name}.new-2", f".{name}.old-3", ".books1.new-4", ".booksa.new-5", "else"):
+        (folder / each).mkdir(parents=True)
+    files = Files(spark)
+    assert files.beginning(files.absolute(str(folder)), f".{name}.new-") == [f".{name}.new-1", f".{name}.new-2"]
+    assert files.beginning(str(tmp_path / "nowhere"), f".{name}.new-") == []
 
 
 @pytest.mark.parametrize("words", [["--as-of", "soon"], ["--grace", "-1"], ["--keep", "0"]])

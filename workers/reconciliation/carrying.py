@@ -22,17 +22,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
 from pyspark.sql.types import BooleanType, StringType, StructField, StructType
 
 from redelivery.middleware.outcomes import Outcome
 from redelivery.workers.reconciliation.lives import KEY, fold, merged, with_queues_named
 from redelivery.workers.reconciliation.state import Run
+from redelivery.workers.reconciliation.texts import named, one_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import DataFrame
 
     from redelivery.workers.reconciliation.few import Ways
     from redelivery.workers.reconciliation.inputs import Inputs
@@ -63,10 +63,6 @@ class Carried:
     any_redriven: bool
 
 
-def _false() -> Column:
-    return F.lit(False)  # noqa: FBT003 - a literal
-
-
 def held_schema(lives: DataFrame) -> StructType:
     """The columns of a state's lives."""
     said = [StructField("said", StringType()), StructField("settled", BooleanType())]
@@ -87,7 +83,7 @@ def carried(fresh: DataFrame, held: DataFrame, inputs: Inputs, ways: Ways, *, ar
         ways.look_back()
         old, complete_ms = inputs.earlier()
         # A task that was open before the oldest file: its events cannot be counted again.
-        beyond = held.where(F.col("first_ms") < complete_ms).select("task_id").distinct()
+        beyond = held.where(f"first_ms < {complete_ms}").select("task_id").distinct()
         late = sent(keep(late.join(beyond, "task_id", "left_anti")))
         old = old.join(late, "task_id", "left_semi")
         again = events.join(late, "task_id", "left_semi").unionByName(old)
@@ -95,7 +91,8 @@ def carried(fresh: DataFrame, held: DataFrame, inputs: Inputs, ways: Ways, *, ar
         before = with_queues_named(fold(old, inventory.limit(0)))
         said = held.join(late, "task_id", "left_semi").select(*KEY, *_SAID)
         # A life of a task that was not carried over had balanced.
-        known = before.select(*KEY).join(said, list(KEY), "full").select(*KEY, *_of_the_settled())
+        settled = ("coalesce(said, 'balanced') AS said", "coalesce(settled, true) AS settled")
+        known = before.select(*KEY).join(said, list(KEY), "full").selectExpr(*KEY, *settled)
     rest = held if not count else held.join(late, "task_id", "left_anti")
     tasks = sent(rest.select("task_id"))
     parts = fresh.join(tasks, "task_id", "left_semi").unionByName(rest.drop(*_SAID))
@@ -106,7 +103,7 @@ def carried(fresh: DataFrame, held: DataFrame, inputs: Inputs, ways: Ways, *, ar
     said = rest.select(*KEY, *_SAID)
     return Carried(
         alone=fresh.join(all_tasks, "task_id", "left_anti"),
-        touched=touched.where((F.col("events") > 0) | F.col("place").isNotNull()),
+        touched=touched.where("events > 0 OR place IS NOT NULL"),
         known=sent(said if known is None else said.unionByName(known)),
         before=rest.drop(*_SAID) if before is None else rest.drop(*_SAID).unionByName(before),
         late=count,
@@ -114,50 +111,36 @@ def carried(fresh: DataFrame, held: DataFrame, inputs: Inputs, ways: Ways, *, ar
     )
 
 
-def _of_the_settled() -> list[Column]:
-    return [
-        F.coalesce("said", F.lit("balanced")).alias("said"),
-        F.coalesce("settled", F.lit(True)).alias("settled"),  # noqa: FBT003 - a literal
-    ]
-
-
 def _late(fresh: DataFrame, known: DataFrame, watermark_ms: int | None) -> DataFrame:
     """The tasks whose earlier events must be read again; `known` are those that were carried over."""
-    unopened = fresh.where(_is_unopened()).join(known, "task_id", "left_anti")
+    unopened = fresh.where(_IS_UNOPENED).join(known, "task_id", "left_anti")
     return fresh.where(_is_earlier(watermark_ms)).select("task_id").union(unopened.select("task_id")).distinct()
 
 
-def may_be_late(watermark_ms: int | None) -> Column:
-    """Whether a life of this run may have events that earlier runs read, or should have."""
-    return _is_earlier(watermark_ms) | _is_unopened()
+def may_be_late(watermark_ms: int | None) -> str:
+    """Whether a life of this run may have events that earlier runs read, or should have; in SQL."""
+    return f"(({_is_earlier(watermark_ms)}) OR ({_IS_UNOPENED}))"
 
 
-def _is_earlier(watermark_ms: int | None) -> Column:
+def _is_earlier(watermark_ms: int | None) -> str:
     """Earlier runs read up to when it began."""
-    return (F.col("events") > 0) & (F.col("first_ms") <= (-1 if watermark_ms is None else watermark_ms))
+    return f"events > 0 AND first_ms <= {-1 if watermark_ms is None else watermark_ms}"
 
 
-def _is_unopened() -> Column:
-    return (F.col("events") > 0) & (F.col(Outcome.PUBLISHED) + F.col(Outcome.REDRIVEN) + F.col(Outcome.RECEIVED) == 0)
+_IS_UNOPENED: Final = f"events > 0 AND {Outcome.PUBLISHED} + {Outcome.REDRIVEN} + {Outcome.RECEIVED} = 0"
 
 
 def marked(judged: DataFrame, known: DataFrame | None) -> DataFrame:
     """The same with `was` (what was said of a settled life), `is_standing` and `is_correction`."""
     if known is None:
-        plain = {"was": F.lit(None).cast("string"), "is_standing": _false(), "is_correction": _false()}
-        return judged.withColumns(plain)
-    settled = F.coalesce("settled", _false())
-    return (
-        judged.join(known, list(KEY), "left")
-        .withColumns(
-            {
-                "is_standing": settled & (F.col("said") == F.col("verdict")),
-                "is_correction": settled & (F.col("said") != F.col("verdict")),
-            }
-        )
-        .withColumn("was", F.when(F.col("is_correction"), F.col("said")))
-        .drop(*_SAID)
-    )
+        return judged.selectExpr("*", "CAST(NULL AS STRING) AS was", "false AS is_standing", "false AS is_correction")
+    was_settled = "coalesce(settled, false)"
+    facts = {
+        "was": f"CASE WHEN {was_settled} AND said != verdict THEN said END",
+        "is_standing": f"{was_settled} AND said = verdict",
+        "is_correction": f"{was_settled} AND said != verdict",
+    }
+    return judged.join(known, list(KEY), "left").selectExpr("*", *named(facts)).drop(*_SAID)
 
 
 def to_hold(
@@ -167,12 +150,11 @@ def to_hold(
 
     What was reported is known for `keep_ms` after its last event, and for as long as the broker has it. `sent` is as for `carried`.
     """
-    is_kept = (F.col("verdict") == "balanced") & (F.col("last_word") == str(Outcome.DEAD_LETTERED)) & ~F.col("was_redriven")
-    settled = ~F.col("verdict").isin(*_OPEN) & ~F.coalesce(is_kept, _false())
-    is_recent = F.col("place").isNotNull() | (F.coalesce("last_ms", F.lit(as_of_ms)) >= as_of_ms - keep_ms)
-    is_wanted = ~settled | ((F.col("verdict") != "balanced") & is_recent)
-    tasks = sent(judged.where(is_wanted).select("task_id"))
-    unseen = {name: F.lit(0).cast("long") for name in _COUNTS_SEEN}
-    unseen |= {name: F.lit(None).cast(judged.schema[name].dataType) for name in _SEEN}
-    lives = [unseen[name].alias(name) if name in unseen else F.col(name) for name in columns]
-    return judged.join(tasks, "task_id", "left_semi").select(*lives, F.col("verdict").alias("said"), settled.alias("settled"))
+    is_kept = f"(verdict = 'balanced' AND last_word = '{Outcome.DEAD_LETTERED}' AND NOT was_redriven)"
+    settled = f"(NOT {one_of('verdict', _OPEN)} AND NOT coalesce({is_kept}, false))"
+    is_recent = f"(place IS NOT NULL OR coalesce(last_ms, {as_of_ms}) >= {as_of_ms - keep_ms})"
+    tasks = sent(judged.where(f"NOT {settled} OR (verdict != 'balanced' AND {is_recent})").select("task_id"))
+    unseen = dict.fromkeys(_COUNTS_SEEN, "0L")
+    unseen |= {name: f"CAST(NULL AS {judged.schema[name].dataType.simpleString()})" for name in _SEEN}
+    lives = {name: unseen.get(name, name) for name in columns}
+    return judged.join(tasks, "task_id", "left_semi").selectExpr(*named(lives | {"said": "verdict", "settled": settled}))

@@ -7,16 +7,25 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from redelivery.workers.reconciliation.texts import columns, named
+from redelivery.workers.reconciliation.texts import grouped, named
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import DataFrame
 
-__all__ = ["HOUR_MS", "causes_of", "deaths_of", "totals"]
+__all__ = ["HOUR_MS", "TOTALS", "causes_of", "deaths_of"]
 
 HOUR_MS: Final = 3_600_000
 
 _CAUSE: Final = ("queue", "task", "day", "reason", "fingerprint", "exception")
+
+#: What any group of deaths adds up to, as aggregates.
+TOTALS: Final = {
+    "letters": "sum(letters)",
+    "redriven": "sum(redriven)",
+    "first_ms": "min(first_ms)",
+    "last_ms": "max(last_ms)",
+    "example": "min(example).task_id",
+}
 
 
 def deaths_of(judged: DataFrame) -> DataFrame:
@@ -37,22 +46,9 @@ def deaths_of(judged: DataFrame) -> DataFrame:
         "last_ms": "max(ended_ms)",
         "example": "min(struct(ended_ms, task_id))",
     }
-    return died.groupBy(*_CAUSE, "hour").agg(*columns(counts))
+    return grouped(died, (*_CAUSE, "hour"), counts)
 
 
 def causes_of(deaths: DataFrame) -> DataFrame:
     """The letters of each cause: how many, how many of them were redriven, the first and the last (ms), and an example."""
-    return deaths.groupBy(*_CAUSE).agg(*totals())
-
-
-def totals() -> list[Column]:
-    """What any group of deaths adds up to, as columns of an aggregation."""
-    return columns(
-        {
-            "letters": "sum(letters)",
-            "redriven": "sum(redriven)",
-            "first_ms": "min(first_ms)",
-            "last_ms": "max(last_ms)",
-            "example": "min(example).task_id",
-        }
-    )
+    return grouped(deaths, _CAUSE, TOTALS)

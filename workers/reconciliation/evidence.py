@@ -13,17 +13,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
-from pyspark.sql.window import Window
 
-from redelivery.middleware.outcomes import TERMINAL, Outcome
+from redelivery.middleware.outcomes import TERMINAL, Outcome, Reason
 from redelivery.workers.reconciliation.lives import KEY
 from redelivery.workers.reconciliation.schema import or_default
 from redelivery.workers.reconciliation.steps import number, position
-from redelivery.workers.reconciliation.texts import named
+from redelivery.workers.reconciliation.texts import grouped, named, one_of, quoted
 from redelivery.workers.reconciliation.verdicts import DISCREPANCIES
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import DataFrame
 
 __all__ = ["EVIDENCE", "MOST", "advised", "in_question", "with_histories", "without_histories"]
 
@@ -77,20 +76,16 @@ def advised(lives: DataFrame, heard: DataFrame) -> DataFrame:
 
     `heard` tells of a `worker` that it was heard of (`last_ms`), once or more often.
     """
-    silent = heard.where(F.col("worker") != "").groupBy("worker").agg(F.max("last_ms").alias("silent_ms"))
-    advice = F.element_at(F.create_map(*(F.lit(word) for pair in _ADVICE.items() for word in pair)), F.col("verdict"))
-    likely = F.coalesce(F.concat(F.lit("; likely "), _likely()), F.lit(""))
-    return (
-        lives.join(F.broadcast(silent), "worker", "left")
-        .withColumn("cause", F.concat("cause", likely))
-        .withColumn("advice", advice)
-        .drop("silent_ms")
-    )
+    silent = grouped(heard.where("worker != ''"), ("worker",), {"silent_ms": "max(last_ms)"})
+    advice = " ".join(f"WHEN '{name}' THEN {quoted(advice)}" for name, advice in _ADVICE.items())
+    said = {"cause": f"concat(cause, coalesce(concat('; likely ', {_likely()}), ''))", "advice": f"CASE verdict {advice} END"}
+    told = lives.join(F.broadcast(silent), "worker", "left")
+    return told.withColumns({name: F.expr(text) for name, text in said.items()}).drop("silent_ms")
 
 
 def in_question(judged: DataFrame) -> DataFrame:
     """The lives whose events are evidence."""
-    return judged.where(F.col("verdict").isin(*DISCREPANCIES) | F.col("is_correction"))
+    return judged.where(f"{one_of('verdict', DISCREPANCIES)} OR is_correction")
 
 
 def with_histories(lives: DataFrame, of: DataFrame, events: DataFrame) -> DataFrame:
@@ -103,72 +98,56 @@ def with_histories(lives: DataFrame, of: DataFrame, events: DataFrame) -> DataFr
         f"{position(number('outcome'), or_default('delivery'))} AS at",
     )
     # An event without a queue is listed with each life of its generation: it belongs to one of them.
-    mine = (F.col("said_queue") == F.col("queue")) | (F.col("said_queue") == "")
-    once = told.join(asked, generation).where(mine).dropDuplicates([*KEY, "event_id"])
-    latest = Window.partitionBy(*KEY).orderBy(F.desc("at"), F.desc("at_ms"), F.desc("event_id"))
-    last = once.withColumn("place", F.row_number().over(latest)).where(F.col("place") <= MOST)
-    step = F.struct("at", *_STEP)
-    history = F.transform(F.array_sort(F.collect_list(step)), lambda each: F.struct(*(each[name].alias(name) for name in _STEP)))
-    return lives.join(last.groupBy(*KEY).agg(history.alias("history")), list(KEY), "left")
+    mine = told.join(asked, generation).where("said_queue = queue OR said_queue = ''").dropDuplicates([*KEY, "event_id"])
+    place = f"row_number() OVER (PARTITION BY {', '.join(KEY)} ORDER BY at DESC, at_ms DESC, event_id DESC) AS place"
+    last = mine.selectExpr("*", place).where(f"place <= {MOST}")
+    steps = f"array_sort(collect_list(struct(at, {', '.join(_STEP)})))"
+    history = f"transform({steps}, each -> struct({', '.join(f'each.{name} AS {name}' for name in _STEP)}))"
+    return lives.join(grouped(last, KEY, {"history": history}), list(KEY), "left")
 
 
 def without_histories(lives: DataFrame) -> DataFrame:
     """The same where nothing is in question."""
     kinds = dict.fromkeys(_STEP, "string") | dict.fromkeys(("at_ms", "delivery", "attempt", "delay_ms", "due_ms"), "bigint")
     steps = ",".join(f"{name}:{kinds[name]}" for name in _STEP)
-    none = {"history": F.lit(None).cast(f"array<struct<{steps}>>"), "advice": F.lit(None).cast("string")}
-    return lives.withColumns(none)
+    return lives.selectExpr("*", f"CAST(NULL AS array<struct<{steps}>>) AS history", "CAST(NULL AS STRING) AS advice")
 
 
-def _likely() -> Column:
-    """What the facts mean, most of the time; null where they say no more than the rule."""
-    last, verdict = F.col("last_word"), F.col("verdict")
-    openings = F.col(Outcome.PUBLISHED) + F.col(Outcome.REDRIVEN)
-    waited = last.isin(str(Outcome.DEFERRED), str(Outcome.REDELIVERY_SCHEDULED))
-    silence = F.coalesce(F.concat(F.lit(" by "), "worker", F.lit(", which was last heard of at "), _moment("silent_ms")), F.lit(""))
-    lost = (
-        F.when((F.col("ends") > 0) & (F.col("ends") < openings), _several(openings))
-        .when(last == str(Outcome.RECEIVED), F.concat(F.lit("held"), silence, F.lit(": lost between its hand-over and its end")))
-        .when(
-            waited & (F.col("reason") == "worker_lost"),
-            F.lit("given back after its worker died, and taken away since: an eviction, a DEL, another client"),
-        )
-        .when(waited, F.lit("taken out of the delay store or of its queue: an eviction, a DEL, a failover, a plain worker"))
-        .otherwise(F.lit("taken from its queue by what records nothing: a plain worker, LREM, DEL, an eviction, a failover"))
-    )
-    stuck = F.when(
-        F.col("place") == "delayed", F.concat(F.lit("no dispatcher has moved it since it was due at "), _moment("due_ms"))
-    ).when(F.col("ownerless") > 0, F.lit("its worker is gone, and no other worker runs that would recover its messages"))
-    meanings = {
-        "orphaned": F.lit("its opening is not in these files: exported elsewhere, lost in a gap, or trimmed too early"),
-        "duplicated": F.concat(
-            F.lit("two copies of one message ran: a visibility timeout of plain workers, a failover, or a copy put in by hand ("),
-            _ends(),
-            F.lit(")"),
+def _likely() -> str:
+    """What the facts mean, most of the time, in SQL; null where they say no more than the rule."""
+    openings = f"({Outcome.PUBLISHED} + {Outcome.REDRIVEN})"
+    waited = one_of("last_word", (Outcome.DEFERRED, Outcome.REDELIVERY_SCHEDULED))
+    silence = f"coalesce(concat(' by ', worker, ', which was last heard of at ', {_moment('silent_ms')}), '')"
+    lost = {
+        f"ends > 0 AND ends < {openings}": f"concat('published ', {openings}, ' times under one id, and ended less often')",
+        f"last_word = '{Outcome.RECEIVED}'": f"concat('held', {silence}, ': lost between its hand-over and its end')",
+        f"{waited} AND reason = '{Reason.WORKER_LOST}'": (
+            "'given back after its worker died, and taken away since: an eviction, a DEL, another client'"
         ),
-        "resurrected": F.lit("a copy of the message came back after its end: put in by hand, or by a broker that was restored"),
-        "phantom_dead_letter": F.lit("put there without the command `dlq`, or the broker was restored from an older copy"),
-        "missing_dead_letter": F.lit("taken out without the command `dlq`: LREM, DEL, an eviction, or a consumer"),
-        "stuck": stuck,
-        "lost": lost,
+        waited: "'taken out of the delay store or of its queue: an eviction, a DEL, a failover, a plain worker'",
+        "true": "'taken from its queue by what records nothing: a plain worker, LREM, DEL, an eviction, a failover'",
     }
-    likely = F.lit(None).cast("string")
-    for name, meaning in meanings.items():
-        likely = F.when(verdict == name, meaning).otherwise(likely)
-    return likely
+    stuck = {
+        "place = 'delayed'": f"concat('no dispatcher has moved it since it was due at ', {_moment('due_ms')})",
+        "ownerless > 0": "'its worker is gone, and no other worker runs that would recover its messages'",
+    }
+    ends = ", ".join(f"CASE WHEN {each} > 0 THEN concat('{each} ', {each}) END" for each in Outcome if each in TERMINAL)
+    copied = "two copies of one message ran: a visibility timeout of plain workers, a failover, or a copy put in by hand"
+    meanings = {
+        "orphaned": "'its opening is not in these files: exported elsewhere, lost in a gap, or trimmed too early'",
+        "duplicated": f"concat('{copied} (', concat_ws(', ', {ends}), ')')",
+        "resurrected": "'a copy of the message came back after its end: put in by hand, or by a broker that was restored'",
+        "phantom_dead_letter": "'put there without the command `dlq`, or the broker was restored from an older copy'",
+        "missing_dead_letter": "'taken out without the command `dlq`: LREM, DEL, an eviction, or a consumer'",
+        "stuck": _first_that_holds(stuck),
+        "lost": _first_that_holds(lost),
+    }
+    return _first_that_holds({f"verdict = '{name}'": meaning for name, meaning in meanings.items()})
 
 
-def _several(openings: Column) -> Column:
-    return F.concat(F.lit("published "), openings.cast("string"), F.lit(" times under one id, and ended less often"))
+def _first_that_holds(texts: dict[str, str]) -> str:
+    return f"CASE {' '.join(f'WHEN {holds} THEN {text}' for holds, text in texts.items())} END"
 
 
-def _ends() -> Column:
-    """Which ends there were, and how many of each."""
-    words = [
-        F.when(F.col(each) > 0, F.concat(F.lit(f"{each} "), F.col(each).cast("string"))) for each in Outcome if each in TERMINAL
-    ]
-    return F.concat_ws(", ", *words)
-
-
-def _moment(name: str) -> Column:
-    return F.concat(F.date_format(F.timestamp_millis(name), "yyyy-MM-dd HH:mm:ss"), F.lit(" UTC"))
+def _moment(name: str) -> str:
+    return f"concat(date_format(timestamp_millis({name}), 'yyyy-MM-dd HH:mm:ss'), ' UTC')"

@@ -10,18 +10,16 @@ import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
-
-from redelivery.workers.reconciliation.deaths import causes_of, deaths_of, totals
-from redelivery.workers.reconciliation.metrics import TIMES, cells_of, metrics_by, sums
-from redelivery.workers.reconciliation.texts import columns
+from redelivery.workers.reconciliation.deaths import TOTALS, causes_of, deaths_of
+from redelivery.workers.reconciliation.metrics import SUMS, TIMES, cells_of, metrics_by
+from redelivery.workers.reconciliation.texts import grouped, one_of
 from redelivery.workers.reconciliation.verdicts import DISCREPANCIES
 from redelivery.workers.reconciliation.writing import write_table
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
     from redelivery.workers.reconciliation.few import Ways
 
@@ -84,34 +82,34 @@ def figures_of(judged: DataFrame, plain: DataFrame | None, folder: str, ways: Wa
 
 def faults_of(spark: SparkSession, folder: str) -> Figures:
     """What does not balance; the table `verdicts` must be there already."""
-    return _collected(_of_faults(spark.read.parquet(f"{folder}/verdicts").where(F.col("verdict").isin(*DISCREPANCIES))))
+    return _collected(_of_faults(spark.read.parquet(f"{folder}/verdicts").where(one_of("verdict", DISCREPANCIES))))
 
 
 def _of_cells(cells: DataFrame) -> DataFrame:
     way = "CASE WHEN attempts > 1 THEN 'more' WHEN attempts > 0 OR time_class IS NOT NULL THEN 'first' ELSE 'none' END"
     number = "CASE WHEN attempts > 0 OR succeeded > 0 THEN greatest(attempts, 1) END"
     parts = {"total": "", "flow": f"opened, {way} AS way, ending", "attempts": f"{number} AS number", "queues": "queue"}
-    return _grouped(cells, parts, sums(), f"coalesce({TIMES}[1], 0)")
+    return _grouped(cells, parts, SUMS, f"coalesce({TIMES}[1], 0)")
 
 
 def _of_deaths(deaths: DataFrame) -> DataFrame:
     parts = {"hours": "hour, reason", "causes": "reason, fingerprint, exception, queue"}
-    return _grouped(deaths, parts, totals(), "IF(part = 'hours', last_ms, letters)")
+    return _grouped(deaths, parts, TOTALS, "IF(part = 'hours', last_ms, letters)")
 
 
 def _of_faults(faults: DataFrame) -> DataFrame:
     """What does not balance, by verdict, queue and task; the example is the one that was heard of first."""
-    counts = columns({"lives": "count(*)", "first": "min(struct(first_ms, task_id, cause, advice))"})
+    counts = {"lives": "count(*)", "first": "min(struct(first_ms, task_id, cause, advice))"}
     found = _grouped(faults, {"faults": "verdict, queue, task"}, counts, "lives")
-    return found.withColumn("part", F.concat(F.lit("faults."), F.get_json_object("key", "$.verdict")))
+    return found.selectExpr("concat('faults.', get_json_object(key, '$.verdict')) AS part", "key", "row", "weight")
 
 
-def _grouped(table: DataFrame, parts: dict[str, str], counts: list[Column], weight: str) -> DataFrame:
+def _grouped(table: DataFrame, parts: dict[str, str], counts: dict[str, str], weight: str) -> DataFrame:
     """The table grouped in several ways in one go: `part`, `key` and `row` (as JSON), and `weight`: the heaviest matter."""
     keys = {name: f"to_json(struct({key}))" if key else "'{}'" for name, key in parts.items()}
     ways = ", ".join(f"struct('{name}' AS part, {key} AS key)" for name, key in keys.items())
-    counted = table.selectExpr("*", f"explode(array({ways})) AS by").groupBy("by.part", "by.key").agg(*counts)
-    names = ", ".join(name for name in counted.columns if name not in {"part", "key"})
+    by = table.selectExpr("*", f"explode(array({ways})) AS by").selectExpr("*", "by.part", "by.key")
+    counted, names = grouped(by, ("part", "key"), counts), ", ".join(counts)
     return counted.selectExpr("part", "key", f"to_json(struct({names})) AS row", f"CAST({weight} AS DOUBLE) AS weight")
 
 

@@ -6,8 +6,9 @@ here as where Spark reads it. Limit: on an object store a rename is a copy, and 
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from py4j.protocol import Py4JJavaError
 
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 __all__ = ["File", "Files"]
+
+#: What has a meaning in a pattern of Hadoop's.
+_GLOB: Final = re.compile(r"[\\*?\[\]{}]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +39,7 @@ class Files:
 
     def __init__(self, spark: SparkSession) -> None:
         self._jvm: Any = spark.sparkContext._jvm  # noqa: SLF001 - Spark has no public door to Hadoop's file systems
+        self._path: Any = self._class("org.apache.hadoop.fs.Path")
         self._gateway: Any = spark.sparkContext._gateway  # noqa: SLF001 - as above
         self._configuration: Any = spark.sparkContext._jsc.hadoopConfiguration()  # noqa: SLF001 - as above
 
@@ -54,6 +59,11 @@ class Files:
         if not system.exists(path):
             return []
         return sorted(str(each.getPath().getName()) for each in system.listStatus(path) if not _is_checksum(each))
+
+    def beginning(self, uri: str, start: str) -> list[str]:
+        """What a folder holds whose name begins so, without a look at all that it holds from here."""
+        path, system = self._open(_GLOB.sub(r"\\\g<0>", f"{uri}/{start}") + "*")
+        return sorted(str(each.getPath().getName()) for each in system.globStatus(path) or ())
 
     def modified_ms(self, uri: str) -> int:
         """When a file or folder was last changed (ms since the epoch); an object store says of a folder that it was just now."""
@@ -84,7 +94,7 @@ class Files:
             return None
         stream = system.open(path)
         try:
-            return str(self._jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8"))
+            return str(self._class("org.apache.commons.io.IOUtils").toString(stream, "UTF-8"))
         finally:
             stream.close()
 
@@ -109,12 +119,11 @@ class Files:
         """Move a file over another: at once where the file system can (HDFS, a local disk), else by removing the old one first."""
         from_path, system = self._open(source)
         to_path = self._path(target)
-        hadoop = self._jvm.org.apache.hadoop.fs
-        rename = getattr(hadoop, "Options$Rename")
+        rename = self._class("org.apache.hadoop.fs.Options$Rename")
         options = self._gateway.new_array(rename, 1)
         options[0] = rename.OVERWRITE
         try:
-            context = hadoop.FileContext.getFileContext(system.getUri(), self._configuration)
+            context = self._class("org.apache.hadoop.fs.FileContext").getFileContext(system.getUri(), self._configuration)
             context.rename(system.makeQualified(from_path), system.makeQualified(to_path), options)
         except Py4JJavaError:  # a file system that FileContext does not know: object stores, for the most part
             system.delete(to_path, False)  # noqa: FBT003 - Hadoop's `recursive`
@@ -130,8 +139,8 @@ class Files:
         path, system = self._open(uri)
         system.delete(path, True)  # noqa: FBT003 - Hadoop's `recursive`
 
-    def _path(self, uri: str) -> Any:
-        return self._jvm.org.apache.hadoop.fs.Path(uri)
+    def _class(self, name: str) -> Any:
+        return getattr(self._jvm, name)  # by its whole name: each package on the way would be looked for in all jars
 
     def _open(self, uri: str) -> tuple[Any, Any]:
         path = self._path(uri)

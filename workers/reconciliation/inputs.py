@@ -10,14 +10,13 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
-
 from redelivery.errors import InputError
 from redelivery.workers.reconciliation.announced import ANNOUNCED, NOTHING_TOLD, announced
 from redelivery.workers.reconciliation.commits import Listing, date_of, listing
 from redelivery.workers.reconciliation.few import side_by_side
 from redelivery.workers.reconciliation.reading import find, paths_of, read_events, read_gaps, read_inventory, read_taken
 from redelivery.workers.reconciliation.state import Run
+from redelivery.workers.reconciliation.texts import row_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -77,8 +76,7 @@ class Inputs:
         """The events of this run, and those of earlier runs from the day on when the oldest of these lives began."""
         if self.base is None or not self.base.read:
             return self.events
-        row = of.agg(F.min("first_ms").alias("first_ms")).first()
-        first_ms = None if row is None else row["first_ms"]
+        first_ms = row_of(of, {"first_ms": "min(first_ms)"})["first_ms"]
         if first_ms is None:
             return self.events
         paths, _ = self._paths(datetime.fromtimestamp(first_ms / 1000, UTC).strftime("%Y-%m-%d"))

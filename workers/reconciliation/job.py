@@ -23,7 +23,6 @@ from operator import or_
 from typing import TYPE_CHECKING, Any
 
 from pyspark import StorageLevel
-from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
 
 from redelivery.errors import InputError
 from redelivery.middleware.outcomes import Outcome
@@ -40,6 +39,7 @@ from redelivery.workers.reconciliation.report import REPORT, page
 from redelivery.workers.reconciliation.session import LOOKING, with_settings
 from redelivery.workers.reconciliation.state import State
 from redelivery.workers.reconciliation.summary import Summary, summarise
+from redelivery.workers.reconciliation.texts import row_of
 from redelivery.workers.reconciliation.trend import Line, line_of, merged, read_trend, write_trend
 from redelivery.workers.reconciliation.verdicts import judge
 from redelivery.workers.reconciliation.writing import check_apart, check_output, replacing, write_summary, write_table
@@ -205,20 +205,20 @@ class _Run:
 
         For a table that has no row, by the `summary`, no life is looked at.
         """
-        told = judged.where(~F.col("is_standing"))
+        told = judged.where("NOT is_standing")
         has_questions = summary.has_questions
 
         def verdicts() -> Figures:
-            shown = told if self.books.all_lives else told.where((F.col("verdict") != "balanced") | F.col("is_correction"))
+            shown = told if self.books.all_lives else told.where("verdict != 'balanced' OR is_correction")
             if not (has_questions or self.books.all_lives or summary.verdicts["in_flight"]):
                 shown = told.limit(0)
             shown = self._with_evidence(shown, judged, told) if has_questions else without_histories(shown)
-            write_table(shown.select(*EVIDENCE), folder, "verdicts")
+            write_table(shown.selectExpr(*EVIDENCE), folder, "verdicts")
             return faults_of(self.inputs.spark, folder) if has_questions else Figures()
 
         def repeats() -> Figures:
             repeated = told.where("is_repeated") if summary.possible_repeats else told.limit(0)
-            repeated = repeated.select("task_id", "generation", "task", "queue", "verdict", "cause", "nesting")
+            repeated = repeated.selectExpr("task_id", "generation", "task", "queue", "verdict", "cause", "nesting")
             write_table(repeated, folder, "repeats")
             return Figures()
 
@@ -248,20 +248,17 @@ def _checked_output(files: Files, books: Books) -> str:
 
 def _look(lives: DataFrame, plain: SortedOut | None, books: Books, inputs: Inputs) -> dict[str, Any]:
     """One look over all lives, which fills the cache: what decides how to go on, and whether the rows can be used at all."""
-    row = lives.agg(
-        F.count("*").alias("lives"),
-        F.sum("events").alias("events"),
-        F.max("last_ms").alias("watermark_ms"),
-        F.greatest(F.max("last_ms"), F.max("seen_ms")).alias("latest_ms"),
-        F.max("seen_ms").alias("looked_ms"),
-        F.count_if(F.col("queue") == "").alias("unnamed"),
-        F.sum("unknown").alias("unknown"),
-        F.count_if(F.col(Outcome.REDRIVEN) > 0).alias("redriven"),
-        F.sum("broken").alias("broken"),
-        F.sum("misplaced").alias("misplaced"),
-        F.count_if(may_be_late(inputs.watermark_ms)).alias("late"),
-    ).first()
-    facts: dict[str, Any] = {} if row is None else row.asDict()
+    asked = {
+        "lives": "count(*)",
+        "watermark_ms": "max(last_ms)",
+        "latest_ms": "greatest(max(last_ms), max(seen_ms))",
+        "looked_ms": "max(seen_ms)",
+        "unnamed": "count_if(queue = '')",
+        "redriven": f"count_if({Outcome.REDRIVEN} > 0)",
+        "late": f"count_if({may_be_late(inputs.watermark_ms)})",
+        **{name: f"sum({name})" for name in ("events", "unknown", "broken", "misplaced")},
+    }
+    facts = row_of(lives, asked)
     if plain is not None:
         facts["events"] = (facts["events"] or 0) + plain.totals["events"]
         facts |= {name: max(filter(None, (facts[name], plain.latest_ms)), default=None) for name in ("latest_ms", "watermark_ms")}

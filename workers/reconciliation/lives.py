@@ -19,10 +19,10 @@ from pyspark.sql.window import Window
 from redelivery.middleware.outcomes import Outcome, Reason
 from redelivery.workers.reconciliation.schema import PLACES, or_default
 from redelivery.workers.reconciliation.steps import CLOSING, ENDS, STEPS, number, position
-from redelivery.workers.reconciliation.texts import columns, named, one_of
+from redelivery.workers.reconciliation.texts import grouped, named, one_of
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import DataFrame
 
 __all__ = ["KEY", "RESTORED", "fold", "merged", "with_queues_named"]
 
@@ -36,7 +36,7 @@ def fold(events: DataFrame, inventory: DataFrame) -> DataFrame:
     """All lives of these events and of this inventory, one row each."""
     rows = _of_events(events).unionByName(_of_inventory(inventory), allowMissingColumns=True)
     once = rows.repartition("task_id").dropDuplicates([*KEY, "event_id"])
-    return once.groupBy(*KEY).agg(*columns(_AGGREGATES))
+    return grouped(once, KEY, _AGGREGATES)
 
 
 def with_queues_named(lives: DataFrame) -> DataFrame:
@@ -50,7 +50,7 @@ def with_queues_named(lives: DataFrame) -> DataFrame:
 
 def merged(parts: DataFrame) -> DataFrame:
     """Lives of which there may be several parts, as one row each."""
-    return parts.groupBy(*KEY).agg(*_merges(parts))
+    return grouped(parts, KEY, _merges(parts))
 
 
 def _of_events(events: DataFrame) -> DataFrame:
@@ -131,7 +131,7 @@ _GREATEST = frozenset(
 _OF_THE_LAST = frozenset({"reason", "worker", "exception"})
 
 
-def _merges(lives: DataFrame) -> list[Column]:
+def _merges(lives: DataFrame) -> dict[str, str]:
     """How two parts of one life become one: counts add up, extremes stay extremes, and the last word is the later part's."""
 
     def merge(name: str) -> str:
@@ -139,4 +139,4 @@ def _merges(lives: DataFrame) -> list[Column]:
             return f"max_by({name}, coalesce(last, -1))"
         return f"{'min' if name in _LEAST else 'max' if name in _GREATEST else 'sum'}({name})"
 
-    return columns({name: merge(name) for name in lives.columns if name not in KEY})
+    return {name: merge(name) for name in lives.columns if name not in KEY}

@@ -18,18 +18,18 @@ from typing import TYPE_CHECKING, Final
 
 from redelivery.middleware.outcomes import Outcome, Reason
 from redelivery.workers.reconciliation.steps import BY_NOBODY
-from redelivery.workers.reconciliation.texts import columns, named, one_of
+from redelivery.workers.reconciliation.texts import grouped, named, one_of
 from redelivery.workers.reconciliation.times import PERCENTILES, percentiles, time_class
 from redelivery.workers.reconciliation.verdicts import DISCREPANCIES
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import DataFrame
 
-__all__ = ["ENDS_AS_COUNTED", "GROUP", "MOST_ATTEMPTS", "TIMES", "cells_of", "metrics_by", "sums"]
+__all__ = ["ENDS_AS_COUNTED", "GROUP", "MOST_ATTEMPTS", "SUMS", "TIMES", "cells_of", "metrics_by"]
 
 GROUP: Final = ("queue", "task", "day")
 
-#: The column of `sums` that holds the percentiles of the time to success, as an array.
+#: The column of `SUMS` that holds the percentiles of the time to success, as an array.
 TIMES: Final = "time_to_success_ms"
 
 #: More attempts than this are counted as this many.
@@ -78,7 +78,8 @@ _COUNTS: Final = {
 }
 
 _OF_REDRIVEN: Final = "sum(CASE WHEN opened = 'redriven' THEN succeeded END)"
-_SUMS: Final = {
+#: What any group of cells adds up to, as aggregates.
+SUMS: Final = {
     **{name: f"sum({name})" for name in ("lives", "published", "redriven")},
     "succeeded_at_first_attempt": "coalesce(sum(CASE WHEN attempts <= 1 THEN succeeded END), 0)",
     "succeeded_after_redelivery": "coalesce(sum(CASE WHEN attempts > 1 THEN succeeded END), 0)",
@@ -116,7 +117,7 @@ def cells_of(judged: DataFrame) -> DataFrame:
         "waited": f"CASE WHEN {ended_by_a_delivery} THEN greatest(ended_ms - first_scheduled_ms, 0) END",
     }
     others = ("queue", "task", "published", "redriven", "redelivery_scheduled", "is_repeated", *map(str, ENDS_AS_COUNTED))
-    return judged.selectExpr(*others, *named(facts)).groupBy(*_KEYS).agg(*columns(_COUNTS))
+    return grouped(judged.selectExpr(*others, *named(facts)), _KEYS, _COUNTS)
 
 
 def metrics_by(cells: DataFrame) -> DataFrame:
@@ -125,15 +126,10 @@ def metrics_by(cells: DataFrame) -> DataFrame:
         "dead_lettered_by_reason": _listed("died_of", "dead_lettered"),
         "succeeded_at_attempt": _listed("CASE WHEN time_class IS NOT NULL THEN greatest(attempts, 1) END", "succeeded"),
     }
-    rows = cells.where("day IS NOT NULL").groupBy(*GROUP).agg(*sums(), *columns(lists))
+    rows = grouped(cells.where("day IS NOT NULL"), GROUP, SUMS | lists)
     times = {f"time_to_success_p{each}_ms": f"CAST(round(get({TIMES}, {at})) AS BIGINT)" for at, each in enumerate(PERCENTILES)}
     kept = [name for name in rows.columns if name not in {*lists, TIMES}]
     return rows.selectExpr(*kept, *named({name: _summed(name) for name in lists}), *named(times))
-
-
-def sums() -> list[Column]:
-    """What any group of cells adds up to, as columns of an aggregation."""
-    return columns(_SUMS)
 
 
 def _listed(key: str, count: str) -> str:

@@ -39,7 +39,7 @@ from redelivery.workers.reconciliation.hashes import ID, NAME, OF_THE_ID, WHOSE
 from redelivery.workers.reconciliation.lives import RESTORED
 from redelivery.workers.reconciliation.metrics import ENDS_AS_COUNTED, MOST_ATTEMPTS
 from redelivery.workers.reconciliation.schema import or_default
-from redelivery.workers.reconciliation.texts import columns, named
+from redelivery.workers.reconciliation.texts import grouped, named, row_of
 from redelivery.workers.reconciliation.times import time_class
 
 if TYPE_CHECKING:
@@ -98,10 +98,10 @@ def sort_out(events: DataFrame, others: DataFrame, keep: Callable[[DataFrame], D
     ended = found.where(f"NOT is_asked AND outcome = '{Outcome.SUCCEEDED}'")
     names = ended.selectExpr(f"{NAME} AS name", *_defaults("queue", "task"))
     return SortedOut(
-        events=found.where("is_asked").select(*events.columns),
+        events=found.where("is_asked").drop("is_asked"),
         cells=_cells(_put_together(plain) if totals["closed"] else plain, names),
         closed=plain.where("id IS NOT NULL").select("id"),
-        heard=events.selectExpr(*_defaults("worker"), "at_ms").groupBy("worker").agg(F.max("at_ms").alias("last_ms")),
+        heard=grouped(events.selectExpr(*_defaults("worker"), "at_ms"), ("worker",), {"last_ms": "max(at_ms)"}),
         totals=totals,
         latest_ms=latest_ms,
     )
@@ -109,8 +109,8 @@ def sort_out(events: DataFrame, others: DataFrame, keep: Callable[[DataFrame], D
 
 def _found(events: DataFrame, sorted_out: DataFrame, *, is_few: bool) -> DataFrame:
     """The events that have to be looked at: those of all tasks that are not plain, and of one plain task for each hash of names."""
-    asked = F.expr("CASE WHEN NOT is_plain THEN id END")
-    wanted = sorted_out.groupBy("is_plain", asked, "name").agg(*columns({"wanted": "min(example)"}))
+    one_by_one = sorted_out.selectExpr("is_plain", "CASE WHEN NOT is_plain THEN id END AS asked", "name", "example")
+    wanted = grouped(one_by_one, ("is_plain", "asked", "name"), {"wanted": "min(example)"})
     wanted = wanted.selectExpr("wanted", "NOT is_plain AS is_asked")
     looked = events.join(F.broadcast(wanted) if is_few else wanted, F.expr(f"{ID} = wanted"), "left")
     has_no_id = "(event_id IS NULL OR event_id = '')"
@@ -138,7 +138,7 @@ def _tasks(events: DataFrame, others: DataFrame, after_ms: int | None) -> DataFr
         "scheduled_ms": "min(scheduled_ms)",
         "asked_ms": "sum(asked_ms)",
     }
-    return told.groupBy("id").agg(*columns(facts)).where(f"bits & {_EVENT}L > 0")
+    return grouped(told, ("id",), facts).where(f"bits & {_EVENT}L > 0")
 
 
 def _rows(events: DataFrame, bit: str) -> DataFrame:
@@ -215,7 +215,7 @@ def _sorted(tasks: DataFrame) -> DataFrame:
         "delay_waited_ms": "coalesce(sum(waited), 0)",
         "delay_late_max_ms": "max(waited - asked)",
     }
-    return told.groupBy(*common).agg(*columns(counts))
+    return grouped(told, common, counts)
 
 
 def _is_plain() -> str:
@@ -245,19 +245,18 @@ def _totals(sorted_out: DataFrame) -> tuple[dict[str, int], int | None]:
     sums = {"lives": "sum(CASE WHEN is_plain THEN lives END)", "events": "sum(lives * bit_count(bits))"}
     sums |= {str(each): f"sum(lives * {_told(each)})" for each in _COUNTED}
     sums |= {"asked": "count_if(NOT is_plain)", "closed": "count_if(is_plain AND id IS NOT NULL)"}
-    row = sorted_out.agg(*columns({"latest_ms": "max(last_ms)", **sums})).first()
-    latest_ms, *counts = (None, *[0] * len(sums)) if row is None else row
-    totals = {name: int(number or 0) for name, number in zip(sums, counts, strict=True)}
+    row = row_of(sorted_out, sums | {"latest_ms": "max(last_ms)"})
+    totals = {name: int(row[name] or 0) for name in sums}
     lives, closed = totals["lives"], totals["closed"]
     totals["events"] -= closed
-    return {**totals, str(Outcome.PUBLISHED): lives - closed, str(Outcome.SUCCEEDED): lives}, latest_ms
+    return {**totals, str(Outcome.PUBLISHED): lives - closed, str(Outcome.SUCCEEDED): lives}, row["latest_ms"]
 
 
 def _put_together(plain: DataFrame) -> DataFrame:
     """The same rows without ids, those that have all in common put together."""
     common = ("name", "bits", "days", "attempts", "time_class")
     sums = {name: f"sum({name})" for name in ("lives", "delay_asked_ms", "delay_waited_ms")}
-    return plain.groupBy(*common).agg(*columns(sums | {"delay_late_max_ms": "max(delay_late_max_ms)"}))
+    return grouped(plain, common, sums | {"delay_late_max_ms": "max(delay_late_max_ms)"})
 
 
 def _cells(plain: DataFrame, names: DataFrame) -> DataFrame:

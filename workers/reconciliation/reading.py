@@ -135,7 +135,7 @@ def _table(spark: SparkSession, name: str, uri: str, paths: list[str], schema: S
         if _format_of(uri) is None:
             endings = ",".join(ending for ending, kind in _FORMATS.items() if kind == name)
             reader = reader.option("pathGlobFilter", f"*{{{endings}}}")
-    return reader.format(name).load(uri or paths).select(*schema.fieldNames())
+    return reader.format(name).load(uri or paths).selectExpr(*schema.fieldNames())
 
 
 def _check_columns(spark: SparkSession, path: str, schema: StructType, required: Sequence[str], what: str) -> None:

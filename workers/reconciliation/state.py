@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 from redelivery.errors import InputError
 from redelivery.workers.reconciliation.commits import date_of
 from redelivery.workers.reconciliation.schema import empty
-from redelivery.workers.reconciliation.texts import columns
+from redelivery.workers.reconciliation.texts import row_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -105,9 +105,8 @@ class State:
         self._files.remove(folder)
         lives.coalesce(max(1, -(-about // _LIVES_PER_FILE))).write.parquet(f"{folder}/lives")
         written = self._spark.read.schema(lives.schema).parquet(f"{folder}/lives")
-        told = written.agg(*columns({"lives": "count(*)", "unnamed": "count_if(queue = '')", "redriven": "count_if(redriven > 0)"}))
-        count, unnamed, redriven = told.first() or (0, 0, 0)
-        run = replace(run, lives=count, unnamed=unnamed > 0, redriven=redriven > 0)
+        asked = {"lives": "count(*)", "unnamed": "count_if(queue = '') > 0", "redriven": "count_if(redriven > 0) > 0"}
+        run = replace(run, **row_of(written, asked))
         self._files.write(f"{folder}/run.json", json.dumps(asdict(run)))
         return run
 

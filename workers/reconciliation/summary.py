@@ -10,16 +10,15 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
-
 from redelivery.middleware.outcomes import Outcome
 from redelivery.workers.reconciliation.terminal import lines_of
+from redelivery.workers.reconciliation.texts import row_of
 from redelivery.workers.reconciliation.verdicts import DISCREPANCIES, RULES, VERDICTS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import DataFrame
 
     from redelivery.workers.reconciliation.few import Ways
     from redelivery.workers.reconciliation.figures import Figures
@@ -108,19 +107,18 @@ def summarise(
     `plain` counts the lives that are not among the judged, and balance: `lives`, `events` and outcomes by name.
     """
     plain = {} if plain is None else plain
-    is_told = ~F.col("is_standing")
-    unannounced = (F.col(Outcome.RECEIVED) > 0) & (F.col(Outcome.PUBLISHED) + F.col(Outcome.REDRIVEN) == 0)
-    sums = [F.sum("events").alias("events"), *(F.sum(each).alias(_OUTCOME + each) for each in Outcome)]
-    told = [
-        F.count_if(is_told).alias("lives"),
-        F.count_if(is_told & F.col("is_repeated")).alias("possible_repeats"),
-        F.count_if(is_told & unannounced).alias("unannounced"),
-        F.count_if("is_correction").alias("corrections"),
-        *(F.count_if(is_told & (F.col("verdict") == name)).alias(_VERDICT + name) for name in VERDICTS),
-        *(F.count_if(~is_told & (F.col("verdict") == name)).alias(_STANDING + name) for name in DISCREPANCIES),
-        *sums,
-    ]
-    asked = [partial(_counted, judged, *told), *([] if before is None else [partial(_counted, before, *sums)])]
+    unannounced = f"{Outcome.RECEIVED} > 0 AND {Outcome.PUBLISHED} + {Outcome.REDRIVEN} = 0"
+    sums = {"events": "sum(events)", **{_OUTCOME + each: f"sum({each})" for each in Outcome}}
+    told = {
+        "lives": "count_if(NOT is_standing)",
+        "possible_repeats": "count_if(NOT is_standing AND is_repeated)",
+        "unannounced": f"count_if(NOT is_standing AND {unannounced})",
+        "corrections": "count_if(is_correction)",
+        **{_VERDICT + name: f"count_if(NOT is_standing AND verdict = '{name}')" for name in VERDICTS},
+        **{_STANDING + name: f"count_if(is_standing AND verdict = '{name}')" for name in DISCREPANCIES},
+        **sums,
+    }
+    asked = [partial(_counted, judged, told), *([] if before is None else [partial(_counted, before, sums)])]
     counts, counted = [*ways.done(asked), {}][:2]
     verdicts = {name: counts.get(_VERDICT + name, 0) for name in VERDICTS}
     verdicts["balanced"] += plain.get("lives", 0)
@@ -144,6 +142,5 @@ def summarise(
     )
 
 
-def _counted(lives: DataFrame, *counts: Column) -> dict[str, int]:
-    row = lives.agg(*counts).first()
-    return {} if row is None else {name: int(count) for name, count in row.asDict().items() if count is not None}
+def _counted(lives: DataFrame, counts: dict[str, str]) -> dict[str, int]:
+    return {name: int(count) for name, count in row_of(lives, counts).items() if count is not None}

@@ -3,21 +3,21 @@
 A run of the books makes some thousands of expressions, which over few lives is a good part of its time. So what is long is text;
 what is short, or depends on what was found, may be either.
 
-Enters: texts in Spark's SQL, by name. Leaves: columns for an aggregation, or texts for `selectExpr`.
+Enters: texts in Spark's SQL, by name. Leaves: tables, rows, or texts for `selectExpr`.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from pyspark.sql import Column
+    from pyspark.sql import DataFrame
 
-__all__ = ["columns", "named", "one_of", "quoted"]
+__all__ = ["grouped", "named", "one_of", "quoted", "row_of"]
 
 
 def named(texts: Mapping[str, str]) -> list[str]:
@@ -25,9 +25,15 @@ def named(texts: Mapping[str, str]) -> list[str]:
     return [f"{text} AS `{name}`" for name, text in texts.items()]
 
 
-def columns(texts: Mapping[str, str]) -> list[Column]:
-    """The same as columns."""
-    return [F.expr(text) for text in named(texts)]
+def grouped(table: DataFrame, by: Iterable[str], aggregates: Mapping[str, str]) -> DataFrame:
+    """A row for each group of rows that agree in these columns: those columns, and the aggregates by their names."""
+    told = F.expr(f"struct({', '.join(named(aggregates))}) AS told")  # one text, which Spark takes apart again when it plans
+    return table.groupBy(*by).agg(told).selectExpr(*by, "told.*")
+
+
+def row_of(table: DataFrame, aggregates: Mapping[str, str]) -> dict[str, Any]:
+    """What all rows add up to, by name, in one action."""
+    return table.selectExpr(*named(aggregates)).collect()[0].asDict()
 
 
 def one_of(column: str, values: Iterable[str | int]) -> str:

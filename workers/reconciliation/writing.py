@@ -64,7 +64,7 @@ def _died(files: Files, output: str) -> bool:
 def _beside(files: Files, output: str) -> list[str]:
     """What runs have beside this output, or have left there."""
     parent, _, name = output.rpartition("/")
-    return [f"{parent}/{each}" for each in files.names(parent) if each.startswith((f".{name}.new-", f".{name}.old-"))]
+    return [f"{parent}/{each}" for word in ("new", "old") for each in files.beginning(parent, f".{name}.{word}-")]
 
 
 @contextmanager
