@@ -1,9 +1,9 @@
 """Few rows: how tables are worked with that are made sooner than planned.
 
 Most of the time over few lives goes into planning, compiling and waiting for one query after the other. So their tables are kept
-without how they were made, joined by sending them whole to where the other side lies, their queries are planned once and not
-compiled, and those that do not ask for each other run side by side. It is for a local session: an executor that dies takes a table
-with it that was kept so.
+without how they were made, joined by sending them whole to where the other side lies, their queries are planned once, compiled only
+where that pays, and those that do not ask for each other run side by side. It is for a local session: an executor that dies takes a
+table with it that was kept so.
 
 Enters: tables and work of at most `FEW` rows. Leaves: the same tables, and what the work returned.
 """
@@ -32,6 +32,9 @@ T = TypeVar("T")
 
 #: Up to so many rows all of this pays.
 FEW: Final = 1_000_000
+
+#: From so many rows on, compiling a query takes no longer than it saves, also in a session that has just begun.
+COMPILED: Final = 20_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,18 +66,19 @@ def many(keep: Callable[[DataFrame], DataFrame]) -> Iterator[Ways]:
 
 
 @contextmanager
-def few(spark: SparkSession) -> Iterator[Ways]:
-    """The ways of few rows; meanwhile each query is planned once, with one part for each core, and not compiled.
+def few(spark: SparkSession, rows: int) -> Iterator[Ways]:
+    """The ways of so few rows; meanwhile each query is planned once, with one part for each core.
 
-    Those that look back for a few among many events are compiled.
+    Below `COMPILED` rows only queries are compiled that look back for a few among many events.
     """
     compiled = "spark.sql.codegen.wholeStage"
     settings = {
         "spark.sql.adaptive.enabled": "false",
         "spark.sql.shuffle.partitions": str(spark.sparkContext.defaultParallelism),
-        compiled: "false",
     }
     was_compiled = str(spark.conf.get(compiled))
+    if rows < COMPILED:
+        settings[compiled] = "false"
     with with_settings(spark, settings):
         done = partial(side_by_side, spark)
         yield Ways(_cut, F.broadcast, lambda table: table.coalesce(1), done, lambda: spark.conf.set(compiled, was_compiled))

@@ -89,13 +89,15 @@ def reconcile(spark: SparkSession, books: Books, say: Callable[[str], object] = 
             plain = sort_out(inputs.events, inputs.known(state), keep, after_ms=inputs.watermark_ms)
             inputs = replace(inputs, events=plain.events)
         left_open = inputs.open_before - (0 if plain is None else plain.totals["closed"])
-        few_asked = plain is not None and plain.totals["asked"] < FEW and is_local(spark)
-        with few(spark) if few_asked else many(keep) as ways:
+        asked = FEW if plain is None else plain.totals["asked"]
+        few_asked = asked < FEW and is_local(spark)
+        with few(spark, asked) if few_asked else many(keep) as ways:
             ways.look_back()
             lives = ways.keep(fold(inputs.events, inputs.inventory))
             facts = _look(lives, plain, books, inputs) | {"left_open": left_open}
-        few_lives = facts["lives"] + left_open < FEW and is_local(spark)
-        with few(spark) if few_lives else many(keep) as ways:
+        judged = facts["lives"] + left_open
+        few_lives = judged < FEW and is_local(spark)
+        with few(spark, judged) if few_lives else many(keep) as ways:
             lives = ways.keep(lives) if few_lives and not few_asked else lives
             return _Run(books, files, output, inputs, lives, plain, facts, ways).finish(state, say)
 

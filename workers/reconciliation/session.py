@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import SparkSession
 
@@ -40,6 +40,9 @@ _LOCAL = {
     "spark.sql.catalogImplementation": "in-memory",
     "spark.task.maxFailures": "1",
 }
+
+#: A life is short that has less than this (bytes) to read: some 400,000 events.
+_SHORT: Final = 32 * 2**20
 
 #: What pays in a short life: compiling, of Java or of queries, takes longer than what it saves, and so does planning anew after
 #: each stage.
@@ -81,7 +84,7 @@ def with_settings(spark: SparkSession, settings: Mapping[str, str]) -> Iterator[
 def session(*, input_bytes: int | None = None, log: Path | None = None, embedded_java: bool = False) -> Iterator[SparkSession]:
     """The session that there is already, or a new one, which is stopped at the end.
 
-    `input_bytes` is what will be read, None where nobody knows: below 256 MiB Java is started for a short life. `log` is
+    `input_bytes` is what will be read, None where nobody knows: below 32 MiB Java is started for a short life. `log` is
     the file that Spark's own messages go to; it is added to. Raises `InputError` where there is no Java.
     """
     running = SparkSession.getActiveSession()
@@ -101,7 +104,7 @@ def _started(input_bytes: int | None, log: Path | None, *, embedded: bool) -> Sp
         return builder.getOrCreate()
     ensure_java(embedded=embedded)
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
-    small = input_bytes is not None and input_bytes < _GIB // 4
+    small = input_bytes is not None and input_bytes < _SHORT
     options: dict[str, bool | float | int | str | None] = {**_LOCAL, **(_SMALL if small else _LARGE)}
     options["spark.driver.memory"] = _heap()
     options["spark.sql.shuffle.partitions"] = (os.cpu_count() or 1) * (1 if small else 16)
