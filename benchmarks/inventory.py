@@ -2,7 +2,8 @@
 
 The messages wait in a queue that nobody consumes, while tasks are published at a steady rate and a worker runs them. How long each
 command took is what the broker's own slow log says. That counts waiting for a processor too: so the longest commands of the worker
-and the publisher, before the inventory and meanwhile, are told beside those that it reads with.
+and the publisher, before the inventory and meanwhile, are told beside those that it reads with. What a page of the queue takes of
+the broker's processor is measured page by page, before anybody else asks for anything.
 """
 
 from __future__ import annotations
@@ -15,9 +16,11 @@ from typing import TYPE_CHECKING, Any
 from pyarrow import parquet
 
 from benchmarks.figures import less, percentile
+from benchmarks.processor import ran_ms
 from benchmarks.sides import side
 from benchmarks.stamps import late_ms
-from benchmarks.stock import Stock
+from benchmarks.stock import QUEUE, Stock
+from redelivery.workers.pages import list_pages
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,51 +33,77 @@ __all__ = ["inventory"]
 PER_SECOND, BEFORE = 100, 10.0
 #: From how many milliseconds on a command is slow, and from how many on it is logged.
 SLOW_MS, LOGGED_MS = 5.0, 0.5
+#: Between two pages (seconds).
+REST = 0.001
 #: What an inventory reads with, and a worker and a publisher do not.
 READS = {b"LRANGE", b"HSCAN", b"SCAN", b"XRANGE", b"ZMSCORE", b"ZRANGE"}
 
 
 def inventory(name: str, *, messages: int) -> dict[str, Figure]:
     """What `redelivery inventory export` costs whoever else uses the broker. Raises `RuntimeError` where a message is missing."""
-    with side(name) as here, here.worker():
+    with side(name) as here:
         Stock(here.client).wait(messages)
-        here.client.config_set("slowlog-log-slower-than", round(LOGGED_MS * 1000))
-        here.client.config_set("slowlog-max-len", 1_000_000)
-        here.client.slowlog_reset()
-        until = time.monotonic() + BEFORE
-        before = _started(here, "before", lambda: time.monotonic() < until)
-        plain = _took(here, reads=False)
-        here.client.slowlog_reset()
-        command = [
-            sys.executable,
-            "-m",
-            "redelivery",
-            "-A",
-            "benchmarks.app",
-            "inventory",
-            "export",
-            "--to",
-            str(here.folder / "taken"),
-        ]
-        began = time.monotonic()
-        with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
-            during = _started(here, "during", lambda: process.poll() is None)
-        seconds = time.monotonic() - began
-        took, beside = _took(here, reads=True), _took(here, reads=False)
-        rows = parquet.read_table(here.folder / "taken" / "inventory.parquet", columns=["task_id"])["task_id"].to_pylist()
-        if process.returncode or len(rows) != len(set(rows)) or len(rows) < messages:
-            msg = f"exit code {process.returncode}: {len(rows)} rows of {len(set(rows))} tasks, and {messages} messages wait"
-            raise RuntimeError(msg)
-        return {
-            "longest_command": less(max(took, default=0), "ms"),
-            "slow_commands": less(sum(each > SLOW_MS for each in took), "commands"),
-            "longest_of_others_before": less(max(plain, default=0), "ms"),
-            "longest_of_others_meanwhile": less(max(beside, default=0), "ms"),
-            "start_p99_before": less(percentile(before, 0.99), "ms"),
-            "start_p99_meanwhile": less(percentile(during, 0.99), "ms"),
-            "start_longest_meanwhile": less(max(during), "ms"),
-            "inventory": less(seconds, "s"),
-        }
+        pages = _pages(here)
+        with here.worker():
+            return _meanwhile(here, messages) | {
+                "page_processor_p50": less(percentile(pages, 0.5), "ms"),
+                "page_processor_p99": less(percentile(pages, 0.99), "ms"),
+                "page_processor_longest": less(max(pages), "ms"),
+            }
+
+
+def _pages(here: Any) -> list[float]:
+    """Milliseconds of the broker's processor for each page of the queue, which nothing else asks anything meanwhile."""
+    broker, pages = here.server.process.pid, list_pages(here.client, QUEUE)
+    took: list[float] = []
+    while True:
+        before = ran_ms(broker)
+        page = next(pages, None)
+        time.sleep(REST)  # so that it waits again, and its time is told
+        if page is None:
+            return took
+        took.append(ran_ms(broker) - before)
+
+
+def _meanwhile(here: Any, messages: int) -> dict[str, Figure]:
+    """The same beside a worker and a publisher, by the command."""
+    here.client.config_set("slowlog-log-slower-than", round(LOGGED_MS * 1000))
+    here.client.config_set("slowlog-max-len", 1_000_000)
+    here.client.slowlog_reset()
+    until = time.monotonic() + BEFORE
+    before = _started(here, "before", lambda: time.monotonic() < until)
+    plain = _took(here, reads=False)
+    here.client.slowlog_reset()
+    command = [
+        sys.executable,
+        "-m",
+        "redelivery",
+        "-A",
+        "benchmarks.app",
+        "inventory",
+        "export",
+        "--to",
+        str(here.folder / "taken"),
+    ]
+    began = time.monotonic()
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
+        during = _started(here, "during", lambda: process.poll() is None)
+    seconds = time.monotonic() - began
+    took, beside = _took(here, reads=True), _took(here, reads=False)
+    rows = parquet.read_table(here.folder / "taken" / "inventory.parquet", columns=["task_id"])["task_id"].to_pylist()
+    if process.returncode or len(rows) != len(set(rows)) or len(rows) < messages:
+        msg = f"exit code {process.returncode}: {len(rows)} rows of {len(set(rows))} tasks, and {messages} messages wait"
+        raise RuntimeError(msg)
+    return {
+        "longest_command": less(max(took, default=0), "ms"),
+        "slow_commands": less(sum(each > SLOW_MS for each in took), "commands"),
+        "longest_of_others_before": less(max(plain, default=0), "ms"),
+        "longest_of_others_meanwhile": less(max(beside, default=0), "ms"),
+        "start_p99_before": less(percentile(before, 0.99), "ms"),
+        "start_p99_meanwhile": less(percentile(during, 0.99), "ms"),
+        "start_longest_meanwhile": less(max(during), "ms"),
+        "inventory": less(seconds, "s"),
+    }
 
 
 def _took(here: Any, *, reads: bool) -> list[float]:

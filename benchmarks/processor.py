@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from benchmarks.sides import Side
 
-__all__ = ["Spent", "below", "broker_seconds", "children_of", "peak_bytes", "resident_bytes", "used"]
+__all__ = ["Spent", "below", "broker_seconds", "children_of", "peak_bytes", "ran_ms", "resident_bytes", "used"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +61,11 @@ def used(pid: int, *, with_ended: bool = False) -> float:
     except (FileNotFoundError, ProcessLookupError):
         return 0.0
     return sum(map(int, fields[11 : 15 if with_ended else 13])) / os.sysconf("SC_CLK_TCK")
+
+
+def ran_ms(pid: int) -> float:
+    """Milliseconds of processor that the main thread of a process has used, to the nanosecond, up to when it last waited."""
+    return int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) / 1e6
 
 
 def resident_bytes(pid: int) -> int:

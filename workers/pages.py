@@ -16,8 +16,9 @@ if TYPE_CHECKING:
 
 __all__ = ["hash_pages", "list_pages"]
 
-#: Elements of one page at the most, of its beginning, and the bytes that it should not pass: a millisecond or two for the broker.
-PAGE, FIRST_PAGE, MOST_BYTES = 1000, 100, 2 * 1024 * 1024
+#: Elements of one page at the most, of its beginning, and the bytes that it should not pass: a millisecond or less for the broker,
+#: besides the walk to it.
+PAGE, FIRST_PAGE, MOST_BYTES = 400, 100, 1024 * 1024
 #: Fields of one page of a hash.
 FIELDS = 250
 #: How often the reading of one list goes back before it takes what it finds: a list that is emptied from both ends has no middle.
@@ -27,7 +28,7 @@ MOST_RETURNS = 1000
 def list_pages(client: Redis, key: str, page: int = PAGE) -> Iterator[tuple[int, list[bytes]]]:
     """The elements of a list from its head (the newest message) on, each page with the server's time (ms) of its reading.
 
-    A list has no cursor: the broker walks to each page from the nearer end, 10 ms to the middle of a million letters.
+    A list has no cursor: the broker walks to each page from the nearer end, 1.5 to 3 ms to the middle of a million messages.
     """
     start, returns, size = 0, 0, min(page, FIRST_PAGE)
     last: bytes | None = None
