@@ -2,61 +2,32 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import os
 import signal
 import subprocess
-import sys
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pytest
-from click.testing import CliRunner, Result
 from pyarrow import parquet
 
-from redelivery.workers.cli.reconcile import reconcile
-from redelivery.workers.reconciliation.files import Files
 from redelivery.workers.reconciliation.schema import EVENTS, INVENTORY
 from redelivery.workers.tables import EVENTS as EXPORTED_EVENTS
 from redelivery.workers.tables import INVENTORY as EXPORTED_INVENTORY
 from redelivery.workers.tables import write_rows
+from tests.books_command import COMMAND, SUCCEEDED, arguments, run, told
 from tests.spark_session import NOON, Histories, rows, spark, write_lines
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
-    from pyspark.sql import SparkSession
     from pyspark.sql.types import StructType
 
-__all__ = ["spark"]
+__all__ = ["spark", "told"]
 
 pytestmark = pytest.mark.xdist_group("spark")
-
-SUCCEEDED = ("succeeded", {"delivery": 1, "attempt": 1})
-
-
-@pytest.fixture
-def told(tmp_path: Path) -> Histories:
-    """One task that succeeded, written for the job."""
-    told = Histories()
-    told.tell("a", "published", SUCCEEDED)
-    told.hold("b", "queue")
-    told.write(tmp_path)
-    return told
-
-
-def arguments(folder: Path, *more: str, **places: str) -> list[str]:
-    """The command's arguments."""
-    named = {name: str(folder / name) for name in ("outcomes", "inventory")} | {"output": str(folder / "books")} | places
-    return [*(word for name, place in named.items() for word in (f"--{name}", place)), *more]
-
-
-def run(folder: Path, *more: str, **places: str) -> Result:
-    """Run the command in this process, where Spark is running already."""
-    return CliRunner().invoke(reconcile, arguments(folder, *more, **places))
 
 
 @pytest.mark.usefixtures("spark", "told")
@@ -150,146 +121,6 @@ def test_the_export_writes_the_columns_that_the_books_read(ours: StructType, exp
     assert {each.name: each.dataType.simpleString() for each in ours} == {each.name: kinds[each.type] for each in exported}
 
 
-def _parquet(path: Path, columns: dict[str, list[Any]]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    parquet.write_table(pa.table(columns), path)
-
-
-def _truncated(folder: Path) -> None:
-    columns: dict[str, list[Any]] = {"event_id": ["1-0"], "task_id": ["a"], "outcome": ["published"], "queue": ["q"], "at_ms": [1]}
-    _parquet(folder / "outcomes" / "whole.parquet", columns)
-    whole = (folder / "outcomes" / "whole.parquet").read_bytes()
-    (folder / "outcomes" / "cut-off.parquet").write_bytes(whole[: len(whole) // 2])
-
-
-def _without_bytes(folder: Path) -> None:
-    (folder / "outcomes" / "nothing.parquet").touch()
-
-
-def _cut_gzip(folder: Path) -> None:
-    whole = gzip.compress(b"".join(b'{"task_id": "%d"}\n' % each for each in range(9999)))
-    (folder / "outcomes" / "cut.jsonl.gz").write_bytes(whole[: len(whole) // 2])
-
-
-def _cut_inventory(folder: Path) -> None:
-    write_rows([], str(folder / "inventory"), EXPORTED_INVENTORY, name="inventory")
-    file = folder / "inventory" / "inventory.parquet"
-    file.write_bytes(file.read_bytes()[:-7])
-
-
-def _of_another_type(folder: Path) -> None:
-    columns: dict[str, list[Any]] = {
-        "event_id": ["1-0"],
-        "task_id": ["a"],
-        "outcome": ["published"],
-        "queue": ["q"],
-        "at_ms": ["x"],
-    }
-    _parquet(folder / "outcomes" / "typed.parquet", columns)
-
-
-def _event(**fields: Any) -> Callable[[Path], None]:
-    event = {"event_id": "1-0", "task_id": "a", "outcome": "published", "queue": "q", "at_ms": NOON} | fields
-    return lambda folder: write_lines(folder / "outcomes" / "more.jsonl", [event])
-
-
-def _emptied(folder: Path, name: str) -> None:
-    for file in (folder / name).rglob("*.jsonl"):
-        file.unlink()
-
-
-def _commit(folder: Path, text: str) -> None:
-    (folder / "outcomes" / "_commits" / "2026-01-30").mkdir(parents=True)
-    (folder / "outcomes" / "_commits" / "2026-01-30" / "0002-2-0.json").write_text(text)
-
-
-def _committed(folder: Path) -> None:
-    _commit(folder, json.dumps({"files": [{"file": "date=2026-01-30/hour=01/outcomes-1-0-2-0.parquet", "rows": 2}]}))
-
-
-def _cut_at_a_line(folder: Path) -> None:
-    """A copy that ended early, and looks whole."""
-    events = [{"event_id": f"{each}-0", "task_id": "a", "outcome": "published", "queue": "q", "at_ms": NOON} for each in (1, 2)]
-    key = "date=2026-01-30/hour=01/outcomes-1-0-2-0.jsonl"
-    file = folder / "outcomes" / key
-    file.parent.mkdir(parents=True)
-    write_lines(file, events)
-    _commit(folder, json.dumps({"files": [{"file": key, "rows": 2, "bytes": file.stat().st_size}]}))
-    file.write_bytes(file.read_bytes().splitlines(keepends=True)[0])
-
-
-def _cut_inventory_at_a_line(folder: Path) -> None:
-    (folder / "inventory" / "_taken.json").write_text(json.dumps({"seen_ms": NOON, "file": "inventory.jsonl", "bytes": 10**6}))
-    write_lines(folder / "inventory" / "inventory.jsonl", [{"task_id": "a", "queue": "q", "place": "queue", "seen_ms": NOON}])
-
-
-BAD_INPUTS: dict[str, tuple[Callable[[Path], object], str]] = {
-    "a truncated file": (_truncated, "cut-off.parquet"),
-    "a Parquet file without a byte": (_without_bytes, "nothing.parquet is no whole Parquet file: it has no bytes"),
-    "a truncated gzip": (_cut_gzip, "cut.jsonl.gz"),
-    "lines that end early": (_cut_at_a_line, "it is cut off, or was changed"),
-    "an inventory that ends early": (_cut_inventory_at_a_line, "inventory.jsonl has 75 bytes and was written with 1000000"),
-    "a truncated inventory": (_cut_inventory, "inventory.parquet is no whole Parquet file"),
-    "an inventory with other columns": (
-        lambda folder: _parquet(folder / "inventory" / "x.parquet", {"a": [1]}),
-        "it has no column task_id, queue, place",
-    ),
-    "another type": (_of_another_type, "column at_ms of the outcome events must be bigint, and is string"),
-    "other columns": (lambda folder: _parquet(folder / "outcomes" / "x.parquet", {"a": [1]}), "it has no column event_id, task_id"),
-    "another ending": (lambda folder: (folder / "outcomes" / "notes.csv").write_text("a,b"), "neither Parquet nor JSON lines"),
-    "a broken line": (lambda folder: (folder / "outcomes" / "cut.jsonl").write_text('{"task_id": "a'), "is no JSON object of ours"),
-    "no task id": (_event(task_id=None), "1 rows have no task_id, event_id or at_ms"),
-    "an empty task id": (_event(task_id=""), "1 rows have no task_id, event_id or at_ms"),
-    "an empty event id": (_event(event_id=""), "1 rows have no task_id, event_id or at_ms"),
-    "a moment that is none": (lambda folder: (folder / "inventory" / "_taken.json").write_text("{}"), "does not say when"),
-    "an unknown outcome": (_event(outcome="eaten"), "1 rows have an outcome of none of our words"),
-    "a number that is none": (_event(at_ms="noon"), "is no JSON object of ours"),
-    "an unknown place": (
-        lambda folder: write_lines(
-            folder / "inventory" / "x.jsonl", [{"task_id": "a", "queue": "q", "place": "moon", "seen_ms": 1}]
-        ),
-        "1 rows have no task_id, seen_ms or known place",
-    ),
-    "no events": (lambda folder: _emptied(folder, "outcomes"), "holds no file with outcome events"),
-    "no inventory": (lambda folder: _emptied(folder, "inventory"), "holds no file with inventory"),
-    "a missing day": (_committed, "1 files of 2026-01-30 were exported and are not there, the first is date=2026-01-30/hour=01/"),
-    "a broken commit": (lambda folder: _commit(folder, "{"), "is no commit of an export"),
-    "a broken gap": (lambda folder: (folder / "outcomes" / "_gaps.jsonl").write_text("{"), "holds a line that is no JSON"),
-}
-
-
-@pytest.mark.usefixtures("spark", "told")
-@pytest.mark.parametrize("fault", BAD_INPUTS)
-def test_an_input_that_cannot_be_used_is_one_clear_line_and_no_output(tmp_path: Path, fault: str) -> None:
-    """Exit code 2, the fault and the file named in one line, and no trace of the output, whole or partial."""
-    spoil, said = BAD_INPUTS[fault]
-    spoil(tmp_path)
-    result = run(tmp_path)
-    assert result.exit_code == 2, result.output
-    told = [line for line in result.stderr.splitlines() if " s  " not in line]
-    assert len(told) == 1, result.stderr
-    assert told[0].startswith("redelivery: ")
-    assert said in told[0]
-    assert sorted(each.name for each in tmp_path.iterdir()) == ["inventory", "outcomes"]
-
-
-@pytest.mark.usefixtures("spark", "told")
-def test_an_empty_table_of_events_is_refused(tmp_path: Path) -> None:
-    """Books without a single event prove nothing."""
-    write_rows([], str(tmp_path / "empty"), EXPORTED_EVENTS, name="outcomes")
-    result = run(tmp_path, outcomes=str(tmp_path / "empty"))
-    assert result.exit_code == 2
-    assert "holds no outcome events: export them first" in result.stderr
-
-
-@pytest.mark.usefixtures("spark", "told")
-def test_a_path_that_is_not_there_is_named(tmp_path: Path) -> None:
-    """Either input."""
-    result = run(tmp_path, outcomes=str(tmp_path / "nothing"))
-    assert result.exit_code == 2
-    assert f"there is no outcome events at {tmp_path / 'nothing'}" in result.stderr
-
-
 @pytest.mark.usefixtures("spark", "told")
 def test_a_folder_of_somebody_elses_is_not_overwritten(tmp_path: Path) -> None:
     """Neither one with other files in it, nor one of the inputs, nor one within them."""
@@ -300,32 +131,6 @@ def test_a_folder_of_somebody_elses_is_not_overwritten(tmp_path: Path) -> None:
         assert result.exit_code == 2
         assert "give" in result.stderr
     assert (tmp_path / "thesis" / "chapter.txt").read_text() == "1"
-
-
-@pytest.mark.usefixtures("spark", "told")
-def test_books_that_fail_leave_the_earlier_ones_alone(tmp_path: Path) -> None:
-    """The output of yesterday stands until today's is complete."""
-    assert run(tmp_path).exit_code == 0
-    before = (tmp_path / "books" / "summary.json").read_text(encoding="utf-8")
-    _truncated(tmp_path)
-    assert run(tmp_path).exit_code == 2
-    assert (tmp_path / "books" / "summary.json").read_text(encoding="utf-8") == before
-
-
-@pytest.mark.usefixtures("spark", "told")
-def test_an_input_that_cannot_be_used_leaves_the_state_as_it_was(tmp_path: Path) -> None:
-    """Neither a new state nor a part of one; and when the input is mended, the run goes on from the old one."""
-    state = tmp_path / "state"
-    _truncated(tmp_path)
-    assert run(tmp_path, state=str(state)).exit_code == 2
-    assert not state.exists()
-    for file in (tmp_path / "outcomes").glob("*.parquet"):
-        file.unlink()
-    assert run(tmp_path, state=str(state)).exit_code == 0
-    before = sorted((each, each.read_bytes()) for each in state.rglob("*") if each.is_file())
-    _truncated(tmp_path)
-    assert run(tmp_path, state=str(state)).exit_code == 2
-    assert sorted((each, each.read_bytes()) for each in state.rglob("*") if each.is_file()) == before
 
 
 @pytest.mark.usefixtures("spark", "told")
@@ -350,17 +155,6 @@ def test_what_a_killed_run_left_goes_a_day_later(tmp_path: Path) -> None:
     assert (old.exists(), new.exists()) == (False, True)
 
 
-@pytest.mark.parametrize("name", ["books", "books[1]", "books{a,b}", "books*?", "bo\\oks", "bücher 100%20"])
-def test_what_lies_beside_an_output_is_known_by_its_whole_name(spark: SparkSession, tmp_path: Path, name: str) -> None:
-    """Also by one that would be a pattern, in a folder that would be one."""
-    folder = tmp_path / f"in {name}"
-    for each in (f".{name}.new-1", f".{name}.new-2", f".{name}.old-3", ".books1.new-4", ".booksa.new-5", "else"):
-        (folder / each).mkdir(parents=True)
-    files = Files(spark)
-    assert files.beginning(files.absolute(str(folder)), f".{name}.new-") == [f".{name}.new-1", f".{name}.new-2"]
-    assert files.beginning(str(tmp_path / "nowhere"), f".{name}.new-") == []
-
-
 @pytest.mark.parametrize("words", [["--as-of", "soon"], ["--grace", "-1"], ["--keep", "0"]])
 def test_options_that_make_no_sense_are_usage_errors(tmp_path: Path, words: list[str]) -> None:
     """Exit code 2, before Spark is started."""
@@ -376,9 +170,6 @@ def _without_java(folder: Path) -> dict[str, str]:
     (folder / "bin" / "java").chmod(0o700)
     kept = {name: value for name, value in os.environ.items() if name != "JAVA_HOME"}
     return kept | {"PATH": f"{folder / 'bin'}:{os.environ['PATH']}"}
-
-
-COMMAND = [sys.executable, "-m", "redelivery.workers.cli.reconcile"]
 
 
 @pytest.mark.slow
@@ -409,20 +200,3 @@ def test_an_interrupted_run_leaves_nothing_and_ends_with_130(tmp_path: Path) -> 
     assert process.returncode == 130, rest
     assert rest.splitlines()[-1] == "interrupted; nothing was written"
     assert sorted(each.name for each in tmp_path.iterdir()) == ["inventory", "outcomes"]
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("told")
-def test_a_file_that_may_not_be_read_is_named(tmp_path: Path) -> None:
-    """Nobody has a right to it; where root runs the tests, root does without its own to read everything."""
-    secret = tmp_path / "outcomes" / "secret.jsonl"
-    secret.write_text("{}\n")
-    secret.chmod(0)
-    as_others = [] if os.getuid() else ["setpriv", "--bounding-set", "-dac_override,-dac_read_search"]
-    command = [*as_others, *COMMAND, *arguments(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=150)
-    assert done.returncode == 2, done.stderr
-    [line] = [line for line in done.stderr.splitlines() if " s  " not in line]
-    assert line.startswith("redelivery: ")
-    assert line.endswith(f"{secret} cannot be opened: permission denied")
-    assert not (tmp_path / "books").exists()

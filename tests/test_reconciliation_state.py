@@ -202,18 +202,22 @@ def parts_of(events: list[Row], chance: random.Random) -> list[list[Row]]:
 
 
 def test_a_state_of_somebody_elses_is_refused(spark: SparkSession, tmp_path: Path) -> None:
-    """And so is one within the inputs or around the output, and one that is broken."""
+    """And so is one within the inputs or around the output, one that is broken, and one of a version that says more."""
     told = Histories()
     told.tell("a", "published", SUCCEEDED)
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "chapter.txt").write_text("1")
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "current.json").write_text("{")
+    (tmp_path / "newer" / "v00000001").mkdir(parents=True)
+    (tmp_path / "newer" / "current.json").write_text(json.dumps({"version": 1, "format": 1}))
+    (tmp_path / "newer" / "v00000001" / "run.json").write_text(json.dumps({"version": 1, "format": 1, "said_since": True}))
     for state, said in {
         "thesis": "is no state of these books|is not empty, and no state",
         "outcomes/state": "lie within each other",
         "books/state": "lie within each other",
         "broken": "is no JSON",
+        "newer": "was written by another version of redelivery",
     }.items():
         with pytest.raises(InputError, match=said):
             told.reconcile(spark, tmp_path, state=str(tmp_path / state))

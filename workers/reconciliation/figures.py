@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from redelivery.workers.reconciliation.deaths import TOTALS, causes_of, deaths_of
+from redelivery.workers.reconciliation.files import literal
 from redelivery.workers.reconciliation.metrics import SUMS, TIMES, cells_of, metrics_by
 from redelivery.workers.reconciliation.texts import grouped, one_of
 from redelivery.workers.reconciliation.verdicts import DISCREPANCIES
@@ -82,7 +83,7 @@ def figures_of(judged: DataFrame, plain: DataFrame | None, folder: str, ways: Wa
 
 def faults_of(spark: SparkSession, folder: str) -> Figures:
     """What does not balance; the table `verdicts` must be there already."""
-    return _collected(_of_faults(spark.read.parquet(f"{folder}/verdicts").where(one_of("verdict", DISCREPANCIES))))
+    return _collected(_of_faults(spark.read.parquet(literal(f"{folder}/verdicts")).where(one_of("verdict", DISCREPANCIES))))
 
 
 def _of_cells(cells: DataFrame) -> DataFrame:

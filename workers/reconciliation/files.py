@@ -19,10 +19,15 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-__all__ = ["File", "Files"]
+__all__ = ["File", "Files", "literal"]
 
 #: What has a meaning in a pattern of Hadoop's.
 _GLOB: Final = re.compile(r"[\\*?\[\]{}]")
+
+
+def literal(uri: str) -> str:
+    """The pattern that means this path alone: Spark takes each path that it is to read for a pattern."""
+    return _GLOB.sub(r"\\\g<0>", uri)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +66,8 @@ class Files:
         return sorted(str(each.getPath().getName()) for each in system.listStatus(path) if not _is_checksum(each))
 
     def beginning(self, uri: str, start: str) -> list[str]:
-        """What a folder holds whose name begins so, without a look at all that it holds from here."""
-        path, system = self._open(_GLOB.sub(r"\\\g<0>", f"{uri}/{start}") + "*")
+        """What of a folder begins with this; the file system looks for it, and tells of nothing else."""
+        path, system = self._open(literal(f"{uri}/{start}") + "*")
         return sorted(str(each.getPath().getName()) for each in system.globStatus(path) or ())
 
     def modified_ms(self, uri: str) -> int:

@@ -17,6 +17,7 @@ from pyspark.sql.types import IntegerType, LongType
 
 from redelivery.errors import InputError
 from redelivery.workers.reconciliation.commits import check_size, root_of
+from redelivery.workers.reconciliation.files import literal
 from redelivery.workers.reconciliation.schema import ASIDE, EVENTS, EVENTS_REQUIRED, INVENTORY, INVENTORY_REQUIRED, empty
 
 if TYPE_CHECKING:
@@ -135,12 +136,12 @@ def _table(spark: SparkSession, name: str, uri: str, paths: list[str], schema: S
         if _format_of(uri) is None:
             endings = ",".join(ending for ending, kind in _FORMATS.items() if kind == name)
             reader = reader.option("pathGlobFilter", f"*{{{endings}}}")
-    return reader.format(name).load(uri or paths).selectExpr(*schema.fieldNames())
+    return reader.format(name).load(literal(uri) if uri else [literal(each) for each in paths]).selectExpr(*schema.fieldNames())
 
 
 def _check_columns(spark: SparkSession, path: str, schema: StructType, required: Sequence[str], what: str) -> None:
     """Compare one file's own columns with ours: a column of ours that is not there reads as null, without a word."""
-    actual = {each.name: each.dataType for each in spark.read.parquet(path).schema}
+    actual = {each.name: each.dataType for each in spark.read.parquet(literal(path)).schema}
     missing = [name for name in required if name not in actual]
     if missing:
         msg = f"{path} holds no {what}: it has no column {', '.join(missing)}; its columns are {', '.join(actual) or 'none'}"

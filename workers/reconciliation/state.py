@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from redelivery.errors import InputError
 from redelivery.workers.reconciliation.commits import date_of
+from redelivery.workers.reconciliation.files import literal
 from redelivery.workers.reconciliation.schema import empty
 from redelivery.workers.reconciliation.texts import row_of
 
@@ -97,14 +98,14 @@ class State:
         """The open lives that a run left; a column that it did not know is null."""
         if run.version == 0 or not run.lives:
             return empty(self._spark, schema)
-        return self._spark.read.schema(schema).parquet(f"{self._version(run.version)}/lives")
+        return self._spark.read.schema(schema).parquet(literal(f"{self._version(run.version)}/lives"))
 
     def write(self, run: Run, lives: DataFrame, *, about: int) -> Run:
         """Write a version, which does not hold yet, of `about` so many lives; returns it with what was written of them."""
         folder = self._version(run.version)
         self._files.remove(folder)
         lives.coalesce(max(1, -(-about // _LIVES_PER_FILE))).write.parquet(f"{folder}/lives")
-        written = self._spark.read.schema(lives.schema).parquet(f"{folder}/lives")
+        written = self._spark.read.schema(lives.schema).parquet(literal(f"{folder}/lives"))
         asked = {"lives": "count(*)", "unnamed": "count_if(queue = '') > 0", "redriven": "count_if(redriven > 0) > 0"}
         run = replace(run, **row_of(written, asked))
         self._files.write(f"{folder}/run.json", json.dumps(asdict(run)))
@@ -143,7 +144,7 @@ class State:
             msg = f"{name} is missing: the state is not whole. Restore it, or begin a new one in another folder"
             raise InputError(msg)
         found = self._object(name, text)
-        if found.get("format") != _FORMAT:
+        if found.get("format") != _FORMAT or found.keys() - Run.__dataclass_fields__:
             msg = f"{name} was written by another version of redelivery: begin a new state in another folder"
             raise InputError(msg)
         return Run(**found)

@@ -1,7 +1,8 @@
-"""Columns written as SQL: of such a text Java is told in a call or three, and of the same made of `Column`s in one for each sign.
+"""What is asked of tables, as texts in SQL.
 
-A run of the books makes some thousands of expressions, which over few lives is a good part of its time. So what is long is text;
-what is short, or depends on what was found, may be either.
+Java is told of a text in a call or three, and of the same made of `Column`s in one for each sign. A run of the books makes some
+thousands of expressions, which over few lives is a good part of its time. So what is long is text; what is short, or depends on
+what was found, may be either.
 
 Enters: texts in Spark's SQL, by name. Leaves: tables, rows, or texts for `selectExpr`.
 """
