@@ -89,7 +89,8 @@ def reconcile(spark: SparkSession, books: Books, say: Callable[[str], object] = 
             plain = sort_out(inputs.events, inputs.known(state), keep, after_ms=inputs.watermark_ms)
             inputs = replace(inputs, events=plain.events)
         left_open = inputs.open_before - (0 if plain is None else plain.totals["closed"])
-        asked = FEW if plain is None else plain.totals["asked"]
+        # What the broker holds is among these, but for lives that nothing was ever told of.
+        asked = FEW if plain is None else plain.totals["asked"] + left_open
         few_asked = asked < FEW and is_local(spark)
         with few(spark, asked) if few_asked else many(keep) as ways:
             ways.look_back()
