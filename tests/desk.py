@@ -6,6 +6,7 @@ import base64
 import json
 import sys
 import types
+import unicodedata
 import uuid
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -27,9 +28,14 @@ if TYPE_CHECKING:
     from redelivery.middleware.transports.redis import RedisTransport
     from tests.servers import Server
 
-__all__ = ["QUEUE", "Desk", "body_of", "copies", "task_message"]
+__all__ = ["QUEUE", "Desk", "body_of", "copies", "harmless", "task_message"]
 
 QUEUE, LETTERS = "orders", "DLQ.orders"
+
+
+def harmless(text: str) -> bool:
+    """Whether nothing in it moves a cursor or turns the text round."""
+    return not any(unicodedata.category(char) in {"Cc", "Cf", "Cs"} for char in text.replace("\n", ""))
 
 
 def body_of(*args: Any, chord: Any = None) -> str:

@@ -110,10 +110,9 @@ def sort_out(events: DataFrame, others: DataFrame, keep: Callable[[DataFrame], D
 def _found(events: DataFrame, sorted_out: DataFrame, *, is_few: bool) -> DataFrame:
     """The events that have to be looked at: those of all tasks that are not plain, and of one plain task for each hash of names."""
     rows = sorted_out.selectExpr("is_plain", "CASE WHEN NOT is_plain THEN id END AS asked", "name", "example")
-    wanted = grouped(rows, ("is_plain", "asked", "name"), {"wanted": "min(example)"}).selectExpr(
-        "wanted", "NOT is_plain AS is_asked"
-    )
-    looked = events.join(F.broadcast(wanted) if is_few else wanted, F.expr(f"{ID} = wanted"), "left")
+    wanted = grouped(rows, ("is_plain", "asked", "name"), {"wanted": "min(example)"})
+    told = wanted.selectExpr("wanted", "NOT is_plain AS is_asked")
+    looked = events.join(F.broadcast(told) if is_few else told, F.expr(f"{ID} = wanted"), "left")
     has_no_id = "(event_id IS NULL OR event_id = '')"
     return looked.where(f"wanted IS NOT NULL OR {has_no_id}").selectExpr(
         *events.columns, f"coalesce(is_asked, false) OR {has_no_id} AS is_asked"
