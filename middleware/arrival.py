@@ -17,12 +17,11 @@ from typing import TYPE_CHECKING, Any, cast
 from celery.worker import state
 
 from redelivery.errors import EnvelopeError
-from redelivery.middleware.attempt import failed_of
 from redelivery.middleware.bodies import without_chord
 from redelivery.middleware.departure import about, milliseconds
 from redelivery.middleware.envelope import ANNOUNCED, HEADER, Envelope, Failed, deferred, iso, opened, redriven, sealed
 from redelivery.middleware.lifetime import DELIVERY_DELAY, due_ms, expiry_ms
-from redelivery.middleware.logs import log
+from redelivery.middleware.logs import log, told
 from redelivery.middleware.observing import queue_of, record
 from redelivery.middleware.outcomes import Outcome, Reason
 from redelivery.middleware.recovery import recover
@@ -111,7 +110,7 @@ class Arrivals:
             return False
         known = Envelope.of(headers) if known is None else known
         if known.undelivered is not None:
-            bury_at_last(self.install, held, known)
+            bury_at_last(self.install, held, known, str(headers.get("task")))
             return True
         return self._must_wait_or_die(message, held, known)
 
@@ -168,9 +167,9 @@ class Arrivals:
         """Put a letter back to where it was taken from as a message that lives: its next generation, recorded as redriven."""
         message = opened(held.raw)
         try:
-            again = redriven(without_chord(message)[0], held.queue, on_purpose=False)
+            again = redriven(without_chord(message)[0], ("", held.queue), on_purpose=False)
         except EnvelopeError as exc:
-            bury(self.install, held, Reason.INVALID, failed_of(exc))
+            bury(self.install, held, Reason.INVALID, self.install.failed_of(exc))
             return
         event = about(again["headers"], held, Outcome.REDRIVEN, worker=self.install.worker)
         event, raw, transport = replace(event, attempt=0, delivery=0), sealed(again), self.install.transport
@@ -230,14 +229,14 @@ class Arrivals:
 
     def on_garbage(self, held: Held, exc: Exception) -> None:
         """Bury what kombu could not even take apart."""
-        log.error("message.undecodable", tag=held.tag, queue=held.queue, error=str(exc))
+        log.error("message.undecodable", tag=held.tag, queue=held.queue, error=told(exc))
         try:
             message = opened(held.raw)
         except EnvelopeError:
             message = {"headers": {}, "properties": {}}
         if message["headers"].get(HEADER) is None:
             self._note_arrival(message["headers"], message["properties"], held)  # under the id that its death has
-        bury(self.install, held, Reason.UNDECODABLE, failed_of(exc))
+        bury(self.install, held, Reason.UNDECODABLE, self.install.failed_of(exc))
 
 
 def _is_sound(headers: dict[str, Any]) -> bool:

@@ -15,15 +15,18 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
+from celery import signals
+from celery.app.trace import task_has_custom
+from celery.backends.base import DisabledBackend
 from celery.exceptions import Retry
 from celery.utils.saferepr import saferepr as safe_repr
 from celery.utils.serialization import get_pickleable_exception
 
 from redelivery.middleware import decision
+from redelivery.middleware.failure import stores_errors
 from redelivery.middleware.header import Failed
 from redelivery.middleware.logs import log
 from redelivery.middleware.outcomes import Reason
-from redelivery.middleware.report import is_heard
 from redelivery.middleware.tenacious import UNSET, StrategyFailed, decide_with_tenacity
 
 if TYPE_CHECKING:
@@ -98,6 +101,7 @@ class Attempt:
             retries_left=0 if delivery.get("gave_up") else None,
             eligible=delivery["eligible"],
             throws=classes_of(task.throws),
+            keeps_texts=self.install.settings.store_failure_texts,
         )
         request = task.request
         try:
@@ -116,15 +120,20 @@ class Attempt:
             log.exception("decision.failed", task=task.name)
             return failed.decision
 
+    def end(self, reason: Reason, detail: str) -> Decision:
+        """The end of this message, of this reason."""
+        policy = self.install.policy_for(self.delivery["queue"], self.task.name)
+        return decision.ending(policy, reason, detail, eligible=self.delivery["eligible"])
+
     def age(self) -> float:
         """Seconds since the message was first seen."""
         return float(self.delivery["age"] + time.monotonic() - self.delivery["received"])
 
     def conclude(self, decided: Decision, exc: BaseException, *, reported: Any = UNSET) -> BaseException:
         """The exception to raise so that egress carries this decision out. `reported` is what Celery shows, where that differs."""
-        failed = failed_of(exc, with_traceback=False)  # a death's is in the pool's report
+        failed = self.install.failed_of(exc, with_traceback=False)  # a death's is in the pool's report
         if isinstance(decided, decision.Redeliver):
-            is_unheard = not is_heard(self.task, self.task.request, has_events=self.delivery["has_events"])
+            is_unheard = not _is_heard(self.task, self.task.request, has_events=self.delivery["has_events"])
             reported = exc if reported is UNSET else reported
             if reported is not None:
                 reported = safe_repr(reported) if is_unheard else get_pickleable_exception(reported)
@@ -161,3 +170,10 @@ def _message(exc: BaseException) -> str:
 def classes_of(throws: Any) -> tuple[type[BaseException], ...]:
     """The classes that a task's `throws` names, in either notation."""
     return throws if isinstance(throws, tuple) else (throws,) if isinstance(throws, type) else ()
+
+
+def _is_heard(task: Any, request: Any, *, has_events: bool) -> bool:
+    """Whether anybody could see the traceback of a redelivery of this task."""
+    if has_events or signals.task_retry.receivers or task_has_custom(task, "on_retry"):
+        return True
+    return stores_errors(task, request) and not isinstance(task.backend, DisabledBackend)

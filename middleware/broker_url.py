@@ -1,16 +1,24 @@
-"""The broker's address, read without asking anybody: what is wrong with it is one line, where Celery ends in a traceback."""
+"""The broker's address, read without asking anybody: what is wrong with it is one line, where Celery ends in a traceback.
+
+What is said of it is fixed text: where a password was not encoded, any part of the address may be a piece of it.
+"""
 
 from __future__ import annotations
 
+import re
 import sys
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from celery import signals
 from kombu.transport.redis import Channel
 
+from redelivery.display import harmless
 from redelivery.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from celery import Celery
 
 __all__ = ["check_before_start", "check_broker_url"]
@@ -18,22 +26,56 @@ __all__ = ["check_before_start", "check_broker_url"]
 #: kombu's own reading of the address's last part; it asks nothing of its channel.
 READ_DATABASE: Any = Channel._prepare_virtual_host  # noqa: SLF001 - see above
 LOOKS_LIKE = "broker_url looks like redis://host:6379/0, rediss://… or redis+socket:///path"
+ENCODE = "write the characters / ? # @ of a password as %2F %3F %23 %40"
+#: Addresses that have one host; others name files, databases or accounts.
+_OF_A_HOST = re.compile(r"(py)?amqps?|(redis|rediss|valkey|valkeys|sentinel)")
 
 
 def check_broker_url(app: Celery) -> None:
-    """Read the addresses that the app connects to. Raises `ConfigurationError`; no password is in what it says."""
+    """Read the addresses that the app connects to. Raises `ConfigurationError`, which repeats no part of them but the scheme."""
     for connect in (app.connection_for_read, app.connection_for_write):
+        said = ""
         try:
             made = connect()
             made.get_transport_cls()
             if (made.transport_cls or "").startswith("redis") and "://" not in (made.hostname or ""):
+                said = "its last part is to be the number of a database"
                 READ_DATABASE(None, made.virtual_host)
-        except (KeyError, ValueError) as exc:
-            msg = f"broker_url cannot be used: {exc.args[0]}; {LOOKS_LIKE}"
-            raise ConfigurationError(msg) from exc
+        except KeyError:
+            why = f"No such transport: {_scheme(app)}"
+            raise _refused(why) from None  # the cause repeats a part of the address
+        except ValueError:
+            raise _refused(said or "its port is to be a number") from None  # as above
         except ImportError as exc:
             msg = f"broker_url cannot be used: {exc}; install what kombu needs to speak to such a broker"
             raise ConfigurationError(msg) from exc
+    if any(map(_is_cut_short, _addresses(app))):
+        why = "an @ stands behind its host"
+        raise _refused(why)
+
+
+def _refused(why: str) -> ConfigurationError:
+    return ConfigurationError(f"broker_url cannot be used: {why}; {LOOKS_LIKE}; {ENCODE}")
+
+
+def _addresses(app: Celery) -> Iterator[str]:
+    for name in ("broker_url", "broker_read_url", "broker_write_url"):
+        given = app.conf.get(name) or ()
+        for each in [given] if isinstance(given, str) else given:
+            yield from str(each).split(";")
+
+
+def _scheme(app: Celery) -> str:
+    """What stands before `://`, where it can be nothing else."""
+    found = (re.match(r"[a-zA-Z][a-zA-Z0-9+.]{0,20}(?=://)", each) for each in _addresses(app))
+    return next((each[0] for each in found if each is not None), "what stands before ://")
+
+
+def _is_cut_short(address: str) -> bool:
+    """Whether the host would be read out of the middle of a password that was not encoded."""
+    parts = urlsplit(address)
+    behind = f"{parts.path}?{parts.query}#{parts.fragment}"
+    return _OF_A_HOST.fullmatch(parts.scheme) is not None and "@" in behind
 
 
 def check_before_start(app: Celery) -> None:
@@ -45,7 +87,7 @@ def check_before_start(app: Celery) -> None:
         try:
             check_broker_url(app)
         except ConfigurationError as exc:
-            sys.stderr.write(f"redelivery: error: {exc}\n")
+            sys.stderr.write(f"redelivery: error: {harmless(str(exc))}\n")
             raise SystemExit(1) from None
 
     signals.celeryd_init.connect(check, weak=False, dispatch_uid=f"redelivery:{id(app)}")

@@ -14,6 +14,7 @@ from kombu.transport import pyamqp
 from kombu.transport import redis as kombu_redis
 from kombu.utils.collections import HashedSeq
 
+from redelivery.middleware.countdown import remember_countdowns
 from redelivery.middleware.transports.amqp_channel import RabbitTlsTransport, RabbitTransport
 from redelivery.middleware.transports.receiving import ReceivingTransport, SentinelReceivingTransport
 
@@ -40,6 +41,7 @@ def install_connections(app: Celery) -> None:
     @functools.wraps(connect)
     def _connection(*args: Any, **kwargs: Any) -> Connection:
         app.amqp.Connection = _ours(app.amqp.Connection)
+        remember_countdowns(app.amqp)
         connection: Any = connect(*args, **kwargs)
         connection.redelivery = app.redelivery
         return connection  # type: ignore[no-any-return]

@@ -83,6 +83,7 @@ class Failure:
     - `eligible`: the producer's `redelivery-dead-letter-eligible` header; None where the message has none and the policy's word
       holds.
     - `throws`: the classes that the task declares as expected.
+    - `keeps_texts`: whether the record may hold what an exception said.
     """
 
     attempt: int
@@ -93,6 +94,7 @@ class Failure:
     retries_left: int | None = None
     eligible: bool | None = None
     throws: tuple[type[BaseException], ...] = ()
+    keeps_texts: bool = True
 
 
 def decide(policy: RedeliveryPolicy, failure: Failure, random: Randomness) -> Decision:
@@ -112,7 +114,8 @@ def refused(policy: RedeliveryPolicy, failure: Failure) -> DeadLetter | Discard 
     if exception is None or isinstance(exception, raised.RedeliverAfter):
         return None
     if isinstance(exception, raised.DeadLetter):
-        return ending(policy, Reason.NON_RETRYABLE, exception.detail, eligible=failure.eligible)
+        detail = exception.detail if failure.keeps_texts else ""
+        return ending(policy, Reason.NON_RETRYABLE, detail, eligible=failure.eligible)
     kind = type(exception).__qualname__
     if failure.requested_delay is None and isinstance(exception, failure.throws):
         return ending(policy, Reason.NON_RETRYABLE, f"the task's throws expects {kind}", eligible=failure.eligible)

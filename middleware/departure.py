@@ -31,6 +31,7 @@ __all__ = [
     "burial",
     "burial_at_last",
     "milliseconds",
+    "named_after",
     "raw_id",
     "recorded_id",
     "resting_place",
@@ -124,13 +125,21 @@ def resting_place(envelope: Envelope, queue: str, target: str | None, policy: Re
         return RestingPlace(target)
     if target is not None and not envelope.closes_circle(target):
         return RestingPlace(target, parked=envelope.is_letter)
+    return RestingPlace(_parking_place(envelope, queue, policy), parked=True)
+
+
+def named_after(queue: str, policy: RedeliveryPolicy) -> str:
+    """The dead-letter queue that is named after this queue."""
     prefix, suffix = policy.dead_letter_queue_prefix, policy.dead_letter_queue_suffix
-    if not prefix + suffix:
-        prefix = DEFAULT_PREFIX
-    place = f"{prefix}{queue}{suffix}"
+    return f"{prefix if prefix or suffix else DEFAULT_PREFIX}{queue}{suffix}"
+
+
+def _parking_place(envelope: Envelope, queue: str, policy: RedeliveryPolicy) -> str:
+    """The first one named after the queue where it is that the message has not died in; the last death does not change it."""
+    place = named_after(queue, policy)
     while any(each.get("queue") == place for each in envelope.deaths):
-        place = f"{prefix}{place}{suffix}"
-    return RestingPlace(place, parked=True)
+        place = named_after(place, policy)
+    return place
 
 
 def burial_at_last(
@@ -143,13 +152,15 @@ def burial_at_last(
 ) -> Callable[[], Answer]:
     """The transition of a letter that came back because its queue was missing: its death is recorded once, when it is kept.
 
-    The queue is the one of its policy now, where that has changed; where nothing is kept any more, the one that it was meant for.
+    The queue is the one of its policy now, and never one that the message names: anybody may have written that. Where nothing is
+    kept any more, it is the one named after its queue.
     """
     letter = undelivered(opened(held.raw), None)
     death = envelope.deaths[0] if envelope.deaths else {}
     reason, failure = str(death.get("reason") or ""), envelope.failure or {}
     find = policy.expiry_queue_for if reason == "expired" else policy.dead_letter_queue_for
-    target = str(envelope.undelivered) if envelope.parked else find(held.queue) or str(envelope.undelivered)
+    place = _parking_place(envelope, held.queue, policy) if envelope.parked else find(held.queue)
+    target = named_after(held.queue, policy) if place is None else place
     event = replace(
         about(letter["headers"], held, Outcome.DEAD_LETTERED, reason=reason, worker=worker),
         attempt=max(envelope.attempt, 1),

@@ -2,7 +2,8 @@
 
 One request is one delivery of one message. It leaves by exactly one transition, in the worker's main process:
 
-1. *It succeeded.* Celery acknowledges: acknowledged, and recorded as `succeeded`.
+1. *It succeeded.* Celery acknowledges: acknowledged, and recorded as `succeeded`; or as `unobserved`, where a `Strategy` of the
+   task's own ran it (`own_strategy`), so that nobody told us of its end.
 2. *It is to be delivered again.* The child raised `Redelivering`; or a child was lost, or ran out of time, and it is decided here:
    moved to the delay store (or back to its queue), and recorded as `redelivery_scheduled`.
 3. *It died.* The exception carries the decision, or it is taken here: moved to the dead-letter queue and recorded as
@@ -32,7 +33,7 @@ from celery.worker import state
 from celery.worker.request import Request
 
 from redelivery.middleware import decision
-from redelivery.middleware.attempt import CONTEXT, DECIDED, Redelivering, failed_of
+from redelivery.middleware.attempt import CONTEXT, DECIDED, Redelivering
 from redelivery.middleware.ending import Ending
 from redelivery.middleware.envelope import ANNOUNCED, HEADER, Envelope, Failed, eligible_of
 from redelivery.middleware.expiry import Expiring
@@ -42,6 +43,7 @@ from redelivery.middleware.logs import log
 from redelivery.middleware.lost_child import LosingChild, success_was_stored, worker_lost_info
 from redelivery.middleware.observing import unwrapped
 from redelivery.middleware.outcomes import Outcome, Reason
+from redelivery.middleware.own_strategy import strategy_of
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -68,6 +70,8 @@ NO_CUSTOM_HEADERS = {*vars(Context), "lang", "task", "argsrepr", "kwargsrepr", "
 class Egress(Expiring, LosingChild):
     """Celery's request, whose message leaves by a transition; one that we do not hold, or that is not `enabled`, is observed."""
 
+    #: Whether it was handed to the pool by Celery's own strategy, so that its end is told here.
+    is_told = False
     _future: Future[Any] | None = None
     _apply_result: Any
 
@@ -148,7 +152,14 @@ class Egress(Expiring, LosingChild):
 
     def was_handed_over(self) -> bool:
         """Whether the pool has been given the task, so that nobody can be sure that it has not begun."""
+        if self.is_with_strategy:
+            return True
         return (self._apply_result is not None or self.time_start is not None) and self._future is None
+
+    @property
+    def is_with_strategy(self) -> bool:
+        """Whether the task's own `Strategy` has it, which runs it when it likes."""
+        return not self.is_told and strategy_of(self._task) is not None
 
     def is_one_of(self, jobs: set[Any]) -> bool:
         """Whether its task is one of these jobs of the pool's; Celery keeps a weak reference to it."""
@@ -179,10 +190,11 @@ class Egress(Expiring, LosingChild):
         if self._held is None:
             super().acknowledge()
         elif not self.acknowledged:
-            if self._ending is None and not self._task.acks_late:
+            has_end = self.is_told or self.time_start is not None
+            if self._ending is None and has_end and not self._task.acks_late:
                 self._acknowledge_early()
             else:
-                self._leave(self._ending or Ending(Outcome.SUCCEEDED))
+                self._leave(self._ending or Ending(Outcome.SUCCEEDED if has_end else Outcome.UNOBSERVED))
 
     def reject(self, requeue: bool = False) -> None:
         """As Celery's: without requeueing it is a death; with it, one more delivery, which counts."""
@@ -281,7 +293,7 @@ class Egress(Expiring, LosingChild):
         """The pool cannot be given this message: it dies, and its caller is told."""
         exc = unwrapped(exc_info.exception)
         decided = decision.ending(self._policy, Reason.INVALID, "could not be handed to the pool", eligible=self._eligible)
-        self._ending = self._death(decided, failed_of(exc))
+        self._ending = self._death(decided, self._install.failed_of(exc))
         try:
             super().on_failure(exc_info)
         except Exception:  # noqa: BLE001 - a result backend takes no empty id, say: the worker must not end by that

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from celery.exceptions import InvalidTaskError
 
 from redelivery.middleware import decision
-from redelivery.middleware.attempt import CONTEXT, DECIDED, failed_of
+from redelivery.middleware.attempt import CONTEXT, DECIDED
 from redelivery.middleware.observing import Observing
 from redelivery.middleware.outcomes import Outcome, Reason
 
@@ -78,21 +78,24 @@ class Deciding(Observing):
             exception=exc,
             cause=cause,
             eligible=self._eligible,
+            keeps_texts=self._install.settings.store_failure_texts,
         )
-        return failed_of(exc), self._install.decide(context["queue"], self._type, self._policy, failure, idle_for=context["waited"])
+        install = self._install
+        decided = install.decide(context["queue"], self._type, self._policy, failure, idle_for=context["waited"])
+        return install.failed_of(exc), decided
 
     def _death_of(self, exc: BaseException, exc_info: ExceptionInfo) -> Ending:
         """What the child decided; or, where its word was lost with an exception that cannot be pickled, what follows here."""
         decided, failed, tag = getattr(exc, DECIDED, (None, None, None))
         if isinstance(exc, InvalidTaskError) and decided is None:  # Celery could not begin it
-            decided = decision.ending(self._policy, Reason.INVALID, str(exc), eligible=self._eligible)
+            decided = decision.ending(self._policy, Reason.INVALID, self._install.failed_of(exc).message, eligible=self._eligible)
         elif decided is None or tag != self._request_dict[CONTEXT]["tag"]:  # an exception object may be raised by many tasks
             failed, decided = self._decide(exc, None)
         if isinstance(decided, decision.Redeliver):
             # FAILURE is stored and has been acted on: what failed outside the attempt ends here.
             decided = decision.DeadLetter(Reason.NON_RETRYABLE, "failed outside the task's own code")
-        failed = replace(failed or failed_of(exc, with_traceback=False), traceback=str(exc_info.traceback))
-        return self._death(decided, failed)
+        failed = replace(failed or self._install.failed_of(exc, with_traceback=False), traceback=str(exc_info.traceback))
+        return self._death(decided, self._install.stored(failed))
 
     def _death(self, decided: Decision, failed: Failed) -> Ending:
         assert not isinstance(decided, decision.Redeliver)  # noqa: S101 - the callers have looked

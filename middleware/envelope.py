@@ -45,6 +45,8 @@ from redelivery.middleware.header import (
     ANNOUNCED,
     ELIGIBLE,
     HEADER,
+    MOST_ATTEMPTS,
+    MOST_DEATHS,
     MOST_MESSAGE,
     Attempt,
     Envelope,
@@ -77,10 +79,8 @@ __all__ = [
     "undelivered",
 ]
 
-MOST_ATTEMPTS = 20
 #: Characters of a routing key (AMQP's bound).
 MOST_ROUTING_KEY = 255
-MOST_DEATHS = 20
 
 Raw = dict[str, Any]
 
@@ -220,16 +220,20 @@ def undelivered(letter: Raw, dead_letter_queue: str | None) -> Raw:
     return {**letter, "headers": {**letter["headers"], HEADER: envelope.to_header()}}
 
 
-def redriven(message: Raw, queue: str | None = None, *, on_purpose: bool = True, known: Envelope | None = None) -> Raw:
-    """The message as it goes back to its origin, or to `queue`, for another life.
+def redriven(
+    message: Raw, address: tuple[str, str] | None = None, *, on_purpose: bool = True, known: Envelope | None = None
+) -> Raw:
+    """The message as it goes to this exchange and routing key for another life; None is its origin queue, as it names it itself.
 
     `on_purpose`: an operator or a handler wants it so; else a worker merely consumes the queue where it lies. `known` is its
-    envelope, where that has been read already. Raises `EnvelopeError` where it names no origin.
+    envelope, where that has been read already. Raises `EnvelopeError` where it is to go to its origin, and names none.
     """
     envelope = Envelope.of(message["headers"]) if known is None else known
-    if not envelope.origin.get("queue"):
-        msg = "the letter names no origin queue: move it by hand, or purge it"
-        raise EnvelopeError(msg)
+    if address is None:
+        address = ("", str(envelope.origin.get("queue") or ""))
+        if not address[1]:
+            msg = "the letter names no origin queue: move it by hand, or purge it"
+            raise EnvelopeError(msg)
     generation = envelope.generation + 1
     envelope = replace(
         envelope,
@@ -244,9 +248,7 @@ def redriven(message: Raw, queue: str | None = None, *, on_purpose: bool = True,
     )
     headers = {**message["headers"], "retries": 0, HEADER: envelope.to_header()}
     headers.pop("eta", None)
-    info = {"exchange": envelope.origin.get("exchange", ""), "routing_key": envelope.origin.get("routing_key", "")}
-    if queue is not None:
-        info = {"exchange": "", "routing_key": queue}
+    info = {"exchange": address[0], "routing_key": address[1]}
     return {**message, "headers": headers, "properties": {**message["properties"], "delivery_info": info}}
 
 

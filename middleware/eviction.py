@@ -14,15 +14,14 @@ back from there. A message that is to be kept, and whose dead-letter queue is mi
 
 from __future__ import annotations
 
-import uuid
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 from celery.app.task import Context
-from kombu.utils.json import dumps
 
 from redelivery.errors import BrokerError, EnvelopeError, QueueFull
 from redelivery.middleware import decision
+from redelivery.middleware.countdown import from_now, with_gaps
 from redelivery.middleware.departure import about, raw_id, resting_place, tell_death, wrapped
 from redelivery.middleware.envelope import ANNOUNCED, HEADER, Envelope, Failed, dead, eligible_of, opened, sealed
 from redelivery.middleware.failure import caller_of
@@ -143,11 +142,12 @@ def publish_within(
     Raises `QueueFull` where the queue is full and refuses; `BrokerError` where its oldest message never stood still.
     """
     most = None if bounds is None else bounds.max_length
-    before, after = (
-        _split(message) if (bounds is not None and bounds.is_dated) or is_dated(message["headers"]) else (dumps(message), "")
-    )
+    times = from_now(message["headers"])
+    if (bounds is not None and bounds.is_dated) or is_dated(message["headers"]):
+        times[PUBLISHED] = 0
+    text, gaps = with_gaps(message, times)
     refuses = bounds is not None and bounds.refuses
-    head = [before, after, expires, "" if most is None else most, int(refuses), *encoded(event)]
+    head = [text, gaps, expires, "" if most is None else most, int(refuses), *encoded(event)]
     eviction: Eviction | None = None
     victim: list[Any] = []
     for _ in range(MOST_TRIES):
@@ -224,14 +224,6 @@ def announce_eviction(install: Redelivery, eviction: Eviction, reason: Reason) -
 def _letter_names(keys: Keys, queue: str, eviction: Eviction | None) -> list[str]:
     target = queue if eviction is None else eviction.target or queue  # a name to look at, where no letter goes anywhere
     return [keys.dead_letter_queues, keys.list(target), keys.bindings(target)]
-
-
-def _split(message: dict[str, Any]) -> tuple[str, str]:
-    """The message's text before and after its time of publication, which the broker writes."""
-    place = uuid.uuid4().hex
-    text = dumps({**message, "headers": {**message["headers"], PUBLISHED: place}})
-    before, _, after = text.partition(f'"{place}"')
-    return before, after
 
 
 _PUBLISH_WITHIN = Script("publish_within", answers_last=True)

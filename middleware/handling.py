@@ -30,11 +30,14 @@ from celery.worker import state
 from kombu.serialization import dumps
 
 from redelivery.errors import ConfigurationError, EnvelopeError
+from redelivery.middleware.attempt import CONTEXT
 from redelivery.middleware.bodies import edited, without_chord
 from redelivery.middleware.departure import about, raw_id
+from redelivery.middleware.destinations import Homes
 from redelivery.middleware.egress import Egress
 from redelivery.middleware.ending import Ending
 from redelivery.middleware.envelope import HEADER, Envelope, Failed, opened, redriven, sealed
+from redelivery.middleware.header import count
 from redelivery.middleware.letter import Letter, LetterDecision
 from redelivery.middleware.logs import log
 from redelivery.middleware.outcomes import Outcome, Reason
@@ -73,7 +76,7 @@ def dead_letter_handler(install: Redelivery, queues: Sequence[str], options: Map
         name = PREFIX + ".".join(queues)
 
         def run(letter: str) -> None:
-            raise Handled(_decision_of(install.app, handler, Letter.of(base64.b64decode(letter))))
+            raise Handled(_decision_of(install.app, handler, Letter.of(base64.b64decode(letter), _homes(install))))
 
         settled = {"acks_late": True, "ignore_result": True, "store_errors_even_if_ignored": False, "Request": LetterRequest}
         for queue in queues:
@@ -86,6 +89,13 @@ def dead_letter_handler(install: Redelivery, queues: Sequence[str], options: Map
         return handler
 
     return register
+
+
+def _homes(install: Redelivery) -> Homes | None:
+    """Where the letter that is handled here may go back to; None where no worker delivers it (a handler that is called)."""
+    task = install.app.current_worker_task
+    context = None if task is None else task.request.get(CONTEXT)
+    return None if context is None else Homes(install.transport, context["queue"])
 
 
 def _decision_of(app: Celery, handler: Callable[[Letter], LetterDecision], letter: Letter) -> LetterDecision:
@@ -193,11 +203,11 @@ class LetterRequest(Egress):
         held = self._held
         assert held is not None  # noqa: S101 - the callers have looked
         message = edited(opened(held.raw), args=decision.args, kwargs=decision.kwargs, task=decision.task)
-        again = sealed(redriven(without_chord(message)[0], decision.queue))
         transport, tag, envelope = self._install.transport, self._tag, self._envelope
-        priority = message["properties"].get("priority")
-        queue = decision.queue or str(envelope.origin.get("queue"))
-        list_name = transport.keys.list_name(queue, priority if isinstance(priority, int) else 0)
+        homes = Homes(transport, held.queue)
+        home = homes.of(envelope) if decision.queue is None else homes.to(decision.queue)
+        again = sealed(redriven(without_chord(message)[0], home.address))
+        list_name = transport.keys.list_name(home.queue, count(message["properties"].get("priority")))
         event = self._about(Outcome.REDRIVEN, generation=envelope.generation + 1)
         self._left = True
         self._carry_out(

@@ -47,6 +47,7 @@ OURS = ("on_success", "on_accepted")
 def hand_over(request: Egress, install: Redelivery) -> None:
     """Put ourselves around the request's `execute_using_pool`, which is the generated class's."""
     asked: Any = request
+    request.is_told = True
     execute, must_start = asked.execute_using_pool, request.must_start and not install.shares_process
     if install.shares_process:
         asked.on_success = _hearing(request, asked.on_success)

@@ -14,32 +14,37 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from celery import bootsteps, signals
+from celery.exceptions import Ignore
 from celery.utils.imports import symbol_by_name
 from celery.worker import state
 from celery.worker.request import Request
 from kombu.exceptions import ContentDisallowed
 from redis.exceptions import RedisError
 
+from redelivery.display import harmless
 from redelivery.errors import BrokerError, RedeliveryError
 from redelivery.middleware.arrival import Arrivals
-from redelivery.middleware.attempt import failed_of
 from redelivery.middleware.begun import listen_first
+from redelivery.middleware.celery_lines import hide_in_celery_lines
 from redelivery.middleware.contradictions import contradictions
 from redelivery.middleware.dying_child import hear_the_dying
 from redelivery.middleware.egress import Egress, request_class
-from redelivery.middleware.envelope import Failed
+from redelivery.middleware.envelope import Envelope, Failed
 from redelivery.middleware.explicit import settle
 from redelivery.middleware.handover import hand_over
 from redelivery.middleware.idle_child import feeding
 from redelivery.middleware.logs import log
 from redelivery.middleware.outcomes import Reason
+from redelivery.middleware.own_strategy import own_strategies
 from redelivery.middleware.report import lighten
 from redelivery.middleware.startup import announce, check_dead_letter_queues, check_policies
+from redelivery.middleware.stop import stop_of
 from redelivery.middleware.task import guard
 from redelivery.middleware.transports.fallback import is_known
 from redelivery.middleware.transports.receiver import Receiver
 from redelivery.middleware.transports.receiving import Receiving
 from redelivery.middleware.underway import UnderWay
+from redelivery.middleware.unreaped_child import ask_again
 from redelivery.middleware.unrun import bury
 
 if TYPE_CHECKING:
@@ -48,6 +53,7 @@ if TYPE_CHECKING:
     from celery.worker.consumer import Consumer
 
     from redelivery.middleware.install import Redelivery
+    from redelivery.middleware.transports.base import Held
 
 __all__ = ["Ingress"]
 
@@ -61,8 +67,10 @@ class Ingress(bootsteps.StartStopStep):
     def __init__(self, consumer: Consumer, **kwargs: Any) -> None:
         super().__init__(consumer, **kwargs)
         self.install: Redelivery = consumer.app.redelivery
+        hide_in_celery_lines()
         self._hostname = consumer.hostname
         self._feed: Callable[[], None] = _nothing
+        self._strategies: dict[str, str] = {}
         with _refusing():
             check_policies(self.install)
         _refuse(contradictions(self.install))
@@ -75,11 +83,13 @@ class Ingress(bootsteps.StartStopStep):
         self._arrivals = Arrivals(self.install, letter_handlers)
         self.install.shares_process = "prefork" not in type(consumer.pool).__module__
         self.install.is_ending = False
+        self._stop = stop_of(consumer, self.install)
         for task in consumer.app.tasks.values():
             if self.install.enforces:
                 settle(task)
                 guard(task, self.install)
             task.Request = request_class(symbol_by_name(task.Request) if task.Request is not None else Request)
+        self._strategies = own_strategies(consumer.app)
         consumer.update_strategies = self._lightening(consumer)
         signals.worker_process_init.connect(self._lighten, weak=False, dispatch_uid=f"redelivery:{id(consumer.app)}")
         consumer.create_task_handler = self._in_front_of(consumer.create_task_handler)
@@ -110,6 +120,8 @@ class Ingress(bootsteps.StartStopStep):
         if not self.install.has_leases and self.install.enforces:
             self._attach(consumer)
         self._use_loop(consumer)
+        if self._stop is not None:
+            self._stop.watch(consumer)
         channel = consumer.task_consumer.channel
         is_ours = self.install.enforces and isinstance(channel, Receiving) and self.install.settings.fast_receive and is_known()
         if is_first:
@@ -127,8 +139,9 @@ class Ingress(bootsteps.StartStopStep):
         install, hub = self.install, consumer.hub
         if hub is None or install.shares_process or not install.enforces:
             return
-        listen_first(consumer.pool, hub, install.owner)
+        listen_first(consumer.pool, hub, install.owner, self._stop)
         hear_the_dying(consumer.pool)
+        ask_again(consumer.pool)
         self._feed = feeding(consumer.pool, hub)
         if install.has_leases and not install.settings.wait_replicas:
             install.outbox.under_way = UnderWay(install.transport, hub, install.outbox.carry_out)
@@ -148,6 +161,8 @@ class Ingress(bootsteps.StartStopStep):
     def shutdown(self, consumer: Consumer) -> None:  # noqa: ARG002 - Celery's signature
         """The pool has stopped: give back what has not run."""
         self.install.end()
+        if self._stop is not None:
+            self._stop.close()
 
     # in front of Celery's handler
 
@@ -162,7 +177,7 @@ class Ingress(bootsteps.StartStopStep):
                     self._arrivals.observe(message)
                     return handle(message)
                 try:
-                    if self._arrivals.has_left(message, held):
+                    if self._arrivals.has_left(message, held) or (self._strategies and not self._may_begin(message, held)):
                         return None
                     return handle(message)
                 except (RedisError, ConnectionError):  # not kombu's connection errors: they include KeyError
@@ -174,12 +189,27 @@ class Ingress(bootsteps.StartStopStep):
                     log.exception("message.invalid", tag=held.tag, queue=held.queue)
                     request = held.request
                     if not (held.has_left or (request is not None and (request.is_running() or request.was_handed_over()))):
-                        bury(self.install, held, Reason.INVALID, failed_of(exc), told=False)
+                        bury(self.install, held, Reason.INVALID, self.install.failed_of(exc), told=False)
                     return None
 
             return on_task_received
 
         return create_task_handler
+
+    def _may_begin(self, message: Any, held: Held) -> bool:
+        """Whether a task's own `Strategy` may be given its message, now that its start is recorded, where it must be."""
+        name = message.headers.get("task")
+        if name not in self._strategies:
+            return True
+        policy = self.install.policy_for(held.queue, name)
+        if not Envelope.of(message.headers).suspect and policy.persist_delivery_count != "always":
+            return True
+        try:
+            self.install.start(held.tag)
+        except Ignore:  # another worker's by now
+            self.install.owner.drop(held.tag)
+            return False
+        return True
 
     def _starting(self, handle: Callable[[Any], Any], timer: Any) -> Callable[[Any], Any]:
         """Stand by when a request is handed to the pool (`handover`); before its ETA it is not."""
@@ -229,7 +259,9 @@ class Ingress(bootsteps.StartStopStep):
                 self._arrivals.note_end(message, reason)
                 return answer
             cause = next((arg for arg in args if isinstance(arg, BaseException)), None)
-            failed = failed_of(cause) if cause is not None else Failed(type="redelivery.UnknownMessage", fingerprint=reason)
+            failed = (
+                self.install.failed_of(cause) if cause is not None else Failed(type="redelivery.UnknownMessage", fingerprint=reason)
+            )
             why = Reason.UNDECODABLE if isinstance(cause, ContentDisallowed) else reason
             message.ack = message.reject = message.ack_log_error = message.reject_log_error = _nothing
             try:
@@ -246,7 +278,7 @@ class Ingress(bootsteps.StartStopStep):
 def _refuse(lines: list[str]) -> None:
     """What contradicts ends the worker, with a line for each."""
     if lines:
-        sys.stderr.writelines(f"redelivery: error: {line}\n" for line in lines)
+        sys.stderr.writelines(f"redelivery: error: {harmless(line)}\n" for line in lines)
         raise SystemExit(1)
 
 
@@ -256,7 +288,7 @@ def _refusing() -> Iterator[None]:
     try:
         yield
     except RedeliveryError as exc:
-        sys.stderr.write(f"redelivery: error: {exc}\n")
+        sys.stderr.write(f"redelivery: error: {harmless(str(exc))}\n")
         raise SystemExit(1) from None
 
 

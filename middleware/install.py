@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from celery.exceptions import Ignore
 
 from redelivery.errors import BrokerError, ConfigurationError
+from redelivery.middleware.attempt import failed_of
 from redelivery.middleware.broker_url import check_before_start
 from redelivery.middleware.connections import install_connections
 from redelivery.middleware.decorator import options_of
 from redelivery.middleware.eviction import Bounds
-from redelivery.middleware.logs import log
+from redelivery.middleware.logs import log, redacting
 from redelivery.middleware.outbox import Outbox
 from redelivery.middleware.owner import Owner
 from redelivery.middleware.recovery import recover
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from celery import Celery
 
     from redelivery.middleware.decision import Decision, Failure
+    from redelivery.middleware.header import Failed
     from redelivery.middleware.letter import Letter, LetterDecision
     from redelivery.middleware.options import Options
     from redelivery.middleware.transports.base import Held
@@ -94,6 +96,8 @@ class Redelivery:
         """The settings, from the app's configuration, the environment and the TOML file. Raises `ConfigurationError`."""
         given = self._given if self._given is not None else self.app.conf.get("redelivery")
         settings = RedeliverySettings.load(given)
+        if settings.redact:
+            redacting.add(self)
         return settings if self._mode is None else replace(settings, mode=read_general("mode", self._mode, "Redelivery"))
 
     @property
@@ -176,6 +180,14 @@ class Redelivery:
         assert decided is not None  # noqa: S101 - only a result can be accepted
         return decided
 
+    def failed_of(self, exc: BaseException, *, with_traceback: bool = True) -> Failed:
+        """What an exception says, as far as messages store it."""
+        return self.stored(failed_of(exc, with_traceback=with_traceback and self.settings.store_failure_texts))
+
+    def stored(self, failed: Failed) -> Failed:
+        """What messages store of a failure: with `store_failure_texts = false`, its type and fingerprint."""
+        return failed if self.settings.store_failure_texts else replace(failed, message="", traceback="")
+
     def is_enabled(self, task: str, queue: str | None = None) -> bool:
         """Whether this task obeys the settings at all; Celery's own tasks (`celery.*`) do."""
         return self.policy_for("" if queue is None else queue, task).enabled
@@ -201,7 +213,8 @@ class Redelivery:
                 return
         leaving = self.outbox.tags()  # they are over, and leave as soon as the broker hears of it
         keep, suspects = self._standing(owner)
-        suspects = [held for held in suspects if held.tag not in leaving]
+        keep |= {held.tag for held in suspects if held.request.is_with_strategy}  # it has them still, and will run them
+        suspects = [held for held in suspects if held.tag not in leaving | keep]
         for held in suspects:
             recover(self, held, started=None, worker=worker, now_ms=owner.now_ms())
             owner.held.pop(held.tag, None)

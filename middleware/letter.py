@@ -19,6 +19,8 @@ from redelivery.middleware.envelope import Envelope, opened, redriven
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from redelivery.middleware.destinations import Homes
+
 __all__ = ["Letter", "LetterDecision"]
 
 
@@ -41,12 +43,13 @@ class Letter:
     raw: bytes
     message: dict[str, Any]
     envelope: Envelope = field(repr=False)
+    _homes: Homes | None = field(default=None, repr=False, compare=False)
 
     @classmethod
-    def of(cls, raw: bytes) -> Letter:
-        """Read it. Raises `EnvelopeError` where it is no message."""
+    def of(cls, raw: bytes, homes: Homes | None = None) -> Letter:
+        """Read it. Raises `EnvelopeError` where it is no message. `homes` says where it may go back to."""
         message = opened(raw)
-        return cls(raw, message, Envelope.of(message["headers"]))
+        return cls(raw, message, Envelope.of(message["headers"]), homes)
 
     @property
     def task_id(self) -> str:
@@ -87,7 +90,7 @@ class Letter:
 
     @property
     def queue(self) -> str:
-        """The queue that it goes back to."""
+        """The queue that it says it came from; it goes back there where that is a queue of the app."""
         return str(self.envelope.origin.get("queue") or "")
 
     @property
@@ -132,10 +135,13 @@ class Letter:
     ) -> LetterDecision:
         """Back to its origin, or to `queue`, for another life; with other arguments or another task where they are given.
 
-        Raises `RedriveError` where it cannot go back, or its arguments cannot be edited.
+        Raises `RedriveError` where it cannot go back, or its arguments cannot be edited. Its origin must be a queue of the app, and
+        `queue` no name that this project, kombu or Celery uses itself.
         """
         try:
-            edited(redriven(self.message, queue), args=args, kwargs=kwargs, task=task)
+            if self._homes is not None:
+                _ = self._homes.of(self.envelope) if queue is None else self._homes.to(queue)
+            edited(redriven(self.message, None if queue is None else ("", queue)), args=args, kwargs=kwargs, task=task)
         except EnvelopeError as exc:
             raise RedriveError(str(exc)) from exc
         given = None if args is None else tuple(args), None if kwargs is None else dict(kwargs)

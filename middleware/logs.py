@@ -3,6 +3,10 @@
 The host application's own logging is left alone: nothing is configured here. Where the host has configured structlog, our lines go
 through its processors; where it has not, they are written as `event key=value` lines. `docs/logging.md` lists the events.
 
+A line moves no cursor and ends where it ends: control characters in what strangers wrote are shown as escapes. No URL in it has a
+user or a password. Where an app of this process asks for it (`redact`), it has no text of an exception either: of a traceback the
+places are kept, and the types. Celery's own lines about tasks are treated alike then (`celery_lines`).
+
 What a task writes carries the task's id, attempt, queue and generation: they are bound as structlog context variables while it
 runs, and `TaskContext` is a standard `logging.Filter` that puts the same values on records of the standard library.
 """
@@ -10,41 +14,141 @@ runs, and `TaskContext` is a standard `logging.Filter` that puts the same values
 from __future__ import annotations
 
 import logging
+import sys
+import traceback
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import structlog
 from structlog.contextvars import get_contextvars, merge_contextvars
+from structlog.stdlib import LoggerFactory
+
+from redelivery.display import harmless, safe
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from structlog.typing import EventDict, WrappedLogger
 
-__all__ = ["TaskContext", "log"]
+__all__ = ["HIDDEN", "TaskContext", "log", "redacting", "told"]
 
 BOUND = ("task_id", "attempt", "queue", "generation")
+#: What stands in place of arguments, and of the texts and tracebacks of exceptions.
+HIDDEN = "(hidden: redact is set)"
+#: The installations of this process whose settings say `redact`: one is enough, for a line does not say whose it is.
+redacting: weakref.WeakSet[Any] = weakref.WeakSet()
+#: Keys whose values are what exceptions and handlers said, and those that hold a traceback.
+_TEXTS, _TRACEBACKS = ("detail",), ("exception", "stack")
 
-_PLAIN = (
+
+def told(exc: BaseException) -> str:
+    """What an exception says that may repeat a message's content; its type alone where `redact` is set."""
+    return type(exc).__name__ if redacting else str(exc)
+
+
+def _hide(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
+    """Take out of a line what `redact` hides."""
+    if not redacting:
+        return event
+    event.update({name: HIDDEN for name in _TEXTS if event.get(name)})
+    given: Any = event.pop("exc_info", None)
+    if given and not isinstance(given, (tuple, BaseException)):
+        given = sys.exc_info()
+    exc = given[1] if isinstance(given, tuple) else given
+    if exc:
+        event["exception"] = places_of(exc)
+    return event
+
+
+def places_of(exc: BaseException) -> str:
+    """A traceback without what its exceptions said."""
+    chain = _chain(traceback.TracebackException.from_exception(exc))
+    return "\n\n".join("".join((*each.stack.format(), f"{each.exc_type.__qualname__}: {HIDDEN}")) for each in chain)
+
+
+def _chain(found: traceback.TracebackException | None) -> Iterator[traceback.TracebackException]:
+    """An exception behind those that led to it."""
+    if found is not None:
+        yield from _chain(found.__cause__ or (None if found.__suppress_context__ else found.__context__))
+        yield found
+
+
+def _escape(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
+    """Make every value of a line harmless; what an exception's own processor is to render is left to it."""
+    return {
+        name: value if name == "exc_info" else _harmless(value, keeps_lines=name in _TRACEBACKS) for name, value in event.items()
+    }
+
+
+def _harmless(value: Any, *, keeps_lines: bool = False) -> Any:
+    if value is None or isinstance(value, (bool, int, float)):
+        return value
+    if isinstance(value, dict):
+        return {_harmless(name): _harmless(each) for name, each in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [_harmless(each) for each in value]
+    if keeps_lines:
+        return "\n".join(map(harmless, str(value).split("\n")))
+    return harmless(str(value))
+
+
+_RENDER = structlog.processors.LogfmtRenderer(key_order=["event"], bool_as_flag=False)
+_PLAIN = (merge_contextvars, _hide, structlog.processors.format_exc_info, _escape, _RENDER)
+
+
+#: Where a handler formats by structlog, which renders: the event as it is.
+_UNRENDERED = (
     merge_contextvars,
-    structlog.processors.format_exc_info,
-    structlog.processors.LogfmtRenderer(key_order=["event"], bool_as_flag=False),
+    _hide,
+    _escape,
+    structlog.stdlib.add_logger_name,
+    structlog.stdlib.add_log_level,
+    structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
 )
 
 
-def _process(logger: WrappedLogger, method: str, event: EventDict) -> Any:
-    """Our own rendering, where the host has none configured."""
-    if structlog.is_configured():
-        processed: Any = event
-        for processor in structlog.get_config()["processors"]:
-            processed = processor(logger, method, processed)
-        return processed
-    rendered: Any = event
-    for processor in _PLAIN:
-        rendered = processor(logger, method, rendered)
-    return rendered
+def _is_rendered_later(logger: logging.Logger) -> bool:
+    """Whether a handler of our lines formats by structlog (as Airflow's do)."""
+    at: logging.Logger | None = logger
+    while at is not None:
+        if any(isinstance(handler.formatter, structlog.stdlib.ProcessorFormatter) for handler in at.handlers):
+            return True
+        at = at.parent if at.propagate else None
+    return False
 
+
+def _process(logger: WrappedLogger, method: str, event: EventDict) -> Any:
+    """The host's rendering, once; our own, where it has none configured."""
+    config = structlog.get_config()
+    processors: tuple[Any, ...] = _PLAIN
+    if structlog.is_configured():
+        processors = (_hide, _escape, *config["processors"])
+        if not isinstance(config["logger_factory"], LoggerFactory) and _is_rendered_later(_LOGGER):
+            processors = _UNRENDERED  # the host's end in a rendering for loggers of its own
+    processed: Any = event
+    for processor in processors:
+        processed = processor(logger, method, processed)
+    return processed
+
+
+class _Traceback(logging.Filter):
+    """The traceback that the standard library writes below a line: harmless, and none where texts are hidden."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Write it before a formatter does; the exception itself stays, for whoever wants it. Lets every record through."""
+        if redacting:
+            record.exc_info = record.exc_text = None
+        elif record.exc_info and record.exc_info[0] is not None:
+            record.exc_text = _harmless("".join(traceback.format_exception(*record.exc_info)).rstrip("\n"), keeps_lines=True)
+        return True
+
+
+_LOGGER = logging.getLogger("redelivery")
+_LOGGER.addFilter(_Traceback())
 
 #: The logger of this project.
 log: structlog.stdlib.BoundLogger = structlog.wrap_logger(
-    logging.getLogger("redelivery"),
+    _LOGGER,
     processors=[_process],
     wrapper_class=structlog.stdlib.BoundLogger,
     cache_logger_on_first_use=False,
@@ -59,5 +163,6 @@ class TaskContext(logging.Filter):
         context = get_contextvars()
         for name in BOUND:
             if not hasattr(record, name):
-                setattr(record, name, context.get(name, ""))
+                value = context.get(name, "")
+                setattr(record, name, safe(value) if isinstance(value, str) else value)
         return True

@@ -13,8 +13,8 @@ from billiard.einfo import ExceptionInfo
 from celery import signals
 from celery.exceptions import Retry, TimeLimitExceeded, WorkerLostError
 from celery.states import FAILURE
-from celery.utils.log import get_logger
 from celery.worker import state
+from celery.worker.request import logger
 
 from redelivery.middleware import decision
 from redelivery.middleware.logs import log
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from redelivery.middleware.header import Failed
 
 __all__ = ["LosingChild", "success_was_stored", "worker_lost_info"]
-
-logger = get_logger(__name__)
 
 
 class LosingChild(Transitions):
@@ -62,7 +60,7 @@ class LosingChild(Transitions):
             self._redeliver_lost(exc, exc_info, failed, decided)
             return
         self._tell_failure(exc, exc_info)
-        logger.error("Task handler raised error: %r", exc)
+        logger.error("Task handler raised error: %r", exc, exc_info=exc)  # trackers of errors read it
         self._leave(self._death(decided, failed))
 
     def _end_of_report(self, exc: BaseException, exc_info: ExceptionInfo) -> None:

@@ -6,6 +6,7 @@ acknowledging and rejecting are left as they are; after each, one event says wha
 - `succeeded`, `ignored`, `revoked` and `expired` are Celery's own words;
 - `redelivery_scheduled`, where it put the message back (a lost worker, `Reject(requeue=True)`); what `Task.retry` publishes is
   recorded by the publication;
+- `unobserved`, where a `Strategy` of the task's own acknowledged the message;
 - `discarded`, where it ended the message in any other way, for it is kept nowhere: reason `exhausted` after a failure, `rejected`,
   `time_limit` or `worker_lost`.
 
@@ -33,6 +34,7 @@ from redelivery.middleware.envelope import eligible_of
 from redelivery.middleware.explicit import PLAIN
 from redelivery.middleware.logs import log
 from redelivery.middleware.outcomes import Outcome, Reason
+from redelivery.middleware.own_strategy import strategy_of
 from redelivery.middleware.transports.base import Held
 
 if TYPE_CHECKING:
@@ -63,6 +65,7 @@ class Observing(Request):
     _observer: Redelivery | None = None
     _was_recorded = False
     _was_requeued = False
+    _is_revoked = False
 
     def _observe(self, install: Redelivery, message: Any) -> None:
         self._observer = install
@@ -82,6 +85,12 @@ class Observing(Request):
         return noting
 
     # what Celery tells us
+
+    def acknowledge(self) -> None:
+        """As Celery's; of one that its task's own `Strategy` has run, this is all that is ever told."""
+        super().acknowledge()
+        if self._observer is not None and self.time_start is None and not self._is_revoked and strategy_of(self._task) is not None:
+            self._note(Outcome.UNOBSERVED)
 
     def reject(self, requeue: bool = False) -> None:
         """As Celery's; remembers whether the message went back."""
@@ -116,6 +125,7 @@ class Observing(Request):
             self._ended(TimeLimitExceeded(timeout), Reason.TIME_LIMIT)
 
     def _announce_revoked(self, reason: str, terminated: bool, signum: Any, expired: bool) -> None:
+        self._is_revoked = True
         super()._announce_revoked(reason, terminated, signum, expired)
         if self._observer is not None:
             self._note(Outcome.EXPIRED if expired else Outcome.REVOKED)

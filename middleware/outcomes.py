@@ -40,6 +40,7 @@ class Outcome(StrEnum):
     REDRIVEN = "redriven"
     PURGED = "purged"
     CANCELLED = "cancelled"
+    UNOBSERVED = "unobserved"
 
 
 #: Outcomes after which nothing more may happen to a life.
@@ -53,6 +54,7 @@ TERMINAL = frozenset(
         Outcome.IGNORED,
         Outcome.PURGED,
         Outcome.CANCELLED,
+        Outcome.UNOBSERVED,
     },
 )
 
@@ -72,6 +74,7 @@ class Reason(StrEnum):
     UNKNOWN_TASK = "unknown_task"
     INVALID = "invalid"
     NOT_ELIGIBLE = "not_eligible"
+    RESULT_NOT_STORED = "result_not_stored"
     OPERATOR = "operator"
 
 

@@ -13,14 +13,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from billiard.einfo import ExceptionInfo
-from celery import signals
 from celery.app.task import Context
-from celery.app.trace import LOG_RETRY, TraceInfo, build_tracer, get_task_name, info, task_has_custom
-from celery.backends.base import DisabledBackend
-from celery.states import FAILURE
+from celery.app.trace import LOG_RETRY, TraceInfo, build_tracer, get_task_name, info
+from celery.exceptions import Retry
+from celery.states import FAILURE, RETRY
+from celery.utils.serialization import get_pickleable_etype, get_pickleable_exception
 
-from redelivery.middleware.failure import stores_errors
+from redelivery.display import harmless
+from redelivery.middleware.attempt import CONTEXT, DECIDED, Attempt
 from redelivery.middleware.logs import log
+from redelivery.middleware.outcomes import Reason
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
     from redelivery.middleware.attempt import Redelivering
     from redelivery.middleware.install import Redelivery
 
-__all__ = ["Info", "Report", "is_heard", "lighten"]
+__all__ = ["Info", "Report", "lighten"]
 
 
 class Report:
@@ -56,7 +58,7 @@ class Report:
 class Info(TraceInfo):
     """Celery's handling of an attempt's end, but for a redelivery of which nobody hears."""
 
-    __slots__ = ()
+    __slots__ = ("reported",)
 
     def handle_retry(self, task: Any, req: Any, store_errors: bool = True, **kwargs: Any) -> Any:
         """As Celery's; its log line alone, where the redelivery says that this is enough."""
@@ -70,21 +72,58 @@ class Info(TraceInfo):
             except Exception as exc:  # noqa: BLE001 - the task's own hook, or its result backend: the redelivery stands
                 log.exception("hook.failed", task_id=req.id, hook="on_retry", exception=type(exc).__name__)
                 return Report(reason)
-        info(LOG_RETRY, {"id": req.id, "name": get_task_name(req, task.name), "exc": str(reason)})
+        info(LOG_RETRY, {"id": req.id, "name": get_task_name(req, task.name), "exc": harmless(str(reason))})
         return Report(reason)
 
     def handle_failure(self, task: Any, req: Any, **kwargs: Any) -> Any:
-        """As Celery's; the copied frames do not go through the pipe, since the worker only reads their text."""
-        reported = super().handle_failure(task, req, **kwargs)
-        reported.tb = None
-        return reported
+        """As Celery's; the copied frames do not go through the pipe, since the worker only reads their text.
+
+        What failed around the attempt is decided about here. To be delivered again, it becomes a retry.
+        """
+        told: Any = self
+        raised = told.retval
+        was_decided = hasattr(raised, DECIDED)
+        told.retval = concluded(task, req, raised)
+        if isinstance(told.retval, Retry):
+            told.state = RETRY
+            self.reported = self.handle_retry(task, req, **kwargs)
+            return self.reported
+        try:
+            self.reported = super().handle_failure(task, req, **kwargs)
+        except Exception as exc:
+            if was_decided or not hasattr(raised, DECIDED):
+                raise  # as Celery
+            # The result backend refuses this as well: what was decided here stands.
+            log.exception("hook.failed", task_id=req.id, hook="on_failure", exception=type(exc).__name__)
+            self.reported = _einfo_of(raised)
+        self.reported.tb = None
+        return self.reported
 
 
-def is_heard(task: Any, request: Any, *, has_events: bool) -> bool:
-    """Whether anybody could see the traceback of a redelivery of this task."""
-    if has_events or signals.task_retry.receivers or task_has_custom(task, "on_retry"):
-        return True
-    return stores_errors(task, request) and not isinstance(task.backend, DisabledBackend)
+def _einfo_of(raised: BaseException) -> ExceptionInfo:
+    exc = get_pickleable_exception(raised)
+    return ExceptionInfo((get_pickleable_etype(type(raised)), exc, raised.__traceback__))
+
+
+def concluded(task: Any, req: Any, raised: Any) -> Any:
+    """What is to be reported of what was raised: of what the attempt itself has not decided about, the decision."""
+    delivery = req.get(CONTEXT)
+    install = getattr(task.app, "redelivery", None)
+    if delivery is None or install is None or getattr(raised, DECIDED, (None, None, None))[2] == delivery["tag"]:
+        return raised
+    attempt = Attempt(task, install, delivery)
+    task.request_stack.push(req)  # the tracer has taken it away where it was itself what failed
+    try:
+        if delivery.get("has_returned"):
+            then = f"{raised!r:.200}" if install.settings.store_failure_texts else type(raised).__name__
+            return attempt.conclude(attempt.end(Reason.RESULT_NOT_STORED, f"the task has run; then {then}"), raised)
+        if delivery.get("has_begun"):
+            return raised  # the attempt has decided, on an exception that could not carry it
+        decided = attempt.decide(raised)
+        assert decided is not None  # noqa: S101 - only a result can be accepted
+        return attempt.conclude(decided, raised)
+    finally:
+        task.request_stack.pop()
 
 
 def lighten(app: Celery, install: Redelivery, hostname: str | None) -> None:
@@ -101,6 +140,8 @@ def _honest(task: Any, trace: Any) -> Any:
 
     def honest(uuid: Any, args: Any, kwargs: Any, request: Any = None) -> Any:
         traced = trace(uuid, args, kwargs, request)
+        if isinstance(traced[0], ExceptionInfo) and hasattr(traced[1], "reported"):
+            return traced[1].reported, *traced[1:]  # Celery reports the exception itself, where its own code raised it
         if traced[1] is not None or not isinstance(traced[0], ExceptionInfo):
             return traced
         failure = Info(FAILURE, traced[0].exception)

@@ -17,7 +17,9 @@ from celery.exceptions import Reject, Retry
 from celery.utils.time import maybe_make_aware
 
 from redelivery.middleware import decision, envelope
-from redelivery.middleware.attempt import CONTEXT, Attempt, failed_of
+from redelivery.middleware.attempt import CONTEXT, Attempt
+from redelivery.middleware.destinations import address_of
+from redelivery.middleware.header import mapping
 from redelivery.middleware.lifetime import PUBLISHED
 
 if TYPE_CHECKING:
@@ -70,6 +72,7 @@ def retry_of(task: Task, install: Redelivery, original: Callable[..., Any]) -> C
             eta, countdown = datetime.fromtimestamp(now_ms / 1000 + delay, UTC), None
         if delivery["expires_ms"] is not None:
             options.setdefault("expires", max(delivery["expires_ms"] - now_ms, 0) / 1000)
+        request.delivery_info = _believed(task, delivery["queue"])
         try:
             return original(args, kwargs, exc, throw, eta, countdown, max_retries, **options)
         except Reject as rejected:  # Celery's word for a publication that failed: here the message stays, and runs again
@@ -81,6 +84,14 @@ def retry_of(task: Task, install: Redelivery, original: Callable[..., Any]) -> C
             raise attempt.conclude(decided, failed) from failed
 
     return retry
+
+
+def _believed(task: Task, queue: str) -> dict[str, Any]:
+    """Where Celery publishes the message anew: by the way that it says it came, where the app declares that, else to its queue."""
+    said = mapping(task.request.delivery_info)
+    exchange, key = str(said.get("exchange") or ""), str(said.get("routing_key") or "")
+    exchange, key = address_of(task.app, queue, exchange, key)
+    return {**said, "exchange": exchange, "routing_key": key}
 
 
 def _given_up(task: Task, decided: Any, args: Any, kwargs: Any) -> Exception:
@@ -97,7 +108,7 @@ def _given_up(task: Task, decided: Any, args: Any, kwargs: Any) -> Exception:
 def _history(attempt: Attempt, cause: BaseException, decided: decision.Redeliver) -> dict[str, Any]:
     """The header that makes what is published anew the next attempt of the same life."""
     request, delivery = attempt.task.request, attempt.delivery
-    failed = failed_of(cause, with_traceback=False)
+    failed = attempt.install.failed_of(cause, with_traceback=False)
     seen_ms = delivery["first_seen_ms"]
     ended = envelope.Attempt(
         at_ms=seen_ms + round(attempt.age() * 1000),

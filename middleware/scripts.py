@@ -37,8 +37,8 @@ def _file(name: str) -> str:
     return files("redelivery.middleware.lua").joinpath(f"{name}.lua").read_text("utf-8")
 
 
-#: No replica is waited for by these: what is lost of theirs is done again, within a second or two, from what is still there.
-UNCONFIRMED = frozenset({"lead", "renew", "fence", "promote", "bound"})
+#: No replica is waited for by these: what is lost of theirs is done again from what is still there, or changes nothing.
+UNCONFIRMED = frozenset({"lead", "renew", "extend", "fence", "unregister", "promote", "bound", "read_log"})
 
 
 #: Goes in front of a script that a producer calls. A server writes first to whom it has had something to say last: without it that

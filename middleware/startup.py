@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 import kombu
 
 from redelivery.errors import BrokerError, ConfigurationError
+from redelivery.middleware.destinations import objection
 from redelivery.middleware.logs import log
+from redelivery.middleware.own_strategy import WHY, own_strategies
 from redelivery.middleware.transports import kind_of
 from redelivery.middleware.transports.base import Capability
 from redelivery.middleware.transports.fallback import KNOWN, is_known
@@ -40,10 +42,14 @@ def check_policies(install: Redelivery) -> None:
 
 
 def check_dead_letter_queues(install: Redelivery) -> None:
-    """Look for the dead-letter queues that may not be made on the way; where we only observe, none is needed."""
+    """Look for dead-letter queues whose names are taken, or that may not be made on the way; to observe, none is needed."""
     if not install.enforces:
         return
     for queue in install.app.amqp.queues.consume_from:
+        for target in _targets(install, queue, lambda policy: policy.enabled):
+            if (why := objection(install.transport, target)) is not None:
+                msg = f"queue {queue!r}: dead-letter queue {target!r} {why}; name another with dead_letter_queue or expiry_queue"
+                raise ConfigurationError(msg)
         for target in _required(install, queue):
             if not _has_queue(install, target):
                 words = f"Queue({target!r}, Exchange({target!r}), routing_key={target!r})(channel).declare()"
@@ -146,6 +152,13 @@ def warn_of_limits(install: Redelivery) -> None:
     log.warning("broker.limits", transport=install.app.connection_for_write().transport_cls, limits="; ".join(limits(transport)))
 
 
+def warn_of_strategies(install: Redelivery) -> None:
+    """Say of which tasks no end will be seen."""
+    found = {name: own for name, own in own_strategies(install.app).items() if install.is_enabled(name)}
+    if found:
+        log.warning("tasks.unobserved", tasks=",".join(f"{name} ({own})" for name, own in sorted(found.items())), why=WHY)
+
+
 def announce(install: Redelivery, consumer: Consumer, *, is_ours: bool) -> None:
     """Say which broker, which guarantees, which policies, and where the dead letters go; `is_ours` is who receives."""
     queues = list(install.app.amqp.queues.consume_from)
@@ -154,6 +167,7 @@ def announce(install: Redelivery, consumer: Consumer, *, is_ours: bool) -> None:
     warn_of_bypasses(install)
     warn_of_policies(install)
     warn_of_limits(install)
+    warn_of_strategies(install)
     if install.enforces and install.has_leases and not is_known():
         why = f"known are {_KNOWN}; messages are received by kombu's own receive"
         log.warning("kombu.unknown", version=kombu.__version__, why=why)

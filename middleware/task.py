@@ -18,6 +18,7 @@ from celery.app.task import Task as BaseTask
 from celery.exceptions import Ignore, Reject, Retry, WorkerLostError, WorkerShutdown, WorkerTerminate
 from structlog.contextvars import bind_contextvars, reset_contextvars
 
+from redelivery.display import safe
 from redelivery.errors import RedeliveryError
 from redelivery.middleware.attempt import CONTEXT, DECIDED, Attempt
 from redelivery.middleware.outcomes import Reason
@@ -52,8 +53,8 @@ def guard(task: Task, install: Redelivery) -> None:
         if delivery is None or task.request.is_eager or delivery.get("has_begun"):
             return run(*args, **kwargs)  # no delivery; or a task with a `__call__` that calls itself
         delivery["has_begun"] = True
-        context = {name: delivery[name] for name in ("attempt", "queue", "generation")}
-        bound = bind_contextvars(task_id=task.request.id, **context)
+        facts = {"attempt": delivery["attempt"], "queue": safe(delivery["queue"]), "generation": delivery["generation"]}
+        bound = bind_contextvars(task_id=safe(task.request.id), **facts)
         try:
             if delivery["must_start"]:
                 install.start(delivery["tag"])
@@ -111,5 +112,6 @@ def _attempt(
         raise concluded from exc
     decided = attempt.decide(None, result=result) if asks_for_results else None
     if decided is None:
+        attempt.delivery["has_returned"] = True
         return result
     raise attempt.conclude(decided, ResultRefused(f"{attempt.task.name} returned {result!r:.200}, which its retry= refuses"))

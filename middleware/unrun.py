@@ -68,9 +68,9 @@ def bury(install: Redelivery, held: Held, reason: Reason, failed: Failed, *, tol
     tell_death(event, target, ending.detail)
 
 
-def bury_at_last(install: Redelivery, held: Held, known: Envelope) -> None:
-    """Send off a dead message that has waited for its dead-letter queue."""
-    policy = install.policy_for(held.queue)
+def bury_at_last(install: Redelivery, held: Held, known: Envelope, task: str) -> None:
+    """Send off a dead message of this task that has waited for its dead-letter queue."""
+    policy = install.policy_for(held.queue, task)
     carry_out(install, held, burial_at_last(install.transport, held, known, worker=install.worker, policy=policy))
 
 

@@ -31,7 +31,10 @@ class GeneralSettings:
     - `fast_receive` (flag; true): the batched receive script; false leaves receiving to kombu.
     - `eta_threshold` (seconds; 1): messages that are due later than this wait in the delay store, not in the worker.
     - `dispatcher` (flag; true): whether every worker runs a dispatcher; false where it runs as a process of its own.
-    - `redact` (flag; false): whether the arguments of tasks are hidden in what operators see.
+    - `redact` (flag; false): whether arguments of tasks, and texts and tracebacks of exceptions, are hidden in what the commands,
+      the logs and JSON show; what is stored is not changed.
+    - `store_failure_texts` (flag; true): whether what exceptions said, and their tracebacks, is written into messages; false keeps
+      their types and fingerprints alone.
     - `wait_replicas` (replicas; 0): how many Redis replicas must confirm a publication or a transition (`WAIT`, at most a second);
       0 asks none.
     - `dead_letter_archive` (path or URI; None): where dead letters are written before they leave by `dead_letter_time_to_live` or
@@ -49,6 +52,7 @@ class GeneralSettings:
     eta_threshold: float = 1.0
     dispatcher: bool = True
     redact: bool = False
+    store_failure_texts: bool = True
     wait_replicas: int = 0
     dead_letter_archive: str | None = None
     management_url: str | None = None
@@ -64,6 +68,7 @@ _CHECKS: dict[str, values.Check] = {
     "eta_threshold": values.duration,
     "dispatcher": values.flag,
     "redact": values.flag,
+    "store_failure_texts": values.flag,
     "wait_replicas": values.count(0),
     "dead_letter_archive": values.optional(values.name),
     "management_url": values.optional(values.http_url),

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from redelivery.errors import ConfigurationError
-from redelivery.settings import values
+from redelivery.settings import names, values
 from redelivery.settings.exceptions import distance
 from redelivery.settings.fields import FIELDS, read_fields
 
@@ -168,6 +168,10 @@ class RedeliveryPolicy:
             raise ConfigurationError(msg)
         if self.dead_letter_queue == DEFAULT_QUEUE and not (self.dead_letter_queue_prefix or self.dead_letter_queue_suffix):
             msg = "dead_letter_queue_prefix and dead_letter_queue_suffix are both empty, so that a queue would be its own: set one"
+            raise ConfigurationError(msg)
+        why = names.objection(f"{self.dead_letter_queue_prefix}queue{self.dead_letter_queue_suffix}")
+        if why is not None:
+            msg = f"dead_letter_queue_prefix and dead_letter_queue_suffix make a name that no queue may have: it {why}; change them"
             raise ConfigurationError(msg)
 
     def _with_rule(self, key: str, rule: Mapping[str, Any]) -> RedeliveryPolicy:

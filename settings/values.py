@@ -13,8 +13,11 @@ import math
 from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
+from redelivery.display import scrubbed
 from redelivery.errors import ConfigurationError
+from redelivery.settings.names import objection
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -29,10 +32,12 @@ __all__ = [
     "factor",
     "flag",
     "fraction",
+    "http_url",
     "name",
     "number",
     "optional",
     "positive_duration",
+    "queue",
     "rate",
     "suggestion",
     "text",
@@ -157,12 +162,31 @@ def name(setting: str, value: Any) -> str:
     return value
 
 
+def queue(setting: str, value: Any) -> str:
+    """A name that a queue of the app may have."""
+    read = name(setting, value)
+    why = objection(read)
+    if why is not None:
+        raise _refused(setting, f"must be a queue of the app's own: the name {why}; choose another", value)
+    return read
+
+
 def http_url(setting: str, value: Any) -> str:
-    """An address of a web server. Raises `ConfigurationError`."""
-    found = text(setting, value)
-    if not found.startswith(("http://", "https://")):
-        raise _refused(setting, "must be an address that begins with http:// or https://", value)
-    return found
+    """An address of a web server. Raises `ConfigurationError`, which does not repeat it: a password may stand anywhere in it."""
+    if isinstance(value, str) and _is_http_url(value):
+        return value
+    msg = f"{setting} must be an address such as http://host:15672; in a user or a password, write / ? # @ as %2F %3F %23 %40"
+    raise ConfigurationError(msg)
+
+
+def _is_http_url(value: str) -> bool:
+    try:
+        parts = urlsplit(value)
+        parts.port  # noqa: B018 - raises where it is no number
+    except ValueError:
+        return False
+    behind = f"{parts.path}?{parts.query}#{parts.fragment}"
+    return parts.scheme in {"http", "https"} and bool(parts.hostname) and "@" not in behind
 
 
 def choice(*words: str) -> Check:
@@ -205,5 +229,5 @@ def _refused(setting: str, rule: str, value: object, hint: str = "") -> Configur
 
 
 def _shown(value: object) -> str:
-    shown = repr(value)
+    shown = scrubbed(repr(value))
     return shown if len(shown) <= LONGEST_SHOWN else f"{shown[: LONGEST_SHOWN - 3]}..."

@@ -12,6 +12,7 @@ import pytest
 from celery import _state
 from hypothesis import HealthCheck, settings
 
+from redelivery.middleware.logs import redacting
 from tests.amqp_taking import opened
 from tests.pooled import floors, on
 from tests.proofs import pytest_runtest_logreport, pytest_sessionfinish, pytest_terminal_summary
@@ -39,6 +40,13 @@ __all__ = [
     "trial",
     "trials",
 ]
+
+
+@pytest.fixture(autouse=True)
+def _unredacted() -> Iterator[None]:
+    """One app that hides texts hides those of its whole process: the next test's app has its own will."""
+    yield
+    redacting.clear()
 
 
 def pytest_configure() -> None:

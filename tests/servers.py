@@ -113,6 +113,10 @@ class Server(Asked):
             else:
                 return self
 
+    def keep_everything(self) -> None:
+        """From now on it answers when it has written: a killed one else forgets up to two seconds (`everysec`)."""
+        self.client.config_set("appendfsync", "always")
+
     def kill(self) -> None:
         """SIGKILL it."""
         self.stop(signal.SIGKILL)

@@ -119,6 +119,15 @@ def kills(self: Any, times: int = 10**6, *, group: bool = False) -> None:
 
 
 @app.task(bind=True)
+def lingers(self: Any, seconds: float) -> None:
+    """Its process closes its files, as at its end, and ends so much later."""
+    note(self.request.id)
+    os.closerange(3, 1024)
+    time.sleep(seconds)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@app.task(bind=True)
 def raises(self: Any, what: str) -> None:
     """Raises what its name says."""
     note(self.request.id, attempt=self.request.retries + 1)

@@ -119,6 +119,7 @@ def test_a_letter_goes_back_to_its_exchange_and_routing_key(rabbit: Rabbit, tmp_
     place = place_of(rabbit, tmp_path)
     desk = place.desk()
     topic = Exchange("shop", type="topic")
+    desk.app.amqp.queues.add(Queue(QUEUE, topic, routing_key="eu.#"))
     with rabbit.connection() as connection:
         for name in ("eu", "all"):
             key = "#" if name == "all" else "eu.#"
@@ -158,6 +159,7 @@ def test_a_letter_whose_exchange_is_gone_stays_and_the_others_go(rabbit: Rabbit,
     """One letter's exchange was deleted; its neighbours are sent back all the same."""
     place = place_of(rabbit, tmp_path)
     desk = place.desk()
+    desk.app.amqp.queues.add(Queue(QUEUE, Exchange("deleted"), routing_key="x"))
     gone = task_message("gone")
     gone["properties"]["delivery_info"] = {"exchange": "deleted", "routing_key": "x"}
     place.put(letter(task_message("before")), letter(gone), letter(task_message("behind")))

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import socket
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from celery import Celery
-from kombu import Queue
+from kombu import Connection, Queue
 from structlog.testing import capture_logs
 
 from redelivery import Redelivery
-from redelivery.errors import ConfigurationError
+from redelivery.errors import BrokerError, ConfigurationError
 from redelivery.middleware.startup import warn_of_policies
+from redelivery.middleware.transports.amqp_policies import ending_policies
 from redelivery.settings import RedeliverySettings
 from tests.rabbit import Node, need_rabbit
 
@@ -84,10 +87,87 @@ def test_a_plugin_that_does_not_tell_is_one_line_and_no_end(managed: tuple[Rabbi
         (line,) = said(rabbit.url, wrong)
         assert line["event"] == "broker.policies_unknown"
         assert "127.0.0.1" in line["error"]
+        assert "does not answer (ConnectionRefusedError)" in line["error"] or "status 401" in line["error"]
         assert "secret" not in str(line)
 
 
-def test_what_is_no_address_is_refused() -> None:
-    """By the settings, with what is expected."""
-    with pytest.raises(ConfigurationError, match=r"management_url.*http://"):
-        RedeliverySettings.load({"management_url": "localhost:15672"})
+class Elsewhere(BaseHTTPRequestHandler):
+    """Answers with a redirection to itself, and notes who asks with which credentials."""
+
+    asked: list[tuple[str, str | None]]
+
+    def do_GET(self) -> None:
+        """Send them elsewhere, or answer with what is no policy."""
+        self.asked.append((self.path, self.headers["Authorization"]))
+        is_first = self.path.startswith("/api")
+        self.send_response(302 if is_first else 200)
+        self.send_header("Location", f"http://{self.headers['Host']}/elsewhere")
+        self.send_header("Content-Length", "2")
+        self.end_headers()
+        self.wfile.write(b"[]")
+
+    def log_message(self, *_: Any) -> None:
+        """Nothing."""
+
+
+def test_a_redirection_is_not_followed() -> None:
+    """The user and the password would go with it, to wherever it says."""
+    Elsewhere.asked = []
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Elsewhere)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        with pytest.raises(BrokerError, match=r"status 302 \(a redirection is not followed") as refused:
+            ending_policies(f"http://me:secret@127.0.0.1:{server.server_address[1]}", Connection("amqp://"), ["orders"])
+    finally:
+        server.shutdown()
+        server.server_close()
+    assert [path for path, _ in Elsewhere.asked] == ["/api/policies/%2F"]
+    assert "secret" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "answer", [b"", b"secret\r\n\r\n", b"HTTP/1.1 200 secret\r\n\r\n{secret", b"HTTP/1.1 200 OK\r\n\r\n" + b"[" * 100_000]
+)
+def test_whatever_answers_is_one_error_that_repeats_nothing(answer: bytes) -> None:
+    """What is no HTTP, no JSON, no policy, or JSON without an end."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def serve() -> None:
+            client, _ = listening.accept()
+            with client:
+                client.recv(65_536)
+                client.sendall(answer)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        with pytest.raises(BrokerError, match="does not tell") as refused:
+            ending_policies(f"http://127.0.0.1:{listening.getsockname()[1]}", Connection("amqp://"), ["orders"])
+        thread.join(60)
+    assert "secret" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "localhost:15672",
+        "me:secret@localhost:15672",
+        "htp://me:secret@localhost:15672",
+        "http://me:1/secret@localhost:15672",
+        "http://me:secret#1@localhost:15672",
+        "http://:1#secret@localhost:15672",
+        "http://",
+        15672,
+    ],
+)
+def test_what_is_no_address_is_refused(url: Any) -> None:
+    """By the settings, with what is expected, and without a piece of a password."""
+    with pytest.raises(ConfigurationError, match=r"management_url.*http://host:15672.*%2F") as refused:
+        RedeliverySettings.load({"management_url": url})
+    assert "secret" not in str(refused.value)
+
+
+def test_a_setting_that_is_refused_shows_no_credentials() -> None:
+    """Whatever setting they were written into."""
+    with pytest.raises(ConfigurationError) as refused:
+        RedeliverySettings.load({"dead_letter_archive": ["s3://KEY:SECRET@bucket/x"]})
+    assert ("SECRET" in str(refused.value), "bucket" in str(refused.value)) == (False, True)

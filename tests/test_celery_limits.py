@@ -87,6 +87,8 @@ def test_a_lost_process_is_told_of_once_when_it_was_the_last(trial: Trial) -> No
     found = told(trial.ours, task_id)
     assert found.pop("run") in {3, 4}
     assert {"run": 3, **found} == {**THRICE, "on_failure": 0}
+    said = trial.ours.workers[-1].text.partition("Task handler raised error: WorkerLostError(")[2]
+    assert any("WorkerLostError: " in line for line in said.splitlines()[1:9]), "the exception itself is logged, for trackers"
     if trial.backend:
         with pytest.raises(WorkerLostError):
             trial.ours.result(task_id).get(timeout=60)

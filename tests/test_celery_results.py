@@ -56,7 +56,7 @@ DEATHS: list[tuple[list[Any], dict[str, Any], type[Exception] | str, str, str]] 
     (step("nap", seconds=30), {"soft_time_limit": 1}, SoftTimeLimitExceeded, "", "exhausted"),
     (step("nap", seconds=30), {"time_limit": 1}, TimeLimitExceeded, "1", "time_limit"),
     (step("kill"), {}, WorkerLostError, "", "worker_lost"),
-    (step("object"), {}, "EncodeError", "JSON serializable", "exhausted"),
+    (step("object"), {}, "EncodeError", "JSON serializable", "result_not_stored"),
 ]
 
 
@@ -105,7 +105,7 @@ def test_a_result_that_cannot_be_stored_is_a_failure_as_in_celery(stored: Trial)
     """The task has run: it is not run again, and its message is kept."""
     story = stored.tell(step("object"), task="hooked")
     story.matches()
-    assert stored.ours.ended(story.id, "dead_lettered").reason == "non_retryable"
+    assert stored.ours.ended(story.id, "dead_lettered").reason == "result_not_stored"
     assert stored.ours.counts(story.id)["run"] == 1
 
 

@@ -63,6 +63,7 @@ def test_a_cold_shutdown_gives_everything_back(here: Floor, signals: tuple[str, 
         worker.process.send_signal(getattr(signal, f"SIG{name}"))
         heard(worker, {"TERM": "Warm shutdown", "QUIT": "Cold shutdown"}[name])
     worker.process.wait(60)
+    assert "Traceback" not in worker.text
     all_are_back(here, queue, running, waiting)
     if signals == ("QUIT",):
         here.open(queue)

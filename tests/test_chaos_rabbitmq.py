@@ -135,6 +135,12 @@ def test_what_must_not_be_is_a_fault(word: str, outcomes: list[str], facts: dict
     assert word in made.faults[0]
 
 
+def test_what_a_crash_put_back_after_its_end_is_named() -> None:
+    """It has not ended again; the history holds the crash."""
+    made = account(told("published", "succeeded", "redelivery_scheduled", reason="worker_lost"), [], [], [], {})
+    assert (made.words, made.faults) == ({LIFE: "resurrected"}, [])
+
+
 def test_a_letter_of_a_life_that_nobody_recorded_is_named() -> None:
     """Moved by a command that died before it recorded it."""
     made = account([], [LIFE], [], [], {})

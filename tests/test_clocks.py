@@ -6,6 +6,9 @@ none.
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +19,7 @@ import pytest
 from redelivery.middleware.envelope import Envelope
 from tests.running import ROOT, Shop
 from tests.servers import Server, binaries
+from tests.skewed_producer import SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -83,6 +87,19 @@ def test_a_countdown_is_neither_early_nor_an_hour_late(here: Shop, clock: str, c
     before = here.server.now_ms()
     _, end = done(here, here.send("ok", queue=clock, countdown=countdown))
     assert end.at_ms >= before + countdown * 1000 - 10  # the producer has a clock of its own, which is right
+
+
+@pytest.mark.parametrize("producer", list(CLOCKS))
+def test_a_producers_wrong_clock_makes_no_countdown_early_or_late(here: Skewed, clock: str, producer: str) -> None:
+    """However Celery is told of it; nor does what expires in ten minutes expire before."""
+    here.skew = CLOCKS[producer]
+    command = [sys.executable, "-m", "tests.skewed_producer", here.server.url, clock, json.dumps(SETTINGS)]
+    said = subprocess.run(command, env=here.environment, cwd=ROOT, stdout=subprocess.PIPE, timeout=120, check=True).stdout
+    ids = json.loads(said)
+    for way in ("countdown", "option", "group", "chain", "both"):
+        published, end = done(here, ids[way])
+        assert end.at_ms >= published.at_ms + SECONDS * 1000 - 1000  # a second for what the publication took
+    done(here, ids["expires"])
 
 
 def test_a_redelivery_waits_as_long_as_it_was_said(here: Shop, clock: str) -> None:

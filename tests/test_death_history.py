@@ -12,7 +12,6 @@ from redelivery import RedeliveryPolicy
 from redelivery.middleware.departure import RestingPlace, resting_place
 from redelivery.middleware.envelope import (
     HEADER,
-    MOST_DEATHS,
     Attempt,
     Envelope,
     Failed,
@@ -22,6 +21,7 @@ from redelivery.middleware.envelope import (
     redriven,
     sealed,
 )
+from redelivery.middleware.header import MOST_DEATHS
 from redelivery.middleware.lifetime import PUBLISHED, TIME_TO_LIVE
 from redelivery.middleware.recovery import recover
 from redelivery.middleware.transports.base import Answer

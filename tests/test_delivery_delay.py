@@ -227,12 +227,12 @@ def test_a_due_time_survives_a_restart_of_worker_dispatcher_and_broker(shop: Cal
     """All three are killed while it waits; it is due when it was to be, and runs then."""
     delay = 8
     here = shop(settings={"queues": {"#": {"delivery_delay": delay}}}, module="tests.deaths")
+    here.server.keep_everything()
     worker = here.start(pool="solo")
     task_id = here.send("ok")
     event = here.ended(task_id, "deferred")
     published = here.events_of(task_id)[0].at_ms
     worker.kill()
-    time.sleep(1.2)  # appendfsync everysec: what was written must be on disk
     here.server.kill()
     here.server.start()
     ((_, score),) = here.server.client.zrange("redelivery:delayed:due:celery", 0, -1, withscores=True)

@@ -70,7 +70,7 @@ def test_a_suspect_is_handed_over_again_uncounted() -> None:
     assert (read.attempt, read.delivery, read.suspect) == (0, 1, True)
 
 
-@pytest.mark.parametrize("count", [envelope.MOST_ATTEMPTS - 1, envelope.MOST_ATTEMPTS, envelope.MOST_ATTEMPTS + 1])
+@pytest.mark.parametrize("count", [header.MOST_ATTEMPTS - 1, header.MOST_ATTEMPTS, header.MOST_ATTEMPTS + 1])
 def test_the_attempts_that_are_kept_are_the_last_ones(count: int) -> None:
     """One below its bound, at it, and one above."""
     message = fresh()
@@ -78,7 +78,7 @@ def test_the_attempts_that_are_kept_are_the_last_ones(count: int) -> None:
         message = envelope.redelivered(message, "q", seen_ms=7, attempt=attempt(at))
     read = Envelope.of(message["headers"])
     assert read.attempt == count
-    assert [each["at"] for each in read.attempts] == list(range(count))[-envelope.MOST_ATTEMPTS :]
+    assert [each["at"] for each in read.attempts] == list(range(count))[-header.MOST_ATTEMPTS :]
 
 
 def test_a_death_takes_the_expiry_off_and_keeps_it_in_the_record() -> None:
@@ -111,26 +111,27 @@ def test_deaths_of_one_queue_and_reason_are_one_entry_that_counts() -> None:
     ]
 
 
-@pytest.mark.parametrize("count", [envelope.MOST_DEATHS - 1, envelope.MOST_DEATHS, envelope.MOST_DEATHS + 1, 100])
+@pytest.mark.parametrize("count", [header.MOST_DEATHS - 1, header.MOST_DEATHS, header.MOST_DEATHS + 1, 100])
 def test_however_often_it_dies_the_history_is_bounded_and_the_first_death_stays(count: int) -> None:
     """One below its bound, at it, one above, and far above."""
     message = fresh()
     for at in range(count):
         message = die(message, queue=f"q{at}", at_ms=at)
     deaths = Envelope.of(message["headers"]).deaths
-    assert len(deaths) == min(count, envelope.MOST_DEATHS)
+    assert len(deaths) == min(count, header.MOST_DEATHS)
     assert (deaths[0]["queue"], deaths[-1]["queue"]) == (f"q{count - 1}", "q0")
 
 
 def test_a_redriven_letter_begins_anew_and_keeps_its_history() -> None:
-    """Same id, one generation on, and back to the origin's exchange and routing key."""
+    """Same id, one generation on, and to the exchange and routing key that it is given; without one, to its origin queue."""
     letter = die(envelope.redelivered(fresh(), "q", seen_ms=7, attempt=attempt(), due_ms=1000))
-    again = envelope.redriven(letter)
+    again = envelope.redriven(letter, ("ex", "rk"))
     read = Envelope.of(again["headers"])
     assert (read.attempt, read.delivery, read.generation, again["headers"]["retries"]) == (0, 0, 1, 0)
     assert len(read.deaths) == 1
     assert "eta" not in again["headers"]
     assert again["properties"]["delivery_info"] == {"exchange": "ex", "routing_key": "rk"}
+    assert envelope.redriven(letter)["properties"]["delivery_info"] == {"exchange": "", "routing_key": "q"}
 
 
 def test_a_letter_without_an_origin_cannot_go_back() -> None:

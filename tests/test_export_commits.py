@@ -8,10 +8,11 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from pyarrow import dataset
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from redelivery.errors import BrokerError
-from redelivery.workers import export
+from redelivery.workers import export, outcome_batch
 from redelivery.workers.commits import Commit, newest
 from redelivery.workers.export import export_outcomes
 from redelivery.workers.outcome_log import bound
@@ -135,6 +136,37 @@ def test_an_export_that_died_between_commit_and_cursor_makes_up_no_second_gap(
         assert bound(client, KEYS, 200_000).removed > 1000
     gaps = export_outcomes(client, KEYS, out).gaps
     assert [gap.why for gap in gaps] == (["cap"] if cut else [])
+
+
+def test_an_export_that_ends_while_another_one_reads_makes_up_no_gap(
+    any_server: Server, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One has died between commit and cursor; of the next two, one reads the log and the other one ends before it has judged it."""
+    client, out = any_server.client, str(folder / "out")
+    recorded, take, finish = record(client, 10), outcome_batch.take, export._finish
+
+    def die(*_: Any) -> None:
+        message = "killed"
+        raise RedisConnectionError(message)
+
+    monkeypatch.setattr(export, "_finish", die)
+    with pytest.raises(RedisConnectionError):
+        export_outcomes(client, KEYS, out)
+    monkeypatch.setattr(export, "_finish", finish)
+
+    def overtaken(*args: Any) -> Any:
+        taken = take(*args)
+        monkeypatch.setattr(export, "take", take)
+        recorded.extend(record(client, 5))
+        export_outcomes(any_server.client, KEYS, out)
+        return taken
+
+    monkeypatch.setattr(export, "take", overtaken)
+    with pytest.raises(BrokerError, match="run one export at a time"):
+        export_outcomes(client, KEYS, out)
+    assert not (folder / "out" / "_gaps.jsonl").exists()
+    assert [gap for each in commits(folder / "out") for gap in each["gaps"]] == []
+    assert {row["event_id"] for row in dataset.dataset(out, format="parquet").to_table().to_pylist()} == set(recorded)
 
 
 def test_two_exports_at_once_lose_nothing_and_make_up_no_gap(server: Server, folder: Path) -> None:

@@ -100,10 +100,10 @@ def test_an_outage_longer_than_the_lease_runs_nothing_twice(shop: Callable[..., 
 def test_what_ends_while_the_broker_is_away_waits_in_the_outbox(shop: Callable[..., Shop]) -> None:
     """The broker is killed and comes back; a task that ended meanwhile is acknowledged then, and does not run again."""
     here = shop()
+    here.server.keep_everything()
     worker = here.start(concurrency=1)
     task_id = here.send("naps", 2)
     until(lambda: starts(here, task_id), 60)
-    time.sleep(1.2)  # appendfsync everysec: what the worker holds must be on disk
     here.server.kill()
     until(lambda: len(here.runs(task_id)) == 2, 60, "the nap to end")
     here.server.start()
@@ -116,11 +116,11 @@ def test_what_ends_while_the_broker_is_away_waits_in_the_outbox(shop: Callable[.
 def test_a_delay_survives_a_restart_of_broker_and_worker(shop: Callable[..., Shop]) -> None:
     """A due time does not shift, and nothing is early."""
     here = shop()
+    here.server.keep_everything()
     worker = here.start(pool="solo")
     task_id = here.send("ok", countdown=6)
     deferred = here.ended(task_id, "deferred")
     worker.kill()
-    time.sleep(1.2)  # appendfsync everysec
     here.server.kill()
     here.server.start()
     here.start(pool="solo")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import socket
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ from structlog.testing import capture_logs
 from redelivery import Redelivery
 from redelivery.workers.amqp_letter_watch import AmqpLetterWatch
 from redelivery.workers.duties import duties_of
-from redelivery.workers.letter_watch import GROWING, QUIET, LetterWatch, Watched
+from redelivery.workers.letter_watch import GROWING, QUIET, LetterWatch, Watched, tell
 from tests.conformance.brokers import Place, letter
 from tests.desk import LETTERS, Desk, body_of, copies, task_message
 from tests.running import until
@@ -34,6 +35,15 @@ def desk(any_server: Server) -> Iterator[Desk]:
     desk = Desk(any_server)
     yield desk
     desk.transport.close()
+
+
+def test_a_command_that_is_suggested_can_be_pasted() -> None:
+    """Whoever may publish names queues: a name is quoted, and shown without what a terminal obeys."""
+    with capture_logs() as lines:
+        tell("DLQ.$(reboot);\x1b[2J\u202e'", "unread", letters=1)
+    assert "-Q '" in lines[0]["why"]
+    [name] = [word for word in shlex.split(lines[0]["why"].replace("`", " ")) if "reboot" in word]
+    assert name.startswith("DLQ.$(reboot);\\x1b[2J\\u202e'")
 
 
 def looked(watch: LetterWatch) -> list[Any]:

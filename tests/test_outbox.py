@@ -162,8 +162,8 @@ def test_many_threads_put_their_transitions_in_one_line() -> None:
 def test_a_letter_that_its_queue_refuses_waits_until_somebody_mends_it(shop: Callable[..., Shop]) -> None:
     """A worker whose DLQ is a key of another type keeps working: more die than it has places for, and all are kept in the end."""
     here = shop(settings={"queues": {"#": {"max_delivery_attempts": 1}}})
-    here.server.client.hset("DLQ.celery", "not", "a list")
     worker = here.start("--prefetch-multiplier", "1", concurrency=2)
+    here.server.client.hset("DLQ.celery", "not", "a list")  # it would refuse to start beside that
     dead = [here.send("fails") for _ in range(6)]
     until(lambda: {run["id"] for run in here.runs()} == set(dead), 60, "all to have failed")
     here.ended(here.send("ok"), "succeeded")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from redelivery.middleware.envelope import MOST_ATTEMPTS, Envelope
+from redelivery.middleware.header import MOST_ATTEMPTS, Envelope
 from redelivery.workers.letter_filter import Filter
 from redelivery.workers.purge import move
 from redelivery.workers.redrive import Edit, redrive

@@ -43,6 +43,8 @@ EXPECTED = {
     "unannounced": "balanced",
     "no-queue": "balanced",
     "cancelled-by-an-operator": "balanced",
+    "run-by-its-own-strategy": "balanced",
+    "run-by-its-own-strategy-twice": "duplicated",
     "replaced": "balanced",
     "two-queues": "balanced",
     "two-queues@mail": "lost",
@@ -51,6 +53,9 @@ EXPECTED = {
     "died-and-succeeded": "duplicated",
     "purged-twice": "duplicated",
     "back-again": "resurrected",
+    "ended-and-crashed": "duplicated",
+    "ended-and-crashed-just-now": "resurrected",
+    "crashed-and-copied": "duplicated",
     "copy-that-failed": "resurrected",
     "closed-since": "balanced",
     "letter-of-a-success": "phantom_dead_letter",
@@ -92,6 +97,8 @@ def _balanced(told: Histories) -> None:
     told.tell("kept-then-discarded", "published", DIED, ("discarded", {"reason": "operator"}))
     told.tell("unannounced", ("received", {"reason": "unannounced", "delivery": 1}), SUCCEEDED)
     told.tell("no-queue", "published", (*SUCCEEDED[:1], {**SUCCEEDED[1], "queue": ""}))
+    told.tell("run-by-its-own-strategy", "published", ("unobserved", {"delivery": 1, "attempt": 1}))
+    told.tell("run-by-its-own-strategy-twice", "published", ("unobserved", {"delivery": 1}), ("unobserved", {"delivery": 1}))
     told.tell("cancelled-by-an-operator", "published", ("redelivery_scheduled", {"delivery": 3}), "cancelled")
     told.tell("replaced", "published", ("ignored", {"delivery": 1}))
     told.tell("replaced", "published", SUCCEEDED, nesting=1)
@@ -123,6 +130,10 @@ def _wrong(told: Histories) -> None:
     told.tell("purged-twice", "published", DIED, "purged", "purged")
     told.tell("back-again", "published", SUCCEEDED, ("redelivery_scheduled", {"delivery": 2}))
     told.tell("copy-that-failed", "published", SUCCEEDED, AGAIN)
+    lost = (AGAIN[0], {**AGAIN[1], "reason": "worker_lost"})
+    told.tell("ended-and-crashed", "published", SUCCEEDED, lost, ("succeeded", {"delivery": 2, "attempt": 2}))
+    told.tell("ended-and-crashed-just-now", "published", SUCCEEDED, lost)
+    told.tell("crashed-and-copied", "published", lost, *[("succeeded", {"delivery": 2, "attempt": 2})] * 2)
     told.tell("letter-of-a-success", "published", SUCCEEDED)
     told.hold("letter-of-a-success", "dead_letter")
     told.tell("letter-of-the-purged", "published", DIED, "purged")
@@ -211,8 +222,27 @@ def test_the_summary_is_written_as_it_is_returned(run: Run) -> None:
 def test_what_was_handed_over_again_without_a_redelivery_of_ours_is_a_possible_repeat(run: Run) -> None:
     """A lost worker, a broker that restored the message, and two ends; an ordinary redelivery is none."""
     repeats = {row["task_id"] for row in rows(run.folder, "repeats")}
-    assert repeats == {"crashed", "restored", "ended-twice", "died-and-succeeded", "purged-twice"}
+    twice = {"ended-twice", "died-and-succeeded", "purged-twice", "run-by-its-own-strategy-twice"}
+    assert repeats == {"crashed", "restored", *twice, "ended-and-crashed", "ended-and-crashed-just-now", "crashed-and-copied"}
     assert run.summary.possible_repeats == len(repeats)
+
+
+@pytest.mark.parametrize(
+    ("task_id", "is_crash"),
+    [
+        ("ended-and-crashed", True),
+        ("ended-and-crashed-just-now", True),
+        ("crashed-and-copied", False),
+        ("ended-twice", False),
+        ("back-again", False),
+    ],
+)
+def test_a_crash_that_the_history_holds_is_named_as_the_cause(run: Run, task_id: str, *, is_crash: bool) -> None:
+    """Behind the end that it undid; one that came before is no cause of what was copied later."""
+    row = run.verdicts()[task_id]
+    said = "a worker died, or lost its connection, after it had recorded an end and before it acknowledged the message"
+    assert (said in row["cause"]) is is_crash
+    assert ("visibility timeout" in row["cause"]) is (not is_crash and row["verdict"] == "duplicated")
 
 
 def test_a_verdict_comes_with_what_is_known(run: Run) -> None:
@@ -247,7 +277,7 @@ def test_a_row_of_the_metrics_adds_up(run: Run) -> None:
     assert mail | expected == mail
     assert dict(mail["dead_lettered_by_reason"]) == {"exhausted": 1}
     orders = next(row for row in rows(run.folder, "metrics") if row["queue"] == "orders")
-    assert orders["succeeded_after_redelivery"] == 2
+    assert orders["succeeded_after_redelivery"] == 4
     assert orders["day"].isoformat() == "2026-01-31"
 
 

@@ -27,7 +27,7 @@ HOUR = 3_600_000
 GRACE = 600_000
 TASKS = 1500
 ORDER = ["published", "redriven", "received", "deferred", "redelivery_scheduled"]
-ENDS = ["ignored", "revoked", "cancelled", "expired", "succeeded", "dead_lettered", "discarded", "purged"]
+ENDS = ["ignored", "revoked", "cancelled", "expired", "succeeded", "dead_lettered", "discarded", "purged", "unobserved"]
 PLACES = ("queue", "unacked", "delayed", "dead_letter")
 Life = tuple[str, int, int, str]
 

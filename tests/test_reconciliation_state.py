@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from pyarrow import parquet
 
 from redelivery.errors import InputError
 from redelivery.workers.reconciliation.job import Books, reconcile
@@ -241,6 +242,29 @@ def test_a_state_whose_name_was_on_its_way_is_not_forgotten(spark: SparkSession,
     assert (again.events, again.verdicts["balanced"], again.lives) == (1, 1, 1)
     assert sorted(each.name for each in state.glob("v*")) == ["v00000001", "v00000002"]
     assert not (state / ".current.json.new").exists()
+
+
+def test_a_state_from_before_an_outcome_was_known_goes_on(spark: SparkSession, tmp_path: Path) -> None:
+    """It has no column for it: none of its lives had that end; one that gets it now balances, and none is lost by it."""
+    told = Histories()
+    for task in ("waits", "ends", "is gathered"):
+        told.tell(task, "published", "deferred")
+        told.hold(task, "queue")
+    state = tmp_path / "state"
+    told.reconcile(spark, tmp_path, state=str(state))
+    for file in (state / "v00000001" / "lives").glob("*.parquet"):
+        table = parquet.read_table(file)
+        file.with_name(f".{file.name}.crc").unlink(missing_ok=True)
+        parquet.write_table(table.drop_columns(["unobserved"]), file)
+    later = Histories()
+    later.tell("ends", SUCCEEDED, start_ms=NOON + HOUR)
+    later.tell("is gathered", ("unobserved", {"delivery": 1, "attempt": 1}), start_ms=NOON + HOUR)
+    later.hold("waits", "queue")
+    write_lines(tmp_path / "outcomes" / "date=2026-01-31" / "hour=13" / "outcomes.jsonl", later.events)
+    told.inventory = later.inventory
+    again = reconcile(spark, told.write(tmp_path, state=str(state)))
+    assert (again.verdicts["balanced"], again.verdicts["in_flight"], again.lives) == (2, 1, 3)
+    assert (again.outcomes["unobserved"], again.outcomes["succeeded"]) == (1, 1)
 
 
 def test_a_run_forgets_whole_days_and_does_not_remember_them_again() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -149,6 +150,25 @@ def test_without_an_archive_nothing_leaves_and_a_line_says_so(desk: Desk) -> Non
         assert [keeper.step(), keeper.step()] == [0, 0]
     assert (desk.ids(LETTERS), purges(desk)) == (ids, [])
     assert [line["event"] for line in logs] == ["letters.kept"]
+
+
+@pytest.mark.parametrize("looks", [1, 2])
+def test_a_whole_batch_that_cannot_go_is_read_once_in_each_look(desk: Desk, looks: int) -> None:
+    """Without an archive all of it stays old: to look again at once would be to look for ever."""
+    ids = copies(desk, BATCH)
+    keeper = keeping(desk, None, dead_letter_time_to_live=0.001)
+    until(lambda: desk.transport.now_ms() > desk.events[-1].at_ms + 1, what="the letters to be too old")
+    desk.client.config_resetstat()
+    work = threading.Thread(target=lambda: [keeper.step() for _ in range(looks)])
+    work.start()
+    work.join(20)
+    is_over = not work.is_alive()
+    keeper.stop()
+    work.join()
+    assert is_over
+    stats: Any = desk.client.info("commandstats")
+    assert stats["cmdstat_lrange"]["calls"] == looks
+    assert (desk.ids(LETTERS), purges(desk)) == (ids, [])
 
 
 def test_an_archive_that_cannot_be_written_keeps_every_letter(desk: Desk, tmp_path: Path) -> None:

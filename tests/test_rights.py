@@ -122,7 +122,7 @@ NEEDS = {
     **dict.fromkeys(("zrange", "zrangebyscore"), "delay_and_promote"),
     **dict.fromkeys(("lpop", "set"), "be_refused"),
     **dict.fromkeys(("get", "del", "subscribe"), "lead_and_listen"),
-    **dict.fromkeys(("lrem", "lrange", "xlen"), "redrive"),
+    **dict.fromkeys(("lrem", "lrange", "xlen", "type"), "redrive"),
     "hgetall": "look_at_letters",
     "zrangebylex": "look_at_delays",
     "publish": "change_delays",

@@ -47,7 +47,9 @@ def test_wrong_settings_refuse_the_worker_in_one_line(shop: Callable[..., Shop],
     [
         ("nonsense://:secret@x", "No such transport: nonsense"),
         ("redis://:secret@127.0.0.1:port/0", "broker_url looks like redis://host:6379/0"),
-        ("redis://:secret@127.0.0.1:1/abc", "not abc"),
+        ("redis://:secret@127.0.0.1:1/abc", "the number of a database"),
+        ("redis://:1/secret@127.0.0.1:1/0", "%2F"),
+        ("amqp://me:secret#@127.0.0.1:1//", "%23"),
         ("sqs://user:secret@", "No module named"),
     ],
 )

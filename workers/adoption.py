@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from redelivery.middleware.contradictions import contradictions
 from redelivery.middleware.explicit import UNSAID, said_by_app, said_by_task
+from redelivery.middleware.own_strategy import WHY, strategy_of
 from redelivery.middleware.startup import summary
 from redelivery.middleware.transports.base import Capability
 from redelivery.middleware.transports.generic import capabilities_of
@@ -34,14 +35,16 @@ __all__ = ["Adoption", "Change", "adoption_of"]
 class Change:
     """One task: what holds now, with plain Celery, and what will.
 
-    `acks_late` and `rejects_when_lost` are (now, then). `own_retries` is the limit of its `self.retry` and `autoretry_for`; None is
-    none, and a task that calls neither fails at once now. `attempts` is the policy's limit, -1 for none. `look_at` are lines for a
-    person.
+    `strategy` is the `Strategy` of its own that runs it, None where Celery's does; of such a task no end is seen, so that the
+    policy counts its crashes alone. `acks_late` and `rejects_when_lost` are (now, then). `own_retries` is the limit of its
+    `self.retry` and `autoretry_for`; None is none, and a task that calls neither fails at once now. `attempts`
+    is the policy's limit, -1 for none. `look_at` are lines for a person.
     """
 
     task: str
     queue: str
     enabled: bool
+    strategy: str | None
     acks_late: tuple[bool, bool]
     rejects_when_lost: tuple[bool, bool]
     autoretry_for: tuple[str, ...]
@@ -94,6 +97,7 @@ def _change(install: Redelivery, task: Task) -> Change:
         task=task.name,
         queue=queue,
         enabled=policy.enabled,
+        strategy=strategy_of(task),
         acks_late=(late, _then(task, "acks_late", late) if acts else late),
         rejects_when_lost=(rejects, True if acts else rejects),
         autoretry_for=tuple(each.__name__ for each in getattr(task, "autoretry_for", ())),
@@ -120,7 +124,9 @@ def _queue_of(app: Celery, name: str) -> str:
 
 
 def _of_task(install: Redelivery, task: Task, policy: RedeliveryPolicy) -> Iterator[str]:
-    options = install.options_of(task.name)
+    options, strategy = install.options_of(task.name), strategy_of(task)
+    if strategy is not None:
+        yield f"its Strategy, {strategy}, {WHY}; the books call its end unobserved"
     yield from _of_crashes(install.app, task)
     if said_by_task(task, "reject_on_worker_lost") is False:
         yield "reject_on_worker_lost=False is without effect: a crash is a counted attempt; set enabled=false to keep it"

@@ -20,6 +20,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from redelivery.errors import RedriveError
+from redelivery.middleware.destinations import Homes
 from redelivery.middleware.envelope import ANNOUNCED, HEADER, dead, opened, sealed
 from redelivery.middleware.header import mapping
 from redelivery.middleware.outcomes import Outcome, Reason
@@ -106,6 +107,8 @@ def death_of(install: Redelivery, desk: AmqpDesk, raw: bytes, name: str) -> Deat
         msg = f"{death['reason'] or 'nothing'!r} of queue {death['queue']!r} is no death that is known here"
         raise RedriveError(msg)
     queue = contents.envelope.life_queue(real[-1]["queue"])
+    if (why := Homes(desk, name).objection_to(queue)) is not None:
+        raise RedriveError(why)
     policy = install.policy_for(queue, contents.task)
     target = (policy.expiry_queue_for if reason is Reason.EXPIRED else policy.dead_letter_queue_for)(queue)
     if target is None:

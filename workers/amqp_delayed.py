@@ -29,9 +29,10 @@ if TYPE_CHECKING:
     from kombu import Connection
 
     from redelivery.middleware.outcomes import Event
+    from redelivery.middleware.transports.amqp_names import AmqpNames
     from redelivery.workers.amqp_letters import AmqpDesk
 
-__all__ = ["carried", "of_task", "soonest", "totals", "walk"]
+__all__ = ["carried", "end_of", "of_task", "soonest", "totals", "walk"]
 
 #: Characters of a routing key before the address: a digit and a point for each bit.
 BEFORE_ADDRESS = 2 * BITS
@@ -100,13 +101,18 @@ def carried(
     return Answer.ALREADY
 
 
+def end_of(names: AmqpNames, queue: str) -> tuple[str, str]:
+    """Where a message comes out for this queue when it is due: nothing else than what is bound there can be given it."""
+    return names.delivery_exchange, "0." * BITS + address(queue)
+
+
 def _due_ms(contents: Contents) -> int:
     """Until when it waits, by its header; now where that does not say."""
     try:
         eta = datetime.fromisoformat(str(contents.headers.get("eta")))
-    except ValueError:
+        return round((eta if eta.tzinfo is not None else eta.replace(tzinfo=UTC)).timestamp() * 1000)
+    except (ValueError, OverflowError):
         return 0
-    return round((eta if eta.tzinfo is not None else eta.replace(tzinfo=UTC)).timestamp() * 1000)
 
 
 def _ident(bit: int, raw: bytes) -> str:

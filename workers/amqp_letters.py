@@ -52,6 +52,7 @@ class AmqpDesk:
 
     def __init__(self, transport: AmqpTransport) -> None:
         self.amqp = transport
+        self.app = transport.app
         self.keys = transport.keys
         self._open: dict[str, AmqpLetters] = {}
         self._made: set[str] = set()
@@ -118,7 +119,7 @@ class AmqpDesk:
         """Give a message in the delay store another due time (None: now), in whole seconds, rounded up."""
         waits = None if due_ms is None else waiting(self.keys, list_name, message, due_ms - self.now_ms())
         if waits is None:
-            return amqp_delayed.carried(self, ident, event, message, ("", list_name))
+            return amqp_delayed.carried(self, ident, event, message, amqp_delayed.end_of(self.keys, list_name))
         return amqp_delayed.carried(self, ident, event, waits.message, waits.target)
 
     def carry_out(self, event: Event, message: bytes | None, target: tuple[str, str]) -> Answer:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from redelivery.workers import amqp_delayed, amqp_outcomes, dead_letters
 from redelivery.workers.amqp_inventory import unlisted
 from redelivery.workers.amqp_letters import AmqpDesk
+from redelivery.workers.redaction import seen
 from redelivery.workers.task_life import Place
 
 if TYPE_CHECKING:
@@ -35,4 +36,4 @@ def read(install: Redelivery, life: TaskLife, most: int) -> None:
         life.places.append(Place("delayed", each.queue, each.contents, {"due_ms": each.due_ms}))
     for name in letter_queues:
         for letter in dead_letters.found(install.transport, name, {life.task_id}):
-            life.places.append(Place("dead_letter", name, letter.contents, letter.to_row()))
+            life.places.append(Place("dead_letter", name, letter.contents, seen(install, letter).to_row()))

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 from redelivery.workers.letter_walk import letters_of
+from redelivery.workers.redaction import redacted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -54,11 +55,12 @@ class Cause:
         return {name: dict(value) if isinstance(value, Counter) else value for name, value in facts.items()}
 
 
-def causes(transport: RedisTransport, names: Iterable[str]) -> list[Cause]:
-    """The causes in these dead-letter queues, the most frequent first, the newest first among equals."""
+def causes(transport: RedisTransport, names: Iterable[str], *, redact: bool = False) -> list[Cause]:
+    """The causes in these dead-letter queues, the most frequent first, the newest first among equals; `redact` hides texts."""
     found: dict[tuple[str, str], Cause] = {}
     for name in names:
-        for letter in letters_of(transport, name):
+        for each in letters_of(transport, name):
+            letter = redacted(each) if redact else each
             fingerprint, reason = str(letter.failure.get("fingerprint") or ""), letter.reason or "unknown"
             key = (fingerprint, "" if fingerprint else reason)
             if key not in found:

@@ -19,9 +19,6 @@ from redelivery.workers.outcome_batch import Gap, order
 from redelivery.workers.tables import below, names, read_text, write_text
 
 if TYPE_CHECKING:
-    from redis import Redis
-
-    from redelivery.middleware.keys import Keys
     from redelivery.workers.outcome_batch import Batch
 
 __all__ = ["COMMITS", "Commit", "newest", "replaced"]
@@ -80,15 +77,15 @@ def _last(name: str) -> str:
     return name.removesuffix(".json").partition("-")[2]
 
 
-def replaced(client: Redis, keys: Keys, batch: Batch, commit: Commit | None) -> Gap | None:
+def replaced(batch: Batch, commit: Commit | None) -> Gap | None:
     """The gap before this batch where the log is not the one that `commit` is of; `commit` was read before the batch.
 
-    The cursor stands behind a commit only where an export died between the two, and then the commit's last entry is in the log.
+    The cursor stands behind a commit only where an export died between the two, or has not come to move it yet; then the commit's
+    last entry is in the log. Both are looked at at one instant: between two looks, another export may have ended.
     """
-    if commit is None or not commit.files or order(batch.began[0] or "0-0") >= order(commit.last) or batch.trimmed_at:
+    if commit is None or not commit.files or order(batch.began[0] or "0-0") >= order(commit.last):
         return None
-    if client.xrange(keys.outcomes, commit.last, commit.last, count=1):
+    if batch.has_entry or batch.trimmed_at:
         return None
-    seconds, micros = client.time()
     before = next((entry.event_id if hasattr(entry, "event_id") else entry.entry_id for entry in batch.entries), "")
-    return Gap(after=commit.last, before=before, lost=None, why="replaced", noticed_ms=seconds * 1000 + micros // 1000)
+    return Gap(after=commit.last, before=before, lost=None, why="replaced", noticed_ms=batch.now_ms)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Self
 from redelivery.errors import EnvelopeError
 from redelivery.middleware.bodies import decoded, without_chord
 from redelivery.middleware.envelope import Envelope, opened
+from redelivery.middleware.header import count, text
 from redelivery.middleware.outcomes import Event
 
 if TYPE_CHECKING:
@@ -52,10 +53,10 @@ class Contents:
             raw,
             message,
             Envelope.of(headers),
-            task_id[:MOST_NAME] if isinstance(task_id, str) and task_id else _raw_id(raw),
+            text(task_id, MOST_NAME) or _raw_id(raw),
             _name(headers.get("task")),
-            _whole(headers.get("replaced_task_nesting")),
-            _whole(priority),
+            count(headers.get("replaced_task_nesting")),
+            count(priority),
         )
 
     @property
@@ -113,8 +114,4 @@ def _raw_id(raw: bytes) -> str:
 
 
 def _name(value: object) -> str:
-    return value[:MOST_NAME] if isinstance(value, str) else str(value or "")[:MOST_NAME]
-
-
-def _whole(value: object) -> int:
-    return value if isinstance(value, int) and not isinstance(value, bool) else 0
+    return text(value if isinstance(value, str) else str(value or ""), MOST_NAME)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
 from redelivery.errors import InputError
+from redelivery.middleware.header import unreadable
 from redelivery.middleware.transports.base import Capability
 from redelivery.workers.contents import Contents
 from redelivery.workers.letter_list import letters_at
@@ -68,8 +69,13 @@ class Letter:
     @property
     def died_ms(self) -> int | None:
         """When it died."""
-        died = self.death.get("last")
-        return died if isinstance(died, int) and not isinstance(died, bool) else None
+        died: int | None = self.death.get("last")
+        return died
+
+    @property
+    def unreadable(self) -> list[str]:
+        """The fields of its header that cannot be read, whoever wrote them."""
+        return unreadable(self.contents.headers)
 
     @property
     def queue(self) -> str:

@@ -75,11 +75,11 @@ def export_outcomes(client: Redis, keys: Keys, destination: str, *, format: Form
     until: tuple[int, int] | None = None
     commit = newest(destination, keys.outcomes)  # before the log is read: another export may go on meanwhile
     while True:
-        taken = take(client, keys, batch)
+        taken = take(client, keys, batch, commit.last if commit is not None else "")
         until = order(taken.newest) if until is None else until
         if not taken.entries and not taken.gaps:
             return result
-        if result.commits == 0 and not taken.gaps and (gap := replaced(client, keys, taken, commit)) is not None:
+        if result.commits == 0 and not taken.gaps and (gap := replaced(taken, commit)) is not None:
             taken.gaps.append(gap)
         _write(client, keys, taken, result, format)
         if order(taken.last) >= until:

@@ -11,6 +11,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
+from redis.exceptions import ResponseError
+
 from redelivery.middleware.logs import log
 from redelivery.workers.duty import Duty
 from redelivery.workers.recoverer import name_of
@@ -62,8 +64,15 @@ class Lease(Duty):
             owner.begin(token)
         self._watch(owner.token.encode())
         if time.monotonic() - self._refreshed > REFRESH_EVERY:
-            self._install.transport.extend(list(owner.held), HELD_FOR)
-            self._refreshed = time.monotonic()
+            self._keep_away(list(owner.held))
+
+    def _keep_away(self, tags: list[str]) -> None:
+        """Refresh what keeps plain workers away; a server that refuses is asked again in an hour, of the day that there is."""
+        self._refreshed = time.monotonic()
+        try:
+            self._install.transport.extend(tags, HELD_FOR)
+        except ResponseError as exc:  # no reason to start the watch anew: then nobody would be fenced
+            log.warning("lease.not_extended", error=str(exc), held=len(tags))
 
     def _watch(self, own: bytes) -> None:
         transport = self._install.transport

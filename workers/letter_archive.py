@@ -3,8 +3,8 @@
 Enters: letters. Leaves: a file for each batch, `<uri>/dead_letter_queue=<name>/letters-<digest>.parquet`, by the export path of
 the books; where pyarrow is not installed, JSON lines below a local path. A file is complete or not there at all, and is named
 by what is in it: the same letters written twice, after a crash say, are the same file. A letter has its `letter_id`, so that one
-which stands in two files is known. Refuses, with `InputError`, a destination that cannot be written. Arguments are not hidden
-here: an archive is to be complete.
+which stands in two files is known. Refuses, with `InputError`, a destination that cannot be written. Nothing is hidden here,
+whatever `redact` says: an archive is to be complete. On a local disk only its owner may read it (0600, new folders 0700).
 """
 
 from __future__ import annotations
@@ -19,10 +19,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from redelivery.display import scrubbed
 from redelivery.errors import ConfigurationError, InputError
 from redelivery.workers.dead_letters import Letter
 from redelivery.workers.letter_filter import Filter
 from redelivery.workers.letter_walk import letters_of
+from redelivery.workers.private_files import private_folder, private_opener
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -84,7 +86,7 @@ def archive(letters: Sequence[Letter], uri: str, name: str, *, now_ms: int, why:
             raise
         return f"{folder}/{_write_lines(rows, uri, folder, file)}"
     schema = pa.schema({column: pa.string() if is_text else pa.int64() for column, is_text in COLUMNS.items()})
-    write_rows(rows, below(uri, folder), schema, name=file, format="parquet")
+    write_rows(rows, below(uri, folder), schema, name=file, format="parquet", private=True)
     return f"{folder}/{file}.parquet"
 
 
@@ -141,18 +143,18 @@ def row_of(letter: Letter, name: str, *, now_ms: int, why: str) -> dict[str, Any
 def _write_lines(rows: Sequence[dict[str, Any]], uri: str, folder: str, file: str) -> str:
     """JSON lines below a local path, named when they are on the disk."""
     if "://" in uri:
-        msg = f"{uri!r} needs pyarrow, which is not installed: pip install 'redelivery[books]', or give a path"
+        msg = f"{scrubbed(uri)!r} needs pyarrow, which is not installed: pip install 'redelivery[export]', or give a path"
         raise InputError(msg)
     place = Path(uri) / folder
     unfinished = place / f".{file}.{uuid.uuid4().hex}"
     try:
-        place.mkdir(parents=True, exist_ok=True)
-        with unfinished.open("w", encoding="ascii") as sink:
+        private_folder(place)
+        with open(unfinished, "x", encoding="ascii", opener=private_opener) as sink:
             sink.writelines(json.dumps({name: row.get(name) for name in COLUMNS}) + "\n" for row in rows)
             sink.flush()
             os.fsync(sink.fileno())
         unfinished.replace(place / f"{file}.jsonl")
     except OSError as exc:
-        msg = f"the archive {uri!r} cannot be written: {exc}; free the place, or give another"
+        msg = f"the archive {scrubbed(uri)!r} cannot be written: {exc}; free the place, or give another"
         raise InputError(msg) from exc
     return f"{file}.jsonl"

@@ -11,10 +11,12 @@ known at the second look, half a minute after the first; a worker that leads ane
 
 from __future__ import annotations
 
+import shlex
 import uuid
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from redelivery.display import safe
 from redelivery.middleware.logs import log
 from redelivery.workers import dead_letters
 from redelivery.workers.dead_letters import Letter
@@ -108,6 +110,6 @@ class LetterWatch(Duty):
 def tell(name: str, state: str, **facts: int | None) -> None:
     """Say of a queue that it is unread, or that it grows."""
     if state == "unread":
-        log.warning("dead_letter_queue.unread", dead_letter_queue=name, **facts, why=UNREAD.format(name=name))
+        log.warning("dead_letter_queue.unread", dead_letter_queue=name, **facts, why=UNREAD.format(name=shlex.quote(safe(name))))
     else:
         log.warning("dead_letter_queue.growing", dead_letter_queue=name, **facts, why=BEHIND)

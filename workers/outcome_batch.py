@@ -10,9 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from redis.exceptions import ResponseError
-
 from redelivery.errors import BrokerError
+from redelivery.middleware.scripts import Script
 from redelivery.workers.outcome_log import Refused, decoded
 
 if TYPE_CHECKING:
@@ -30,6 +29,8 @@ PAGE = 1000
 #: The end of the year 9999, which Python's dates cannot pass (milliseconds since the epoch).
 _LATEST_MS = 253_402_300_799_999
 OTHER_EXPORT = "another export moved the cursor meanwhile: nothing is lost, but run one export at a time"
+
+_READ_LOG = Script("read_log")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +59,9 @@ class Batch:
     position: int = 0
     newest: str = "0-0"
     trimmed_at: str = ""
+    #: When it was read (the server's milliseconds), and whether the log had the entry that was looked for.
+    now_ms: int = 0
+    has_entry: bool = False
     entries: list[Event | Refused] = field(default_factory=list)
     gaps: list[Gap] = field(default_factory=list)
 
@@ -72,10 +76,13 @@ class Page:
     newest: str
     trimmed: dict[str, str]
     now_ms: int
+    has_entry: bool
 
 
-def take(client: Redis, keys: Keys, size: int) -> Batch:
+def take(client: Redis, keys: Keys, size: int, looked_for: str = "") -> Batch:
     """Read a batch of at most `size` entries from the broker, in pages; empty where there is nothing to export.
+
+    `looked_for`: an entry's id; `has_entry` says whether the log had it when the first page was read.
 
     Raises `BrokerError` where another export moved the cursor meanwhile, and whatever redis-py raises.
     """
@@ -83,7 +90,7 @@ def take(client: Redis, keys: Keys, size: int) -> Batch:
     while (left := size - len(batch.entries)) > 0:
         count = min(left, PAGE)
         # What was exported is no longer there: the first page begins with the oldest entry, whatever its id.
-        page = _read(client, keys, f"({batch.last}" if batch.entries else "-", count)
+        page = _read(client, keys, f"({batch.last}" if batch.entries else "-", count, looked_for)
         if page is None:
             break
         _add(batch, page)
@@ -92,29 +99,21 @@ def take(client: Redis, keys: Keys, size: int) -> Batch:
     return batch
 
 
-def _read(client: Redis, keys: Keys, start: str, count: int) -> Page | None:
+def _read(client: Redis, keys: Keys, start: str, count: int, looked_for: str) -> Page | None:
     """One page; None where there is no log yet."""
-    with client.pipeline(transaction=True) as pipe:
-        pipe.xinfo_stream(keys.outcomes)
-        pipe.xrange(keys.outcomes, start, "+", count=count)
-        pipe.hgetall(keys.exported)
-        pipe.hgetall(keys.trimmed)
-        pipe.time()
-        answers: list[Any] = pipe.execute(raise_on_error=False)
-    if isinstance(answers[0], ResponseError) and "no such key" in str(answers[0]):
+    answer: Any = _READ_LOG(client, [keys.outcomes, keys.exported, keys.trimmed], [start, count, looked_for])
+    if answer is None:
         return None
-    for answer in answers:
-        if isinstance(answer, Exception):
-            raise answer
-    info, raw, exported, trimmed, (seconds, micros) = answers
-    cursor = _texts(exported)
+    told, entries, exported, trimmed, now_ms, has_entry = answer
+    info, cursor = {_text(name): value for name, value in _pairs(told)}, _texts(exported)
     return Page(
-        raw=raw,
+        raw=[(entry_id, dict(_pairs(values))) for entry_id, values in entries],
         cursor=(cursor.get("id", ""), int(cursor.get("position", 0))),
         gone=_gone(info),
         newest=_text(info["last-generated-id"]),
         trimmed=_texts(trimmed),
-        now_ms=seconds * 1000 + micros // 1000,
+        now_ms=int(now_ms),
+        has_entry=has_entry > 0,
     )
 
 
@@ -123,6 +122,7 @@ def _add(batch: Batch, page: Page) -> None:
     first = not batch.entries
     if first:
         batch.began, batch.position = page.cursor, page.cursor[1]
+        batch.now_ms, batch.has_entry = page.now_ms, page.has_entry
         batch.last = page.cursor[0] or batch.last
     elif page.cursor != batch.began:
         raise BrokerError(OTHER_EXPORT)
@@ -177,8 +177,13 @@ def order(entry_id: str) -> tuple[int, int]:
     return int(ms), int(number or 0)
 
 
-def _texts(values: dict[Any, Any]) -> dict[str, str]:
-    return {_text(key): _text(value) for key, value in values.items()}
+def _pairs(values: list[Any]) -> Iterator[tuple[Any, Any]]:
+    """A flat answer: a name, its value, the next name, ..."""
+    return zip(values[::2], values[1::2], strict=True)
+
+
+def _texts(values: list[Any]) -> dict[str, str]:
+    return {_text(key): _text(value) for key, value in _pairs(values)}
 
 
 def _text(value: bytes | str) -> str:

@@ -12,7 +12,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from redelivery.display import scrubbed
 from redelivery.errors import EnvelopeError, RedriveError
+from redelivery.middleware.destinations import Homes, required
 from redelivery.middleware.envelope import dead, redriven, sealed
 from redelivery.middleware.outcomes import Outcome, Reason
 from redelivery.workers.letter_archive import archive
@@ -59,7 +61,7 @@ def purge(
 
     Raises `BrokerError` where the broker refuses or does not answer, `InputError` where the archive cannot be written.
     """
-    result = Purge(dead_letter_queue=name, dry_run=dry_run, archive=archive_to)
+    result = Purge(dead_letter_queue=name, dry_run=dry_run, archive=None if archive_to is None else scrubbed(archive_to))
 
     def carry(letters: list[Letter]) -> Sequence[Answer | Exception]:
         if archive_to is not None:
@@ -110,13 +112,18 @@ def move(
     limit: int | None = None,
     on_progress: Callable[[Move], None] = lambda _: None,
 ) -> Move:
-    """Move letters to another dead-letter queue, at most `limit`. Raises `BrokerError` where the broker does not answer."""
+    """Move letters to another dead-letter queue, at most `limit`.
+
+    Raises `InputError` where nothing may be sent there, and `BrokerError` where the broker does not answer.
+    """
     result, now_ms = Move(dead_letter_queue=name, dry_run=dry_run, target=target), transport.now_ms()
+    required(transport, target)
+    homes = Homes(transport, name)
     walk = Walk(
         transport=transport,
         chosen=chosen,
         result=result,
-        prepare=lambda letter: _moved(letter, name, target, now_ms),
+        prepare=lambda letter: _moved(letter, homes, name, target, now_ms),
         carry=lambda moves: transport.move_many(name, target, [each.parts for each in moves]),
         on_progress=on_progress,
         limit=limit,
@@ -125,7 +132,7 @@ def move(
     return result
 
 
-def _moved(letter: Letter, name: str, target: str, now_ms: int) -> _Moved:
+def _moved(letter: Letter, homes: Homes, name: str, target: str, now_ms: int) -> _Moved:
     contents = letter.contents
     if not letter.is_message or not letter.death:
         msg = "it is no letter of ours: its bytes were never a message, or somebody else put it here"
@@ -133,10 +140,10 @@ def _moved(letter: Letter, name: str, target: str, now_ms: int) -> _Moved:
     message, failure = contents.message, contents.envelope.failure
     assert message is not None  # noqa: S101 - a message has been seen just above
     try:
-        living = redriven(message)
+        home = homes.of(contents.envelope)
     except EnvelopeError as exc:
-        msg = "it names no origin queue"
-        raise RedriveError(msg) from exc
+        raise RedriveError(str(exc)) from exc
+    living = redriven(message, home.address)
     again = dead(
         living,
         name,
@@ -153,6 +160,6 @@ def _moved(letter: Letter, name: str, target: str, now_ms: int) -> _Moved:
         header["failure"] = dict(failure)
     header["attempt"] = contents.envelope.attempt
     generation = contents.envelope.generation + 1
-    opened = contents.event(Outcome.REDRIVEN, letter.origin_queue, generation=generation)
+    opened = contents.event(Outcome.REDRIVEN, home.queue, generation=generation)
     died = replace(opened, outcome=Outcome.DEAD_LETTERED, reason=Reason.OPERATOR)
-    return _Moved((contents.raw, sealed(again), letter.origin_queue, (opened, died)))
+    return _Moved((contents.raw, sealed(again), home.queue, (opened, died)))

@@ -7,7 +7,8 @@
 4. One script takes it out of the dead-letter queue, puts it into the origin's list by its priority, and records `redriven`.
 5. A guard may let a few go first, and stop the redrive where its letters die again (`redrive_guard`).
 
-Refuses a letter that names no origin, or whose bytes were never a message: it is left where it is, and counted by its reason.
+Refuses a letter that names no origin, or one that is no queue of the app (`destinations`), or whose bytes were never a message: it
+is left where it is, and counted by its reason.
 Limits: a redrive that is interrupted has moved some letters and not the others, each of them whole; the same command goes on. Two
 redrives of one queue at once share its letters.
 """
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from redelivery.errors import EnvelopeError, RedriveError
 from redelivery.middleware.bodies import edited
+from redelivery.middleware.destinations import Homes, required
 from redelivery.middleware.envelope import redriven, sealed
 from redelivery.middleware.outcomes import Outcome
 from redelivery.workers.letter_walk import BATCH, Walk, Walked
@@ -27,7 +29,6 @@ from redelivery.workers.letter_walk import BATCH, Walk, Walked
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from redelivery.middleware.keys import Keys
     from redelivery.middleware.outcomes import Event
     from redelivery.middleware.transports.base import Answer
     from redelivery.middleware.transports.redis import RedisTransport
@@ -42,9 +43,10 @@ __all__ = ["BATCH", "Edit", "Redrive", "redrive"]
 class Redrive(Walked):
     """What a redrive did, or (`dry_run`) would do.
 
-    `moved` went back, by the queue that they went to in `by_queue`, and `chords` of them had belonged to a chord; the rest is as a
-    walk's. What a guard saw: in `canary` the last event of each letter that went first, in `died_again` the deaths of what went
-    back, as far as they were heard of, and in `stopped` why it stopped the redrive.
+    `moved` went back, by the queue that they went to in `by_queue`, with the exchange and key that lead there in `by_target`, and
+    `chords` of them had belonged to a chord; the rest is as a walk's. What a guard saw: in `canary` the last event of each letter
+    that went first, in `died_again` the deaths of what went back, as far as they were heard of, and in `stopped` why it stopped
+    the redrive.
     """
 
     kind: ClassVar[str] = "redrive"
@@ -52,6 +54,7 @@ class Redrive(Walked):
 
     chords: int = 0
     by_queue: Counter[str] = field(default_factory=Counter)
+    by_target: Counter[str] = field(default_factory=Counter)
     canary: list[dict[str, Any]] = field(default_factory=list)
     died_again: list[dict[str, Any]] = field(default_factory=list)
     stopped: str = ""
@@ -60,6 +63,7 @@ class Redrive(Walked):
         """A letter went back."""
         self.chords += move.left_chord
         self.by_queue[move.queue] += 1
+        self.by_target[move.target] += 1
 
     def saw(self, guard: Guard) -> None:
         """What became of the letters, as far as their guard has heard."""
@@ -93,10 +97,12 @@ def redrive(
 
     `guard` may stop it: then the result says why. A dry run needs none.
 
-    Raises `BrokerError` where the broker refuses or does not answer; the message says how many letters had gone back.
+    Raises `InputError` where nothing may be sent to the queue of `edit`, and `BrokerError` where the broker refuses or does not
+    answer: it says how many letters had gone back.
     """
-    result = Redrive(dead_letter_queue=name, dry_run=dry_run)
-    keys = transport.keys
+    result, homes = Redrive(dead_letter_queue=name, dry_run=dry_run), Homes(transport, name)
+    if edit is not None and edit.queue is not None:
+        required(transport, edit.queue)
 
     def send(moves: list[_Move]) -> Sequence[Answer | Exception]:
         return transport.redrive_many(name, [move.parts for move in moves])
@@ -112,7 +118,7 @@ def redrive(
         transport=transport,
         chosen=chosen,
         result=result,
-        prepare=lambda letter: returned(letter, keys, edit),
+        prepare=lambda letter: returned(letter, homes, edit),
         carry=carry,
         count=result.count,
         on_progress=on_progress,
@@ -137,15 +143,19 @@ def _fate(event: Event) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class _Move:
-    """One letter on its way: what the transition takes, where to, and whether it left a chord."""
+    """One letter on its way: what the transition takes, where to, as people are told that, and whether it left a chord."""
 
     parts: tuple[bytes, str, bytes, Event]
     queue: str
+    target: str
     left_chord: bool
 
 
-def returned(letter: Letter, keys: Keys, edit: Edit | None = None) -> _Move:
-    """The letter as it goes back to its origin. Raises `RedriveError`, whose message is the reason why it cannot."""
+def returned(letter: Letter, homes: Homes, edit: Edit | None = None) -> _Move:
+    """The letter as it goes back to its origin, where that is a queue of the app.
+
+    Raises `RedriveError`, whose message is the reason why it cannot.
+    """
     contents = letter.contents
     if not letter.is_message:
         msg = "its bytes were never a message"
@@ -154,17 +164,17 @@ def returned(letter: Letter, keys: Keys, edit: Edit | None = None) -> _Move:
         msg = "it has no death record: somebody else put it here"
         raise RedriveError(msg)
     message, left_chord = contents.without_chord()
-    target = None if edit is None else edit.queue
+    to = None if edit is None else edit.queue
     if edit is not None:
         try:
             message = edited(message, args=edit.args, kwargs=edit.kwargs, task=edit.task)
         except EnvelopeError as exc:
             raise RedriveError(str(exc)) from exc
     try:
-        again = redriven(message, target, known=contents.envelope)
+        home = homes.of(contents.envelope) if to is None else homes.to(to)
     except EnvelopeError as exc:
-        msg = "it names no origin queue"
-        raise RedriveError(msg) from exc
-    queue = letter.origin_queue if target is None else target
-    event = contents.event(Outcome.REDRIVEN, queue, generation=contents.envelope.generation + 1)
-    return _Move((contents.raw, keys.list_name(queue, contents.priority), sealed(again), event), queue, left_chord)
+        raise RedriveError(str(exc)) from exc
+    again = redriven(message, home.address, known=contents.envelope)
+    event = contents.event(Outcome.REDRIVEN, home.queue, generation=contents.envelope.generation + 1)
+    list_name = homes.transport.keys.list_name(home.queue, contents.priority)
+    return _Move((contents.raw, list_name, sealed(again), event), home.queue, homes.told(home), left_chord)

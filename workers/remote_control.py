@@ -27,7 +27,7 @@ from celery.worker.request import Request
 from kombu.transport.virtual import Message
 from redis.exceptions import RedisError
 
-from redelivery.middleware.logs import log
+from redelivery.middleware.logs import HIDDEN, log, told
 from redelivery.middleware.outcomes import Outcome
 from redelivery.middleware.transports.base import Answer, Capability
 from redelivery.workers import delayed as store
@@ -157,13 +157,14 @@ class RemoteControl(bootsteps.StartStopStep):
             message = Message(contents.message, channel=consumer.connection.default_channel, accept=consumer.task_consumer.accept)
             return Request(message, app=consumer.app, hostname=consumer.hostname, eventer=consumer.event_dispatcher, task=task)
         except Exception as exc:  # noqa: BLE001 - the message is anybody's
-            log.debug("delayed.unreadable", task_id=contents.task_id, error=str(exc))
+            log.debug("delayed.unreadable", task_id=contents.task_id, error=told(exc))
             return None
 
-    @staticmethod
-    def _shown(delayed: Delayed, request: Request) -> dict[str, Any]:
-        eta = datetime.fromtimestamp(delayed.due_ms / 1000, UTC).isoformat()
-        return {"eta": eta, "priority": ETA_PRIORITY, "request": request.info()}
+    def _shown(self, delayed: Delayed, request: Request) -> dict[str, Any]:
+        eta, info = datetime.fromtimestamp(delayed.due_ms / 1000, UTC).isoformat(), request.info()
+        if self._install.settings.redact:
+            info.update(args=HIDDEN, kwargs=HIDDEN)
+        return {"eta": eta, "priority": ETA_PRIORITY, "request": info}
 
 
 def _is_stamped(headers: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:

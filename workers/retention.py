@@ -125,10 +125,11 @@ class Retention(Duty):
             page: Any = transport.client.lrange(key, -(staying + BATCH), -(staying + 1))
             letters = [Letter.of(raw) for raw in reversed(page)]
             old = [letter for letter in letters if self._is_old(letter, rule, now_ms)]
-            gone += self._purge(name, old, Reason.EXPIRED)
+            went = self._purge(name, old, Reason.EXPIRED)
+            gone += went
             staying += len(letters) - len(old)
-            if len(letters) < BATCH or not (old or is_thorough):
-                break
+            if len(letters) < BATCH or (not went if old else not is_thorough):
+                break  # what is old and does not go (there is no archive) is there at the next look, too
         return gone
 
     def _is_old(self, letter: Letter, rule: Rule, now_ms: int) -> bool:

@@ -22,7 +22,9 @@ from typing import IO, TYPE_CHECKING, Any, Literal
 import pyarrow as pa
 from pyarrow import fs, parquet
 
+from redelivery.display import scrubbed
 from redelivery.errors import InputError
+from redelivery.workers.private_files import private_folder, private_opener
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -99,14 +101,23 @@ def below(uri: str, path: str) -> str:
     return f"{folder.rstrip('/')}/{path}{mark}{options}"
 
 
-def write_rows(rows: Iterable[Mapping[str, Any]], uri: str, schema: pa.Schema, *, name: str, format: Format = "parquet") -> int:  # noqa: A002
+def write_rows(
+    rows: Iterable[Mapping[str, Any]],
+    uri: str,
+    schema: pa.Schema,
+    *,
+    name: str,
+    format: Format = "parquet",  # noqa: A002 - the word for it
+    private: bool = False,
+) -> int:
     """Write rows as the one file `<uri>/<name>.<format>`, in place of an earlier one of that name; returns how many.
 
-    Folders are made as needed. No rows give a file without rows. Only `ROW_GROUP` rows are in memory at once. Raises
-    `InputError` where the destination cannot be written, and whatever `rows` raises: in both cases no file is left.
+    Folders are made as needed. `private`: on a local disk nobody but the owner may read the file or enter these folders. No rows
+    give a file without rows. Only `ROW_GROUP` rows are in memory at once. Raises `InputError` where the destination cannot be
+    written, and whatever `rows` raises: in both cases no file is left.
     """
     write = _write_parquet if format == "parquet" else _write_lines
-    return _whole(uri, f"{name}.{format}", lambda sink: write(rows, sink, schema))
+    return _whole(uri, f"{name}.{format}", lambda sink: write(rows, sink, schema), private=private)
 
 
 def write_text(text: str, uri: str, file: str) -> None:
@@ -135,7 +146,7 @@ def names(uri: str) -> list[str]:
     except FileNotFoundError:  # it was made between pyarrow's two looks
         return []
     except OSError as exc:
-        msg = f"{uri} cannot be read: {exc}. Give it rights, or give another destination"
+        msg = scrubbed(f"{uri} cannot be read: {exc}. Give it rights, or give another destination")
         raise InputError(msg) from exc
 
 
@@ -146,7 +157,7 @@ def read_text(uri: str, file: str) -> str:
         with filesystem.open_input_stream(f"{folder}/{file}") as source:
             return str(source.read().decode())
     except (OSError, ValueError) as exc:
-        msg = f"{below(uri, file)} cannot be read: {exc}. Move it away, or give another destination"
+        msg = scrubbed(f"{below(uri, file)} cannot be read: {exc}. Move it away, or give another destination")
         raise InputError(msg) from exc
 
 
@@ -159,7 +170,7 @@ def read_lines(uri: str, file: str) -> list[dict[str, Any]]:
     except FileNotFoundError:
         return []
     except (OSError, ValueError) as exc:
-        msg = f"{below(uri, file)} cannot be read: {exc}. Move it away, or give another destination"
+        msg = scrubbed(f"{below(uri, file)} cannot be read: {exc}. Move it away, or give another destination")
         raise InputError(msg) from exc
 
 
@@ -170,20 +181,23 @@ def _resolve(uri: str) -> tuple[fs.FileSystem, str]:
             return fs.LocalFileSystem(), str(Path(uri).absolute())
         filesystem, path = fs.FileSystem.from_uri(uri)
     except (pa.ArrowException, OSError, ValueError) as exc:
-        msg = f"{uri!r} is no destination that pyarrow knows ({exc}): give a path, or a URI such as s3://bucket/prefix"
+        msg = scrubbed(f"{uri!r} is no destination that pyarrow knows ({exc}): give a path, or a URI such as s3://bucket/prefix")
         raise InputError(msg) from exc
     return filesystem, path.rstrip("/")
 
 
-def _whole(uri: str, file: str, write: Callable[[Any], int]) -> int:
+def _whole(uri: str, file: str, write: Callable[[Any], int], *, private: bool = False) -> int:
     """Let `write` fill a file that has its name only when it is complete."""
     filesystem, folder = _resolve(uri)
     # Spark skips names that begin with a dot: a crash may leave such a file.
     unfinished = f"{folder}/.{file}.{uuid.uuid4().hex}"
     try:
-        filesystem.create_dir(folder, recursive=True)
+        if private and isinstance(filesystem, fs.LocalFileSystem):
+            private_folder(folder)
+        else:
+            filesystem.create_dir(folder, recursive=True)
         try:
-            with _sink(filesystem, unfinished) as sink:
+            with _sink(filesystem, unfinished, private=private) as sink:
                 count = write(sink)
             _name(filesystem, unfinished, f"{folder}/{file}")
         except BaseException:
@@ -191,16 +205,16 @@ def _whole(uri: str, file: str, write: Callable[[Any], int]) -> int:
                 filesystem.delete_file(unfinished)
             raise
     except (OSError, pa.ArrowException) as exc:
-        msg = f"{below(uri, file)} cannot be written: {exc}. Make room, give it rights, or give another destination"
+        msg = scrubbed(f"{below(uri, file)} cannot be written: {exc}. Make room, give it rights, or give another destination")
         raise InputError(msg) from exc
     return count
 
 
 @contextlib.contextmanager
-def _sink(filesystem: fs.FileSystem, path: str) -> Iterator[IO[bytes] | pa.NativeFile]:
+def _sink(filesystem: fs.FileSystem, path: str, *, private: bool) -> Iterator[IO[bytes] | pa.NativeFile]:
     """A file to write to; after it the bytes are on the disk, as far as the filesystem lets one say so."""
     if isinstance(filesystem, fs.LocalFileSystem):
-        with Path(path).open("xb") as sink:
+        with open(path, "xb", opener=private_opener if private else None) as sink:
             yield sink
             sink.flush()
             os.fsync(sink.fileno())

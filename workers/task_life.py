@@ -18,6 +18,7 @@ from redelivery.workers.contents import Contents
 from redelivery.workers.dead_letters import Letter, may_be
 from redelivery.workers.held import held_pages
 from redelivery.workers.pages import list_pages
+from redelivery.workers.redaction import seen
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -83,7 +84,7 @@ def life_of(install: Redelivery, task_id: str, *, most: int) -> TaskLife:
     _read_held(install, life, most)
     for name in letter_queues:
         for contents in _matching(install, life, name, most):
-            life.places.append(Place("dead_letter", name, contents, Letter.of(contents.raw).to_row()))
+            life.places.append(Place("dead_letter", name, contents, seen(install, Letter.of(contents.raw)).to_row()))
     life.places = list({(place.place, place.name, place.contents.raw): place for place in life.places}.values())
     return life
 

@@ -13,6 +13,8 @@ local position = redis.call('HGET', KEYS[2], 'position') or '0'
 -- A reply that was lost is asked for again.
 if id == ARGV[3] and position == ARGV[4] then return 0 end
 if id ~= ARGV[1] or position ~= ARGV[2] then return -1 end
+-- The first write frees, so that a full server lets its log be emptied.
+redis.call('HDEL', KEYS[2], 'at')
 redis.call('HSET', KEYS[2], 'id', ARGV[3], 'position', ARGV[4], 'at', now_ms())
 -- MINID keeps the entry that it names, and the id after it is nothing that a Lua number holds exactly: the last one goes by name.
 local removed = redis.call('XTRIM', KEYS[1], 'MINID', '=', ARGV[3]) + redis.call('XDEL', KEYS[1], ARGV[3])

@@ -1,7 +1,7 @@
 -- Publishes a message to a queue that has bounds, and records it: dated by this server's clock, and within the queue's length.
 -- KEYS[1] outcome log, KEYS[2] dead_letter_queues, KEYS[3] the dead-letter queue's list, KEYS[4] its bindings, KEYS[5] the
 -- message's list, KEYS[6..] all lists of the queue, the most urgent first.
--- ARGV[1] the message up to its time of publication, ARGV[2] what follows that time, or '' (it has none), ARGV[3] queue expiry in ms
+-- ARGV[1] the message, ARGV[2] where it has gaps for times (of its publication, and from then on), or '', ARGV[3] queue expiry in ms
 -- or '', ARGV[4] the most messages that the queue may hold, or '', ARGV[5] '1' where a full queue refuses, ARGV[6..21] the event;
 -- then, for the oldest message, where there must be room: ARGV[22] index in KEYS of its list, or 0, ARGV[23] the message,
 -- ARGV[24] origin queue, ARGV[25] '1' where its dead-letter queue must be there already, ARGV[26] the letter, or '' (it is
@@ -11,7 +11,7 @@
 -- the dead-letter queue is not there); 'refused' and the length; 'oldest', the index of a list, the message that must go first, and
 -- the time: then nothing has changed. Bound: two messages, at most ten lists.
 -- Checked: every key that is written later is read first.
--- uses: append clock oldest
+-- uses: append clock dated oldest
 redis.call('XLEN', KEYS[1])
 redis.call('HLEN', KEYS[2])
 redis.call('LLEN', KEYS[3])
@@ -35,9 +35,7 @@ if most and length >= most then
   if ARGV[25] == '1' and redis.call('EXISTS', KEYS[3], KEYS[4]) == 0 then state = 'missing' else evicts = true end
 end
 
-local message = ARGV[1]
-if ARGV[2] ~= '' then message = message .. string.format('%d', now_ms()) .. ARGV[2] end
-redis.call('LPUSH', KEYS[5], message)
+redis.call('LPUSH', KEYS[5], dated(ARGV[1], ARGV[2]))
 local added, err = pcall(append, KEYS[1], 6)
 if not added then
   redis.call('LPOP', KEYS[5])

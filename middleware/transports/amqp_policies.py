@@ -2,8 +2,9 @@
 
 Enters: the plugin's address (`management_url`), and the names of queues, be they there or not. Leaves: the policies whose
 definitions let the broker throw away, expire or dead-letter what lies in one of them. Raises `BrokerError` where the plugin does
-not answer, or something else does. Limits: it is asked once, when a worker starts; what a policy is changed to later is not seen.
-Patterns are read as Python reads them.
+not answer, or something else does; it says what it was in fixed words, for an answer may hold anything. A redirection is not
+followed, for the user and the password would go with it. Limits: it is asked once, when a worker starts; what a policy is changed
+to later is not seen. Patterns are read as Python reads them.
 """
 
 from __future__ import annotations
@@ -12,9 +13,11 @@ import base64
 import json
 import re
 from dataclasses import dataclass
+from http.client import HTTPException
 from typing import TYPE_CHECKING, Any
+from urllib.error import HTTPError
 from urllib.parse import quote, unquote, urlsplit
-from urllib.request import Request, urlopen
+from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 from redelivery.errors import BrokerError
 
@@ -33,6 +36,7 @@ KINDS = ("policies", "operator-policies")
 OF_QUEUES = ("all", "queues", "classic_queues", "quorum_queues")
 #: Seconds that the plugin may take.
 PATIENCE = 5.0
+REDIRECTION = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +46,16 @@ class Policy:
     name: str
     definitions: tuple[str, ...]
     queues: tuple[str, ...]
+
+
+class _NoRedirects(HTTPRedirectHandler):
+    """Leaves a redirection as what it is: no answer."""
+
+    def redirect_request(self, *_: Any, **__: Any) -> None:
+        """None is followed."""
+
+
+_OPENER = build_opener(_NoRedirects)
 
 
 def ending_policies(url: str, connection: Connection, queues: Iterable[str]) -> list[Policy]:
@@ -72,11 +86,20 @@ def _policies(url: str, connection: Connection, kind: str) -> list[dict[str, Any
     path = f"{address}/api/{kind}/{quote(connection.virtual_host or '/', safe='')}"
     request = Request(path, headers={"Authorization": f"Basic {credentials}"})  # noqa: S310 - the setting takes http and https
     try:
-        with urlopen(request, timeout=PATIENCE) as answer:  # noqa: S310 - as above
+        with _OPENER.open(request, timeout=PATIENCE) as answer:
             return list(_checked(json.load(answer)))
-    except (OSError, ValueError, LookupError, TypeError, re.error) as exc:
-        msg = f"the management plugin at {address} does not tell the broker's policies: {exc}"
+    except (OSError, HTTPException, ValueError, LookupError, TypeError, RecursionError, re.error) as exc:
+        msg = f"the management plugin at {address} does not tell the broker's policies: {_why_not(exc)}"
         raise BrokerError(msg) from exc
+
+
+def _why_not(exc: Exception) -> str:
+    if isinstance(exc, HTTPError):
+        hint = " (a redirection is not followed: name its target in management_url)" if exc.code // 100 == REDIRECTION else ""
+        return f"it answered with status {exc.code}{hint}"
+    if isinstance(exc, (OSError, HTTPException)):
+        return f"it does not answer ({type(getattr(exc, 'reason', exc)).__name__})"
+    return "what it answered are no policies"
 
 
 def _checked(rows: Any) -> Iterator[dict[str, Any]]:

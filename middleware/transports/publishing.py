@@ -1,16 +1,16 @@
 """Publishing on Redis: a task and its outcome event in one step, by every channel of an app with `Redelivery`. So is its purge.
 
 What is no task (replies, remote control, events) and what kombu publishes in batches goes kombu's own way. A binding is let in on a
-full server, so that a worker can come and empty it.
+full server, and what kombu asks in transactions is asked without one there, so that a worker can come and empty it.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from kombu.utils.json import dumps
 from redis.exceptions import OutOfMemoryError, ReadOnlyError
 
+from redelivery.middleware.countdown import from_now, with_gaps
 from redelivery.middleware.departure import MOST_TEXT
 from redelivery.middleware.envelope import ANNOUNCED, HEADER, Envelope
 from redelivery.middleware.eviction import publish_within
@@ -44,6 +44,31 @@ class Publishing:
             client, keys = self._publisher()
             _BIND(client, [keys.bindings(exchange)], [self.sep.join([routing_key or "", pattern or "", queue or ""])])
 
+    # kombu's transactions: a Redis 7.0 that is full refuses whatever stands in one, also what reads or frees
+
+    def _size(self: Any, queue: str) -> int:
+        """As kombu's: how many messages wait in the queue."""
+        try:
+            return int(super()._size(queue))  # type: ignore[misc]
+        except OutOfMemoryError:
+            client, keys = self._publisher()
+            return sum(int(client.llen(keys.list(name))) for name in keys.list_names(queue))
+
+    def _has_queue(self: Any, queue: str, **kwargs: Any) -> bool:
+        """As kombu's: whether anything waits in the queue."""
+        try:
+            return bool(super()._has_queue(queue, **kwargs))  # type: ignore[misc]
+        except OutOfMemoryError:
+            return bool(self._size(queue))
+
+    def _delete(self: Any, queue: str, *args: Any, **kwargs: Any) -> None:
+        """As kombu's: its bindings go, and then its messages."""
+        try:
+            super()._delete(queue, *args, **kwargs)  # type: ignore[misc]
+        except OutOfMemoryError:
+            client, keys = self._publisher()
+            client.delete(*(keys.list(name) for name in keys.list_names(queue)))
+
     def _put(self: Any, queue: str, message: dict[str, Any], **kwargs: Any) -> Any:
         """Publish and record, in one step, where the message is a task of Celery's."""
         event = published(message, queue)
@@ -62,7 +87,8 @@ class Publishing:
                 return publish_within(client, keys, install, bounds, message=message, event=event, **where)
         name = keys.list(list_name)
         lists = [keys.list(each) for each in keys.list_names(queue)] if expires != "" else []
-        return _PUBLISH(client, [keys.outcomes, name, *lists], [dumps(message), expires, *encoded(event)])
+        text, gaps = with_gaps(message, from_now(message["headers"]))
+        return _PUBLISH(client, [keys.outcomes, name, *lists], [text, expires, *encoded(event), gaps])
 
     def _purge(self: Any, queue: str) -> int:
         """Discard what waits in a queue, as kombu does, and record it: `celery purge` is an operator's hand."""

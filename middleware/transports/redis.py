@@ -48,6 +48,9 @@ class RedisTransport(Stores, Owners):
     #: All that any transport can do, but for what only a broker that gives messages back by itself needs.
     capabilities = frozenset(Capability) - {Capability.REDELIVERY_COUNTS}
 
+    #: The app whose broker this is; None for one that was made by hand.
+    app: Celery | None = None
+
     def __init__(self, client: Redis, keys: Keys) -> None:
         super().__init__(client, keys)
         self._acknowledge = Script("acknowledge")
@@ -67,8 +70,8 @@ class RedisTransport(Stores, Owners):
         check_broker_url(app)
         connection = app.connection_for_write()
         try:
-            transport = connection.transport
-            if getattr(transport, "driver_type", None) != "redis":
+            driver = connection.transport
+            if getattr(driver, "driver_type", None) != "redis":
                 msg = f"broker {connection.as_uri()} is no Redis: this version of redelivery needs a redis:// broker"
                 raise BrokerError(msg)
             channel = connection.default_channel
@@ -83,7 +86,9 @@ class RedisTransport(Stores, Owners):
             raise BrokerUnavailable(msg) from exc
         install = getattr(app, "redelivery", None)
         wanted = 0 if install is None else install.settings.wait_replicas
-        return cls(ConfirmedRedis(_patient(channel._get_pool()), wanted), Keys.of(channel))  # noqa: SLF001 - the app's own settings
+        transport = cls(ConfirmedRedis(_patient(channel._get_pool()), wanted), Keys.of(channel))  # noqa: SLF001 - the app's own settings
+        transport.app = app
+        return transport
 
     # transitions of a message that a worker holds
 

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Owners", "priority_of"]
 
+#: Tags that go in one script.
+PAGE = 500
+
 
 class Owners(OnRedis):
     """The leases of the owners."""
@@ -28,6 +31,8 @@ class Owners(OnRedis):
         self._renew = Script("renew")
         self._fence = Script("fence")
         self._register = Script("register")
+        self._unregister = Script("unregister")
+        self._extend = Script("extend")
 
     def register(self, token: str, about: dict[str, Any]) -> None:
         """Open a lease for a new owner."""
@@ -43,11 +48,8 @@ class Owners(OnRedis):
 
     def unregister(self, token: str) -> None:
         """Forget an owner that holds nothing any more."""
-        with self.client.pipeline() as pipe:
-            for name in (self.keys.leases, self.keys.recovering, self.keys.owners):
-                pipe.hdel(name, token)
-            pipe.delete(self.keys.received(token))
-            pipe.execute()
+        keys = self.keys
+        self._unregister(self.client, [keys.leases, keys.owners, keys.received(token), keys.recovering], [token])
 
     def held_by(self, token: str) -> Iterator[Held]:
         """The messages that an owner holds, in no order, some perhaps twice; without blocking the server."""
@@ -62,10 +64,9 @@ class Owners(OnRedis):
 
     def extend(self, tags: Iterable[str], seconds: float) -> None:
         """Keep plain workers' sweeps away from these tags for this long, by the server's clock."""
-        until = self.now_ms() / 1000 + seconds
-        members = dict.fromkeys(tags, until)
-        if members:
-            self.client.zadd(self.keys.unacked_index, members, xx=True)
+        listed = list(tags)
+        for at in range(0, len(listed), PAGE):
+            self._extend(self.client, [self.keys.unacked_index], [seconds, *listed[at : at + PAGE]])
 
     def now_ms(self) -> int:
         """The server's time, milliseconds since the epoch."""

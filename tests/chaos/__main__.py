@@ -106,7 +106,7 @@ def _found_on_rabbitmq(run: RabbitRun, *, books: bool) -> dict[str, Any]:
     return {
         **_common(run, faults, summary),
         "lives": made.lives,
-        "lost": sum(made.count(word) for word in ("lost", "missing_dead_letter", "resurrected")),
+        "lost": sum(made.count(word) for word in ("lost", "missing_dead_letter")),
         "never_sent": made.count(NEVER_SENT),
         "named": {word: made.count(word) for word in NAMED},
         "repeats": made.repeats,

@@ -1,11 +1,11 @@
 """The seam: every step of a message has a name, and a process of the tests can be told to die there.
 
 A boundary is `<step>.before` (the process is about to ask the broker) or `<step>.after` (the broker has done it, and the answer
-has not been used yet); where nobody waits for the answer also `<step>.asked` (nobody knows what the broker has done). Steps are the
-scripts, by their names, and what is no script: `receive` (the batch has been answered), `hand_over` (it is in line, and goes to its
-consumers), `run` (the task's own code), `recover` (one message of a dead worker), `unregister`, `extend` (plain workers are kept
-away), `resign` (a dispatcher goes), `write` (a file: of the outcome log, of an inventory, of an archive) and in the middle of it
-`name` (its bytes are on the disk, and it gets its name).
+has not been used yet); where nobody waits for the answer also `<step>.asked` (nobody knows what the broker has done). Steps are
+the scripts, by their names, and what is no script: `receive` (the batch has been answered), `hand_over` (it is in line, and goes
+to its consumers), `run` (the task's own code), `recover` (one message of a dead worker), `resign` (a dispatcher goes), `write` (a
+file: of the outcome log, of an inventory, of an archive) and in the middle of it `name` (its bytes are on the disk, and it gets
+its name).
 
 Enters: an order in the environment, `CHAOS_ORDER=<boundary>:<n>` for the process that is started, and for the children of its pool
 `CHAOS_CHILDREN=<seed>:<most>:<boundary>,...`: each of them draws one, and the number where it often comes by. Leaves: a line in
@@ -40,7 +40,7 @@ __all__ = ["Order", "begin", "here", "install", "stand_around"]
 #: Steps whose first argument is the tag of the message; where it is empty, none is in hand.
 TAGGED = {"acknowledge", "defer", "dead_letter", "start", "accept"}
 #: Steps that hold no message themselves: a message is in hand where somebody holds one.
-DUTIES = {"renew", "fence", "lead", "watch", "register", "bind", "bound", "forget"}
+DUTIES = {"renew", "fence", "lead", "watch", "register", "unregister", "bind", "bound", "forget"}
 
 
 @dataclass(frozen=True)
@@ -241,8 +241,6 @@ def _at_receiving() -> None:
 def _at_duties() -> None:
     rescuing: Any = recoverer  # what this module imports is no name that it exports
     stand_around(rescuing, "recover", "recover")
-    stand_around(RedisTransport, "unregister", "unregister", lambda self, _token: _somebody_holds(self.client))
-    stand_around(RedisTransport, "extend", "extend", lambda _self, tags, _seconds: tags)
     stand_around(Dispatcher, "_resign", "resign", lambda self: self._leads and _somebody_holds(self._transport.client))
 
 

@@ -18,7 +18,7 @@ __all__ = ["OPENING", "TERMINAL", "Verdict", "archived_in", "judge"]
 
 #: Task id, nesting, generation and queue.
 Life = tuple[str, int, int, str]
-TERMINAL = {"succeeded", "dead_lettered", "discarded", "expired", "revoked", "ignored", "purged", "cancelled"}
+TERMINAL = {"succeeded", "dead_lettered", "discarded", "expired", "revoked", "ignored", "purged", "cancelled", "unobserved"}
 OPENING = {"published", "redriven", "received"}
 
 

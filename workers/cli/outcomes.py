@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from redelivery.display import harmless, scrubbed
 from redelivery.errors import InputError
 from redelivery.middleware.outcomes import Event
 from redelivery.workers.cli.context import Context, json_option, pass_context
@@ -151,9 +152,9 @@ def export(ctx: click.Context, context: Context, uri: str, kind: str, every: flo
         with desk.amqp.connect() as connection:
             done = amqp_outcomes.export_outcomes(connection, desk.keys, uri, format=format_)
     if context.as_json:
-        print_json(asdict(done))
+        print_json({**asdict(done), "destination": scrubbed(uri)})
         return
-    click.echo(f"{done.events} events written to {safe(uri)} in {len(done.files)} files.")
+    click.echo(f"{done.events} events written to {harmless(uri)} in {len(done.files)} files.")
     if done.refused:
         click.echo(f"{done.refused} entries were not ours; they are in _refused.", err=True)
     for gap in done.gaps:

@@ -7,35 +7,39 @@ invisible or direction-changing one, is shown as an escape. JSON is ASCII. Times
 from __future__ import annotations
 
 import json
+import math
 import re
-import unicodedata
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from redelivery.display import safe
 from redelivery.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-__all__ = ["SECONDS", "age", "counted", "facts", "lines", "moment", "print_json", "safe", "seconds", "short", "span", "table"]
+__all__ = [
+    "SECONDS",
+    "age",
+    "counted",
+    "facts",
+    "lines",
+    "moment",
+    "plain",
+    "print_json",
+    "safe",
+    "seconds",
+    "short",
+    "span",
+    "table",
+]
 
-_HIDDEN = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
 _UNITS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+#: How deep a value that is shown may be nested, and what stands for what lies below.
+MOST_DEPTH, TOO_DEEP = 64, "(nested too deep to be shown)"
 _LATEST_MS = 253_402_300_799_999
-
-
-def safe(value: object) -> str:
-    """Text on one line, harmless to a terminal."""
-    text = value if isinstance(value, str) else str(value)
-    if text.isascii() and text.isprintable():
-        return text
-    return "".join(_escaped(char) if unicodedata.category(char) in _HIDDEN else char for char in text)
-
-
-def _escaped(char: str) -> str:
-    return ascii(char)[1:-1]
 
 
 def short(value: object, width: int) -> str:
@@ -124,6 +128,19 @@ def facts(values: Iterable[tuple[str, object]] | Mapping[str, object]) -> str:
     return "\n".join(f"{name.ljust(width)}  {value}" for name, value in shown)
 
 
+def plain(value: Any, depth: int = 0) -> Any:
+    """A value that JSON has a word for, and that a reader of JSON can take: no NaN, no infinity, and not nested without end."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if not isinstance(value, (dict, list, tuple)):
+        return value
+    if depth >= MOST_DEPTH:
+        return TOO_DEEP
+    if isinstance(value, dict):
+        return {name: plain(each, depth + 1) for name, each in value.items()}
+    return [plain(each, depth + 1) for each in value]
+
+
 def print_json(value: object, *, is_line: bool = False) -> None:
     """One JSON value, alone on stdout; `is_line` keeps it on one line."""
-    click.echo(json.dumps(value, indent=None if is_line else 2, default=str).replace("\x7f", "\\u007f"))
+    click.echo(json.dumps(plain(value), indent=None if is_line else 2, default=str).replace("\x7f", "\\u007f"))

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
+from redelivery.display import harmless, scrubbed
 from redelivery.errors import InputError, RedeliveryError
 
 if TYPE_CHECKING:
@@ -103,7 +104,7 @@ class Progress:
 
     def say(self, text: str) -> None:
         """One line."""
-        click.echo(f"{time.monotonic() - self._started:6.1f} s  {text}", err=True)
+        click.echo(f"{time.monotonic() - self._started:6.1f} s  {scrubbed(text)}", err=True)
 
 
 def _to_read(books: Books) -> int | None:
@@ -125,7 +126,7 @@ def _local_bytes(*uris: str) -> int | None:
 
 
 def _refuse(text: str) -> NoReturn:
-    click.echo(f"redelivery: {text}", err=True)
+    click.echo(f"redelivery: {harmless(text)}", err=True)
     raise SystemExit(2) from None
 
 

@@ -17,7 +17,7 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
 from redelivery.middleware.outcomes import TERMINAL, Outcome, Reason
 from redelivery.workers.reconciliation.lives import KEY
 from redelivery.workers.reconciliation.schema import or_default
-from redelivery.workers.reconciliation.steps import number, position
+from redelivery.workers.reconciliation.steps import DELIVERY, number, position
 from redelivery.workers.reconciliation.texts import grouped, named, one_of, quoted
 from redelivery.workers.reconciliation.verdicts import DISCREPANCIES
 
@@ -132,11 +132,25 @@ def _likely() -> str:
         "ownerless > 0": "'its worker is gone, and no other worker runs that would recover its messages'",
     }
     ends = ", ".join(f"CASE WHEN {each} > 0 THEN concat('{each} ', {each}) END" for each in Outcome if each in TERMINAL)
-    copied = "two copies of one message ran: a visibility timeout of plain workers, a failover, or a copy put in by hand"
+    copied = (
+        "two copies of one message ran: a visibility timeout of plain workers, a failover, a publication that was repeated because"
+        " its answer was lost, or a copy put in by hand"
+    )
+    # A redelivery of the very delivery that had ended, or of a later one, and one of its redeliveries was a crash.
+    crashed = f"repeats > 0 AND floor(last_scheduled / {DELIVERY}) >= floor(first_end / {DELIVERY})"
+    crash = (
+        f"'a worker died, or lost its connection, after it had recorded an end and before it acknowledged the message, which was"
+        f" delivered again ({Reason.WORKER_LOST} in the history)'"
+    )
     meanings = {
         "orphaned": "'its opening is not in these files: exported elsewhere, lost in a gap, or trimmed too early'",
-        "duplicated": f"concat('{copied} (', concat_ws(', ', {ends}), ')')",
-        "resurrected": "'a copy of the message came back after its end: put in by hand, or by a broker that was restored'",
+        "duplicated": f"concat(CASE WHEN {crashed} THEN {crash} ELSE '{copied}' END, ' (', concat_ws(', ', {ends}), ')')",
+        "resurrected": _first_that_holds(
+            {
+                crashed: crash,
+                "true": "'a copy of the message came back after its end: put in by hand, or by a broker that was restored'",
+            },
+        ),
         "phantom_dead_letter": "'put there without the command `dlq`, or the broker was restored from an older copy'",
         "missing_dead_letter": "'taken out without the command `dlq`: LREM, DEL, an eviction, or a consumer'",
         "stuck": _first_that_holds(stuck),

@@ -34,6 +34,7 @@ KINDS: Final = {
     "revoked": "gone",
     "ignored": "gone",
     "cancelled": "gone",
+    "unobserved": "gone",
     **dict.fromkeys(DISCREPANCIES, "bad"),
 }
 ENDINGS: Final = tuple(KINDS)

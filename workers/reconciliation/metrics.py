@@ -43,6 +43,7 @@ _AFTER_AN_ATTEMPT: Final = (
     Reason.REJECTED,
     Reason.WORKER_LOST,
     Reason.TIME_LIMIT,
+    Reason.RESULT_NOT_STORED,
 )
 ENDS_AS_COUNTED: Final = (
     Outcome.SUCCEEDED,
@@ -53,6 +54,7 @@ ENDS_AS_COUNTED: Final = (
     Outcome.IGNORED,
     Outcome.PURGED,
     Outcome.CANCELLED,
+    Outcome.UNOBSERVED,
 )
 _KEYS: Final = (*GROUP, "opened", "ending", "died_of", "attempts", "time_class")
 

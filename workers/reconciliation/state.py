@@ -24,6 +24,7 @@ from redelivery.errors import InputError
 from redelivery.workers.reconciliation.commits import date_of
 from redelivery.workers.reconciliation.files import literal
 from redelivery.workers.reconciliation.schema import empty
+from redelivery.workers.reconciliation.steps import STEPS
 from redelivery.workers.reconciliation.texts import row_of
 
 if TYPE_CHECKING:
@@ -95,10 +96,11 @@ class State:
         return self._read(run.version - 1)
 
     def lives(self, run: Run, schema: StructType) -> DataFrame:
-        """The open lives that a run left; a column that it did not know is null."""
+        """The open lives that a run left; a column that it did not know is null, or 0 where it counts an outcome."""
         if run.version == 0 or not run.lives:
             return empty(self._spark, schema)
-        return self._spark.read.schema(schema).parquet(literal(f"{self._version(run.version)}/lives"))
+        found = self._spark.read.schema(schema).parquet(literal(f"{self._version(run.version)}/lives"))
+        return found.fillna(0, [name for name in STEPS if name in schema.names])
 
     def write(self, run: Run, lives: DataFrame, *, about: int) -> Run:
         """Write a version, which does not hold yet, of `about` so many lives; returns it with what was written of them."""

@@ -32,6 +32,7 @@ STEPS: Final = (
     Outcome.DEAD_LETTERED,
     Outcome.DISCARDED,
     Outcome.PURGED,
+    Outcome.UNOBSERVED,  # the last: the states of earlier versions hold the numbers of the others
 )
 
 #: The number of the first step that ends a life; all that follow do.

@@ -7,13 +7,13 @@ a quoted attribute: control characters, and those that are invisible or turn the
 from __future__ import annotations
 
 import html
-import unicodedata
 from datetime import UTC, datetime
 from typing import Final
 
+from redelivery.display import safe
+
 __all__ = ["NONE", "change", "count", "counted", "duration", "moment", "plain", "share", "shown"]
 
-_HIDDEN = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
 _LATEST_MS = 253_402_300_799_999
 _LONGEST = 400
 #: What stands where there is nothing.
@@ -29,8 +29,7 @@ def shown(value: object) -> str:
 def plain(value: object) -> str:
     """Text for a terminal; what is longer than 400 characters is cut."""
     text = str(value)
-    text = text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
-    return "".join(ascii(char)[1:-1] if unicodedata.category(char) in _HIDDEN else char for char in text)
+    return safe(text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…")
 
 
 def count(number: float | None) -> str:

@@ -2,7 +2,7 @@
 
 Enters: a folder. Leaves: a node that listens on the loopback alone, with ports, an epmd, a cookie and data of its own; it is ended
 by its process id, and starts again with its data where it was ended. Nothing of the machine's own RabbitMQ is touched: no service,
-no configuration, no user.
+no configuration, no user. Both end with the process that started them, even where that is killed.
 
 Refuses: a machine that has no RabbitMQ. It takes 6 s to start on an idle machine.
 """
@@ -26,7 +26,7 @@ import amqp
 from redelivery.errors import BrokerError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 __all__ = ["MISSING", "RabbitNode", "is_installed"]
 
@@ -37,6 +37,8 @@ EPMD = "epmd"
 MISSING = "there is no RabbitMQ on this machine: install it (as root: apt-get install --no-install-recommends rabbitmq-server)"
 #: Seconds that a node may take to start, and a command of its to answer.
 PATIENCE, COMMAND_PATIENCE = 240.0, 120.0
+#: A program whose group is killed when nobody holds the other end of its standard input: who started it has ended.
+LIFELINE = 'exec 3<&0 </dev/null; (read -r _ <&3; kill -KILL 0) & exec 3<&-; exec "$@"'
 #: The user that every node has, and that only the loopback may be.
 USER = "guest"
 #: Characters of the node's own words that an error repeats.
@@ -91,6 +93,8 @@ class RabbitNode:
             "HOME": str(self.folder),
             "ERL_EPMD_PORT": str(self.ports[1]),
             "ERL_EPMD_ADDRESS": "127.0.0.1",
+            # Whatever of Erlang finds no epmd starts one that nobody knows of, and that nobody ends.
+            "ERL_ZFLAGS": "-start_epmd false",
             "RABBITMQ_NODENAME": self.name,
             "RABBITMQ_NODE_PORT": str(self.port),
             "RABBITMQ_DIST_PORT": str(self.ports[2]),
@@ -112,31 +116,22 @@ class RabbitNode:
             self.prepare()
         if self.epmd is None:
             self.epmd = self._run(EPMD, "-port", str(self.ports[1]), "-address", "127.0.0.1")
+        self._wait(self.epmd, self._resolves, "epmd")
         self.process = self._run(str(PROGRAMS / "rabbitmq-server"))
-        deadline = time.monotonic() + PATIENCE
-        while not self._answers():
-            if self.process.poll() is not None or time.monotonic() > deadline:
-                log = (self.folder / "node.log").read_text("utf-8", "replace")[-MOST_SAID:].strip()
-                how = "ended" if self.process.poll() is not None else "does not answer"
-                msg = f"the private RabbitMQ node {how}: {log or 'it said nothing'}"
-                raise BrokerError(msg)
-            time.sleep(0.1)  # a starting node says nothing that one could wait for
+        self._wait(self.process, self._answers, "RabbitMQ node")
         return self
 
     def kill(self) -> None:
         """SIGKILL it, with the helpers that it started."""
         if self.process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.process.pid, signal.SIGKILL)
-            self.process.wait(30)
+            _end(self.process)
             self.process = None
 
     def stop(self) -> None:
         """End it for good, and its epmd."""
         self.kill()
         if self.epmd is not None:
-            self.epmd.kill()
-            self.epmd.wait(30)
+            _end(self.epmd)
             self.epmd = None
 
     @contextlib.contextmanager
@@ -171,14 +166,29 @@ class RabbitNode:
     def _run(self, *command: str) -> subprocess.Popen[bytes]:
         with (self.folder / "node.log").open("ab") as log:
             return subprocess.Popen(  # noqa: S603 - Debian's own programs
-                command,
+                ["/bin/sh", "-c", LIFELINE, "sh", *command],
                 env=self.environment,
                 cwd=self.folder,
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
             )
+
+    def _wait(self, process: subprocess.Popen[bytes], ready: Callable[[], bool], what: str) -> None:
+        deadline = time.monotonic() + PATIENCE
+        while not ready():
+            if process.poll() is not None or time.monotonic() > deadline:
+                log = (self.folder / "node.log").read_text("utf-8", "replace")[-MOST_SAID:].strip()
+                how = "ended" if process.poll() is not None else "does not answer"
+                msg = f"the private {what} {how}: {log or 'it said nothing'}"
+                raise BrokerError(msg)
+            time.sleep(0.1)  # a starting node says nothing that one could wait for
+
+    def _resolves(self) -> bool:
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.ports[1]), 5):
+            return True
+        return False
 
     def _answers(self) -> bool:
         connection = amqp.Connection(f"127.0.0.1:{self.port}", USER, USER, connect_timeout=5)
@@ -188,6 +198,15 @@ class RabbitNode:
         except (OSError, amqp.AMQPError):
             return False
         return True
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """SIGKILL it and its group."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait(30)
+    if process.stdin is not None:
+        process.stdin.close()
 
 
 def _free_ports() -> tuple[int, int, int]:

@@ -24,8 +24,8 @@ __all__ = ["NAMED", "NEVER_SENT", "Account", "Life", "account"]
 #: Task id, nesting, generation and queue.
 Life = tuple[str, int, int, str]
 #: What a crash between two steps may leave, and the books name: ended twice, redriven by a command that died before it recorded
-#: that, a letter that lies in its queue although it has gone elsewhere.
-NAMED = ("duplicated", "orphaned", "phantom_dead_letter")
+#: that, a letter that lies in its queue although it has gone elsewhere, delivered again after its end, and not ended again.
+NAMED = ("duplicated", "orphaned", "phantom_dead_letter", "resurrected")
 #: A publication whose producer died before it was sent: its event is recorded first. The books call it lost, as it is.
 NEVER_SENT = "never_sent"
 
@@ -77,7 +77,7 @@ def account(
             word = NEVER_SENT
         if word != "balanced":
             made.words[life] = word
-        if word not in {"balanced", NEVER_SENT, *NAMED}:
+        if word not in {"balanced", NEVER_SENT, *NAMED} or (word == "resurrected" and not _crashed(told)):
             said = [f"{event['outcome']}({event['reason']})" for event in told]
             made.faults.append(f"{life}: {word}: {said}")
     made.words |= dict.fromkeys(lying.keys() - lives.keys(), "phantom_dead_letter")
@@ -112,6 +112,11 @@ def _word(told: list[Mapping[str, Any]], lying: int, *, was_redriven: bool) -> s
     if any(event["outcome"] == "redelivery_scheduled" and event["at_ms"] > ended for event in told):
         return "resurrected"
     return "balanced"
+
+
+def _crashed(told: list[Mapping[str, Any]]) -> bool:
+    """Whether a worker is known to have died with it, or to have lost its connection."""
+    return any(event["outcome"] == "redelivery_scheduled" and event["reason"] == "worker_lost" for event in told)
 
 
 def _unsent(ledger: list[Mapping[str, Any]], died: Mapping[int, str], made: Account, known: set[str]) -> set[str]:

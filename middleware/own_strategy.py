@@ -1,0 +1,39 @@
+"""Tasks with a `Strategy` of their own: whoever wrote it runs their messages, and acknowledges them.
+
+Celery's own strategy hands a message to the pool, and the request is told how that ended. Another one may gather messages and
+run them together (celery-batches), in whatever way, and says one thing of each: that it is acknowledged. So no success is claimed
+of such a message, and no failure of its task is seen: its end is `unobserved`. A crash of its worker is seen, and counts: from the
+moment at which the strategy is given the message, for nobody says when it begins.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from celery.utils.imports import symbol_by_name
+from celery.worker.strategy import default
+
+if TYPE_CHECKING:
+    from celery import Celery, Task
+
+__all__ = ["WHY", "own_strategies", "strategy_of"]
+
+#: What whoever runs such tasks must know, for the log and for `adopt`.
+WHY = "acknowledges its messages itself: a failure is not seen, not delivered again and no dead letter; only a crash counts"
+
+
+def strategy_of(task: Task) -> str | None:
+    """The name of this task's own `Strategy`, or of the class that has it; None where Celery's hands it to the pool."""
+    own = task.Strategy
+    if symbol_by_name(own) is default:
+        return None
+    if isinstance(own, str):
+        return own
+    cls = next((cls for cls in type(task).__mro__ if "Strategy" in vars(cls)), type(task))
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def own_strategies(app: Celery) -> dict[str, str]:
+    """The tasks with a `Strategy` of their own, by name, and what each is called."""
+    found = {name: strategy_of(task) for name, task in app.tasks.items()}
+    return {name: strategy for name, strategy in found.items() if strategy is not None}

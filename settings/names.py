@@ -1,0 +1,44 @@
+"""Names that no queue of an app may have: ours, kombu's, Celery's and the broker's own.
+
+Enters: a name that a person, a producer or a setting gives. Leaves: what speaks against it as the name of a queue, in a few words,
+or nothing. The one place that judges a name before it becomes a key on Redis or a queue on RabbitMQ; `middleware.destinations` asks
+the broker, too. One list holds for all brokers: a setting must not become dangerous when the broker is exchanged.
+"""
+
+from __future__ import annotations
+
+__all__ = ["MOST_BYTES", "objection"]
+
+#: AMQP's bound.
+MOST_BYTES = 255
+#: Whole names, beginnings and ends of names, and whose they are.
+NAMES = {
+    **dict.fromkeys(("redelivery.outcomes", "redelivery.watching", "redelivery.exporting"), "redelivery"),
+    **dict.fromkeys(("unacked", "unacked_index", "unacked_mutex"), "kombu"),
+    "celeryev": "Celery",
+}
+BEGINNINGS = {
+    **dict.fromkeys(("redelivery:", "redelivery.start.", "redelivery_delayed"), "redelivery"),
+    "_kombu.": "kombu",
+    **dict.fromkeys(("celeryev.", "celery_delayed_", "celery-task-meta-", "celery-taskset-meta-"), "Celery"),
+    "amq.": "RabbitMQ",
+}
+ENDS = {".pidbox": "Celery"}
+
+
+def objection(name: object) -> str | None:
+    """Why this may not be the name of a queue; None where nothing speaks against it."""
+    if not isinstance(name, str) or not name:
+        return "is no name"
+    if not name.isprintable():
+        return "has characters that cannot be printed"
+    if len(name.encode()) > MOST_BYTES:
+        return f"is longer than {MOST_BYTES} bytes"
+    whose = NAMES.get(name) or _whose(name)
+    return None if whose is None else f"is a name that {whose} uses itself"
+
+
+def _whose(name: str) -> str | None:
+    begins = (whose for each, whose in BEGINNINGS.items() if name.startswith(each))
+    ends = (whose for each, whose in ENDS.items() if name.endswith(each))
+    return next(iter((*begins, *ends)), None)

@@ -1,0 +1,28 @@
+"""A result backend that refuses, as a database does that somebody else has locked."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections import Counter
+from typing import Any
+
+from celery.backends.redis import RedisBackend
+
+__all__ = ["Refusing"]
+
+#: How often each task's state was refused, in this process.
+refused: Counter[tuple[str, str]] = Counter()
+
+
+class Refusing(RedisBackend):
+    """Refuses each state as often as the task's own arguments say."""
+
+    def store_result(self, task_id: str, result: Any, state: str, *args: Any, **kwargs: Any) -> Any:
+        """As Celery's, or not."""
+        request = kwargs.get("request")
+        said = {} if request is None else dict(request.kwargs or {}).get("refuse", {})
+        if refused[task_id, state] < said.get(state, 0):
+            refused[task_id, state] += 1
+            message = "database is locked"
+            raise sqlite3.OperationalError(message)
+        return super().store_result(task_id, result, state, *args, **kwargs)

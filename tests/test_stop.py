@@ -1,0 +1,126 @@
+"""Each way in which a stop could hang, or run a task again: what a signal interrupts is finished, or known not to have begun."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+
+from redelivery.middleware.pool_threads import GRACE
+from tests.running import ROOT, Shop, until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tests.rabbit import Rabbit
+    from tests.running import Worker
+
+#: More than a pipe holds, so that it is written in pieces.
+LARGE = "x" * 1_500_000
+SIGNALS = {"quit": (signal.SIGQUIT,), "int-twice": (signal.SIGINT, signal.SIGINT), "term-quit": (signal.SIGTERM, signal.SIGQUIT)}
+#: What a worker says when it has heard the first of two, and the last.
+HEARD = {signal.SIGTERM: "Warm shutdown", signal.SIGINT: "will initiate cold shutdown"}
+COLD = "will terminate all running tasks"
+
+
+def told(worker: Worker, signals: tuple[signal.Signals, ...]) -> None:
+    """Send these, each when the one before is heard."""
+    for at, number in enumerate(signals):
+        worker.process.send_signal(number)
+        words = COLD if at == len(signals) - 1 else HEARD[number]
+        until(lambda words=words: words in worker.text or worker.process.poll() is not None, what=words)  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("goes_on", [True, False], ids=["child-goes-on", "child-stands-still"])
+@pytest.mark.parametrize("signals", SIGNALS.values(), ids=SIGNALS)
+def test_a_task_that_is_half_written_to_its_child_goes_back(
+    shop: Callable[..., Shop], signals: tuple[signal.Signals, ...], goes_on: bool
+) -> None:
+    """Its child stands still, so that its pipe is full: it has not begun, and another worker runs it, as its first attempt."""
+    here = shop()
+    worker = here.start(concurrency=1)
+    before = here.send("ok")
+    here.ended(before, "succeeded")
+    (child,) = [run["pid"] for run in here.runs(before)]
+    os.kill(child, signal.SIGSTOP)
+    task_id = here.send("ok", LARGE)
+    until(lambda: f"[{task_id}] received" in worker.text, what="it to be received")
+    told(worker, signals)
+    if goes_on:
+        os.kill(child, signal.SIGCONT)
+    worker.process.wait(30)
+    assert not here.runs(task_id)
+    assert here.leftovers() == {"celery": 1}
+    here.start()
+    assert here.ended(task_id, "succeeded").attempt == 1
+    assert here.outcomes_of(task_id) == ["published", "succeeded"]
+
+
+def test_a_task_that_has_begun_unheard_is_ended(shop: Callable[..., Shop]) -> None:
+    """The main process is busy when the signal comes, and knows nothing of the task, which would run for an hour."""
+    here = shop()
+    task_id = here.send("naps", 3600)
+    here.send("follows", "nobody")
+    worker = here.start(wait=False)
+    until(lambda: here.runs(task_id), what="it to begin")
+    worker.process.send_signal(signal.SIGQUIT)
+    worker.process.wait(60)
+    assert here.outcomes_of(task_id) == ["published", "redelivery_scheduled"]
+    assert "unacked" not in here.leftovers()
+
+
+def test_a_child_that_does_not_end_when_it_is_told_to_is_killed(shop: Callable[..., Shop]) -> None:
+    """It stands still in the middle of its task; Celery would wait for it."""
+    here = shop()
+    worker = here.start(concurrency=1)
+    task_id = here.send("naps", 3600)
+    until(lambda: here.runs(task_id), what="it to begin")
+    os.kill(here.runs(task_id)[0]["pid"], signal.SIGSTOP)
+    worker.process.send_signal(signal.SIGQUIT)
+    worker.process.wait(30)
+    assert here.outcomes_of(task_id) == ["published", "redelivery_scheduled"]
+    assert here.leftovers() == {"celery": 1}
+
+
+@pytest.mark.parametrize("kind", ["classic", "quorum"])
+def test_what_ends_just_after_a_cold_shutdown_of_threads_does_not_run_again(rabbit: Rabbit, folder: Path, kind: str) -> None:
+    """RabbitMQ hands over again whatever is not acknowledged when the connection is closed: a worker waits for a moment."""
+    conf = {"task_default_queue_type": kind, "task_create_missing_queue_type": kind}
+    here = Shop(cast("Any", rabbit), folder, conf=conf)
+    try:
+        worker = here.start(pool="threads")
+        ids = [here.send("naps", GRACE / 2) for _ in range(2)]
+        until(lambda: len(here.runs()) == len(ids), what="both to begin")
+        worker.process.send_signal(signal.SIGQUIT)
+        worker.process.wait(60)
+        assert {tuple(here.outcomes_of(each)) for each in ids} == {("published", "succeeded")}
+        assert here.leftovers() == {}
+    finally:
+        here.stop()
+
+
+STUCK = """
+import subprocess, sys, time
+from redelivery.middleware import last_resort
+last_resort.LAST = 0.2
+child = subprocess.Popen(["sleep", "3600"])
+print(child.pid, flush=True)
+made = last_resort.LastResort(lambda: [child.pid])
+made.begin()
+made.ask(0.1)
+time.sleep(3600)
+"""
+
+
+def test_a_process_that_is_held_by_something_else_ends_itself() -> None:
+    """Its children end with it, and it says where it was held."""
+    done = subprocess.run([sys.executable, "-c", STUCK], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert "stop.overdue" in done.stdout + done.stderr
+    with pytest.raises(ProcessLookupError):
+        until(lambda: os.kill(int(done.stdout.split()[0]), 0), 10)

@@ -1,0 +1,27 @@
+"""Files that only their owner may read: whole dead letters are arguments, and texts of exceptions.
+
+Enters: a local path. Leaves: folders of mode 0700 and a file of mode 0600, whatever the process's umask allows. Limit: a folder
+that is there already keeps its mode, and so who may enter it.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+__all__ = ["private_folder", "private_opener"]
+
+FOLDER, FILE = 0o700, 0o600
+
+
+def private_folder(path: str | Path) -> None:
+    """Make a folder, and those above it that are missing. Raises `OSError`."""
+    folder = Path(path)
+    missing = [each for each in (folder, *folder.parents) if not each.exists()]
+    for each in reversed(missing):
+        each.mkdir(FOLDER, exist_ok=True)
+
+
+def private_opener(path: str, flags: int) -> int:
+    """Open a file, as Python's `open(opener=…)` asks. Raises `OSError`."""
+    return os.open(path, flags, FILE)
