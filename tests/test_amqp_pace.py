@@ -6,6 +6,7 @@ import contextlib
 import socket
 import struct
 import types
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import amqp
@@ -16,6 +17,7 @@ from amqp.serialization import dumps, loads
 from amqp.transport import TCPTransport
 from hypothesis import given
 from hypothesis import strategies as st
+from kombu.asynchronous import Hub
 
 from redelivery.middleware.transports import amqp_settled
 from redelivery.middleware.transports.amqp_decoding import delivery_at
@@ -25,7 +27,7 @@ from tests.amqp_taking import consumed, filled
 from tests.running import until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from tests.rabbit import Rabbit
 
@@ -205,68 +207,97 @@ def test_what_celery_publishes_is_of_the_common_kind() -> None:
 @pytest.mark.parametrize("together", [1, 7, 400, 10_000])
 def test_all_that_has_come_is_dispatched_in_order_however_it_was_cut(together: int) -> None:
     """So many bytes at a time; other frames between; a handler that raises keeps nobody else's message from being dispatched."""
-    near, far = socket.socketpair()
-    with near, far:
-        heard: list[Any] = []
+    heard: list[Any] = []
 
-        def hear(*arguments: Any) -> None:
-            heard.append((arguments[1], arguments[5].body))
-            if arguments[1] == 3:
-                raise LookupError(arguments[1])
+    def hear(*arguments: Any) -> None:
+        heard.append((arguments[1], arguments[5].body))
+        if arguments[1] == 3:
+            raise LookupError(arguments[1])
 
-        connection, later = reading(near, hear)
-        data = b"".join(
-            delivered(amqp.Message(b"%d" % tag, content_encoding="utf-8"), tag=tag) + frame(8, 0, b"") for tag in range(9)
-        )
+    data = b"".join(delivered(amqp.Message(b"%d" % tag, content_encoding="utf-8"), tag=tag) + frame(8, 0, b"") for tag in range(9))
+    with reading(hear) as (connection, far, hub):
         for at in range(0, len(data), together):
             far.sendall(data[at : at + together])
-            with contextlib.suppress(LookupError):
-                connection.on_readable()
-            while later:
-                later.pop()()
+            turn(hub)
+            while connection._is_woken:
+                turn(hub)
         assert heard == [(tag, str(tag)) for tag in range(9)]
         far.close()
         with pytest.raises(OSError, match="closed"):
-            connection.on_readable()
+            hub.run_once()
         assert not connection.connected
+
+
+def turn(hub: Hub) -> None:
+    """Let the loop turn once; a handler may raise."""
+    with contextlib.suppress(LookupError):
+        hub.run_once()
 
 
 def test_who_waits_is_given_one_at_a_time_and_the_loop_the_rest() -> None:
     """py-amqp registers a consumer only after its answer: what came with it must wait so long, and must not be forgotten."""
-    near, far = socket.socketpair()
-    with near, far:
-        heard: list[int] = []
-        connection, later = reading(near, lambda *arguments: heard.append(arguments[1]))
+    heard: list[int] = []
+    with reading(lambda *arguments: heard.append(arguments[1])) as (connection, far, hub):
         far.sendall(b"".join(delivered(amqp.Message(b"x"), tag=tag) for tag in range(4)))
         connection.drain_events(timeout=5)
-        assert (heard, len(later)) == ([0], 1)
+        assert heard == [0]
         connection.drain_events(timeout=5)
-        assert (heard, len(later)) == ([0, 1], 1)
-        later.pop()()
+        assert heard == [0, 1]
+        hub.run_once()
         assert heard == [0, 1, 2, 3]
         with pytest.raises(TimeoutError):
             connection.drain_events(timeout=0)
 
 
+@pytest.mark.parametrize("when", ["ready", "timer", "tick"])
+def test_what_a_callback_of_the_loop_has_left_is_dispatched_in_the_same_turn(when: str) -> None:
+    """Celery drains one message itself when a worker begins: a second one would lie until something else wakes the loop."""
+    heard: list[int] = []
+    with reading(lambda *arguments: heard.append(arguments[1])) as (connection, far, hub):
+        far.sendall(b"".join(delivered(amqp.Message(b"x"), tag=tag) for tag in range(2)))
+
+        def drain() -> None:
+            hub.on_tick.discard(drain)
+            connection.drain_events(timeout=5)
+
+        ask: dict[str, Any] = {"ready": hub.call_soon, "timer": partial(hub.call_later, 0), "tick": hub.on_tick.add}
+        ask[when](drain)
+        hub.run_once()
+        assert heard == [0, 1]
+
+
+def test_a_connection_that_is_collected_leaves_nothing_in_the_loop() -> None:
+    """It is collected twice: by who finds it broken, and by who closes it."""
+    with reading(lambda *_: None) as (connection, _, hub):
+        assert len(hub.readers) == 2
+        connection.collect()
+        connection.collect()
+        assert len(hub.readers) == 1  # the connection's own socket is kombu's to take away
+
+
 def test_a_py_amqp_that_nobody_has_tried_reads_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its inner workings may be others: it is slower then, and right."""
     monkeypatch.setattr(amqp, "__version__", "6.0.0")
-    near, far = socket.socketpair()
-    with near, far:
-        connection, _ = reading(near, lambda *_: None)
+    with reading(lambda *_: None) as (connection, _, _):
         assert not connection.reads_ahead
 
 
-def reading(sock: socket.socket, hear: Callable[..., None]) -> tuple[Any, list[Callable[[], None]]]:
-    """A connection that reads ahead from this socket, with one open channel; and what it has told its loop to do later."""
-    later: list[Callable[[], None]] = []
+@contextlib.contextmanager
+def reading(hear: Callable[..., None]) -> Iterator[tuple[Any, socket.socket, Hub]]:
+    """A connection with one open channel that a loop reads ahead, and the far end of its socket."""
+    near, far = socket.socketpair()
+    hub = Hub()
     connection = ReadingAhead("localhost")
     transport = TCPTransport("localhost", 5)
-    transport.sock, transport.connected = sock, True
+    transport.sock, transport.connected = near, True
     transport._setup_transport()
     connection._transport = transport
     connection.on_inbound_frame = frame_handler(connection, connection.on_inbound_method)
     channel = amqp.Channel(connection, 3, auto_decode=True)
     channel._callbacks[spec.Basic.Deliver] = hear
-    connection.read_ahead(types.SimpleNamespace(call_soon=later.append))
-    return connection, later
+    hub.add_reader(near, connection.on_readable)
+    connection.read_ahead(hub)
+    with near, far:
+        yield connection, far, hub
+        connection.collect()
+        hub.close()

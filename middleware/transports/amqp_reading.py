@@ -5,14 +5,16 @@ each message. A worker that acknowledges many messages at once is given as many:
 turn.
 
 What was read and not yet dispatched would be seen by nobody, since the socket has no more to say: whenever something is left (a
-method that was waited for came first, a handler raised), the loop is told to come back for it. Whoever waits for an answer is given
-one method at a time, as by py-amqp, which registers a consumer only after its answer has been read. TLS, workers without an event
-loop, and a py-amqp that this was not written against are left to py-amqp itself.
+method that was waited for came first, a handler raised), a socket of its own wakes the loop for it. kombu's `call_soon` does not:
+asked in the loop's own thread, it may wait until something else comes. Whoever waits for an answer is given one method at a time,
+as by py-amqp, which registers a consumer only after its answer has been read. TLS, workers without an event loop, and a py-amqp
+that this was not written against are left to py-amqp itself.
 """
 
 from __future__ import annotations
 
 import contextlib
+import socket
 from typing import TYPE_CHECKING, Any
 
 import amqp
@@ -41,7 +43,9 @@ class ReadingAhead(pyamqp.Connection):
     _loop: Any = None
     _ahead = b""
     _at = 0
-    _is_coming_back = False
+    _is_woken = False
+    _hears: socket.socket
+    _wakes: socket.socket
 
     @property
     def reads_ahead(self) -> bool:
@@ -54,6 +58,16 @@ class ReadingAhead(pyamqp.Connection):
             return
         self._ahead, self.transport._read_buffer = bytes(self.transport._read_buffer), b""  # noqa: SLF001 - what it has begun
         self._at, self._loop = 0, loop
+        self._hears, self._wakes = socket.socketpair()
+        loop.add_reader(self._hears, self._come_back)
+
+    def collect(self) -> None:
+        """As py-amqp's; the loop is woken no more."""
+        if self._loop is not None and self._hears.fileno() >= 0:
+            self._loop.remove(self._hears)
+            self._hears.close()
+            self._wakes.close()
+        super().collect()
 
     def on_readable(self) -> None:
         """Read what there is, and dispatch all of it. Raises what the connection raises."""
@@ -84,9 +98,9 @@ class ReadingAhead(pyamqp.Connection):
                 if is_enough(found):
                     return True
         finally:
-            if not self._is_coming_back and self._size() is not None:
-                self._is_coming_back = True
-                self._loop.call_soon(self._come_back)
+            if not self._is_woken and self._size() is not None and self._hears.fileno() >= 0:
+                self._is_woken = True
+                self._wakes.send(b"!")
 
     def _deliver(self, channel_id: int, arguments: tuple[Any, ...], message: amqp.Message, after: int) -> bool:
         """As py-amqp's `dispatch_method`, for a whole delivery."""
@@ -102,7 +116,8 @@ class ReadingAhead(pyamqp.Connection):
         return True
 
     def _come_back(self) -> None:
-        self._is_coming_back = False
+        self._hears.recv(1)
+        self._is_woken = False
         if self.connected:
             self._dispatch(lambda _: False)
 
