@@ -12,25 +12,24 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from celery.worker import state
 
 from redelivery.errors import EnvelopeError
 from redelivery.middleware.bodies import without_chord
-from redelivery.middleware.departure import about, milliseconds
+from redelivery.middleware.death import bury, bury_at_last, carry_out
 from redelivery.middleware.envelope import ANNOUNCED, HEADER, Envelope, Failed, deferred, iso, opened, redriven, sealed
-from redelivery.middleware.lifetime import DELIVERY_DELAY, due_ms, expiry_ms
+from redelivery.middleware.lifetime import DELIVERY_DELAY, due_ms, expiry_ms, milliseconds
 from redelivery.middleware.logs import log, told
 from redelivery.middleware.observing import queue_of, record
 from redelivery.middleware.outcomes import Outcome, Reason
+from redelivery.middleware.recording import about
 from redelivery.middleware.recovery import recover
 from redelivery.middleware.transports.base import Capability, Held
-from redelivery.middleware.transports.fallback import taken_by_kombu
-from redelivery.middleware.unrun import bury, bury_at_last, carry_out
 
 if TYPE_CHECKING:
-    from redelivery.middleware.install import Redelivery
+    from redelivery.middleware.runtime import Runtime
     from redelivery.settings import RedeliveryPolicy
 
 __all__ = ["Arrivals"]
@@ -51,7 +50,7 @@ class Arrivals:
     `letter_handlers`: the task that handles each dead-letter queue.
     """
 
-    def __init__(self, install: Redelivery, letter_handlers: dict[str, str]) -> None:
+    def __init__(self, install: Runtime, letter_handlers: dict[str, str]) -> None:
         self.install = install
         self._letter_handlers = letter_handlers
 
@@ -60,9 +59,7 @@ class Arrivals:
         held: Held | None = getattr(message, "held", None)
         if held is not None or not self.install.enforces:
             return held
-        owner: Any = self.install.owner
-        taken: Held | None = taken_by_kombu(message, owner) if self.install.has_leases else owner.take(message)
-        return taken
+        return self.install.owner.take(message)
 
     def leave_alone(self, held: Held | None) -> None:
         """Celery alone ends this message, on its own channel."""
@@ -72,7 +69,7 @@ class Arrivals:
     def is_enabled(self, message: Any, held: Held) -> bool:
         """Whether this message is ours to end; else Celery alone does."""
         headers = message.headers
-        return self.install.is_enabled(str(headers.get("task")) if isinstance(headers, dict) else "", held.queue)
+        return self.install.policies.is_enabled(str(headers.get("task")) if isinstance(headers, dict) else "", held.queue)
 
     def observe(self, message: Any) -> None:
         """Record what Celery alone is to run, where the books could not know of it otherwise."""
@@ -106,7 +103,7 @@ class Arrivals:
             bury(self.install, held, Reason.INVALID, failed, told=False)
             return True
         eta, envelope = headers.get("eta"), headers.get(HEADER)
-        if eta is None and envelope is None and not self.install.keeps_time and DELIVERY_DELAY not in headers:
+        if eta is None and envelope is None and not self.install.policies.keeps_time and DELIVERY_DELAY not in headers:
             return False
         known = Envelope.of(headers) if known is None else known
         if known.undelivered is not None:
@@ -116,7 +113,7 @@ class Arrivals:
 
     def _must_wait_or_die(self, message: Any, held: Held, known: Envelope) -> bool:
         headers = message.headers
-        policy = self.install.policy_for(held.queue, str(headers.get("task")))
+        policy = self.install.policies.policy_for(held.queue, str(headers.get("task")))
         if headers.get("id") not in state.revoked and self._defer(held, message, known, policy):
             return True
         if 0 <= policy.most_deliveries <= known.attempt and known.attempt:
@@ -132,12 +129,12 @@ class Arrivals:
         broke, and not the worker, as this worker can tell by its own, nothing is held against the message, the first few times.
         """
         headers = message.headers if isinstance(message.headers, dict) else {}
-        policy = self.install.policy_for(held.queue, str(headers.get("task")))
-        known, transport = Envelope.of(headers), cast("Any", self.install.transport)
+        policy = self.install.policies.policy_for(held.queue, str(headers.get("task")))
+        known, transport = Envelope.of(headers), self.install.transport
         uncounted = known.delivery - known.attempt
         is_innocent = held.was_cut and uncounted < FREE_CUTS
         is_recorded = known.suspect or policy.persist_delivery_count == "always"
-        started = transport.started(held) if is_recorded else None
+        started = transport.recorded_start(held) if is_recorded else None
         if started is None and uncounted >= MOST_UNCOUNTED:
             started = ""
         counts = started is not None and not is_innocent
@@ -153,7 +150,7 @@ class Arrivals:
         if name is None:
             self._revive(held)
             return True
-        limit = self.install.policy_for(held.queue, name).most_deliveries
+        limit = self.install.policies.policy_for(held.queue, name).most_deliveries
         if 0 <= limit <= letter.handled:
             failed = Failed(type="redelivery.Exhausted", message=f"{letter.handled} deliveries to {name}", fingerprint="exhausted")
             bury(self.install, held, Reason.EXHAUSTED, failed)

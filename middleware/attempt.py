@@ -7,12 +7,9 @@ cannot carry it (an exception with slots, or that cannot be pickled) egress deci
 
 from __future__ import annotations
 
-import hashlib
 import random
 import time
-import traceback
 from dataclasses import dataclass
-from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 from celery import signals
@@ -33,15 +30,14 @@ if TYPE_CHECKING:
     from celery import Task
 
     from redelivery.middleware.decision import Decision
-    from redelivery.middleware.install import Redelivery
+    from redelivery.middleware.runtime import Runtime
 
-__all__ = ["CONTEXT", "DECIDED", "Attempt", "Redelivering", "classes_of", "failed_of"]
+__all__ = ["CONTEXT", "DECIDED", "Attempt", "Redelivering", "classes_of"]
 
 #: Where a request carries what its attempt must know (`Egress._context_of`).
 CONTEXT = "redelivery_delivery"
 #: The attribute of an exception that carries the decision it led to.
 DECIDED = "__redelivery__"
-MOST_FRAMES = 12
 
 
 class Redelivering(Retry):
@@ -76,7 +72,7 @@ class Attempt:
     """One attempt of one task: what it must know to decide."""
 
     task: Task
-    install: Redelivery
+    install: Runtime
     delivery: dict[str, Any]
 
     def decide(
@@ -89,7 +85,7 @@ class Attempt:
     ) -> Decision | None:
         """What follows; None where a result was handed in and is accepted."""
         task, delivery = self.task, self.delivery
-        policy = self.install.policy_for(delivery["queue"], task.name)
+        policy = self.install.policies.policy_for(delivery["queue"], task.name)
         if cause is Reason.WORKER_LOST and not task.acks_late:
             return decision.ending(policy, cause, "acknowledged before it ran", eligible=delivery["eligible"])
         failure = decision.Failure(
@@ -106,7 +102,7 @@ class Attempt:
         request = task.request
         try:
             return decide_with_tenacity(
-                self.install.strategies_of(delivery["queue"], task.name),
+                self.install.policies.strategies_of(delivery["queue"], task.name),
                 policy,
                 failure,
                 task_args=tuple(request.args or ()),
@@ -122,7 +118,7 @@ class Attempt:
 
     def end(self, reason: Reason, detail: str) -> Decision:
         """The end of this message, of this reason."""
-        policy = self.install.policy_for(self.delivery["queue"], self.task.name)
+        policy = self.install.policies.policy_for(self.delivery["queue"], self.task.name)
         return decision.ending(policy, reason, detail, eligible=self.delivery["eligible"])
 
     def age(self) -> float:
@@ -144,27 +140,6 @@ class Attempt:
         except AttributeError:  # an exception with slots: egress decides again
             log.debug("decision.not_attached", exception=type(exc).__name__)
         return exc
-
-
-def failed_of(exc: BaseException, *, with_traceback: bool = True) -> Failed:
-    """What an exception says, for the death record: its type, message, traceback and fingerprint."""
-    path, at = [], exc.__traceback__
-    while at is not None:
-        code = at.tb_frame.f_code
-        path.append(f"{PurePath(code.co_filename).name}:{code.co_name}")
-        at = at.tb_next
-    kind = f"{type(exc).__module__}.{type(exc).__qualname__}".removeprefix("builtins.")
-    text = f"{kind}|{'|'.join(path[-MOST_FRAMES:])}"
-    digest = hashlib.sha1(text.encode(errors="replace"), usedforsecurity=False).hexdigest()[:12]
-    written = "".join(traceback.format_exception(exc)) if with_traceback else ""
-    return Failed(type=kind, message=_message(exc), traceback=written, fingerprint=digest)
-
-
-def _message(exc: BaseException) -> str:
-    try:
-        return str(exc)
-    except Exception:  # noqa: BLE001 - the exception is anybody's
-        return f"<{type(exc).__name__} whose str() fails>"
 
 
 def classes_of(throws: Any) -> tuple[type[BaseException], ...]:

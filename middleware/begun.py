@@ -19,9 +19,8 @@ from redelivery.middleware.pool_processes import PoolProcesses
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from redelivery.middleware.owner import Owner
     from redelivery.middleware.stop import Stop
-    from redelivery.middleware.transports.claim import Claim
+    from redelivery.middleware.transports.base import Deliveries
 
 __all__ = ["listen_first"]
 
@@ -30,7 +29,7 @@ PATIENCE = 1.0
 TURN = 0.05
 
 
-def listen_first(pool: Any, hub: Any, owner: Owner | Claim, stop: Stop | None) -> None:
+def listen_first(pool: Any, hub: Any, owner: Deliveries, stop: Stop | None) -> None:
     """Have this pool listen to its children before Celery forgets what they have not said; the owner's messages are looked at.
 
     Where the worker stops, and the `stop` is ours, nothing is forgotten: it hears the children to their end.
@@ -43,7 +42,7 @@ def listen_first(pool: Any, hub: Any, owner: Owner | Claim, stop: Stop | None) -
 class Listening:
     """The pool's own `flush`, and before it the listening."""
 
-    def __init__(self, pool: PoolProcesses, owner: Owner | Claim, flush: Callable[[], None], stop: Stop | None) -> None:
+    def __init__(self, pool: PoolProcesses, owner: Deliveries, flush: Callable[[], None], stop: Stop | None) -> None:
         self._pool, self._owner, self.flush, self._stop = pool, owner, flush, stop
 
     def __call__(self) -> None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from celery import Celery
     from kombu import Connection
 
-    from redelivery.middleware.install import Redelivery
+    from redelivery.middleware.runtime import Runtime
 
 __all__ = ["install_connections"]
 
@@ -52,7 +52,7 @@ def install_connections(app: Celery) -> None:
 class _Knowing:
     """Mixed into a class of connections: our transport and our settings, in this one and in the pool that it makes."""
 
-    redelivery: Redelivery | None = None
+    redelivery: Runtime | None = None
 
     def get_transport_cls(self: Any) -> Any:
         found = super().get_transport_cls()  # type: ignore[misc]

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from celery import Celery
     from kombu import Connection
 
-    from redelivery.middleware.install import Redelivery
+    from redelivery.middleware.runtime import Runtime
 
 __all__ = ["contradictions"]
 
@@ -43,7 +43,7 @@ REFUSED: tuple[tuple[str, Any, str, str], ...] = (
 )
 
 
-def contradictions(install: Redelivery) -> list[str]:
+def contradictions(install: Runtime) -> list[str]:
     """What must be changed before a worker of this app can start, a line each. In `mode="observe"` only the broker is looked at."""
     app = install.app
     found = list(_broker(app))
@@ -60,10 +60,10 @@ def _settings(app: Celery) -> Iterator[str]:
             yield f"{setting} = {value!r} contradicts Redelivery: {why}; {fix}"
 
 
-def _tasks(install: Redelivery) -> Iterator[str]:
+def _tasks(install: Runtime) -> Iterator[str]:
     queues = list(install.app.amqp.queues.consume_from)
     for name, task in sorted(install.app.tasks.items()):
-        if not any(install.is_enabled(name, queue) for queue in queues):
+        if not any(install.policies.is_enabled(name, queue) for queue in queues):
             continue
         for setting, value, why, fix in REFUSED:
             attribute = setting.removeprefix("task_")
@@ -98,7 +98,7 @@ def _rows(app: Celery) -> list[Mapping[str, Any]]:
     """The policy fields that somebody has set, row by row, wherever he has set them."""
     install = app.redelivery
     rows = [row.fields for row in install.settings.rows]
-    return [*rows, *(options.fields for name in app.tasks if (options := install.options_of(name)) is not None)]
+    return [*rows, *(options.fields for name in app.tasks if (options := install.policies.options_of(name)) is not None)]
 
 
 def _not_kept(app: Celery, broker: str, instead: Mapping[str, str]) -> Iterator[str]:

@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from redelivery.errors import ConfigurationError, EnvelopeError, InputError
-from redelivery.middleware.departure import named_after
 from redelivery.middleware.header import MOST_DEATHS
+from redelivery.middleware.resting_place import named_after
 from redelivery.middleware.transports.base import Capability
 from redelivery.settings import RedeliveryPolicy, names
 from redelivery.settings.matching import AddressPattern
@@ -120,24 +120,17 @@ class Homes:
 
     def _policy_for(self, queue: str) -> RedeliveryPolicy:
         install = getattr(self._app, "redelivery", None)
-        policy: RedeliveryPolicy = RedeliveryPolicy() if install is None else install.policy_for(queue)
+        policy: RedeliveryPolicy = RedeliveryPolicy() if install is None else install.policies.policy_for(queue)
         return policy
 
     def _is_recorded(self, queue: str) -> bool:
-        if Capability.LEASES not in self.transport.capabilities:
-            return False
-        used = self.transport.client.hget(self.transport.keys.dead_letter_queues, self._dead_letter_queue)
-        return used is not None and used == queue.encode()
+        return bool(queue == self.transport.origin_of(self._dead_letter_queue))
 
 
 def objection(transport: Any, queue: str) -> str | None:
     """Why nothing may be sent to a queue of this name; None where it may."""
     why = names.objection(queue)
-    if why is None and Capability.LEASES in transport.capabilities:
-        held = transport.client.type(transport.keys.list(queue)).decode()
-        if held not in {"none", "list"}:
-            return f"is the key of a {held} on this server, and no queue"
-    return why
+    return transport.objection_to(queue) if why is None else why
 
 
 def required(transport: Any, queue: str) -> str:

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
     from billiard.einfo import ExceptionInfo
 
-    from redelivery.middleware.install import Redelivery
+    from redelivery.middleware.runtime import Runtime
     from redelivery.middleware.transports.base import Held
 
 __all__ = ["Egress", "request_class"]
@@ -78,10 +78,10 @@ class Egress(Expiring, LosingChild):
     def __init__(self, message: Any, **kwargs: Any) -> None:
         super().__init__(message, **kwargs)
         held: Held | None = getattr(message, "held", None)
-        install: Redelivery | None = getattr(self._app, "redelivery", None)
+        install: Runtime | None = getattr(self._app, "redelivery", None)
         if install is None:
             return
-        if held is None or not install.is_enabled(self._type, held.queue):
+        if held is None or not install.policies.is_enabled(self._type, held.queue):
             self._observe(install, message)
             return
         self._held, self._install, self._tag = held, install, held.tag
@@ -92,7 +92,7 @@ class Egress(Expiring, LosingChild):
             self._eta = None
         elif self._eta is not None:
             self._eta = self._by_this_clock(self._eta)
-        if install.keeps_time or self._expires is not None or TIME_TO_LIVE in message.headers:
+        if install.policies.keeps_time or self._expires is not None or TIME_TO_LIVE in message.headers:
             self._begin_lifetime(message)
         self._request_dict[CONTEXT] = self._context_of(install)
         # What Celery calls a task's own headers: without ours, which must not go along with what the task publishes.
@@ -100,7 +100,7 @@ class Egress(Expiring, LosingChild):
         if not self._task.acks_late:
             self.on_success: Any = self._recording(self.on_success)
 
-    def _context_of(self, install: Redelivery) -> dict[str, Any]:
+    def _context_of(self, install: Runtime) -> dict[str, Any]:
         held, envelope = self._held, self._envelope
         assert held is not None  # noqa: S101 - set just before
         first_seen = held.seen_ms if envelope.first_seen_ms is None else envelope.first_seen_ms
@@ -142,7 +142,9 @@ class Egress(Expiring, LosingChild):
         held = self._held
         if held is None:
             return False
-        return self._envelope.suspect or self._install.policy_for(held.queue, self._type).persist_delivery_count == "always"
+        return (
+            self._envelope.suspect or self._install.policies.policy_for(held.queue, self._type).persist_delivery_count == "always"
+        )
 
     def is_running(self) -> bool:
         """Whether the task runs here, or will whatever we do."""

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from redelivery.middleware.decision import Decision
     from redelivery.middleware.header import Envelope, Failed
-    from redelivery.middleware.install import Redelivery
+    from redelivery.middleware.runtime import Runtime
     from redelivery.middleware.transports.base import Held
 
 __all__ = ["Deciding", "Ending"]
@@ -42,7 +42,7 @@ class Ending:
 class Deciding(Observing):
     """A request that may hold its message, and decides about it."""
 
-    _install: Redelivery
+    _install: Runtime
     _held: Held | None = None
     _tag: str
     _envelope: Envelope
@@ -60,7 +60,7 @@ class Deciding(Observing):
     @property
     def _policy(self) -> Any:
         assert self._held is not None  # noqa: S101 - only asked where we hold the message
-        return self._install.policy_for(self._held.queue, self._type)
+        return self._install.policies.policy_for(self._held.queue, self._type)
 
     def _target(self, reason: Reason | None) -> str | None:
         """Where what dies of this reason goes; None where it is not kept."""
@@ -81,7 +81,7 @@ class Deciding(Observing):
             keeps_texts=self._install.settings.store_failure_texts,
         )
         install = self._install
-        decided = install.decide(context["queue"], self._type, self._policy, failure, idle_for=context["waited"])
+        decided = install.policies.decide(context["queue"], self._type, self._policy, failure, idle_for=context["waited"])
         return install.failed_of(exc), decided
 
     def _death_of(self, exc: BaseException, exc_info: ExceptionInfo) -> Ending:

@@ -15,19 +15,22 @@ back from there. A message that is to be kept, and whose dead-letter queue is mi
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from celery.app.task import Context
 
 from redelivery.errors import BrokerError, EnvelopeError, QueueFull
 from redelivery.middleware import decision
 from redelivery.middleware.countdown import from_now, with_gaps
-from redelivery.middleware.departure import about, raw_id, resting_place, tell_death, wrapped
+from redelivery.middleware.death import tell_death
 from redelivery.middleware.envelope import ANNOUNCED, HEADER, Envelope, Failed, dead, eligible_of, opened, sealed
 from redelivery.middleware.failure import caller_of
+from redelivery.middleware.identity import raw_id, wrapped
 from redelivery.middleware.lifetime import PUBLISHED, is_dated
 from redelivery.middleware.logs import log
 from redelivery.middleware.outcomes import Outcome, Reason
+from redelivery.middleware.recording import about
+from redelivery.middleware.resting_place import resting_place
 from redelivery.middleware.scripts import Script
 from redelivery.middleware.transports.base import Held
 from redelivery.middleware.transports.redis_wire import encoded
@@ -35,38 +38,16 @@ from redelivery.middleware.transports.redis_wire import encoded
 if TYPE_CHECKING:
     from redis import Redis
 
-    from redelivery.middleware.install import Redelivery
+    from redelivery.middleware.bounds import Bounds
     from redelivery.middleware.keys import Keys
     from redelivery.middleware.outcomes import Event
-    from redelivery.settings import RedeliveryPolicy
+    from redelivery.middleware.runtime import Runtime
 
-__all__ = ["Bounds", "Eviction", "alarm", "announce_eviction", "evict_oldest", "evicted", "publish_within"]
+__all__ = ["Eviction", "alarm", "announce_eviction", "evict_oldest", "evicted", "publish_within"]
 
 #: How often the oldest message may turn out to be another one: many producers at a full queue, each try one more round trip.
 MOST_TRIES = 1000
 MISSING = "auto_create_dead_letter_resources is off: declare the queue; until then nothing is evicted"
-
-
-@dataclass(frozen=True, slots=True)
-class Bounds:
-    """What a publication must keep to.
-
-    - `is_dated`: the broker's time of publication is written into the message, because a lifetime counts from it.
-    - `max_length`: the most messages of the queue, None without limit; `refuses`: beyond it publications are refused.
-    """
-
-    is_dated: bool
-    max_length: int | None = None
-    refuses: bool = False
-
-    @classmethod
-    def of(cls, queue: RedeliveryPolicy, task: RedeliveryPolicy) -> Self | None:
-        """The bounds that follow from the policy of a queue, and of a task on it; None where there are none."""
-        is_dated = task.enabled and (task.max_time_to_live is not None or task.delivery_delay > 0)
-        max_length = queue.max_length if queue.enabled else None
-        if not is_dated and max_length is None:
-            return None
-        return cls(is_dated, max_length, refuses=queue.overflow == "refuse_publish")
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +67,7 @@ class Eviction:
         return [queue, int(self.must_exist), self.letter, self.target, *events]
 
 
-def evicted(install: Redelivery, raw: bytes, queue: str, reason: Reason, *, now_ms: int, detail: str) -> Eviction:
+def evicted(install: Runtime, raw: bytes, queue: str, reason: Reason, *, now_ms: int, detail: str) -> Eviction:
     """How this message dies in its queue, whatever its bytes are. A letter only moves on: its death is in the books already."""
     try:
         message = opened(raw)
@@ -95,7 +76,7 @@ def evicted(install: Redelivery, raw: bytes, queue: str, reason: Reason, *, now_
     headers = message["headers"]
     if not isinstance(headers.get("id"), str):
         headers["id"] = raw_id(raw)
-    envelope, policy = Envelope.of(headers), install.policy_for(queue, str(headers.get("task")))
+    envelope, policy = Envelope.of(headers), install.policies.policy_for(queue, str(headers.get("task")))
     ending = decision.ending(policy, reason, detail, eligible=eligible_of(headers))
     find = policy.expiry_queue_for if reason is Reason.EXPIRED else policy.dead_letter_queue_for
     place = resting_place(envelope, queue, find(queue) if isinstance(ending, decision.DeadLetter) else None, policy)
@@ -128,7 +109,7 @@ def evicted(install: Redelivery, raw: bytes, queue: str, reason: Reason, *, now_
 def publish_within(
     client: Redis,
     keys: Keys,
-    install: Redelivery,
+    install: Runtime,
     bounds: Bounds | None,
     *,
     message: dict[str, Any],
@@ -191,7 +172,7 @@ def evict_oldest(
     return state.decode(), int(facts[0]) if facts else 0, facts[1] if facts else b""
 
 
-def _tell_caller(install: Redelivery, eviction: Eviction, reason: Reason) -> None:
+def _tell_caller(install: Runtime, eviction: Eviction, reason: Reason) -> None:
     """Store for the caller (`AsyncResult`) what became of the task, as Celery stores it; its error callbacks are not called."""
     headers = eviction.message["headers"]
     task_id, backend = headers.get("id"), install.app.backend
@@ -214,7 +195,7 @@ def alarm(eviction: Eviction, queue: str) -> None:
     log.error("dead_letter_queue.missing", dead_letter_queue=eviction.target, queue=queue, task_id=task_id, why=MISSING)
 
 
-def announce_eviction(install: Redelivery, eviction: Eviction, reason: Reason) -> None:
+def announce_eviction(install: Runtime, eviction: Eviction, reason: Reason) -> None:
     """What follows an eviction that was carried out: a line of the log, and the caller's result."""
     for event in eviction.events[:1]:
         tell_death(event, eviction.target or None, eviction.detail)

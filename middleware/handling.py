@@ -32,24 +32,24 @@ from kombu.serialization import dumps
 from redelivery.errors import ConfigurationError, EnvelopeError
 from redelivery.middleware.attempt import CONTEXT
 from redelivery.middleware.bodies import edited, without_chord
-from redelivery.middleware.departure import about, raw_id
 from redelivery.middleware.destinations import Homes
 from redelivery.middleware.egress import Egress
 from redelivery.middleware.ending import Ending
 from redelivery.middleware.envelope import HEADER, Envelope, Failed, opened, redriven, sealed
 from redelivery.middleware.header import count
+from redelivery.middleware.identity import raw_id
 from redelivery.middleware.letter import Letter, LetterDecision
 from redelivery.middleware.logs import log
 from redelivery.middleware.outcomes import Outcome, Reason
-from redelivery.middleware.pacing import pace_of
 from redelivery.middleware.raised import DeadLetter
+from redelivery.middleware.recording import about
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from celery import Celery
 
-    from redelivery.middleware.install import Redelivery
+    from redelivery.middleware.runtime import Runtime
 
 __all__ = ["Handled", "LetterRequest", "call_for", "dead_letter_handler", "handlers_of"]
 
@@ -66,7 +66,7 @@ class Handled(Ignore):
         self.decision = decision
 
 
-def dead_letter_handler(install: Redelivery, queues: Sequence[str], options: Mapping[str, Any]) -> Callable[[Any], Any]:
+def dead_letter_handler(install: Runtime, queues: Sequence[str], options: Mapping[str, Any]) -> Callable[[Any], Any]:
     """The decorator `Redelivery.dead_letter_handler`. Raises `ConfigurationError` for a queue that has a handler already."""
     if not queues or callable(queues[0]):
         msg = 'dead_letter_handler needs the origin queues whose dead letters it handles: dead_letter_handler("orders")'
@@ -91,7 +91,7 @@ def dead_letter_handler(install: Redelivery, queues: Sequence[str], options: Map
     return register
 
 
-def _homes(install: Redelivery) -> Homes | None:
+def _homes(install: Runtime) -> Homes | None:
     """Where the letter that is handled here may go back to; None where no worker delivers it (a handler that is called)."""
     task = install.app.current_worker_task
     context = None if task is None else task.request.get(CONTEXT)
@@ -109,11 +109,11 @@ def _decision_of(app: Celery, handler: Callable[[Letter], LetterDecision], lette
     return decision
 
 
-def handlers_of(install: Redelivery) -> dict[str, str]:
+def handlers_of(install: Runtime) -> dict[str, str]:
     """Dead-letter queue → the task that handles its letters. Raises `ConfigurationError` where a queue keeps no letters."""
     found = {}
     for queue, name in install.letter_handlers.items():
-        target = install.policy_for(queue).dead_letter_queue_for(queue)
+        target = install.policies.policy_for(queue).dead_letter_queue_for(queue)
         if target is None:
             msg = f"queue {queue!r} has a dead-letter handler, and its policy keeps no dead letters (dead_letter_queue = None)"
             raise ConfigurationError(msg)
@@ -158,7 +158,7 @@ class LetterRequest(Egress):
         """The handler's, from 1."""
         return self._envelope.handled + 1
 
-    def _context_of(self, install: Redelivery) -> dict[str, Any]:
+    def _context_of(self, install: Runtime) -> dict[str, Any]:
         context = super()._context_of(install)
         held = self._held
         assert held is not None  # noqa: S101 - the caller has looked
@@ -230,7 +230,7 @@ class LetterRequest(Egress):
         raw = self._again(self._install.owner.now_ms(), delay_ms, failed, crash=crash)
         transport, tag, task_id = self._install.transport, self._tag, self._about(Outcome.DEFERRED).task_id
         log.warning("letter.handler_failed", task_id=task_id, handler=self.name, attempt=self.attempt, error=failed.type)
-        pace = pace_of(self._install, held.queue)
+        pace = self._install.policies.pace_of(held.queue)
         self._carry_out(
             lambda: transport.defer(tag, held.list_name, raw, task_id=task_id, event=None, delay_ms=delay_ms, pace=pace),
         )

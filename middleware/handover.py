@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from redelivery.middleware.egress import Egress
-    from redelivery.middleware.install import Redelivery
+    from redelivery.middleware.runtime import Runtime
 
 __all__ = ["hand_over"]
 
@@ -44,7 +44,7 @@ ENDED = (False, None, None)
 OURS = ("on_success", "on_accepted")
 
 
-def hand_over(request: Egress, install: Redelivery) -> None:
+def hand_over(request: Egress, install: Runtime) -> None:
     """Put ourselves around the request's `execute_using_pool`, which is the generated class's."""
     asked: Any = request
     request.is_told = True
@@ -101,7 +101,7 @@ def _hearing(request: Egress, on_success: Any) -> Any:
     return hearing
 
 
-def _unless_it_ends(request: Egress, install: Redelivery) -> Any:
+def _unless_it_ends(request: Egress, install: Runtime) -> Any:
     """A cold shutdown makes room in a pool of greenlets by each one that it ends: what waited for that room must not begin."""
     accepted = request.on_accepted
 

@@ -19,7 +19,6 @@ from celery.utils.imports import symbol_by_name
 from celery.worker import state
 from celery.worker.request import Request
 from kombu.exceptions import ContentDisallowed
-from redis.exceptions import RedisError
 
 from redelivery.display import harmless
 from redelivery.errors import BrokerError, RedeliveryError
@@ -27,12 +26,14 @@ from redelivery.middleware.arrival import Arrivals
 from redelivery.middleware.begun import listen_first
 from redelivery.middleware.celery_lines import hide_in_celery_lines
 from redelivery.middleware.contradictions import contradictions
+from redelivery.middleware.death import bury
 from redelivery.middleware.dying_child import hear_the_dying
 from redelivery.middleware.egress import Egress, request_class
 from redelivery.middleware.envelope import Envelope, Failed
 from redelivery.middleware.explicit import settle
 from redelivery.middleware.handover import hand_over
 from redelivery.middleware.idle_child import feeding
+from redelivery.middleware.lifecycle import begin, end
 from redelivery.middleware.logs import log
 from redelivery.middleware.outcomes import Reason
 from redelivery.middleware.own_strategy import own_strategies
@@ -40,19 +41,14 @@ from redelivery.middleware.report import lighten
 from redelivery.middleware.startup import announce, check_dead_letter_queues, check_policies
 from redelivery.middleware.stop import stop_of
 from redelivery.middleware.task import guard
-from redelivery.middleware.transports.fallback import is_known
-from redelivery.middleware.transports.receiver import Receiver
-from redelivery.middleware.transports.receiving import Receiving
-from redelivery.middleware.underway import UnderWay
 from redelivery.middleware.unreaped_child import ask_again
-from redelivery.middleware.unrun import bury
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from celery.worker.consumer import Consumer
 
-    from redelivery.middleware.install import Redelivery
+    from redelivery.middleware.runtime import Runtime
     from redelivery.middleware.transports.base import Held
 
 __all__ = ["Ingress"]
@@ -66,7 +62,7 @@ class Ingress(bootsteps.StartStopStep):
 
     def __init__(self, consumer: Consumer, **kwargs: Any) -> None:
         super().__init__(consumer, **kwargs)
-        self.install: Redelivery = consumer.app.redelivery
+        self.install: Runtime = consumer.app.redelivery
         hide_in_celery_lines()
         self._hostname = consumer.hostname
         self._feed: Callable[[], None] = _nothing
@@ -116,23 +112,24 @@ class Ingress(bootsteps.StartStopStep):
     def start(self, consumer: Consumer) -> None:
         """The consumer has connected, for the first time or again."""
         is_first = not self.install.worker
-        self.install.begin(consumer.hostname)
+        begin(self.install, consumer.hostname)
         if not self.install.has_leases and self.install.enforces:
             self._attach(consumer)
         self._use_loop(consumer)
         if self._stop is not None:
             self._stop.watch(consumer)
-        channel = consumer.task_consumer.channel
-        is_ours = self.install.enforces and isinstance(channel, Receiving) and self.install.settings.fast_receive and is_known()
+        is_ours = self._receive(consumer)
         if is_first:
             with _refusing():
                 check_dead_letter_queues(self.install)
             announce(self.install, consumer, is_ours=is_ours)
-        if is_ours:
-            pool = consumer.pool
-            channel.arm(
-                Receiver(self.install.owner, self._limit(consumer), lambda: 2 * int(pool.num_processes), self._arrivals.on_garbage)
-            )
+
+    def _receive(self, consumer: Consumer) -> bool:
+        """Whether we receive the messages ourselves, from now on."""
+        install = self.install
+        if not (install.enforces and install.settings.fast_receive):
+            return False
+        return install.transport.receive(consumer, install.owner, self._limit(consumer), self._arrivals.on_garbage)
 
     def _use_loop(self, consumer: Consumer) -> None:
         """Where there is an event loop, and it runs no tasks itself, it brings what children and broker have to say."""
@@ -143,14 +140,12 @@ class Ingress(bootsteps.StartStopStep):
         hear_the_dying(consumer.pool)
         ask_again(consumer.pool)
         self._feed = feeding(consumer.pool, hub)
-        if install.has_leases and not install.settings.wait_replicas:
-            install.outbox.under_way = UnderWay(install.transport, hub, install.outbox.carry_out)
+        install.outbox.under_way = install.transport.pipeline(hub, install.outbox.carry_out)
 
     def _attach(self, consumer: Consumer) -> None:
         """Where the broker itself gives back what a dead worker held: from here on, this channel's deliveries are ours."""
-        transport: Any = self.install.transport
         try:
-            transport.attach(consumer)
+            self.install.transport.attach(consumer)
         except BrokerError as exc:  # as Celery's consumer knows it: it connects again
             raise ConnectionError(str(exc)) from exc
 
@@ -160,7 +155,7 @@ class Ingress(bootsteps.StartStopStep):
 
     def shutdown(self, consumer: Consumer) -> None:  # noqa: ARG002 - Celery's signature
         """The pool has stopped: give back what has not run."""
-        self.install.end()
+        end(self.install)
         if self._stop is not None:
             self._stop.close()
 
@@ -180,9 +175,9 @@ class Ingress(bootsteps.StartStopStep):
                     if self._arrivals.has_left(message, held) or (self._strategies and not self._may_begin(message, held)):
                         return None
                     return handle(message)
-                except (RedisError, ConnectionError):  # not kombu's connection errors: they include KeyError
-                    raise
-                except Exception as exc:  # noqa: BLE001 - the message is anybody's
+                except Exception as exc:
+                    if self.install.transport.is_driver_error(exc):  # not kombu's connection errors: they include KeyError
+                        raise
                     if state.should_terminate:  # what the handler of a signal raises comes out of what it has interrupted
                         log.exception("message.interrupted", tag=held.tag, queue=held.queue)
                         return None
@@ -201,7 +196,7 @@ class Ingress(bootsteps.StartStopStep):
         name = message.headers.get("task")
         if name not in self._strategies:
             return True
-        policy = self.install.policy_for(held.queue, name)
+        policy = self.install.policies.policy_for(held.queue, name)
         if not Envelope.of(message.headers).suspect and policy.persist_delivery_count != "always":
             return True
         try:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from redelivery.errors import EnvelopeError, RedriveError
 from redelivery.middleware.bodies import decoded, edited
-from redelivery.middleware.departure import raw_id
 from redelivery.middleware.envelope import Envelope, opened, redriven
+from redelivery.middleware.identity import raw_id
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from redelivery.middleware.envelope import Envelope
+    from redelivery.middleware.header import Envelope
     from redelivery.settings import RedeliveryPolicy
 
-__all__ = ["DELIVERY_DELAY", "PUBLISHED", "TIME_TO_LIVE", "due_ms", "expiry_ms", "header_ms", "is_dated"]
+__all__ = ["DELIVERY_DELAY", "PUBLISHED", "TIME_TO_LIVE", "due_ms", "expiry_ms", "header_ms", "is_dated", "milliseconds"]
 
 #: What a producer may say of one message, in milliseconds.
 TIME_TO_LIVE = "redelivery-time-to-live-ms"
@@ -122,3 +122,13 @@ def _expiration(properties: Mapping[str, Any]) -> int | None:
     """Kombu's per-message expiration (ms), a text of digits as in AMQP."""
     value = properties.get("expiration")
     return int(value) if isinstance(value, str) and value.isascii() and value.isdigit() and int(value) <= LONGEST else None
+
+
+def milliseconds(moment: object, app: Any) -> int | None:
+    """When an `eta` or `expires` header says; None where it cannot be read: Celery says what is wrong with it."""
+    from celery.utils.time import maybe_iso8601, maybe_make_aware  # noqa: PLC0415 - only for messages that have one
+
+    try:
+        return round(float(maybe_make_aware(maybe_iso8601(moment), app.conf.timezone).timestamp()) * 1000)
+    except (AttributeError, ValueError, TypeError, OverflowError):
+        return None

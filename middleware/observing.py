@@ -28,13 +28,14 @@ from celery.worker import state
 from celery.worker.request import Request
 
 from redelivery.middleware import decision
-from redelivery.middleware.attempt import classes_of, failed_of
-from redelivery.middleware.departure import about
+from redelivery.middleware.attempt import classes_of
 from redelivery.middleware.envelope import eligible_of
 from redelivery.middleware.explicit import PLAIN
+from redelivery.middleware.failed import failed_of
 from redelivery.middleware.logs import log
 from redelivery.middleware.outcomes import Outcome, Reason
 from redelivery.middleware.own_strategy import strategy_of
+from redelivery.middleware.recording import about
 from redelivery.middleware.transports.base import Held
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
 
     from billiard.einfo import ExceptionInfo
 
-    from redelivery.middleware.install import Redelivery
+    from redelivery.middleware.runtime import Runtime
 
 __all__ = ["Observing", "queue_of", "record", "unwrapped"]
 
@@ -62,12 +63,12 @@ class Observing(Request):
     """Celery's request; where `_observe` was called, what becomes of it is recorded."""
 
     _task: Any
-    _observer: Redelivery | None = None
+    _observer: Runtime | None = None
     _was_recorded = False
     _was_requeued = False
     _is_revoked = False
 
-    def _observe(self, install: Redelivery, message: Any) -> None:
+    def _observe(self, install: Runtime, message: Any) -> None:
         self._observer = install
         self._about = message.headers
         self._queue = queue_of(message)
@@ -151,9 +152,9 @@ class Observing(Request):
 
     def _say(self, exc: BaseException, *, celery: str, cause: Reason | None = None, requested_delay: float | None = None) -> None:
         install = self._observer
-        if install is None or install.enforces or not install.is_enabled(self._type, self._queue):
+        if install is None or install.enforces or not install.policies.is_enabled(self._type, self._queue):
             return
-        policy = install.policy_for(self._queue, self._type)
+        policy = install.policies.policy_for(self._queue, self._type)
         eligible = eligible_of(self._request_dict)
         if isinstance(exc, Reject) and not exc.requeue:
             decided: decision.Decision = decision.ending(policy, Reason.REJECTED, eligible=eligible)
@@ -167,7 +168,7 @@ class Observing(Request):
                 eligible=eligible,
                 throws=classes_of(self._task.throws),
             )
-            decided = install.decide(self._queue, self._type, policy, failure, idle_for=0.0)
+            decided = install.policies.decide(self._queue, self._type, policy, failure, idle_for=0.0)
         said = _said(decided)
         log.info(
             "decision.observed",
@@ -180,7 +181,7 @@ class Observing(Request):
         )
 
 
-def record(install: Redelivery, headers: Mapping[str, Any], queue: str, outcome: Outcome, attempt: int = 1, **facts: Any) -> None:
+def record(install: Runtime, headers: Mapping[str, Any], queue: str, outcome: Outcome, attempt: int = 1, **facts: Any) -> None:
     """Append one event about a message that is none of ours to move. It waits in the outbox where the broker does not answer."""
     held = Held("", queue, queue, str(headers.get("id")).encode(), 0)
     event = replace(about(headers, held, outcome, worker=install.worker, **facts), attempt=attempt, delivery=attempt)

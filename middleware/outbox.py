@@ -24,37 +24,22 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from redis import exceptions
-
 from redelivery.middleware.logs import log
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from redelivery.middleware.transports.base import Answer
-    from redelivery.middleware.underway import UnderWay
+    from redelivery.middleware.transports.base import Answer, Pipeline
 
     Transition = Callable[[], Answer]
     Then = Callable[[Answer], None]
 
-__all__ = ["Outbox", "is_not_now", "tell"]
+__all__ = ["Outbox", "tell"]
 
 #: Seconds between two askings: of the head of the line, and of what was put aside.
 FIRST_WAIT, LONGEST_WAIT = 0.05, 2.0
 FIRST_ASIDE, LONGEST_ASIDE = 1.0, 60.0
 MOST_ASIDE = 1000
-NOT_NOW = (
-    OSError,
-    exceptions.ConnectionError,
-    exceptions.TimeoutError,
-    exceptions.ReadOnlyError,
-    exceptions.OutOfMemoryError,
-    exceptions.ClusterDownError,
-    exceptions.TryAgainError,
-    exceptions.MasterDownError,
-)
-#: The same where redis-py has no class for it: the first word of the server's answer.
-NOT_NOW_CODES = ("BUSY", "LOADING", "READONLY", "OOM", "CLUSTERDOWN", "TRYAGAIN", "MASTERDOWN", "MISCONF", "NOREPLICAS", "NOTREADY")
 
 
 @dataclass(slots=True, eq=False)
@@ -69,12 +54,15 @@ class Pending:
 
 
 class Outbox:
-    """Carries transitions out, once each; in order, but for those that the broker will not carry out."""
+    """Carries transitions out, once each; in order, but for those that the broker will not carry out.
 
-    def __init__(self, on_aside: Callable[[str], None] = lambda _: None) -> None:
-        self._on_aside = on_aside
+    `is_transient` says of a failure whether it is the broker's for now; `on_aside` is told the tag of what is put aside.
+    """
+
+    def __init__(self, is_transient: Callable[[BaseException], bool], on_aside: Callable[[str], None] = lambda _: None) -> None:
+        self._is_transient, self._on_aside = is_transient, on_aside
         #: What is under way, where a worker's event loop reads the answers.
-        self.under_way: UnderWay | None = None
+        self.under_way: Pipeline | None = None
         self._line: deque[tuple[str, Transition, Then]] = deque()
         self._aside: list[Pending] = []
         self._lock = threading.RLock()
@@ -105,7 +93,7 @@ class Outbox:
             try:
                 answer = transition()
             except Exception as exc:  # noqa: BLE001 - whatever it is, the message is still held
-                if not is_not_now(exc):
+                if not self._is_transient(exc):
                     self._put_aside(tag, transition, then, exc)
                     return
                 log.warning("transition.postponed", tag=tag, error=str(exc))
@@ -173,7 +161,7 @@ class Outbox:
         try:
             answer = transition()
         except Exception as exc:  # noqa: BLE001 - as in `carry_out`
-            if is_not_now(exc):
+            if self._is_transient(exc):
                 self._failures += 1
                 if self._failures % 20 == 1:
                     log.warning("outbox.waiting", waiting=len(self), tag=tag, error=str(exc))
@@ -196,7 +184,7 @@ class Outbox:
             except Exception as exc:  # noqa: BLE001 - as in `carry_out`
                 each.wait = min(each.wait * 2, LONGEST_ASIDE)
                 each.at = time.monotonic() + each.wait
-                if is_not_now(exc):
+                if self._is_transient(exc):
                     return  # the others would wait for the same broker
                 if not is_told:
                     self._complain(each.tag, exc, each.wait)
@@ -205,13 +193,6 @@ class Outbox:
             with self._lock:
                 self._aside.remove(each)
             tell(each.then, answer, each.tag)
-
-
-def is_not_now(exc: BaseException) -> bool:
-    """Whether this failure is the broker's for now: the same transition may be carried out a little later."""
-    if isinstance(exc, NOT_NOW):
-        return True
-    return isinstance(exc, exceptions.RedisError) and str(exc).startswith(NOT_NOW_CODES)
 
 
 def tell(then: Then, answer: Answer, tag: str) -> None:

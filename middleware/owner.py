@@ -10,12 +10,13 @@ from __future__ import annotations
 import os
 import threading
 import uuid
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from redis.exceptions import ResponseError
 
 from redelivery.middleware.logs import log
 from redelivery.middleware.server_clock import ServerClock
+from redelivery.middleware.transports.fallback import taken_by_kombu
 
 if TYPE_CHECKING:
     from redelivery.middleware.transports.base import Held
@@ -57,8 +58,15 @@ class Owner:
         """Whether this tag was minted under the token that the owner has now, or by kombu, which knows no tokens."""
         return tag.startswith(self.token) or not self.has_minted(tag)
 
-    @staticmethod
-    def has_minted(tag: str) -> bool:
+    def take(self, message: Any) -> Held | None:
+        """A message that kombu has received; None where it is none of a task queue's."""
+        return taken_by_kombu(message, self)
+
+    def part(self) -> None:
+        """Nothing is held any more: end the lease."""
+        self.transport.unregister(self.token)
+
+    def has_minted(self, tag: str) -> bool:
         """Whether this tag is an owner's, under a lease, and not kombu's own."""
         return ":" in tag
 

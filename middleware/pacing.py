@@ -25,14 +25,10 @@ What became due while there was none comes at once.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from redelivery.middleware.decision import LONGEST_DELAY
 
-if TYPE_CHECKING:
-    from redelivery.middleware.install import Redelivery
-
-__all__ = ["Pace", "pace_of"]
+__all__ = ["Pace"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +43,3 @@ class Pace:
     def gap(self) -> str:
         """How long a slot is, in milliseconds, as the script takes it; a hundred years at most."""
         return repr(1000 * min(1 / self.per_second, LONGEST_DELAY))
-
-
-def pace_of(install: Redelivery, queue: str, latest_ms: int | None = None) -> Pace | None:
-    """The pace of what is delivered again to this queue; None where it has no budget."""
-    per_second = install.policy_for(queue).redeliveries_per_second
-    return None if per_second is None else Pace(queue, per_second, latest_ms)

@@ -15,7 +15,7 @@ from redelivery.middleware.logs import log
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from redelivery.middleware.install import Redelivery
+    from redelivery.middleware.runtime import Runtime
 
 __all__ = ["PoolThreads"]
 
@@ -28,7 +28,7 @@ class PoolThreads:
 
     grace = GRACE
 
-    def __init__(self, pool: Any, install: Redelivery) -> None:
+    def __init__(self, pool: Any, install: Runtime) -> None:
         self._pool, self._install = pool, install
 
     def is_known(self) -> bool:

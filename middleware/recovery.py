@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING, Any
 
 from redelivery.errors import EnvelopeError
 from redelivery.middleware import decision
-from redelivery.middleware.departure import about, burial, resting_place
+from redelivery.middleware.death import burial
 from redelivery.middleware.envelope import ANNOUNCED, HEADER, Attempt, Envelope, Failed, eligible_of, opened, redelivered, sealed
 from redelivery.middleware.failure import tell_failure
 from redelivery.middleware.outcomes import Outcome, Reason
-from redelivery.middleware.pacing import pace_of
-from redelivery.middleware.transports.base import Answer, Capability
-from redelivery.middleware.transports.redis import ACCEPTED
+from redelivery.middleware.recording import about
+from redelivery.middleware.resting_place import resting_place
+from redelivery.middleware.transports.base import ACCEPTED, Answer, Capability
 
 if TYPE_CHECKING:
     from redelivery.middleware.decision import Decision
-    from redelivery.middleware.install import Redelivery
     from redelivery.middleware.outcomes import Event
+    from redelivery.middleware.runtime import Runtime
     from redelivery.middleware.transports.base import Held
 
 __all__ = ["recover"]
@@ -34,8 +34,8 @@ LONGEST_GAP_MS = 1000
 LOST = Failed(type="celery.exceptions.WorkerLostError", message="the worker that held the message died", fingerprint="worker-lost")
 
 
-def recover(install: Redelivery, held: Held, *, started: str | None, worker: str, now_ms: int, is_suspect: bool = True) -> Answer:
-    """Give one message of a dead worker a future; `started` says how its start was recorded (`RedisTransport.started`).
+def recover(install: Runtime, held: Held, *, started: str | None, worker: str, now_ms: int, is_suspect: bool = True) -> Answer:
+    """Give one message of a dead worker a future; `started` says how its start was recorded (`Transport.recorded_start`).
 
     `is_suspect`: its starts are recorded from now on, for a worker may have died of it.
     A repeat is harmless: what has left already answers `ALREADY` or `REFUSED`.
@@ -71,10 +71,10 @@ def recover(install: Redelivery, held: Held, *, started: str | None, worker: str
     )
 
 
-def _counted(install: Redelivery, held: Held, message: dict[str, Any], worker: str, now_ms: int) -> Answer:
+def _counted(install: Runtime, held: Held, message: dict[str, Any], worker: str, now_ms: int) -> Answer:
     transport, headers = install.transport, message["headers"]
     envelope = Envelope.of(headers)
-    policy = install.policy_for(held.queue, str(headers.get("task")))
+    policy = install.policies.policy_for(held.queue, str(headers.get("task")))
     first_seen = now_ms if envelope.first_seen_ms is None else envelope.first_seen_ms
     failure = decision.Failure(
         attempt=(envelope.handled if envelope.is_letter else envelope.attempt) + 1,
@@ -83,7 +83,7 @@ def _counted(install: Redelivery, held: Held, message: dict[str, Any], worker: s
         eligible=eligible_of(headers),
     )
     waited = sum(each.get("delay") or 0 for each in envelope.attempts) / 1000
-    decided = install.decide(held.queue, str(headers.get("task")), policy, failure, idle_for=waited)
+    decided = install.policies.decide(held.queue, str(headers.get("task")), policy, failure, idle_for=waited)
     if isinstance(decided, decision.Redeliver):
         delay_ms = round(decided.delay * 1000)
         attempt = Attempt(at_ms=now_ms, worker=worker, exception=f"{LOST.type}: {LOST.message}", delay_ms=delay_ms)
@@ -97,25 +97,25 @@ def _counted(install: Redelivery, held: Held, message: dict[str, Any], worker: s
             task_id=event.task_id,
             event=None if envelope.is_letter else event,
             delay_ms=delay_ms,
-            pace=pace_of(install, held.queue),
+            pace=install.policies.pace_of(held.queue),
         )
     return _buried(install, held, message, decided, worker, now_ms)
 
 
-def _lost(install: Redelivery, held: Held, message: dict[str, Any], worker: str, now_ms: int) -> Answer:
+def _lost(install: Runtime, held: Held, message: dict[str, Any], worker: str, now_ms: int) -> Answer:
     """It was acknowledged before its task ran (`acks_late=False`): nobody may run it again, but its end is recorded."""
     headers = message["headers"]
-    policy = install.policy_for(held.queue, str(headers.get("task")))
+    policy = install.policies.policy_for(held.queue, str(headers.get("task")))
     ending = decision.ending(policy, Reason.WORKER_LOST, "acknowledged before it ran", eligible=eligible_of(headers))
     return _buried(install, held, message, ending, worker, now_ms)
 
 
 def _buried(  # noqa: PLR0917 - the facts of one message
-    install: Redelivery, held: Held, message: dict[str, Any], decided: Decision, worker: str, now_ms: int
+    install: Runtime, held: Held, message: dict[str, Any], decided: Decision, worker: str, now_ms: int
 ) -> Answer:
     assert not isinstance(decided, decision.Redeliver)  # noqa: S101 - the callers have looked
     transport, headers = install.transport, message["headers"]
-    policy = install.policy_for(held.queue, str(headers.get("task")))
+    policy = install.policies.policy_for(held.queue, str(headers.get("task")))
     wanted = policy.dead_letter_queue_for(held.queue) if isinstance(decided, decision.DeadLetter) else None
     place = resting_place(Envelope.of(headers), held.queue, wanted, policy)
     target = place.target

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from celery import Celery
 
     from redelivery.middleware.attempt import Redelivering
-    from redelivery.middleware.install import Redelivery
+    from redelivery.middleware.runtime import Runtime
 
 __all__ = ["Info", "Report", "lighten"]
 
@@ -126,12 +126,12 @@ def concluded(task: Any, req: Any, raised: Any) -> Any:
         task.request_stack.pop()
 
 
-def lighten(app: Celery, install: Redelivery, hostname: str | None) -> None:
+def lighten(app: Celery, install: Runtime, hostname: str | None) -> None:
     """Build the tracers of this app's tasks anew, as Celery builds them, with our `Info`."""
     if not install.enforces:
         return
     for name, task in app.tasks.items():
-        if install.is_enabled(name):
+        if install.policies.is_enabled(name):
             task.__trace__ = _honest(task, build_tracer(name, task, app.loader, hostname, app=app, Info=Info))
 
 

@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 
     from celery import Task
 
-    from redelivery.middleware.install import Redelivery
+    from redelivery.middleware.runtime import Runtime
 
 __all__ = ["retry_of"]
 
 
-def retry_of(task: Task, install: Redelivery, original: Callable[..., Any]) -> Callable[..., Any]:
+def retry_of(task: Task, install: Runtime, original: Callable[..., Any]) -> Callable[..., Any]:
     """The `retry` to give this task in place of its `original` one, which is called where nothing is delivered (eager, called)."""
 
     @functools.wraps(original)

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     from celery.worker.consumer import Consumer
 
-    from redelivery.middleware.install import Redelivery
+    from redelivery.middleware.runtime import Runtime
 
 __all__ = ["Stop", "is_known", "stop_of"]
 
@@ -56,7 +56,7 @@ AT_ONCE = 2
 logger = get_logger(__name__)
 
 
-def stop_of(consumer: Consumer, install: Redelivery) -> Stop | None:
+def stop_of(consumer: Consumer, install: Runtime) -> Stop | None:
     """The stop of this consumer's worker; None where all is Celery's own."""
     kinds = {each.__module__ for each in type(consumer.pool).__mro__}
     has_kind = "celery.concurrency.prefork" in kinds or "celery.concurrency.thread" in kinds
@@ -74,7 +74,7 @@ def is_known() -> bool:
 class Stop:
     """Takes the place of what a signal's handler calls of a worker, and of its pool's own stopping."""
 
-    def __init__(self, consumer: Consumer, install: Redelivery) -> None:
+    def __init__(self, consumer: Consumer, install: Runtime) -> None:
         self._install, self._hub, self._conf = install, consumer.hub, consumer.app.conf
         pool: Any = consumer.pool
         processes = None if install.shares_process else PoolProcesses(pool, consumer.hub)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from celery import Task
 
-    from redelivery.middleware.install import Redelivery
+    from redelivery.middleware.runtime import Runtime
 
 __all__ = ["ResultRefused", "guard"]
 
@@ -38,13 +38,13 @@ class ResultRefused(RedeliveryError):
     """The task's result was refused by `retry=`, and its deliveries are used up: look at the task, or raise the limit."""
 
 
-def guard(task: Task, install: Redelivery) -> None:
+def guard(task: Task, install: Runtime) -> None:
     """Put the wrapper around a task, and around its class's own `__call__` where it has one; a second time changes nothing."""
     if getattr(task, DECIDED, False):
         return
     calls = next(cls for cls in type(task).__mro__ if "__call__" in vars(cls)) is not BaseTask
     run = functools.partial(type(task).__call__, task) if calls else task.run
-    options = install.options_of(task.name)
+    options = install.policies.options_of(task.name)
     asks_for_results = options is not None and options.retry is not None
 
     @functools.wraps(run)

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from celery.worker import state
 
-from redelivery.middleware.departure import burial, recorded_id, resting_place, tell_death
+from redelivery.middleware.death import burial, tell_death
 from redelivery.middleware.ending import Deciding, Ending
 from redelivery.middleware.envelope import Attempt, opened, redelivered, sealed
+from redelivery.middleware.identity import recorded_id
 from redelivery.middleware.logs import log
 from redelivery.middleware.outcomes import Event, Outcome, Reason
-from redelivery.middleware.pacing import pace_of
+from redelivery.middleware.resting_place import resting_place
 from redelivery.middleware.transports.base import Answer
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ class Transitions(Deciding):
         if self._expires_ms is not None:
             delay_ms = min(delay_ms, max(self._expires_ms - now, 0))  # where it expires earlier, it is to die then
         event = self._event(Outcome.REDELIVERY_SCHEDULED, _crash_reason(failed) if crash else None, failed, delay_ms)
-        pace = pace_of(self._install, held.queue, self._expires_ms)
+        pace = self._install.policies.pace_of(held.queue, self._expires_ms)
         self._ask(
             lambda transport: transport.defer(
                 self._tag,

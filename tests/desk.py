@@ -19,6 +19,7 @@ from redelivery.middleware.envelope import Attempt, Envelope, Failed, dead, seal
 from redelivery.middleware.outcomes import Event, Outcome, entries
 from redelivery.middleware.scripts import Script
 from redelivery.workers.cli.main import redelivery
+from redelivery.workers.redis_transport import redis_of
 
 if TYPE_CHECKING:
     from click.testing import Result
@@ -80,7 +81,7 @@ class Desk:
     @property
     def transport(self) -> RedisTransport:
         """The transitions."""
-        return self.install.transport
+        return redis_of(self.install)
 
     @property
     def client(self) -> Redis:

@@ -15,6 +15,7 @@ from redis.exceptions import ResponseError
 
 from redelivery import Redelivery
 from redelivery.middleware.envelope import sealed
+from redelivery.middleware.lifecycle import begin
 from redelivery.middleware.outcomes import Event, Outcome
 from redelivery.middleware.pacing import Pace
 from redelivery.middleware.transports.receiver import Receiver
@@ -195,7 +196,7 @@ def _keep_the_log_within(desk: Desk) -> None:
 
 def _renew_and_watch(desk: Desk) -> None:
     lease = Lease(desk.install, lambda: None)
-    desk.install.begin("w@desk")
+    begin(desk.install, "w@desk")
     lease.step()
     desk.install.owner.release(set())
     desk.transport.unregister(desk.install.owner.token)
@@ -217,10 +218,11 @@ def _leave(desk: Desk) -> None:
 
 
 def _wait_for_pushes(desk: Desk) -> None:
-    desk.install.begin("w@desk")
+    begin(desk.install, "w@desk")
     with desk.app.connection_for_read() as connection:
         channel: Any = connection.default_channel
-        channel.arm(Receiver(desk.install.owner, lambda: 1, lambda: 1, lambda *_: None))
+        owner: Any = desk.install.owner
+        channel.arm(Receiver(owner, lambda: 1, lambda: 1, lambda *_: None))
         channel.client.ping()
 
 

@@ -15,7 +15,7 @@ from structlog.testing import capture_logs
 
 from redelivery import Redelivery
 from redelivery.errors import BrokerError, ConfigurationError
-from redelivery.middleware.startup import warn_of_policies
+from redelivery.middleware.startup import targets_of
 from redelivery.middleware.transports.amqp_policies import ending_policies
 from redelivery.settings import RedeliverySettings
 from tests.rabbit import Node, need_rabbit
@@ -56,7 +56,8 @@ def said(rabbit_url: str, management_url: str) -> list[Any]:
     app.conf.task_queues = [Queue(name) for name in ("orders", "prices", "calm")]
     install = Redelivery(app, {"management_url": management_url, "queues": {"prices": {"expiry_queue": "gone"}}})
     with capture_logs() as logs:
-        warn_of_policies(install)
+        letters = {target for queue in app.amqp.queues.consume_from for target in targets_of(install, queue)}
+        install.transport.warn(list(app.amqp.queues.consume_from), letters, management_url)
     return logs
 
 

@@ -11,10 +11,10 @@ from structlog.testing import capture_logs
 
 from redelivery import Redelivery
 from redelivery.middleware.contradictions import contradictions
-from redelivery.middleware.startup import warn_of_bypasses
 from redelivery.middleware.transports import kind_of
 from redelivery.middleware.transports.amqp import AmqpTransport
 from redelivery.middleware.transports.amqp_names import BITS, AmqpNames
+from redelivery.middleware.transports.amqp_policies import warn_of_bypasses
 from redelivery.middleware.transports.amqp_topology import declare_delays, declare_letters, has_queue
 from redelivery.middleware.transports.base import Capability
 from redelivery.middleware.transports.redis import RedisTransport
@@ -75,7 +75,7 @@ def test_queues_whose_declaration_bypasses_us_are_named(rabbit: Rabbit) -> None:
         Queue("timed", expires=300.0, message_ttl=30.0),
     ]
     with capture_logs() as logs:
-        warn_of_bypasses(Redelivery(app))
+        warn_of_bypasses(app, app.amqp.queues.consume_from)
     said = {line["queue"]: line["arguments"] for line in logs if line["event"] == "broker.bypasses"}
     assert said == {"argued": "x-dead-letter-exchange,x-delivery-limit", "timed": "x-message-ttl,x-expires"}
 

@@ -20,6 +20,7 @@ from redelivery.middleware.envelope import Attempt, Failed, dead, sealed
 from redelivery.middleware.handling import handlers_of
 from redelivery.workers.inventory import take as inventory
 from redelivery.workers.letter_filter import Filter
+from redelivery.workers.redis_transport import redis_of
 from redelivery.workers.redrive import redrive
 from tests.chaos.verdict import archived_in, judge
 from tests.desk import body_of, task_message
@@ -305,7 +306,7 @@ def test_an_operators_redrive_is_no_circle(consumed: Shop) -> None:
     task_id = consumed.send("fails", queue="here")
     first = parked(consumed, task_id, "DLQ.there")
     install = Redelivery(Celery("operator", broker=consumed.server.url, set_as_current=False), consumed.settings)
-    assert redrive(install.transport, "DLQ.there", Filter(task_ids=frozenset({task_id}))).moved == 1
+    assert redrive(redis_of(install), "DLQ.there", Filter(task_ids=frozenset({task_id}))).moved == 1
     until(lambda: len(consumed.runs(task_id)) == 8, what="the same way again")
     again = until(lambda: parked(consumed, task_id, "DLQ.there"))
     assert [(death["queue"], death["count"]) for death in again["deaths"]] == [("there", 2), ("here", 2)]

@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from redelivery import RedeliveryPolicy
-from redelivery.middleware.departure import RestingPlace, resting_place
 from redelivery.middleware.envelope import (
     HEADER,
     Attempt,
@@ -24,6 +23,7 @@ from redelivery.middleware.envelope import (
 from redelivery.middleware.header import MOST_DEATHS
 from redelivery.middleware.lifetime import PUBLISHED, TIME_TO_LIVE
 from redelivery.middleware.recovery import recover
+from redelivery.middleware.resting_place import RestingPlace, resting_place
 from redelivery.middleware.transports.base import Answer
 from redelivery.workers import delayed
 from redelivery.workers.dead_letters import newest

@@ -19,7 +19,6 @@ from structlog.testing import capture_logs
 
 from redelivery import Redelivery
 from redelivery.errors import BrokerUnavailable
-from redelivery.middleware.startup import warn_of_eviction
 from tests.desk import Desk
 from tests.running import Shop, until
 from tests.servers import Asked, Server, binaries
@@ -162,7 +161,7 @@ def test_a_server_that_may_evict_is_named_at_start(server: Server) -> None:
         server.client.config_set("maxmemory", maxmemory)
         server.client.config_set("maxmemory-policy", policy)
         with capture_logs() as lines:
-            warn_of_eviction(desk.install)
+            desk.transport.warn([], [], None)
         assert [line["maxmemory_policy"] for line in lines] == [policy] * told
 
 

@@ -14,6 +14,7 @@ from kombu.exceptions import OperationalError
 from redis.exceptions import RedisError
 from structlog.testing import capture_logs
 
+from redelivery.middleware.lifecycle import begin
 from redelivery.workers.export import export_outcomes
 from redelivery.workers.lease import HELD_FOR, Lease
 from redelivery.workers.letter_filter import Filter
@@ -127,7 +128,7 @@ def test_a_watch_goes_on_where_nothing_can_be_extended(desk: Desk, monkeypatch: 
     """The right to do so is missing, say: the line says it, once in an hour, and a dead worker is fenced all the same."""
     fenced: list[int] = []
     lease = Lease(desk.install, lambda: fenced.append(1))
-    desk.install.begin("here@desk")
+    begin(desk.install, "here@desk")
     desk.transport.register("dead", {"worker": "w@desk"})
     desk.publish()
     desk.client.rename(desk.keys.list(QUEUE), desk.keys.unacked_index)  # of another type: the server refuses

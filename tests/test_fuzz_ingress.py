@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from redelivery.middleware.departure import raw_id
 from redelivery.middleware.header import ANNOUNCED, VERSION, Envelope
+from redelivery.middleware.identity import raw_id
 from redelivery.middleware.outcomes import TERMINAL, Reason
 from redelivery.workers.dead_letters import Letter
 from tests.hostile_messages import MARK, TASK, hostile

@@ -16,6 +16,7 @@ from kombu.utils.json import loads
 
 from redelivery import Redelivery
 from redelivery.middleware.envelope import opened, sealed
+from redelivery.middleware.lifecycle import begin, end
 from redelivery.middleware.transports.base import Answer
 from redelivery.middleware.transports.generic import GenericTransport
 from redelivery.middleware.transports.generic_claim import envelope_of
@@ -65,7 +66,7 @@ def test_what_has_yet_to_leave_when_the_worker_stops_leaves_once(files: Files) -
     app = Celery("ending", broker=files.url, set_as_current=False)
     app.conf.update(files.conf)
     install = Redelivery(app)
-    install.begin("w")
+    begin(install, "w")
     transport: Any = install.transport
     with app.connection_for_write() as connection:
         message = received(install.owner, connection, lambda channel: channel.basic_publish(made(channel), "", "orders"))
@@ -77,7 +78,7 @@ def test_what_has_yet_to_leave_when_the_worker_stops_leaves_once(files: Files) -
             return transport.dead_letter(message.held.tag, raw, dead_letter_queue="DLQ.orders", queue="orders", event=None)  # type: ignore[no-any-return]
 
         install.outbox.carry_out(message.held.tag, transition, lambda _: install.owner.drop(message.held.tag))
-        install.end()
+        end(install)
         message.channel.close()
     assert (len(files.letters("DLQ.orders")), files.messages("orders")) == (1, [])
 

@@ -117,7 +117,7 @@ def test_while_workers_run_nobody_leaves(desk: Desk) -> None:
     """They would take the messages back."""
     put(desk, task_message("a"))
     desk.transport.register("living", {"worker": "w1@shop"})
-    renew, looks = desk.install.transport.renew, []
+    renew, looks = desk.transport.renew, []
 
     class Hearing:
         """A client that renews the lease before each look, as the worker would."""
@@ -127,13 +127,13 @@ def test_while_workers_run_nobody_leaves(desk: Desk) -> None:
                 looks.append(renew("living"))
             return getattr(client, name)
 
-    client = desk.install.transport.client
-    desk.install.transport.client = Hearing()  # type: ignore[assignment]
+    client = desk.transport.client
+    desk.transport.client = Hearing()  # type: ignore[assignment]
     try:
         with pytest.raises(InputError, match=r"still run \(w1@shop\): stop them first"):
             leave(desk.install)
     finally:
-        desk.install.transport.client = client
+        desk.transport.client = client
     assert desk.ids() == []
 
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from redelivery.middleware.departure import wrapped
 from redelivery.middleware.envelope import dead, sealed
+from redelivery.middleware.identity import wrapped
 from redelivery.settings import RedeliverySettings
 from redelivery.workers.contents import Contents
 from tests.desk import LETTERS, QUEUE, Desk, task_message

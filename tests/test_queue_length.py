@@ -12,8 +12,10 @@ from structlog.testing import capture_logs
 
 from redelivery import Redelivery, errors
 from redelivery.middleware.envelope import Envelope, dead, sealed
+from redelivery.middleware.lifecycle import begin
 from redelivery.middleware.outcomes import Event, entries
 from redelivery.workers.queue_keeper import QueueKeeper
+from redelivery.workers.redis_transport import redis_of
 from tests.desk import task_message
 
 if TYPE_CHECKING:
@@ -48,7 +50,7 @@ class Producer:
     @property
     def waiting(self) -> int:
         """How many messages the bounded queue holds, all priorities together."""
-        return sum(int(self.client.llen(name)) for name in self.install.transport.keys.list_names("bounded"))
+        return sum(int(self.client.llen(name)) for name in redis_of(self.install).keys.list_names("bounded"))
 
     def events_of(self, task_id: str) -> list[Event]:
         """One task's events, in order."""
@@ -56,7 +58,7 @@ class Producer:
 
     def keep(self) -> QueueKeeper:
         """One look of the keeper, as a worker's thread takes it."""
-        self.install.begin("keeper@test")
+        begin(self.install, "keeper@test")
         keeper = QueueKeeper(self.install)
         keeper.step()
         return keeper
@@ -128,7 +130,7 @@ def test_a_queue_that_refuses_takes_no_more_than_its_cap(any_server: Server, cou
 
 def test_a_queue_without_a_cap_is_asked_nothing(producer: Producer) -> None:
     """Publishing to it is what it was."""
-    assert producer.install.bounds_of("other", "shop.pack") is None
+    assert producer.install.policies.bounds_of("other", "shop.pack") is None
     ids = producer.send(3 * N, queue="other")
     assert producer.ids("other") == ids
 

@@ -12,6 +12,7 @@ from structlog.testing import capture_logs
 
 from redelivery.middleware.envelope import Envelope, sealed
 from redelivery.middleware.keys import unacked_suffix
+from redelivery.middleware.lifecycle import begin
 from redelivery.middleware.owner import Owner
 from redelivery.middleware.scripts import Script
 from redelivery.middleware.transports.receiver import Receiver
@@ -65,7 +66,7 @@ def test_a_lease_is_renewed_and_others_are_watched_while_much_is_recovered(shop:
 def test_a_message_that_cannot_be_recovered_does_not_keep_the_others(any_server: Server) -> None:
     """Its dead-letter queue is a key of another type: it stays held, is named, and is recovered once that is mended."""
     desk = Desk(any_server)
-    desk.install.begin("living@desk")
+    begin(desk.install, "living@desk")
     spent = task_message("spent", redelivery={"v": 1, "attempt": 2})
     held_by_the_dead(desk, "w", task_message("first"), spent, task_message("last"))
     desk.client.hset(desk.keys.starts, "w:2", 1)
@@ -91,7 +92,7 @@ def test_a_message_that_cannot_be_recovered_does_not_keep_the_others(any_server:
 def test_a_recoverer_that_stops_half_way_is_followed_by_the_next(any_server: Server) -> None:
     """What it has not given back is still held, and noted as to be recovered."""
     desk = Desk(any_server)
-    desk.install.begin("living@desk")
+    begin(desk.install, "living@desk")
     held_by_the_dead(desk, "w", *(task_message(f"m{number}") for number in range(5)))
     desk.client.hset(desk.keys.recovering, "w", 1)
     stopped = Recoverer(desk.install)

@@ -183,7 +183,7 @@ def test_an_archive_that_cannot_be_written_keeps_every_letter(desk: Desk, tmp_pa
 def test_a_crash_between_archive_and_purge_is_finished_by_the_next_look(desk: Desk, tmp_path: Path) -> None:
     """The letters are in both places for a while, and in one file."""
     ids = copies(desk, 4)
-    keeper, transport = keeping(desk, tmp_path, max_dead_letters=1), desk.install.transport
+    keeper, transport = keeping(desk, tmp_path, max_dead_letters=1), desk.transport
     carry = transport.purge_many
 
     def crash(*_: Any, **__: Any) -> list[Any]:

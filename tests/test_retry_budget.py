@@ -14,7 +14,7 @@ from redis.exceptions import NoPermissionError, ResponseError
 from redelivery.errors import ConfigurationError
 from redelivery.middleware.envelope import ANNOUNCED, sealed
 from redelivery.middleware.outcomes import Event, Outcome
-from redelivery.middleware.pacing import Pace, pace_of
+from redelivery.middleware.pacing import Pace
 from redelivery.middleware.transports.base import Answer
 from redelivery.settings import RedeliveryPolicy, RedeliverySettings
 from redelivery.workers.recoverer import Recoverer
@@ -262,4 +262,4 @@ def test_what_a_dead_worker_had_started_is_paced_and_what_it_had_not_is_not(desk
     waits = {event.task_id: (event.delay_ms or 0) > 0 for event in desk.events}
     assert sorted((waits.pop("one"), waits.pop("two"))) == [False, True]
     assert waits == {"innocent": False}
-    assert pace_of(desk.install, QUEUE, 7) == Pace(QUEUE, SELDOM, 7)
+    assert desk.install.policies.pace_of(QUEUE, 7) == Pace(QUEUE, SELDOM, 7)

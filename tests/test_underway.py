@@ -16,6 +16,7 @@ from redelivery import Redelivery
 from redelivery.middleware.outbox import Outbox
 from redelivery.middleware.outcomes import Event, Outcome
 from redelivery.middleware.transports.base import Answer
+from redelivery.middleware.transports.redis_errors import is_transient
 from redelivery.middleware.underway import UnderWay
 from tests.chaos.proxy import Proxy
 from tests.desk import QUEUE, Desk
@@ -33,7 +34,7 @@ class Loop:
     def __init__(self, desk: Desk, transport: Any = None) -> None:
         self.desk, self.hub = desk, Hub()
         self.transport = desk.transport if transport is None else transport
-        self.outbox = Outbox()
+        self.outbox = Outbox(is_transient)
         self.under_way = self.outbox.under_way = UnderWay(self.transport, self.hub, self.outbox.carry_out)
         self.ended: list[str] = []
         self.answers: list[Answer] = []

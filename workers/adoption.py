@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from celery import Celery, Task
 
-    from redelivery.middleware.install import Redelivery
+    from redelivery.middleware.runtime import Runtime
     from redelivery.settings import RedeliveryPolicy
 
 __all__ = ["Adoption", "Change", "adoption_of"]
@@ -75,7 +75,7 @@ class Adoption:
     look_at: tuple[str, ...]
 
 
-def adoption_of(install: Redelivery) -> Adoption:
+def adoption_of(install: Runtime) -> Adoption:
     """What will change. Raises `ConfigurationError` where the settings themselves cannot hold."""
     app = install.app
     app.finalize(auto=True)
@@ -88,9 +88,9 @@ def adoption_of(install: Redelivery) -> Adoption:
     )
 
 
-def _change(install: Redelivery, task: Task) -> Change:
+def _change(install: Runtime, task: Task) -> Change:
     queue = _queue_of(install.app, task.name)
-    policy = install.policy_for(queue, task.name)
+    policy = install.policies.policy_for(queue, task.name)
     late, rejects = bool(task.acks_late), bool(task.reject_on_worker_lost)
     acts = install.enforces and policy.enabled
     return Change(
@@ -123,8 +123,8 @@ def _queue_of(app: Celery, name: str) -> str:
     return str(getattr(queue, "name", queue) or app.conf.task_default_queue)
 
 
-def _of_task(install: Redelivery, task: Task, policy: RedeliveryPolicy) -> Iterator[str]:
-    options, strategy = install.options_of(task.name), strategy_of(task)
+def _of_task(install: Runtime, task: Task, policy: RedeliveryPolicy) -> Iterator[str]:
+    options, strategy = install.policies.options_of(task.name), strategy_of(task)
     if strategy is not None:
         yield f"its Strategy, {strategy}, {WHY}; the books call its end unobserved"
     yield from _of_crashes(install.app, task)

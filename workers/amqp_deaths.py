@@ -32,7 +32,7 @@ from redelivery.workers.contents import Contents
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from redelivery.middleware.install import Redelivery
+    from redelivery.middleware.runtime import Runtime
     from redelivery.middleware.transports.base import Answer
     from redelivery.workers.amqp_letters import AmqpDesk
 
@@ -91,7 +91,7 @@ def _plain(written: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def death_of(install: Redelivery, desk: AmqpDesk, raw: bytes, name: str) -> Death:
+def death_of(install: Runtime, desk: AmqpDesk, raw: bytes, name: str) -> Death:
     """What is to become of a letter. Raises `RedriveError`, whose message is the reason why it stays."""
     letter = json.loads(raw)
     deaths, contents = letter[DEATHS], Contents.of(letter[MESSAGE].encode())
@@ -109,7 +109,7 @@ def death_of(install: Redelivery, desk: AmqpDesk, raw: bytes, name: str) -> Deat
     queue = contents.envelope.life_queue(real[-1]["queue"])
     if (why := Homes(desk, name).objection_to(queue)) is not None:
         raise RedriveError(why)
-    policy = install.policy_for(queue, contents.task)
+    policy = install.policies.policy_for(queue, contents.task)
     target = (policy.expiry_queue_for if reason is Reason.EXPIRED else policy.dead_letter_queue_for)(queue)
     if target is None:
         msg = f"the policy of queue {queue!r} keeps no dead letters: give it a dead_letter_queue"

@@ -31,7 +31,7 @@ from redelivery.workers.letter_walk import BATCH, BROKER_ERRORS, Walked
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from redelivery.middleware.install import Redelivery
+    from redelivery.middleware.runtime import Runtime
     from redelivery.workers.amqp_deaths import Death
     from redelivery.workers.amqp_look import Found
 
@@ -50,7 +50,7 @@ class Import(Walked):
 
 
 def import_letters(
-    install: Redelivery,
+    install: Runtime,
     name: str,
     *,
     dry_run: bool = False,
@@ -86,7 +86,7 @@ def import_letters(
 class _Walk:
     """One way through the queue."""
 
-    install: Redelivery
+    install: Runtime
     desk: AmqpDesk
     look: Look
     result: Import

@@ -24,12 +24,12 @@ from redelivery.workers.inventory import DEAD_LETTER, DELAYED, QUEUE, Inventory
 if TYPE_CHECKING:
     from kombu import Connection
 
-    from redelivery.middleware.install import Redelivery
+    from redelivery.middleware.runtime import Runtime
 
 __all__ = ["take", "unlisted"]
 
 
-def take(install: Redelivery, *, look: bool = False) -> tuple[Inventory, dict[str, int]]:
+def take(install: Runtime, *, look: bool = False) -> tuple[Inventory, dict[str, int]]:
     """Walk the broker; the inventory, and the queues that hold messages which it does not list, with their numbers."""
     other: Any = install.transport
     desk, inventory = AmqpDesk.of(other), Inventory()

@@ -18,7 +18,7 @@ from redelivery.workers.letter_watch import LetterWatch, Watched, tell
 if TYPE_CHECKING:
     from kombu import Connection
 
-    from redelivery.middleware.install import Redelivery
+    from redelivery.middleware.runtime import Runtime
 
 __all__ = ["AmqpLetterWatch"]
 
@@ -29,7 +29,7 @@ WATCHING = "redelivery.watching"
 class AmqpLetterWatch(LetterWatch):
     """Looks at the dead-letter queues twice a minute, on a connection of its own."""
 
-    def __init__(self, install: Redelivery) -> None:
+    def __init__(self, install: Runtime) -> None:
         super().__init__(install)
         self._connection: Connection | None = None
 

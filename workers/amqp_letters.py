@@ -72,6 +72,14 @@ class AmqpDesk:
         """This machine's time."""
         return self.amqp.now_ms()
 
+    def objection_to(self, queue: str) -> str | None:
+        """Why nothing may be sent to a queue of this name; None where it may."""
+        return self.amqp.objection_to(queue)
+
+    def origin_of(self, dead_letter_queue: str) -> str | None:
+        """The queue whose worker used this dead-letter queue last; None: RabbitMQ does not keep that."""
+        return self.amqp.origin_of(dead_letter_queue)
+
     def letters(self, name: str) -> AmqpLetters:
         """The letters of a queue, to be opened with `with`."""
         return AmqpLetters(self, name)

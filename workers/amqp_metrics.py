@@ -18,13 +18,13 @@ from redelivery.workers.amqp_letters import AmqpDesk
 if TYPE_CHECKING:
     from kombu import Connection
 
-    from redelivery.middleware.install import Redelivery
+    from redelivery.middleware.runtime import Runtime
     from redelivery.workers.metrics import Measured
 
 __all__ = ["look"]
 
 
-def look(install: Redelivery, found: Measured) -> None:
+def look(install: Runtime, found: Measured) -> None:
     """Ask once; a queue that is not there has no sample."""
     other: Any = install.transport
     desk = AmqpDesk.of(other)

@@ -11,18 +11,19 @@ from redelivery.workers import amqp_delayed, amqp_outcomes, dead_letters
 from redelivery.workers.amqp_inventory import unlisted
 from redelivery.workers.amqp_letters import AmqpDesk
 from redelivery.workers.redaction import seen
+from redelivery.workers.redis_transport import redis_of
 from redelivery.workers.task_life import Place
 
 if TYPE_CHECKING:
-    from redelivery.middleware.install import Redelivery
+    from redelivery.middleware.runtime import Runtime
     from redelivery.workers.task_life import TaskLife
 
 __all__ = ["read"]
 
 
-def read(install: Redelivery, life: TaskLife, most: int) -> None:
+def read(install: Runtime, life: TaskLife, most: int) -> None:
     """Add what is known; of the log, the `most` oldest messages are looked at."""
-    other: Any = install.transport
+    other: Any = redis_of(install)
     desk = AmqpDesk.of(other)
     letter_queues = dead_letters.known(install)
     with desk.amqp.connect() as connection:
@@ -35,5 +36,5 @@ def read(install: Redelivery, life: TaskLife, most: int) -> None:
     for each in amqp_delayed.of_task(desk, life.task_id):
         life.places.append(Place("delayed", each.queue, each.contents, {"due_ms": each.due_ms}))
     for name in letter_queues:
-        for letter in dead_letters.found(install.transport, name, {life.task_id}):
+        for letter in dead_letters.found(redis_of(install), name, {life.task_id}):
             life.places.append(Place("dead_letter", name, letter.contents, seen(install, letter).to_row()))

@@ -18,11 +18,12 @@ from redelivery.middleware.transports.base import Capability
 from redelivery.workers.contents import Contents
 from redelivery.workers.letter_list import letters_at
 from redelivery.workers.pages import list_pages
+from redelivery.workers.redis_transport import redis_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
 
-    from redelivery.middleware.install import Redelivery
+    from redelivery.middleware.runtime import Runtime
     from redelivery.middleware.transports.redis import RedisTransport
 
 __all__ = ["DeadLetterQueue", "Letter", "depth", "found", "known", "may_be", "newest", "required", "summaries"]
@@ -127,12 +128,12 @@ class DeadLetterQueue:
     sampled: int = 0
 
 
-def known(install: Redelivery) -> dict[str, str]:
+def known(install: Runtime) -> dict[str, str]:
     """Every dead-letter queue with its origin: those that were used, and those of the queues that this app consumes."""
-    transport = install.transport
+    transport = redis_of(install)
     names: dict[str, str] = {}
     for queue in install.app.amqp.queues:
-        target = install.policy_for(queue).dead_letter_queue_for(queue)
+        target = install.policies.policy_for(queue).dead_letter_queue_for(queue)
         if target is not None:
             names[target] = queue
     if Capability.BROWSE_LETTERS_UNMARKED in transport.capabilities:  # RabbitMQ has no place to note which were used
@@ -141,7 +142,7 @@ def known(install: Redelivery) -> dict[str, str]:
     return dict(sorted(names.items()))
 
 
-def required(install: Redelivery, name: str) -> str:
+def required(install: Runtime, name: str) -> str:
     """The name again, where there is such a dead-letter queue. Raises `InputError`, which lists those that there are."""
     names = known(install)
     if name in names:
@@ -151,9 +152,9 @@ def required(install: Redelivery, name: str) -> str:
     raise InputError(msg)
 
 
-def summaries(install: Redelivery) -> list[DeadLetterQueue]:
+def summaries(install: Runtime) -> list[DeadLetterQueue]:
     """All dead-letter queues, counted; their times and reasons come from a bounded number of letters."""
-    return [_summary(install.transport, name, origin) for name, origin in known(install).items()]
+    return [_summary(redis_of(install), name, origin) for name, origin in known(install).items()]
 
 
 def _summary(transport: RedisTransport, name: str, origin: str) -> DeadLetterQueue:

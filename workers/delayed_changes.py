@@ -17,10 +17,11 @@ from redelivery.middleware.failure import caller_of
 from redelivery.middleware.logs import log
 from redelivery.middleware.outcomes import Outcome, Reason
 from redelivery.middleware.transports.base import Answer, Capability
+from redelivery.workers.redis_transport import redis_of
 
 if TYPE_CHECKING:
-    from redelivery.middleware.install import Redelivery
     from redelivery.middleware.outcomes import Event
+    from redelivery.middleware.runtime import Runtime
     from redelivery.middleware.transports.redis import RedisTransport
     from redelivery.workers.contents import Contents
     from redelivery.workers.delayed import Delayed
@@ -40,7 +41,7 @@ def changeable(found: Delayed) -> Delayed:
     return found
 
 
-def cancel(install: Redelivery, found: Delayed) -> Answer:
+def cancel(install: Runtime, found: Delayed) -> Answer:
     """Take a message out of the delay store for good. Raises `InputError`, and what the broker does."""
     contents = changeable(found).contents
     event = contents.event(
@@ -57,7 +58,7 @@ def cancel(install: Redelivery, found: Delayed) -> Answer:
     return answer
 
 
-def reschedule(install: Redelivery, found: Delayed, *, due_ms: int | None) -> Answer:
+def reschedule(install: Runtime, found: Delayed, *, due_ms: int | None) -> Answer:
     """Have a message wait until `due_ms` (the broker's time) instead, or no longer (None); all else stays. Raises as `cancel`."""
     contents, transport = changeable(found).contents, _transport(install)
     assert contents.message is not None  # noqa: S101 - a message has been seen just above
@@ -70,18 +71,18 @@ def reschedule(install: Redelivery, found: Delayed, *, due_ms: int | None) -> An
     return answer
 
 
-def _transport(install: Redelivery) -> RedisTransport:
+def _transport(install: Runtime) -> RedisTransport:
     """The transport; on RabbitMQ the operator's desk, which has the same two moves."""
     if Capability.CANCEL_DELAYED in install.transport.capabilities:
-        return install.transport
+        return redis_of(install)
     from redelivery.workers.amqp_letters import AmqpDesk  # noqa: PLC0415 - only where the broker is RabbitMQ
 
-    other: Any = install.transport
+    other: Any = redis_of(install)
     desk: Any = AmqpDesk.of(other)
     return desk  # type: ignore[no-any-return]
 
 
-def _deferral(install: Redelivery, found: Delayed) -> Event:
+def _deferral(install: Runtime, found: Delayed) -> Event:
     contents = found.contents
     return contents.event(
         Outcome.DEFERRED,
@@ -94,7 +95,7 @@ def _deferral(install: Redelivery, found: Delayed) -> Event:
     )
 
 
-def _tell_caller(install: Redelivery, contents: Contents) -> None:
+def _tell_caller(install: Runtime, contents: Contents) -> None:
     """Store for the caller (`AsyncResult`) that the task was revoked, as Celery stores it; a chord counts its member."""
     headers, body = contents.headers, contents.body()
     embed: Any = body[2] if isinstance(body, list) and len(body) == 3 and isinstance(body[2], dict) else {}  # noqa: PLR2004

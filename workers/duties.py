@@ -16,12 +16,13 @@ from redelivery.workers.letter_watch import LetterWatch
 from redelivery.workers.log_keeper import LogKeeper
 from redelivery.workers.queue_keeper import QueueKeeper
 from redelivery.workers.recoverer import Recoverer
+from redelivery.workers.redis_transport import redis_of
 from redelivery.workers.retention import Retention
 
 if TYPE_CHECKING:
     from celery.worker.consumer import Consumer
 
-    from redelivery.middleware.install import Redelivery
+    from redelivery.middleware.runtime import Runtime
     from redelivery.workers.duty import Duty
 
 __all__ = ["Duties"]
@@ -54,7 +55,7 @@ class Duties(bootsteps.StartStopStep):
         self._duties = ()
 
 
-def duties_of(install: Redelivery) -> tuple[Duty, ...]:
+def duties_of(install: Runtime) -> tuple[Duty, ...]:
     """The duties of a worker, in the order in which they begin; where nothing is enforced, the outcome log alone.
 
     Where the broker itself keeps leases, delays and bounds, there are the watch over the dead letters and the export.
@@ -62,15 +63,15 @@ def duties_of(install: Redelivery) -> tuple[Duty, ...]:
     settings = install.settings
     exporters: tuple[Duty, ...] = ()
     if settings.outcome_export is not None and Capability.OUTCOME_LOG in install.transport.capabilities:
-        exporter = exporter_of(install.transport)
-        exporters = (exporter(install.transport, settings.outcome_export, every=settings.outcome_export_every),)
+        exporter = exporter_of(redis_of(install))
+        exporters = (exporter(redis_of(install), settings.outcome_export, every=settings.outcome_export_every),)
     if not install.has_leases:
         watches = (AmqpLetterWatch(install),) if install.enforces and kind_of(install.app) == "amqp" else ()
         return (*watches, *exporters)
-    log_keeper: tuple[Duty, ...] = (LogKeeper(install.transport, settings.outcome_log_max_bytes), *exporters)
+    log_keeper: tuple[Duty, ...] = (LogKeeper(redis_of(install), settings.outcome_log_max_bytes), *exporters)
     if not install.enforces:
         return log_keeper
     recoverer = Recoverer(install)
-    dispatchers = (Dispatcher(install.transport),) if settings.dispatcher else ()
+    dispatchers = (Dispatcher(redis_of(install)),) if settings.dispatcher else ()
     keepers = QueueKeeper(install), Retention(install), LetterWatch(install)
     return Lease(install, recoverer.wake), recoverer, *dispatchers, *keepers, *log_keeper

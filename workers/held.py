@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from redelivery.middleware.keys import split_unacked
 from redelivery.workers.pages import hash_pages
+from redelivery.workers.redis_transport import redis_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from redelivery.middleware.install import Redelivery
+    from redelivery.middleware.runtime import Runtime
 
 __all__ = ["PLAIN_WORKER", "HeldMessage", "bindings", "held_pages"]
 
@@ -33,9 +34,9 @@ class HeldMessage:
     owner: str
 
 
-def held_pages(install: Redelivery) -> Iterator[tuple[int, list[HeldMessage]]]:
+def held_pages(install: Runtime) -> Iterator[tuple[int, list[HeldMessage]]]:
     """What is held, in no order, each page with the server's time (ms) of its reading."""
-    client, keys = install.transport.client, install.transport.keys
+    client, keys = redis_of(install).client, redis_of(install).keys
     leases: Any = client.hkeys(keys.leases)
     abouts: Any = client.hgetall(keys.owners)
     living = {token: _name(abouts.get(token)) or token.decode() for token in leases}
@@ -44,9 +45,9 @@ def held_pages(install: Redelivery) -> Iterator[tuple[int, list[HeldMessage]]]:
         yield now, [held for tag, value in page.items() if (held := _held(tag, value, living, routes)) is not None]
 
 
-def bindings(install: Redelivery) -> dict[tuple[str, str], str]:
+def bindings(install: Runtime) -> dict[tuple[str, str], str]:
     """(exchange, routing key) → queue, from kombu's tables for the exchanges that the app knows."""
-    client, keys, found = install.transport.client, install.transport.keys, {}
+    client, keys, found = redis_of(install).client, redis_of(install).keys, {}
     for exchange in {queue.exchange.name for queue in install.app.amqp.queues.values() if queue.exchange is not None}:
         members: Any = client.smembers(keys.bindings(exchange))
         for member in members:

@@ -27,11 +27,12 @@ from redelivery.workers.contents import Contents
 from redelivery.workers.dead_letters import Letter
 from redelivery.workers.held import bindings, held_pages
 from redelivery.workers.pages import hash_pages, list_pages
+from redelivery.workers.redis_transport import redis_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from redelivery.middleware.install import Redelivery
+    from redelivery.middleware.runtime import Runtime
 
 __all__ = ["Inventory", "take"]
 
@@ -101,7 +102,7 @@ class Inventory:
         return counts
 
 
-def take(install: Redelivery) -> Inventory:
+def take(install: Runtime) -> Inventory:
     """Walk the broker. Raises whatever redis-py raises, `BrokerError` and `BrokerUnavailable`."""
     walk = _Walk(install)
     began_ms = install.transport.now_ms()
@@ -119,10 +120,10 @@ def take(install: Redelivery) -> Inventory:
 class _Walk:
     """One walk; each place is read in pages."""
 
-    def __init__(self, install: Redelivery) -> None:
+    def __init__(self, install: Runtime) -> None:
         self.inventory = Inventory()
         self._install = install
-        self._client, self._keys = install.transport.client, install.transport.keys
+        self._client, self._keys = redis_of(install).client, redis_of(install).keys
         self._dead_letter_queues: list[str] = sorted(dead_letters.known(install))
         names = {*install.app.amqp.queues, *bindings(install).values(), *map(self._keys.queue_of, self._destinations())}
         self._queues = sorted(names - {"", *self._dead_letter_queues})
@@ -194,9 +195,9 @@ def _place_after(event: Event) -> str | None:
     return DELAYED if event.delay_ms else QUEUE
 
 
-def _events_since(install: Redelivery, began_ms: int) -> Iterable[Event]:
+def _events_since(install: Runtime, began_ms: int) -> Iterable[Event]:
     """What was recorded from then to now, the oldest first."""
-    client, stream = install.transport.client, install.transport.keys.outcomes
+    client, stream = redis_of(install).client, redis_of(install).keys.outcomes
     until_ms, start = install.transport.now_ms(), f"{began_ms}-0"
     while True:
         entries: Any = client.xrange(stream, start, str(until_ms), count=EVENTS)

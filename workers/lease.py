@@ -16,11 +16,12 @@ from redis.exceptions import ResponseError
 from redelivery.middleware.logs import log
 from redelivery.workers.duty import Duty
 from redelivery.workers.recoverer import name_of
+from redelivery.workers.redis_transport import redis_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from redelivery.middleware.install import Redelivery
+    from redelivery.middleware.runtime import Runtime
 
 __all__ = ["Lease"]
 
@@ -35,7 +36,7 @@ class Lease(Duty):
 
     title = "lease"
 
-    def __init__(self, install: Redelivery, on_fenced: Callable[[], None]) -> None:
+    def __init__(self, install: Runtime, on_fenced: Callable[[], None]) -> None:
         super().__init__(min(EVERY, install.settings.lease / 8))
         self._install = install
         self._on_fenced = on_fenced
@@ -59,7 +60,7 @@ class Lease(Duty):
         """Renew once, look once, fence who is dead. Raises whatever the broker does."""
         owner = self._install.owner
         token = owner.token
-        if not self._install.transport.renew(token):
+        if not redis_of(self._install).renew(token):
             log.warning("owner.fenced", worker=owner.worker, why="its lease was not renewed in time, or the broker lost it")
             owner.begin(token)
         self._watch(owner.token.encode())
@@ -70,12 +71,12 @@ class Lease(Duty):
         """Refresh what keeps plain workers away; a server that refuses is asked again in an hour, of the day that there is."""
         self._refreshed = time.monotonic()
         try:
-            self._install.transport.extend(tags, HELD_FOR)
+            redis_of(self._install).extend(tags, HELD_FOR)
         except ResponseError as exc:  # no reason to start the watch anew: then nobody would be fenced
             log.warning("lease.not_extended", error=str(exc), held=len(tags))
 
     def _watch(self, own: bytes) -> None:
-        transport = self._install.transport
+        transport = redis_of(self._install)
         run_id = transport.client.info("server")["run_id"]
         if run_id != self._run_id:
             self._seen.clear()

@@ -18,16 +18,17 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from redelivery.errors import InputError
-from redelivery.middleware.departure import milliseconds
 from redelivery.middleware.envelope import HEADER, iso, sealed
+from redelivery.middleware.lifetime import milliseconds
 from redelivery.middleware.transports.base import Answer
 from redelivery.workers import dead_letters, delayed
 from redelivery.workers.recoverer import Recoverer, name_of
+from redelivery.workers.redis_transport import redis_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from redelivery.middleware.install import Redelivery
+    from redelivery.middleware.runtime import Runtime
     from redelivery.workers.delayed import Delayed
 
 __all__ = ["Leaving", "leave"]
@@ -65,7 +66,7 @@ class Leaving:
         }
 
 
-def leave(install: Redelivery, *, dry_run: bool = False, on_progress: Callable[[Leaving], None] = lambda _: None) -> Leaving:
+def leave(install: Runtime, *, dry_run: bool = False, on_progress: Callable[[Leaving], None] = lambda _: None) -> Leaving:
     """Hand everything back. Raises `InputError` while workers of ours run, and what the broker does."""
     result = Leaving(dry_run=dry_run)
     dead = _dead_owners(install)
@@ -73,16 +74,16 @@ def leave(install: Redelivery, *, dry_run: bool = False, on_progress: Callable[[
     if not dry_run:
         _recover(install, dead)
     _hand_back(install, result, on_progress)
-    transport = install.transport
+    transport = redis_of(install)
     result.dead_letters = {each.name: each.letters for each in dead_letters.summaries(install) if each.letters}
     result.held = int(transport.client.hlen(transport.keys.unacked))
     result.events = int(transport.client.xlen(transport.keys.outcomes))
     return result
 
 
-def _dead_owners(install: Redelivery) -> dict[str, str]:
+def _dead_owners(install: Runtime) -> dict[str, str]:
     """The owners whose leases stand still: token → worker. Raises `InputError` where one is renewed."""
-    transport = install.transport
+    transport = redis_of(install)
     before = _leases(install)
     began = time.monotonic()
     while before and time.monotonic() - began < install.settings.lease:
@@ -95,31 +96,31 @@ def _dead_owners(install: Redelivery) -> dict[str, str]:
     return {token: name_of(transport, token) for token in before}
 
 
-def _leases(install: Redelivery) -> dict[str, bytes]:
-    found: Any = install.transport.client.hgetall(install.transport.keys.leases)
+def _leases(install: Runtime) -> dict[str, bytes]:
+    found: Any = redis_of(install).client.hgetall(redis_of(install).keys.leases)
     return {token.decode(): counter for token, counter in found.items()}
 
 
-def _recover(install: Redelivery, dead: dict[str, str]) -> None:
-    transport, counters = install.transport, _leases(install)
+def _recover(install: Runtime, dead: dict[str, str]) -> None:
+    transport, counters = redis_of(install), _leases(install)
     for token in dead:
         if token in counters:
             transport.fence(token, counters[token])
     Recoverer(install).step()
 
 
-def _hand_back(install: Redelivery, result: Leaving, on_progress: Callable[[Leaving], None]) -> None:
-    for name in delayed.lists(install.transport):
+def _hand_back(install: Runtime, result: Leaving, on_progress: Callable[[Leaving], None]) -> None:
+    for name in delayed.lists(redis_of(install)):
         staying = 0
         while True:
-            count, found = delayed.page_of(install.transport, name, staying, PAGE)
+            count, found = delayed.page_of(redis_of(install), name, staying, PAGE)
             if not count:
                 break
             staying += count - sum(_give(install, each, result) for each in found)
             on_progress(result)
 
 
-def _give(install: Redelivery, each: Delayed, result: Leaving) -> bool:
+def _give(install: Runtime, each: Delayed, result: Leaving) -> bool:
     """Whether the message has left the store."""
     contents, envelope = each.contents, each.contents.envelope
     if contents.message is None or envelope.undelivered is not None or envelope.is_letter:
@@ -134,7 +135,7 @@ def _give(install: Redelivery, each: Delayed, result: Leaving) -> bool:
     if result.dry_run:
         result.handed_back[each.queue] += 1
         return False
-    answer = install.transport.hand_back(each.list_name, each.ident, sealed({**contents.message, "headers": headers}))
+    answer = redis_of(install).hand_back(each.list_name, each.ident, sealed({**contents.message, "headers": headers}))
     if answer is Answer.DONE:
         result.handed_back[each.queue] += 1
     return True

@@ -29,7 +29,7 @@ from redelivery.workers.private_files import private_folder, private_opener
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from redelivery.middleware.install import Redelivery
+    from redelivery.middleware.runtime import Runtime
     from redelivery.middleware.transports.redis import RedisTransport
 
 __all__ = ["COLUMNS", "Exported", "archive", "archive_raw", "export_letters", "row_of"]
@@ -90,7 +90,7 @@ def archive(letters: Sequence[Letter], uri: str, name: str, *, now_ms: int, why:
     return f"{folder}/{file}.parquet"
 
 
-def archive_raw(install: Redelivery, raw: bytes, *, why: str) -> str:
+def archive_raw(install: Runtime, raw: bytes, *, why: str) -> str:
     """Write one letter to the app's archive. Raises `ConfigurationError` where it has none."""
     uri = install.settings.dead_letter_archive
     if uri is None:

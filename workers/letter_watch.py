@@ -21,9 +21,10 @@ from redelivery.middleware.logs import log
 from redelivery.workers import dead_letters
 from redelivery.workers.dead_letters import Letter
 from redelivery.workers.duty import Duty
+from redelivery.workers.redis_transport import redis_of
 
 if TYPE_CHECKING:
-    from redelivery.middleware.install import Redelivery
+    from redelivery.middleware.runtime import Runtime
 
 __all__ = ["LetterWatch", "Watched", "tell"]
 
@@ -66,7 +67,7 @@ class LetterWatch(Duty):
     title = "letters"
     begins_at_once = True
 
-    def __init__(self, install: Redelivery) -> None:
+    def __init__(self, install: Runtime) -> None:
         super().__init__(EVERY)
         self._install = install
         self._token = uuid.uuid4().hex
@@ -74,7 +75,7 @@ class LetterWatch(Duty):
 
     def leads(self) -> bool:
         """One worker watches, by a lease on the broker; what another one has seen meanwhile is not known here."""
-        leads = self._install.transport.watch_letters(self._token, LEAD)
+        leads = redis_of(self._install).watch_letters(self._token, LEAD)
         if not leads:
             self._watched.clear()
         return leads
@@ -89,7 +90,7 @@ class LetterWatch(Duty):
 
     def step(self) -> None:
         """Look once at every dead-letter queue. Raises whatever the broker does."""
-        transport = self._install.transport
+        transport = redis_of(self._install)
         names = list(dead_letters.known(self._install))
         with transport.client.pipeline(transaction=False) as pipe:
             for name in names:

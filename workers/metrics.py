@@ -18,11 +18,12 @@ from redelivery.middleware.transports.base import Capability
 from redelivery.workers import dead_letters
 from redelivery.workers.dead_letters import Letter
 from redelivery.workers.living import Living
+from redelivery.workers.redis_transport import redis_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from redelivery.middleware.install import Redelivery
+    from redelivery.middleware.runtime import Runtime
 
 __all__ = ["METRICS", "Family", "Kind", "Measured", "Sample", "measured"]
 
@@ -98,7 +99,7 @@ class Measured:
         return [Family(name, *METRICS[name], self._samples[name]) for name in METRICS if name in self._samples]
 
 
-def measured(install: Redelivery, living: Living | None = None) -> list[Family]:
+def measured(install: Runtime, living: Living | None = None) -> list[Family]:
     """Look once. Raises whatever the broker does.
 
     `living` remembers the workers of the looks before; without it every worker with a lease counts as living.
@@ -115,9 +116,9 @@ def measured(install: Redelivery, living: Living | None = None) -> list[Family]:
     return found.families
 
 
-def _look(install: Redelivery, found: Measured) -> None:
+def _look(install: Runtime, found: Measured) -> None:
     """Look at Redis."""
-    client, keys = install.transport.client, install.transport.keys
+    client, keys = redis_of(install).client, redis_of(install).keys
     letter_queues = dead_letters.known(install)
     destinations: Any = client.zrange(keys.destinations, 0, -1, withscores=True)
     next_due = {name.decode(errors="replace"): float(due_ms) for name, due_ms in destinations}
@@ -156,8 +157,8 @@ def _add_delayed(found: Measured, lists: Iterable[tuple[str, int, float]], now_m
         found.add("overdue_seconds", overdue[queue], queue=queue)
 
 
-def _look_at_workers_and_log(install: Redelivery, living: Living, found: Measured) -> None:
-    client, keys = install.transport.client, install.transport.keys
+def _look_at_workers_and_log(install: Runtime, living: Living, found: Measured) -> None:
+    client, keys = redis_of(install).client, redis_of(install).keys
     with client.pipeline(transaction=False) as pipe:
         pipe.hlen(keys.unacked)
         pipe.hgetall(keys.leases)

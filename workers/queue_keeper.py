@@ -19,18 +19,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from redelivery.errors import EnvelopeError
-from redelivery.middleware.departure import milliseconds
 from redelivery.middleware.envelope import Envelope, opened
 from redelivery.middleware.eviction import alarm, announce_eviction, evict_oldest, evicted
-from redelivery.middleware.lifetime import PUBLISHED, expiry_ms
+from redelivery.middleware.lifetime import PUBLISHED, expiry_ms, milliseconds
 from redelivery.middleware.logs import log
 from redelivery.middleware.outcomes import Reason
 from redelivery.middleware.scripts import Script
 from redelivery.settings import DEFAULT_QUEUE
 from redelivery.workers.duty import Duty
+from redelivery.workers.redis_transport import redis_of
 
 if TYPE_CHECKING:
-    from redelivery.middleware.install import Redelivery
+    from redelivery.middleware.runtime import Runtime
     from redelivery.settings import RedeliveryPolicy
 
 __all__ = ["QueueKeeper"]
@@ -47,7 +47,7 @@ class QueueKeeper(Duty):
 
     title = "queues"
 
-    def __init__(self, install: Redelivery) -> None:
+    def __init__(self, install: Runtime) -> None:
         super().__init__(EVERY)
         self._install = install
         self._quiet: dict[str, int] = {}
@@ -65,7 +65,7 @@ class QueueKeeper(Duty):
         """Look once. Raises whatever the broker does."""
         queues = self._install.app.amqp.queues
         self._quiet = {queue: looks - 1 for queue, looks in self._quiet.items() if looks > 1}
-        policies = {queue: self._install.policy_for(queue) for queue in list(queues)}
+        policies = {queue: self._install.policies.policy_for(queue) for queue in list(queues)}
         kept = {
             policy.dead_letter_queue_for(queue) for queue, policy in policies.items() if policy.dead_letter_queue == DEFAULT_QUEUE
         }
@@ -80,7 +80,7 @@ class QueueKeeper(Duty):
                 self._forget_empty(queue, policy)
 
     def _keep_within(self, queue: str, policy: RedeliveryPolicy, most: int) -> None:
-        transport = self._install.transport
+        transport = redis_of(self._install)
         if policy.overflow == "refuse_publish":
             length = sum(int(transport.client.llen(transport.keys.list(name))) for name in transport.keys.list_names(queue))
             if length > most and self._may_say(queue):
@@ -91,7 +91,7 @@ class QueueKeeper(Duty):
 
     def _end_expired(self, queue: str) -> None:
         """Let the messages at the head of each of the queue's lists die whose time is over."""
-        client, keys = self._install.transport.client, self._install.transport.keys
+        client, keys = redis_of(self._install).client, redis_of(self._install).keys
         for place, name in enumerate(keys.list_names(queue), start=5):  # the lists' places among the script's keys
             raw: Any = client.lindex(keys.list(name), -1)
             if raw is not None and self._is_expired(queue, raw):
@@ -107,7 +107,7 @@ class QueueKeeper(Duty):
         envelope = Envelope.of(headers)
         if envelope.undelivered is not None or (PUBLISHED not in headers and envelope.first_seen_ms is None):
             return False
-        policy = self._install.policy_for(queue, str(headers.get("task")))
+        policy = self._install.policies.policy_for(queue, str(headers.get("task")))
         expires_ms = milliseconds(headers.get("expires"), self._install.app)
         ends_ms = expiry_ms(headers, message["properties"], envelope, policy, seen_ms=now_ms, expires_ms=expires_ms)
         return ends_ms is not None and ends_ms <= now_ms
@@ -122,7 +122,7 @@ class QueueKeeper(Duty):
         known: tuple[int, bytes] | None = None,
     ) -> None:
         """Evict the oldest messages, one by one, while there are any to evict."""
-        transport, count = self._install.transport, 0
+        transport, count = redis_of(self._install), 0
         while count < MOST and not self._stopped.is_set():
             eviction = None
             if known is not None:
@@ -147,7 +147,7 @@ class QueueKeeper(Duty):
 
     def _forget_empty(self, queue: str, policy: RedeliveryPolicy) -> None:
         """Redis removes an empty list itself; what is left of a dead-letter queue is our note of it."""
-        transport = self._install.transport
+        transport = redis_of(self._install)
         for target in {policy.dead_letter_queue_for(queue), policy.expiry_queue_for(queue)} - {None}:
             names = [transport.keys.dead_letter_queues, *map(transport.keys.list, transport.keys.list_names(str(target)))]
             if int(self._forget(transport.client, names, [target])):

@@ -14,13 +14,13 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from redelivery.middleware.logs import log
-from redelivery.middleware.outbox import is_not_now
 from redelivery.middleware.recovery import recover
 from redelivery.middleware.transports.base import Answer
 from redelivery.workers.duty import Duty
+from redelivery.workers.redis_transport import redis_of
 
 if TYPE_CHECKING:
-    from redelivery.middleware.install import Redelivery
+    from redelivery.middleware.runtime import Runtime
     from redelivery.middleware.transports.redis import RedisTransport
 
 __all__ = ["Recoverer", "name_of"]
@@ -36,7 +36,7 @@ class Recoverer(Duty):
 
     title = "recoverer"
 
-    def __init__(self, install: Redelivery) -> None:
+    def __init__(self, install: Runtime) -> None:
         super().__init__(EVERY)
         self._install = install
         self._woken = threading.Event()
@@ -67,7 +67,7 @@ class Recoverer(Duty):
 
     def step(self) -> None:
         """Recover whoever is to be recovered. Raises what the broker does where it is away."""
-        transport = self._install.transport
+        transport = redis_of(self._install)
         fenced: Any = transport.client.hkeys(transport.keys.recovering)
         tokens = [token.decode() for token in fenced]
         self._pauses = {token: pause for token, pause in self._pauses.items() if token in tokens}
@@ -76,7 +76,7 @@ class Recoverer(Duty):
                 self._recover(token)
 
     def _recover(self, token: str) -> None:
-        transport, given_back, failed = self._install.transport, 0, 0
+        transport, given_back, failed = redis_of(self._install), 0, 0
         worker, now_ms = name_of(transport, token), transport.now_ms()
         newest_first = sorted(transport.held_by(token), key=lambda each: int(each.tag.rpartition(":")[2]), reverse=True)
         for at in range(0, len(newest_first), PAGE):
@@ -87,7 +87,7 @@ class Recoverer(Duty):
                 try:
                     answer = recover(self._install, held, started=started, worker=worker, now_ms=now_ms)
                 except Exception as exc:
-                    if is_not_now(exc):
+                    if self._install.transport.is_transient(exc):
                         raise
                     failed += 1
                     error = f"{type(exc).__name__}: {exc}"

@@ -16,7 +16,7 @@ from redelivery.middleware.logs import HIDDEN
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from redelivery.middleware.install import Redelivery
+    from redelivery.middleware.runtime import Runtime
     from redelivery.workers.dead_letters import Letter
 
 __all__ = ["redacted", "seen"]
@@ -35,7 +35,7 @@ DEATH = frozenset(
 _CLASS = re.compile(r"[\w.<>]{1,256}")
 
 
-def seen(install: Redelivery, letter: Letter) -> Letter:
+def seen(install: Runtime, letter: Letter) -> Letter:
     """The letter as this app's operators see it."""
     return redacted(letter) if install.settings.redact else letter
 

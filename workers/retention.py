@@ -26,9 +26,10 @@ from redelivery.workers.dead_letters import Letter
 from redelivery.workers.duty import Duty
 from redelivery.workers.letter_archive import archive
 from redelivery.workers.purge import purged
+from redelivery.workers.redis_transport import redis_of
 
 if TYPE_CHECKING:
-    from redelivery.middleware.install import Redelivery
+    from redelivery.middleware.runtime import Runtime
 
 __all__ = ["Retention"]
 
@@ -54,7 +55,7 @@ class Retention(Duty):
     title = "retention"
     begins_at_once = True
 
-    def __init__(self, install: Redelivery) -> None:
+    def __init__(self, install: Runtime) -> None:
         super().__init__(EVERY)
         self._install = install
         self._token = uuid.uuid4().hex
@@ -73,7 +74,7 @@ class Retention(Duty):
 
     def leads(self) -> bool:
         """One worker keeps the letters, by a lease on the broker."""
-        return self._install.transport.keep_letters(self._token, LEAD)
+        return redis_of(self._install).keep_letters(self._token, LEAD)
 
     def unanswered(self, exc: Exception) -> None:
         """It looks again in half a minute."""
@@ -103,15 +104,15 @@ class Retention(Duty):
         for name, origin in dead_letters.known(install).items():
             users[name] = {origin}
         for queue in install.app.amqp.queues:
-            target = install.policy_for(queue).dead_letter_queue_for(queue)
+            target = install.policies.policy_for(queue).dead_letter_queue_for(queue)
             if target is not None:
                 users.setdefault(target, set()).add(queue)
         found = {}
         for name, origins in users.items():
-            caps = [install.policy_for(origin).max_dead_letters for origin in origins]
+            caps = [install.policies.policy_for(origin).max_dead_letters for origin in origins]
             known = [each for each in caps if each is not None]
             most = max(known) if known and len(known) == len(caps) else None
-            lifetimes = {origin: install.policy_for(origin).dead_letter_time_to_live for origin in origins}
+            lifetimes = {origin: install.policies.policy_for(origin).dead_letter_time_to_live for origin in origins}
             found[name] = Rule(most, lifetimes)
         return found
 
@@ -119,7 +120,7 @@ class Retention(Duty):
         """Purge what is older than its queue keeps it."""
         if not any(rule.lifetimes.values()):
             return 0
-        transport, staying, gone = self._install.transport, 0, 0
+        transport, staying, gone = redis_of(self._install), 0, 0
         now_ms, key = transport.now_ms(), transport.keys.list(name)
         while not self._stopped.is_set():
             page: Any = transport.client.lrange(key, -(staying + BATCH), -(staying + 1))
@@ -137,13 +138,13 @@ class Retention(Duty):
             return False
         queue = letter.queue
         if queue not in rule.lifetimes:
-            rule.lifetimes[queue] = self._install.policy_for(queue).dead_letter_time_to_live
+            rule.lifetimes[queue] = self._install.policies.policy_for(queue).dead_letter_time_to_live
         lifetime = rule.lifetimes[queue]
         return lifetime is not None and letter.died_ms + lifetime * 1000 <= now_ms
 
     def _beyond(self, name: str, rule: Rule) -> int:
         """Purge the oldest of what is too much."""
-        transport, gone = self._install.transport, 0
+        transport, gone = redis_of(self._install), 0
         key = transport.keys.list(name)
         while rule.most is not None and not self._stopped.is_set():
             excess = int(transport.client.llen(key)) - rule.most
@@ -159,7 +160,7 @@ class Retention(Duty):
     def _purge(self, name: str, letters: list[Letter], reason: Reason, *, down_to: int | None = None) -> int:
         if not letters:
             return 0
-        uri, transport = self._install.settings.dead_letter_archive, self._install.transport
+        uri, transport = self._install.settings.dead_letter_archive, redis_of(self._install)
         if uri is None:
             self._quiet -= 1
             if self._quiet < 0:

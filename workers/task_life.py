@@ -19,11 +19,12 @@ from redelivery.workers.dead_letters import Letter, may_be
 from redelivery.workers.held import held_pages
 from redelivery.workers.pages import list_pages
 from redelivery.workers.redaction import seen
+from redelivery.workers.redis_transport import redis_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from redelivery.middleware.install import Redelivery
+    from redelivery.middleware.runtime import Runtime
 
 __all__ = ["Place", "TaskLife", "life_of"]
 
@@ -63,7 +64,7 @@ class TaskLife:
         return next((queue for queue in queues if queue), "")
 
 
-def life_of(install: Redelivery, task_id: str, *, most: int) -> TaskLife:
+def life_of(install: Runtime, task_id: str, *, most: int) -> TaskLife:
     """Everything about one task; looks at `most` events and `most` messages of each list at the most.
 
     Raises whatever redis-py raises.
@@ -75,11 +76,11 @@ def life_of(install: Redelivery, task_id: str, *, most: int) -> TaskLife:
         read(install, life, most)
         return life
     _read_log(install, life, most)
-    for each in delayed.of_task(install.transport, task_id):
+    for each in delayed.of_task(redis_of(install), task_id):
         life.places.append(Place("delayed", each.queue, each.contents, {"due_ms": each.due_ms}))
     letter_queues = dead_letters.known(install)
     for queue in sorted({*install.app.amqp.queues, *letter_queues.values()} - set(letter_queues)):
-        for name in install.transport.keys.list_names(queue):
+        for name in redis_of(install).keys.list_names(queue):
             life.places += [Place("queue", queue, contents) for contents in _matching(install, life, name, most)]
     _read_held(install, life, most)
     for name in letter_queues:
@@ -89,9 +90,9 @@ def life_of(install: Redelivery, task_id: str, *, most: int) -> TaskLife:
     return life
 
 
-def _matching(install: Redelivery, life: TaskLife, name: str, most: int) -> Iterator[Contents]:
+def _matching(install: Runtime, life: TaskLife, name: str, most: int) -> Iterator[Contents]:
     """The task's messages in a list."""
-    client, key, looked = install.transport.client, install.transport.keys.list(name), 0
+    client, key, looked = redis_of(install).client, redis_of(install).keys.list(name), 0
     for _, page in list_pages(client, key):
         for raw in page:
             if (contents := _of_task(raw, life.task_id)) is not None:
@@ -102,7 +103,7 @@ def _matching(install: Redelivery, life: TaskLife, name: str, most: int) -> Iter
             return
 
 
-def _read_held(install: Redelivery, life: TaskLife, most: int) -> None:
+def _read_held(install: Runtime, life: TaskLife, most: int) -> None:
     """The task's messages that workers hold."""
     looked = 0
     for _, page in held_pages(install):
@@ -122,9 +123,9 @@ def _of_task(raw: bytes, task_id: str) -> Contents | None:
     return contents if contents.task_id == task_id else None
 
 
-def _read_log(install: Redelivery, life: TaskLife, most: int) -> None:
+def _read_log(install: Runtime, life: TaskLife, most: int) -> None:
     """The task's events, the oldest first, from a log that is read from its newest entry back."""
-    client, stream = install.transport.client, install.transport.keys.outcomes
+    client, stream = redis_of(install).client, redis_of(install).keys.outcomes
     sought, end, looked = life.task_id.encode("utf-8", "replace"), "+", 0
     while looked < most:
         entries: Any = client.xrevrange(stream, end, "-", count=min(ENTRIES, most - looked))

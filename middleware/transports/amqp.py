@@ -11,6 +11,7 @@ broker's clock is nobody's to read.
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 
 from kombu.exceptions import OperationalError
@@ -23,6 +24,7 @@ from redelivery.middleware.outcomes import Outcome
 from redelivery.middleware.transports.amqp_claim import ChannelClaim
 from redelivery.middleware.transports.amqp_messages import message_of
 from redelivery.middleware.transports.amqp_names import AmqpNames
+from redelivery.middleware.transports.amqp_policies import warn_of_bypasses, warn_of_policies
 from redelivery.middleware.transports.amqp_publisher import Move, Publisher
 from redelivery.middleware.transports.amqp_starts import Starts, start_of
 from redelivery.middleware.transports.amqp_topology import (
@@ -36,10 +38,11 @@ from redelivery.middleware.transports.amqp_topology import (
 )
 from redelivery.middleware.transports.amqp_waiting import waiting
 from redelivery.middleware.transports.base import Answer, Capability
+from redelivery.middleware.transports.claim import WithoutLeases
 from redelivery.settings.general import GeneralSettings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from celery import Celery
     from celery.worker.consumer import Consumer
@@ -55,7 +58,7 @@ DEFAULT_MAX_BYTES = GeneralSettings().outcome_log_max_bytes
 LONGEST_LOOK = 30.0
 
 
-class AmqpTransport:
+class AmqpTransport(WithoutLeases):
     """The transitions; safe to call from any thread."""
 
     capabilities = frozenset(
@@ -150,7 +153,7 @@ class AmqpTransport:
         Where nothing is left to wait it goes straight back to its queue, behind all others; a redriven one to where it was first
         published to. One of 2**28 seconds (eight years and a half) or more waits in parts (`amqp_waiting`).
         """
-        now_ms = ChannelClaim.now_ms()
+        now_ms = self.now_ms()
         wait_ms = (due_ms - now_ms if due_ms is not None else delay_ms) or 0
         queue = self.keys.queue_of(list_name)
         waits = waiting(self.keys, queue, message, wait_ms)
@@ -190,7 +193,7 @@ class AmqpTransport:
             self._starts.note(name)
         return Answer.DONE if self.claim is None or held is not None or self.claim.holds(tag) else Answer.REFUSED
 
-    def started(self, held: Held) -> str | None:
+    def recorded_start(self, held: Held) -> str | None:
         """What is recorded of the start of a message that is handed over again: the start's name, or None."""
         self._begun[held.tag] = name = start_of(opened(held.raw)["headers"])
         return name if self._starts.has(name) else None
@@ -203,9 +206,15 @@ class AmqpTransport:
 
     def now_ms(self) -> int:
         """This machine's time: RabbitMQ tells nobody its own."""
-        return ChannelClaim.now_ms()
+        return time.time_ns() // 1_000_000
 
     # what is there
+
+    def warn(self, queues: Sequence[str], letters: Iterable[str], management_url: str | None) -> None:
+        """Say where queues' declarations, or policies, let the broker end messages by itself."""
+        warn_of_bypasses(self.app, queues)
+        if management_url is not None:
+            warn_of_policies(management_url, self.app, queues, letters, self.keys)
 
     def has_queue(self, name: str) -> bool:
         """Whether the broker has this queue."""

@@ -13,6 +13,7 @@ A worker's channel acknowledges many deliveries at once (`amqp_settled`), and ca
 
 from __future__ import annotations
 
+import time
 import uuid
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,6 @@ from kombu.transport import pyamqp
 from redelivery.middleware.envelope import ANNOUNCED
 from redelivery.middleware.lifetime import PUBLISHED, is_dated
 from redelivery.middleware.logs import log
-from redelivery.middleware.transports.amqp_claim import ChannelClaim
 from redelivery.middleware.transports.amqp_events import Numbering, packed
 from redelivery.middleware.transports.amqp_messages import EXPIRATION, PERSISTENT
 from redelivery.middleware.transports.amqp_names import AmqpNames
@@ -164,7 +164,7 @@ class Channel(Windowed):
         if expiration is not None:
             headers[EXPIRATION] = expiration
         if PUBLISHED not in headers and (expiration is not None or is_dated(headers) or self._is_bounded(exchange, event)):
-            headers[PUBLISHED] = ChannelClaim.now_ms()
+            headers[PUBLISHED] = time.time_ns() // 1_000_000
         if not exchange and not {"CC", "BCC"} & headers.keys():  # a copy goes to queues that nobody here knows
             self._declare_once()
             headers[ANNOUNCED] = 1
@@ -183,7 +183,7 @@ class Channel(Windowed):
         if install is None:
             return False
         queues = [event.queue] if not exchange else install.app.amqp.queues
-        return any(install.bounds_of(queue, event.task) is not None for queue in queues)
+        return any(install.policies.bounds_of(queue, event.task) is not None for queue in queues)
 
     def _declare_once(self) -> None:
         """Once for each connection: an exchange that is missing would close the channel."""

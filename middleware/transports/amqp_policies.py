@@ -20,13 +20,18 @@ from urllib.parse import quote, unquote, urlsplit
 from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 from redelivery.errors import BrokerError
+from redelivery.middleware.logs import log
+from redelivery.middleware.transports.amqp_names import BITS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
+    from celery import Celery
     from kombu import Connection
 
-__all__ = ["Policy", "ending_policies"]
+    from redelivery.middleware.transports.amqp_names import AmqpNames
+
+__all__ = ["Policy", "ending_policies", "warn_of_bypasses", "warn_of_policies"]
 
 #: Definitions by which a broker ends messages itself.
 ENDING = ("dead-letter-exchange", "message-ttl", "expires", "max-length", "max-length-bytes", "delivery-limit")
@@ -37,6 +42,11 @@ OF_QUEUES = ("all", "queues", "classic_queues", "quorum_queues")
 #: Seconds that the plugin may take.
 PATIENCE = 5.0
 REDIRECTION = 3
+#: What a queue's declaration may make the broker do by itself, past every policy here.
+BYPASSES = ("x-dead-letter-exchange", "x-message-ttl", "x-expires", "x-max-length", "x-max-length-bytes", "x-delivery-limit")
+_DROPPED = "the broker throws messages away by these, unrecorded: take them out, and use max_time_to_live and the like"
+_KEPT = "the broker ends messages by these itself: bring them into the books with `redelivery dlq import`, or use max_time_to_live"
+_ENDS_OURS = "dead letters, delays or outcome events are ended by it: write its pattern so that it leaves these queues out"
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,3 +117,31 @@ def _checked(rows: Any) -> Iterator[dict[str, Any]]:
     for row in rows:
         re.compile(row["pattern"])
         yield {**row, "name": str(row["name"]), "priority": int(row["priority"]), "definition": dict(row["definition"])}
+
+
+def warn_of_bypasses(app: Celery, queues: Iterable[str]) -> None:
+    """Say where these queues' own declarations let RabbitMQ end messages by itself."""
+    for name in queues:
+        queue = app.amqp.queues[name]
+        said = {**(queue.queue_arguments or {}), **({"x-message-ttl": queue.message_ttl} if queue.message_ttl is not None else {})}
+        said.update({"x-expires": queue.expires} if queue.expires is not None else {})
+        said.update({"x-max-length": queue.max_length} if queue.max_length is not None else {})
+        said.update({"x-max-length-bytes": queue.max_length_bytes} if queue.max_length_bytes is not None else {})
+        found = [argument for argument in BYPASSES if argument in said]
+        if found:
+            why = _KEPT if BYPASSES[0] in found else _DROPPED
+            log.warning("broker.bypasses", queue=name, arguments=",".join(found), why=why)
+
+
+def warn_of_policies(url: str, app: Celery, consumed: Sequence[str], letters: Iterable[str], names: AmqpNames) -> None:
+    """Say which of the broker's own policies end messages: in the app's queues, past every policy here, or in ours, for good."""
+    ours = {*letters, names.outcomes, *map(names.level, range(BITS))} - {*consumed}
+    try:
+        found = ending_policies(url, app.connection_for_write(), [*consumed, *ours])
+    except BrokerError as exc:
+        log.warning("broker.policies_unknown", error=str(exc), why="look with `rabbitmqctl list_policies`")
+        return
+    for policy in found:
+        why = _ENDS_OURS if ours & {*policy.queues} else _KEPT if policy.definitions[0] == "dead-letter-exchange" else _DROPPED
+        facts = {"queues": ",".join(policy.queues), "definitions": ",".join(policy.definitions)}
+        log.warning("broker.policy_bypasses", policy=policy.name, **facts, why=why)

@@ -1,4 +1,4 @@
-"""What every transport offers the middleware: the moves of a message that a worker holds, and its answers.
+"""What a broker offers the middleware: the moves of a message that a worker holds, and its answers.
 
 A move is asked for with the tag under which the message is held. It is answered `DONE`; or `ALREADY`, when an earlier asking of the
 same move was carried out and its answer was lost; or `REFUSED`, when the message has meanwhile been given to another worker; or
@@ -15,12 +15,18 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
+
+    from celery import Celery
+    from celery.worker.consumer import Consumer
 
     from redelivery.middleware.outcomes import Event
     from redelivery.middleware.pacing import Pace
 
-__all__ = ["Answer", "Capability", "Held", "Transport"]
+__all__ = ["ACCEPTED", "Answer", "Capability", "Carrier", "Deliveries", "Held", "Names", "Pipeline", "Transport"]
+
+#: How the start of a message is recorded that was acknowledged before its task ran (`acks_late=False`).
+ACCEPTED = "accepted"
 
 
 class Capability(StrEnum):
@@ -100,12 +106,163 @@ class Held:
         self.request, self.has_left = None, True
 
 
+class Deliveries(Protocol):
+    """What one worker holds: `held` maps tag → message, from its receipt until its transition has been answered.
+
+    Where the broker has leases, `token` is the one that the messages are held under.
+    """
+
+    worker: str
+    held: dict[str, Held]
+    token: str
+
+    def begin(self, instead_of: str) -> None:
+        """Take a new token, and open its lease; `instead_of` is the one that was lost."""
+        ...
+
+    def is_alive(self) -> bool:
+        """Renew the lease; False where the token has been fenced."""
+        ...
+
+    def part(self) -> None:
+        """Nothing is held any more: end the lease."""
+        ...
+
+    def holds(self, tag: str) -> bool:
+        """Whether this tag was minted under the token, or the connection, that there is now."""
+        ...
+
+    def has_minted(self, tag: str) -> bool:
+        """Whether this tag is held under a lease."""
+        ...
+
+    def take(self, message: Any) -> Held | None:
+        """A message of kombu's as this worker holds it, from now on; None where it is none of a task queue's."""
+        ...
+
+    def drop(self, tag: str) -> None:
+        """Its transition has been answered: the message is no longer held."""
+        ...
+
+    def make_room(self, tag: str) -> None:
+        """Give a message's place in the prefetch window back; it stays held."""
+        ...
+
+    def release(self, keep: set[str]) -> int:
+        """Give back, uncounted, what is held, but for the tags to `keep`; how many went back."""
+        ...
+
+    def now_ms(self) -> int:
+        """The broker's time, as far as this worker can tell without asking."""
+        ...
+
+
+class Pipeline(Protocol):
+    """Transitions that the broker was asked for, and whose answers nobody waits for."""
+
+    def __len__(self) -> int: ...
+
+    def tags(self) -> set[str]:
+        """The tags of the messages whose transitions are under way."""
+        ...
+
+    def is_here(self) -> bool:
+        """Whether this thread may ask."""
+        ...
+
+    def begin(self, tag: str, transition: Callable[[Any], Answer], then: Callable[[Answer], None]) -> None:
+        """Ask for the transition; `then` gets the answer, here or later."""
+        ...
+
+    def settle(self) -> None:
+        """Wait for every answer."""
+        ...
+
+
+class Carrier(Protocol):
+    """Carries transitions out, each once, in order, and again where the broker cannot now (`outbox`)."""
+
+    under_way: Pipeline | None
+
+    def __len__(self) -> int: ...
+
+    def tags(self) -> set[str]:
+        """The tags of the messages whose transitions are not carried out yet."""
+        ...
+
+    def ask(self, tag: str, transition: Callable[[Any], Answer], then: Callable[[Answer], None], transport: Any) -> None:
+        """As `carry_out`, of a transition that is told the transport; nobody waits for its answer, where that can be."""
+        ...
+
+    def carry_out(self, tag: str, transition: Callable[[], Answer], then: Callable[[Answer], None]) -> None:
+        """Try the transition now; `then` gets the answer, here or later."""
+        ...
+
+    def settle(self) -> None:
+        """From here on every answer is waited for."""
+        ...
+
+    def drain(self, seconds: float) -> bool:
+        """Wait until nothing is in line any more, at most this long; False where something still is."""
+        ...
+
+
+class Names(Protocol):
+    """How a broker calls the place where the messages of a queue lie."""
+
+    def list_name(self, queue: str, priority: int = 0) -> str:
+        """The name of the place where a message of this priority lies."""
+        ...
+
+
 class Transport(Protocol):
     """The transitions; with `ATOMIC_MOVES`, each is one step of the broker's, which happens whole or not at all."""
+
+    #: The app whose broker this is; None for one that was made by hand.
+    app: Celery | None
 
     @property
     def capabilities(self) -> frozenset[Capability]:
         """What this kind of broker can do."""
+        ...
+
+    @property
+    def keys(self) -> Names:
+        """How this broker calls its places."""
+        ...
+
+    def claim_for(self, worker: str) -> Deliveries:
+        """What holds this worker's messages. Raises `BrokerError`."""
+        ...
+
+    def attach(self, consumer: Consumer) -> None:
+        """From here on this consumer's deliveries are ours. Raises `BrokerError`."""
+        ...
+
+    def receive(
+        self, consumer: Consumer, owner: Deliveries, limit: Callable[[], int], on_garbage: Callable[[Held, Exception], None]
+    ) -> bool:
+        """Receive by ourselves from now on, `limit` messages at the most, where that can be; else kombu does."""
+        ...
+
+    def pipeline(self, hub: Any, wait_for: Callable[..., None]) -> Pipeline | None:
+        """Transitions whose answers this event loop reads; None where each is waited for. `wait_for` is `Carrier.carry_out`."""
+        ...
+
+    def is_transient(self, exc: BaseException) -> bool:
+        """Whether this failure is the broker's for now: the same transition may be carried out a little later."""
+        ...
+
+    def is_driver_error(self, exc: BaseException) -> bool:
+        """Whether the driver says by this that the broker refuses, or is away."""
+        ...
+
+    def has_queue(self, name: str) -> bool:
+        """Whether the broker has this queue."""
+        ...
+
+    def warn(self, queues: Sequence[str], letters: Iterable[str], management_url: str | None) -> None:
+        """Say in the log where the broker ends messages by itself: of the queues that are consumed, or of their dead letters."""
         ...
 
     def acknowledge(self, tag: str, event: Event | None) -> Answer:
@@ -150,4 +307,40 @@ class Transport(Protocol):
 
     def release(self, held: Sequence[Held]) -> int:
         """Put messages that were not run back to where they were taken from."""
+        ...
+
+    def accept(self, tag: str) -> Answer:
+        """Record that the message counts as acknowledged from here on (`STARTS`, `LEASES`)."""
+        ...
+
+    def recorded_start(self, held: Held) -> str | None:
+        """How the start of a message that came again was recorded, where the broker says so: `ACCEPTED`, or when, or not at all."""
+        ...
+
+    def extend(self, tags: Iterable[str], seconds: float) -> None:
+        """Keep plain workers' sweeps away from these tags (`LEASES`)."""
+        ...
+
+    def objection_to(self, queue: str) -> str | None:
+        """Why nothing may be sent to a queue of this name, beside what every broker refuses; None where it may."""
+        ...
+
+    def origin_of(self, dead_letter_queue: str) -> str | None:
+        """The queue whose worker used this dead-letter queue last, where the broker keeps that."""
+        ...
+
+    def now_ms(self) -> int:
+        """The broker's time, or this machine's where it tells nobody; milliseconds since the epoch."""
+        ...
+
+    def drain(self, seconds: float) -> bool:
+        """Wait for what the broker has not answered, at most this long; False where something is left."""
+        ...
+
+    def waiting(self) -> int:
+        """How many moves the broker has not answered."""
+        ...
+
+    def close(self) -> None:
+        """Close the connections."""
         ...

@@ -1,4 +1,4 @@
-"""What a worker holds where there are no leases: its deliveries, under the channel that brought them.
+"""What a worker holds where there are no leases: its deliveries, under the channel that brought them; and how it does without.
 
 A tag begins with the token of the connection under which its message came; once the consumer has connected anew, the tags from
 before are no longer ours to end. The clock is this machine's: such brokers tell nobody their own.
@@ -9,12 +9,64 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from redelivery.middleware.transports.base import Held
+from redelivery.middleware.transports.base import Answer, Held
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Sequence
 
-__all__ = ["Claim", "Delivered"]
+    from celery.worker.consumer import Consumer
+
+    from redelivery.middleware.transports.base import Deliveries, Pipeline
+
+__all__ = ["Claim", "Delivered", "WithoutLeases"]
+
+
+class WithoutLeases:
+    """What a transport answers whose broker itself gives back what a dead worker held, and waits for no answer of ours."""
+
+    def receive(
+        self,
+        consumer: Consumer,  # noqa: ARG002 - the port's
+        owner: Deliveries,  # noqa: ARG002 - the port's
+        limit: Callable[[], int],  # noqa: ARG002 - the port's
+        on_garbage: Callable[[Held, Exception], None],  # noqa: ARG002 - the port's
+    ) -> bool:
+        """Kombu receives."""
+        return False
+
+    def pipeline(self, hub: Any, wait_for: Callable[..., None]) -> Pipeline | None:  # noqa: ARG002 - the port's
+        """Each transition is waited for."""
+        return None
+
+    def is_transient(self, exc: BaseException) -> bool:
+        """Whether the broker is away."""
+        return isinstance(exc, OSError)
+
+    def is_driver_error(self, exc: BaseException) -> bool:
+        """Whether the connection broke."""
+        return isinstance(exc, ConnectionError)
+
+    def objection_to(self, queue: str) -> str | None:  # noqa: ARG002 - the port's
+        """Queues have their names to themselves."""
+        return None
+
+    def origin_of(self, dead_letter_queue: str) -> str | None:  # noqa: ARG002 - the port's
+        """Nobody keeps that."""
+        return None
+
+    def accept(self, tag: str) -> Answer:  # noqa: ARG002 - the port's
+        """There is no place to record it: such a message is acknowledged."""
+        return Answer.MISSING
+
+    def extend(self, tags: Iterable[str], seconds: float) -> None:
+        """Nobody sweeps."""
+
+    def recorded_start(self, held: Held) -> str | None:  # noqa: ARG002 - the port's
+        """No start is recorded."""
+        return None
+
+    def warn(self, queues: Sequence[str], letters: Iterable[str], management_url: str | None) -> None:
+        """Nothing is known of what the broker does by itself."""
 
 
 class Delivered(Held):
@@ -37,7 +89,7 @@ class Delivered(Held):
 
 
 class Claim:
-    """Who holds what; offers what `middleware.owner.Owner` does."""
+    """Who holds what (`Deliveries`)."""
 
     def __init__(self, transport: Any, worker: str) -> None:
         self.transport = transport
@@ -49,13 +101,25 @@ class Claim:
         """Whether this tag was given under the channel that the consumer has now."""
         return not tag or tag.startswith(self.token)
 
-    @staticmethod
-    def has_minted(_: str) -> bool:
+    def begin(self, instead_of: str) -> None:
+        """There is no lease to open."""
+
+    def is_alive(self) -> bool:
+        """There is no lease to lose."""
+        return True
+
+    def part(self) -> None:
+        """There is no lease to end."""
+
+    def take(self, message: Any) -> Held | None:
+        """A message as this worker holds it."""
+        raise NotImplementedError
+
+    def has_minted(self, tag: str) -> bool:  # noqa: ARG002 - the port's
         """Never: there are no leases here."""
         return False
 
-    @staticmethod
-    def now_ms() -> int:
+    def now_ms(self) -> int:
         """This machine's time."""
         return time.time_ns() // 1_000_000
 

@@ -26,6 +26,7 @@ from __future__ import annotations
 import base64
 import functools
 import threading
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -33,17 +34,17 @@ from kombu.exceptions import OperationalError
 from kombu.transport import virtual
 from kombu.utils.json import loads
 
-from redelivery.errors import BrokerUnavailable
+from redelivery.errors import BrokerError, BrokerUnavailable
 from redelivery.middleware.broker_url import check_broker_url
 from redelivery.middleware.envelope import HEADER, Envelope, iso, opened, sealed
 from redelivery.middleware.logs import log
 from redelivery.middleware.transports.amqp_events import Numbering
 from redelivery.middleware.transports.base import Answer, Capability
-from redelivery.middleware.transports.claim import Claim
+from redelivery.middleware.transports.claim import WithoutLeases
 from redelivery.middleware.transports.generic_claim import GenericClaim
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from celery import Celery
     from celery.worker.consumer import Consumer
@@ -77,7 +78,7 @@ class QueueNames:
         return list_name
 
 
-class GenericTransport:
+class GenericTransport(WithoutLeases):
     """The transitions; safe to call from any thread."""
 
     def __init__(self, app: Celery) -> None:
@@ -115,6 +116,16 @@ class GenericTransport:
         """The consumer has connected: from here on, its channel's deliveries are ours."""
         assert self.claim is not None  # noqa: S101 - the caller has begun it
         self.claim.attach(consumer)
+
+    def has_queue(self, name: str) -> bool:
+        """Whether the broker has this queue. Raises `BrokerError`: nobody can look without making it."""
+        msg = f"nobody can tell on this broker whether queue {name!r} is there: let auto_create_dead_letter_resources be on"
+        raise BrokerError(msg)
+
+    def warn(self, queues: Sequence[str], letters: Iterable[str], management_url: str | None) -> None:  # noqa: ARG002 - the port's
+        """Say what cannot be promised on a broker of which nothing is known but that kombu speaks to it."""
+        name = self.app.connection_for_write().transport_cls
+        log.warning("broker.limits", transport=name, limits="; ".join(limits(self)))
 
     # transitions of a message that a worker holds
 
@@ -172,7 +183,7 @@ class GenericTransport:
     @staticmethod
     def now_ms() -> int:
         """This machine's time: these brokers tell nobody their own."""
-        return Claim.now_ms()
+        return time.time_ns() // 1_000_000
 
     def drain(self, seconds: float) -> bool:  # noqa: ARG002 - as the other transports'
         """Nothing is under way here: each transition has been carried out when it is answered."""

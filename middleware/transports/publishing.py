@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 from redis.exceptions import OutOfMemoryError, ReadOnlyError
 
 from redelivery.middleware.countdown import from_now, with_gaps
-from redelivery.middleware.departure import MOST_TEXT
 from redelivery.middleware.envelope import ANNOUNCED, HEADER, Envelope
 from redelivery.middleware.eviction import publish_within
+from redelivery.middleware.identity import MOST_TEXT
 from redelivery.middleware.keys import Keys
 from redelivery.middleware.lifetime import is_dated
 from redelivery.middleware.outcomes import Event, Outcome
@@ -81,7 +81,7 @@ class Publishing:
         expires = queues_expire.get(queue, "") if queues_expire else ""
         install = getattr(self.connection.client, "redelivery", None)
         if install is not None:
-            bounds = install.bounds_of(queue, event.task)
+            bounds = install.policies.bounds_of(queue, event.task)
             if bounds is not None or is_dated(message["headers"]):
                 where = {"queue": queue, "list_name": list_name, "expires": expires}
                 return publish_within(client, keys, install, bounds, message=message, event=event, **where)

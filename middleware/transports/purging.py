@@ -11,10 +11,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from redelivery.errors import EnvelopeError
-from redelivery.middleware.departure import about
 from redelivery.middleware.envelope import ANNOUNCED, HEADER, Envelope, opened
 from redelivery.middleware.eviction import Eviction, evict_oldest
 from redelivery.middleware.outcomes import Event, Outcome, Reason
+from redelivery.middleware.recording import about
 from redelivery.middleware.transports.base import Held
 
 if TYPE_CHECKING:

@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any
 from celery import Celery
 
 from redelivery import Redelivery
+from redelivery.middleware.bounds import Bounds
 from redelivery.middleware.envelope import ANNOUNCED
-from redelivery.middleware.eviction import Bounds, evict_oldest, evicted, publish_within
+from redelivery.middleware.eviction import evict_oldest, evicted, publish_within
 from redelivery.middleware.keys import split_unacked, unacked_suffix
 from redelivery.middleware.outcomes import Event, Outcome, Reason, entries
 from redelivery.middleware.scripts import Script
 from redelivery.middleware.transports.redis_wire import encoded
+from redelivery.workers.redis_transport import redis_of
 from tests.desk import task_message
 from tests.model.books import LISTS, MOST_ATTEMPTS, MOST_LENGTH
 
@@ -63,7 +65,7 @@ class Broker:
     def __init__(self, server: Server) -> None:
         self.app = Celery("model", broker=server.url, set_as_current=False)
         self.install = Redelivery(self.app, {"queues": {"#": POLICY}})
-        self.transport: RedisTransport = self.install.transport
+        self.transport: RedisTransport = redis_of(self.install)
         self.client: Any = self.transport.client
         self.keys = self.transport.keys
         self.client.flushall()

@@ -18,6 +18,7 @@ from redelivery.errors import BrokerError, BrokerUnavailable, ConfigurationError
 from redelivery.middleware.transports import kind_of
 from redelivery.middleware.transports.base import Capability
 from redelivery.settings import RedeliverySettings
+from redelivery.workers.redis_transport import redis_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from celery import Celery
     from kombu import Connection
 
-    from redelivery.middleware.install import Redelivery
+    from redelivery.middleware.runtime import Runtime
     from redelivery.middleware.transports.redis import RedisTransport
 
 __all__ = ["Context", "json_option", "pass_context"]
@@ -59,12 +60,12 @@ class Context:
         return app
 
     @functools.cached_property
-    def install(self) -> Redelivery:
+    def install(self) -> Runtime:
         """The app's installation. Raises `ConfigurationError` where there is no app, or no installation on it."""
         if self.app is None:
             msg = "this command works on an app's broker: name the app, as in `redelivery -A shop dlq list`, or set CELERY_APP"
             raise ConfigurationError(msg)
-        found: Redelivery | None = getattr(self.app, "redelivery", None)
+        found: Runtime | None = getattr(self.app, "redelivery", None)
         if found is None:
             named = f"app {self.app.main or 'default'!r}"
             msg = f"{named} has no redelivery: add `from redelivery import Redelivery; Redelivery(app)`, or name another with -A"
@@ -92,9 +93,9 @@ class Context:
                 "queues (a dead_letter_handler decides about them), outcomes are the lines outcome.recorded of the workers' logs"
             )
             raise BrokerError(msg)
-        found: Any = install.transport
+        found: Any = redis_of(install)
         if Capability.BROWSE_LETTERS_UNMARKED in found.capabilities:
-            return install.transport
+            return redis_of(install)
         from redelivery.workers.amqp_letters import AmqpDesk  # noqa: PLC0415 - only where the broker is RabbitMQ
 
         desk: Any = AmqpDesk.of(found)

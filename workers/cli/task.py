@@ -64,7 +64,7 @@ def show(context: Context, task_id: str, scan: int) -> None:
 def _policy(context: Context, life: TaskLife) -> dict[str, Any]:
     if not life.queue:
         return {}
-    found = context.install.policy_for(life.queue, life.task or None)
+    found = context.install.policies.policy_for(life.queue, life.task or None)
     return {
         "queue": life.queue,
         **{name: getattr(found, name) for name in POLICY},

@@ -24,13 +24,14 @@ from redis.exceptions import RedisError
 
 from redelivery.errors import BrokerError, ConfigurationError
 from redelivery.middleware.transports.base import Capability
+from redelivery.workers.redis_transport import redis_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from celery import Celery
 
-    from redelivery.middleware.install import Redelivery
+    from redelivery.middleware.runtime import Runtime
 
 __all__ = ["lent", "private_broker"]
 
@@ -93,9 +94,9 @@ def _await_answer(process: subprocess.Popen[bytes], folder: Path) -> None:
         client.close()
 
 
-def install_of(app: Celery) -> Redelivery:
+def install_of(app: Celery) -> Runtime:
     """The app's `Redelivery`. Raises `ConfigurationError` where it has none, or runs its tasks eagerly."""
-    install: Redelivery | None = getattr(app, "redelivery", None)
+    install: Runtime | None = getattr(app, "redelivery", None)
     if install is None:
         msg = f"{app!r} has no Redelivery: write Redelivery(app) where the app is made"
         raise ConfigurationError(msg)
@@ -106,7 +107,7 @@ def install_of(app: Celery) -> Redelivery:
 
 
 @contextmanager
-def lent(app: Celery, url: str | None, prefix: str) -> Iterator[Redelivery]:
+def lent(app: Celery, url: str | None, prefix: str) -> Iterator[Runtime]:
     """Lend the app a broker (None: its own), below a key prefix of its own. Raises `ConfigurationError`, `BrokerError`."""
     install = install_of(app)
     changes, environment = dict(app.conf.changes), {name: os.environ.pop(name) for name in VARIABLES if name in os.environ}
@@ -119,11 +120,11 @@ def lent(app: Celery, url: str | None, prefix: str) -> Iterator[Redelivery]:
             where = app.connection_for_write().as_uri()
             msg = f"these fixtures look into a Redis, and {where} is none: install 'redelivery[embedded]' for a private one"
             raise ConfigurationError(msg)
-        install.transport.client.ping()
+        redis_of(install).client.ping()
         try:
             yield install
         finally:
-            _delete_below(install.transport.client, install.transport.keys.prefix)
+            _delete_below(redis_of(install).client, redis_of(install).keys.prefix)
             _delete_results(app)
     finally:
         _close_connections(app, install)
@@ -154,7 +155,7 @@ def _set(app: Celery, name: str, value: Any) -> None:
     app.conf[name] = value
 
 
-def _forget_connections(app: Celery, install: Redelivery) -> None:
+def _forget_connections(app: Celery, install: Runtime) -> None:
     """What the app has cached of its broker and its results: it will connect anew, as it is then configured."""
     app._pool = None  # noqa: SLF001 - as Celery itself does after a fork
     app.amqp._producer_pool = None  # noqa: SLF001 - as above
@@ -164,7 +165,7 @@ def _forget_connections(app: Celery, install: Redelivery) -> None:
     install.__dict__.pop("transport", None)
 
 
-def _close_connections(app: Celery, install: Redelivery) -> None:
+def _close_connections(app: Celery, install: Runtime) -> None:
     if "transport" in install.__dict__:
         install.transport.close()
     backend = app._backend  # noqa: SLF001 - `backend` would make one

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from redelivery.errors import EnvelopeError, InputError
 from redelivery.middleware.envelope import HEADER, Envelope, opened, sealed
 from redelivery.middleware.lifetime import PUBLISHED
+from redelivery.workers.redis_transport import redis_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -47,7 +48,7 @@ class Clock:
         if left < 0:
             msg = f"time moves on, not back: advance_time takes 0 seconds or more, not {seconds}"
             raise InputError(msg)
-        worker, transport = self._worker, self._worker.install.transport
+        worker, transport = self._worker, redis_of(self._worker.install)
         deadline = time.monotonic() + worker.timeout
         due = worker.rest()
         while due is not None and left > 0:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, overload
 from redelivery.errors import RedriveError
 from redelivery.workers import dead_letters
 from redelivery.workers.letter_filter import Filter
+from redelivery.workers.redis_transport import redis_of
 from redelivery.workers.redrive import redrive
 
 if TYPE_CHECKING:
@@ -94,9 +95,9 @@ class DeadLetters(Sequence[Letter]):
         self._worker.settle()
         install = self._worker.install
         found = [
-            _letter(letter, name, install.transport)
+            _letter(letter, name, redis_of(install))
             for name in dead_letters.known(install)
-            for letter in dead_letters.newest(install.transport, name, MOST)[::-1]
+            for letter in dead_letters.newest(redis_of(install), name, MOST)[::-1]
         ]
         return sorted(found, key=lambda letter: letter.died_ms or 0)
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from redelivery.middleware.outcomes import TERMINAL, Event, Outcome, entries
 from redelivery.workers import delayed
+from redelivery.workers.redis_transport import redis_of
 from redelivery.workers.testing.worker import until
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ class Outcomes:
         self._worker = worker
 
     def __iter__(self) -> Iterator[Event]:
-        transport = self._worker.install.transport
+        transport = redis_of(self._worker.install)
         raw: Any = transport.client.xrange(transport.keys.outcomes)
         return iter(entries(raw))
 
@@ -62,6 +63,6 @@ class Outcomes:
         names = self.names_of(task_id)
         wanted = "has not ended" if outcome is None else f"was not {Outcome(outcome)}"
         said = f"{task_id} {wanted}; so far: {', '.join(names) if names else 'nothing: was it published by this app?'}"
-        transport = self._worker.install.transport
+        transport = redis_of(self._worker.install)
         waits = [each.due_ms - transport.now_ms() for each in delayed.of_task(transport, str(task_id))]
         return f"{said}; it waits in the delay store: advance_time({max(min(waits), 0) / 1000:.1f})" if waits else said

@@ -24,13 +24,14 @@ from redis.exceptions import RedisError
 
 from redelivery.errors import ConfigurationError, RedeliveryError
 from redelivery.workers.duties import Duties
+from redelivery.workers.redis_transport import redis_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from celery import Celery
 
-    from redelivery.middleware.install import Redelivery
+    from redelivery.middleware.runtime import Runtime
 
 __all__ = ["OPTIONS", "RunningWorker", "until"]
 
@@ -79,7 +80,7 @@ class _Controller(WorkController):
 class RunningWorker:
     """A worker while it runs. `app` is the user's, `hostname` the worker's name, `timeout` the seconds that a wait may take."""
 
-    def __init__(self, install: Redelivery, options: Mapping[str, Any], timeout: float) -> None:
+    def __init__(self, install: Runtime, options: Mapping[str, Any], timeout: float) -> None:
         self.app: Celery = install.app
         self.install = install
         self.timeout = timeout
@@ -175,20 +176,20 @@ class RunningWorker:
         deadline = time.monotonic() + self.timeout
         while thread.is_alive() and time.monotonic() < deadline:
             with suppress(RedisError, OSError):  # a test may have ended its broker
-                self.install.transport.client.publish(self.install.transport.keys.wake, "")
+                redis_of(self.install).client.publish(redis_of(self.install).keys.wake, "")
             thread.join(LOOK * 2)
 
     # what is under way
 
     def _resting(self) -> list[int | None]:
         """The time until the next message is due, in a list; an empty one where there is work to do."""
-        self.install.transport.promote(PROMOTED_AT_ONCE)
+        redis_of(self.install).promote(PROMOTED_AT_ONCE)
         work, due = self._look()
         return [] if work or (due is not None and due <= 0) else [due]
 
     def _look(self) -> tuple[dict[str, int], int | None]:
         """At one instant: how many messages wait or are held, by place, and the milliseconds until the next delayed one is due."""
-        transport = self.install.transport
+        transport = redis_of(self.install)
         places = {name: transport.keys.list(name) for queue in self._queues() for name in transport.keys.list_names(queue)}
         with transport.client.pipeline(transaction=True) as pipe:
             for key in places.values():

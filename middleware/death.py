@@ -1,68 +1,43 @@
-"""What every departure of a message has in common, whoever sends it off: the event that is recorded, and the letter that is kept.
-
-Egress sends off what a task has done with, ingress what must not run, recovery what a dead worker held.
+"""Death: how a message that dies leaves, whoever ends it; into its dead-letter queue, or away.
 
 Nothing is discarded because its dead-letter queue is missing: where that queue may not be made by us, the letter waits in its
 origin's delay store, is not run, and is sent off again whenever it comes back, until the queue is there (`burial_at_last`).
+
+`bury` is for what does not run: what nobody can read, what names no task, what has been delivered too often. Whatever arrived can
+be buried: what has no envelope gets one of ours, its bytes kept.
 """
 
 from __future__ import annotations
 
-import base64
-import hashlib
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from redelivery.middleware.envelope import Attempt, Envelope, Failed, dead, opened, sealed, undelivered
+from redelivery.errors import EnvelopeError
+from redelivery.middleware import decision
+from redelivery.middleware.envelope import dead, opened, sealed, undelivered
+from redelivery.middleware.failure import tell_failure
+from redelivery.middleware.header import Envelope, eligible_of
+from redelivery.middleware.identity import MOST_TEXT, raw_id, wrapped
 from redelivery.middleware.logs import log
-from redelivery.middleware.outcomes import Event, Outcome
+from redelivery.middleware.outcomes import Outcome
+from redelivery.middleware.recording import about
+from redelivery.middleware.resting_place import named_after, parking_place, resting_place
 from redelivery.middleware.transports.base import Answer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
-    from redelivery.middleware.outcomes import Reason
+    from redelivery.middleware.header import Attempt, Failed
+    from redelivery.middleware.outcomes import Event, Reason
+    from redelivery.middleware.runtime import Runtime
     from redelivery.middleware.transports.base import Held, Transport
     from redelivery.settings import RedeliveryPolicy
 
-__all__ = [
-    "RestingPlace",
-    "about",
-    "burial",
-    "burial_at_last",
-    "milliseconds",
-    "named_after",
-    "raw_id",
-    "recorded_id",
-    "resting_place",
-    "tell_death",
-    "wrapped",
-]
+__all__ = ["burial", "burial_at_last", "bury", "bury_at_last", "carry_out", "tell_death"]
 
-MOST_TEXT = 256
-#: What names a dead-letter queue where the policy has neither prefix nor suffix.
-DEFAULT_PREFIX = "DLQ."
 #: How long a letter whose queue is missing waits before it is tried again (milliseconds).
 UNDELIVERED_WAIT = 5_000
-
-
-def about(headers: Mapping[str, Any], held: Held, outcome: Outcome, **facts: Any) -> Event:
-    """The event of a step of this message, whatever its headers are; `facts` are further fields of `Event`."""
-    envelope = Envelope.of(headers)
-    nesting = headers.get("replaced_task_nesting")
-    return Event(
-        task_id=recorded_id(headers.get("id"), held),
-        outcome=outcome,
-        generation=envelope.generation,
-        task=_text(headers.get("task")),
-        queue=envelope.life_queue(held.queue),
-        attempt=envelope.attempt + 1,
-        delivery=envelope.delivery + 1,
-        root_id=_text(headers.get("root_id")),
-        parent_id=_text(headers.get("parent_id")),
-        nesting=nesting if isinstance(nesting, int) else 0,
-        **facts,
-    )
+MISSING = "auto_create_dead_letter_resources is off: declare the queue; until then its letters wait and nothing is discarded"
 
 
 def burial(
@@ -106,42 +81,6 @@ def burial(
     return _delivery(transport, held, letter, recorded, target=target, tag=under, must_exist=must_exist)
 
 
-@dataclass(frozen=True, slots=True)
-class RestingPlace:
-    """Where a dead message goes, None where it is not kept; `parked` says that it is held there instead of going round."""
-
-    target: str | None
-    parked: bool = False
-
-
-def resting_place(envelope: Envelope, queue: str, target: str | None, policy: RedeliveryPolicy) -> RestingPlace:
-    """Where what dies in `queue` goes, whose policy names `target`.
-
-    A message that died in `target` before, with no rejection and no redrive since, would go round for ever: it is parked in the
-    dead-letter queue that is named after the queue where it is now. A letter that its handler failed on is parked where its policy
-    says; it is never discarded for that.
-    """
-    if not envelope.deaths or (target is None and not envelope.is_letter):
-        return RestingPlace(target)
-    if target is not None and not envelope.closes_circle(target):
-        return RestingPlace(target, parked=envelope.is_letter)
-    return RestingPlace(_parking_place(envelope, queue, policy), parked=True)
-
-
-def named_after(queue: str, policy: RedeliveryPolicy) -> str:
-    """The dead-letter queue that is named after this queue."""
-    prefix, suffix = policy.dead_letter_queue_prefix, policy.dead_letter_queue_suffix
-    return f"{prefix if prefix or suffix else DEFAULT_PREFIX}{queue}{suffix}"
-
-
-def _parking_place(envelope: Envelope, queue: str, policy: RedeliveryPolicy) -> str:
-    """The first one named after the queue where it is that the message has not died in; the last death does not change it."""
-    place = named_after(queue, policy)
-    while any(each.get("queue") == place for each in envelope.deaths):
-        place = named_after(place, policy)
-    return place
-
-
 def burial_at_last(
     transport: Transport,
     held: Held,
@@ -159,7 +98,7 @@ def burial_at_last(
     death = envelope.deaths[0] if envelope.deaths else {}
     reason, failure = str(death.get("reason") or ""), envelope.failure or {}
     find = policy.expiry_queue_for if reason == "expired" else policy.dead_letter_queue_for
-    place = _parking_place(envelope, held.queue, policy) if envelope.parked else find(held.queue)
+    place = parking_place(envelope, held.queue, policy) if envelope.parked else find(held.queue)
     target = named_after(held.queue, policy) if place is None else place
     event = replace(
         about(letter["headers"], held, Outcome.DEAD_LETTERED, reason=reason, worker=worker),
@@ -204,19 +143,6 @@ def _delivery(
     return deliver
 
 
-MISSING = "auto_create_dead_letter_resources is off: declare the queue; until then its letters wait and nothing is discarded"
-
-
-def recorded_id(said: object, held: Held) -> str:
-    """The id under which a message is recorded that says this of its id: cut, or made from its bytes, where it is none."""
-    return said[:MOST_TEXT] if isinstance(said, str) and said else raw_id(held.raw)
-
-
-def raw_id(raw: bytes) -> str:
-    """The id under which a message without one of its own is recorded: equal bytes, equal id."""
-    return f"raw-{hashlib.sha1(raw, usedforsecurity=False).hexdigest()}"
-
-
 def tell_death(event: Event, target: str | None, detail: str) -> None:
     """One line of the log for a message that died."""
     if target is None:
@@ -225,26 +151,57 @@ def tell_death(event: Event, target: str | None, detail: str) -> None:
         log.info("message.dead_lettered", task_id=event.task_id, queue=event.queue, dead_letter_queue=target, reason=event.reason)
 
 
-def wrapped(raw: bytes) -> dict[str, Any]:
-    """An envelope for bytes that have none: they are its body, in base64, whatever they are."""
-    return {
-        "body": base64.b64encode(raw).decode(),
-        "content-type": "application/octet-stream",
-        "content-encoding": "binary",
-        "headers": {"id": raw_id(raw)},
-        "properties": {"body_encoding": "base64", "delivery_tag": "raw", "delivery_info": {}},
-    }
+def bury(install: Runtime, held: Held, reason: Reason, failed: Failed, *, told: bool = True) -> None:
+    """Move the message to its dead-letter queue.
 
-
-def milliseconds(moment: object, app: Any) -> int | None:
-    """When an `eta` or `expires` header says; None where it cannot be read: Celery says what is wrong with it."""
-    from celery.utils.time import maybe_iso8601, maybe_make_aware  # noqa: PLC0415 - only for messages that have one
-
+    Unless its caller has been `told` (by Celery), it is, before the message leaves.
+    """
     try:
-        return round(float(maybe_make_aware(maybe_iso8601(moment), app.conf.timezone).timestamp()) * 1000)
-    except (AttributeError, ValueError, TypeError, OverflowError):
-        return None
+        message = opened(held.raw)
+    except EnvelopeError:
+        message = wrapped(held.raw)
+    headers = message["headers"]
+    if not isinstance(headers.get("id"), str):
+        headers["id"] = raw_id(held.raw)  # so that the letter can be found under the id that its event has
+    elif not told and not Envelope.of(headers).is_letter:  # whoever waits for a letter's task was told when it died
+        tell_failure(install.app, message, reason, failed.text)
+    policy = install.policies.policy_for(held.queue, str(headers.get("task")))
+    ending = decision.ending(policy, reason, eligible=eligible_of(headers))
+    wanted = policy.dead_letter_queue_for(held.queue) if isinstance(ending, decision.DeadLetter) else None
+    place = resting_place(Envelope.of(headers), held.queue, wanted, policy)
+    target = place.target
+    event = about(
+        headers,
+        held,
+        Outcome.DISCARDED if target is None else Outcome.DEAD_LETTERED,
+        reason=ending.reason,
+        worker=install.worker,
+        exception=failed.type,
+        fingerprint=failed.fingerprint,
+    )
+    transition = burial(
+        install.transport,
+        held,
+        message,
+        event,
+        target=target,
+        reason=reason,
+        now_ms=install.owner.now_ms(),
+        attempt=None,
+        failed=failed,
+        must_exist=not policy.auto_create_dead_letter_resources,
+        parked=place.parked,
+    )
+    carry_out(install, held, transition)
+    tell_death(event, target, ending.detail)
 
 
-def _text(value: object) -> str:
-    return str(value)[:MOST_TEXT] if value else ""
+def bury_at_last(install: Runtime, held: Held, known: Envelope, task: str) -> None:
+    """Send off a dead message of this task that has waited for its dead-letter queue."""
+    policy = install.policies.policy_for(held.queue, task)
+    carry_out(install, held, burial_at_last(install.transport, held, known, worker=install.worker, policy=policy))
+
+
+def carry_out(install: Runtime, held: Held, transition: Any) -> None:
+    """Have the outbox move a message that no request of Celery's stands for; done, it is no longer held."""
+    install.outbox.carry_out(held.tag, transition, lambda _: install.owner.drop(held.tag))

@@ -1,0 +1,107 @@
+"""The runtime of one app: what everything inside knows. `install` puts it together."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from celery.exceptions import Ignore
+
+from redelivery.middleware.failed import failed_of
+from redelivery.middleware.logs import log
+from redelivery.middleware.transports.base import Answer, Capability
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from celery import Celery
+
+    from redelivery.middleware.header import Failed
+    from redelivery.middleware.resolver import Resolver
+    from redelivery.middleware.transports.base import Carrier, Deliveries, Transport
+    from redelivery.settings import RedeliverySettings
+
+__all__ = ["Runtime"]
+
+
+class Runtime:
+    """The app, its policies, its broker, what a worker holds, and what the broker has not answered yet.
+
+    `connect` opens the transitions of the app's broker when they are first asked for.
+    """
+
+    def __init__(self, app: Celery, policies: Resolver, outbox: Carrier, connect: Callable[[Celery], Transport]) -> None:
+        self.app = app
+        self.policies = policies
+        self.outbox = outbox
+        self._connect = connect
+        #: The node name of the worker; empty in a producer.
+        self.worker = ""
+        #: Whether the pool runs tasks in the worker's own process (threads, greenlets, `solo`).
+        self.shares_process = False
+        #: Whether a cold shutdown has begun.
+        self.is_ending = False
+        #: The task that decides about the dead letters of each origin queue.
+        self.letter_handlers: dict[str, str] = {}
+        self._owner: Deliveries | None = None
+
+    @property
+    def settings(self) -> RedeliverySettings:
+        """The settings. Raises `ConfigurationError`."""
+        return self.policies.settings
+
+    @property
+    def enforces(self) -> bool:
+        """Whether the settings are carried out; false in `mode="observe"`."""
+        return self.policies.enforces
+
+    @functools.cached_property
+    def transport(self) -> Transport:
+        """The transitions, on a client of their own; `capabilities` says what this broker lacks.
+
+        Raises `BrokerUnavailable`, `BrokerError`.
+        """
+        return self._connect(self.app)
+
+    @property
+    def has_leases(self) -> bool:
+        """Whether this broker's messages are held under leases, and not by the broker itself."""
+        return Capability.LEASES in self.transport.capabilities
+
+    @property
+    def owner(self) -> Deliveries:
+        """What this worker holds. Raises `RuntimeError` outside a worker."""
+        if self._owner is None:
+            msg = "there is no owner outside a worker"
+            raise RuntimeError(msg)
+        return self._owner
+
+    @property
+    def holds_messages(self) -> bool:
+        """Whether this process is a worker that has connected."""
+        return self._owner is not None
+
+    def hold(self, owner: Deliveries | None) -> None:
+        """From here on this is what the worker holds; None: it holds nothing any more."""
+        self._owner = owner
+
+    def make_room(self, tag: str) -> None:
+        """Give a message's place in the prefetch window back, where it is held here."""
+        if self._owner is not None:
+            self._owner.make_room(tag)
+
+    def start(self, tag: str) -> None:
+        """Record that a message is about to run. Raises `celery.exceptions.Ignore` where it was given to another worker."""
+        if self.transport.start(tag) is Answer.REFUSED:
+            log.warning("start.refused", tag=tag, why="the message was given to another worker")
+            msg = "the message was given to another worker"
+            raise Ignore(msg)
+
+    def failed_of(self, exc: BaseException, *, with_traceback: bool = True) -> Failed:
+        """What an exception says, as far as messages store it."""
+        return self.stored(failed_of(exc, with_traceback=with_traceback and self.settings.store_failure_texts))
+
+    def stored(self, failed: Failed) -> Failed:
+        """What messages store of a failure: with `store_failure_texts = false`, its type and fingerprint."""
+        return failed if self.settings.store_failure_texts else replace(failed, message="", traceback="")
