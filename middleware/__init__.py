@@ -1,1 +1,1 @@
-"""What happens to one message inside a worker: arrival, attempt, decision, departure."""
+"""What happens to one message inside a worker: its arrival, its attempts, what is decided, how it leaves."""

@@ -4,15 +4,26 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
-if TYPE_CHECKING:
-    from redelivery.middleware.recording import Bytes
-
-__all__ = ["MOST_TEXT", "raw_id", "recorded_id", "wrapped"]
+__all__ = ["MOST_TEXT", "Bytes", "raw_id", "recorded_id", "wrapped"]
 
 #: Characters of an id, or of a name, that are recorded.
 MOST_TEXT = 256
+
+
+class Bytes(Protocol):
+    """A message and the queue that it is in, as far as an event needs them."""
+
+    @property
+    def queue(self) -> str:
+        """The queue."""
+        ...
+
+    @property
+    def raw(self) -> bytes:
+        """The whole message."""
+        ...
 
 
 def recorded_id(said: object, held: Bytes) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from redelivery.middleware.header import Envelope
 from redelivery.middleware.identity import MOST_TEXT, recorded_id
@@ -11,23 +11,10 @@ from redelivery.middleware.outcomes import Event
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from redelivery.middleware.identity import Bytes
     from redelivery.middleware.outcomes import Outcome
 
-__all__ = ["Bytes", "about"]
-
-
-class Bytes(Protocol):
-    """A message and the queue that it is in, as far as an event needs them."""
-
-    @property
-    def queue(self) -> str:
-        """The queue."""
-        ...
-
-    @property
-    def raw(self) -> bytes:
-        """The whole message."""
-        ...
+__all__ = ["about"]
 
 
 def about(headers: Mapping[str, Any], held: Bytes, outcome: Outcome, **facts: Any) -> Event:

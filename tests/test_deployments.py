@@ -161,7 +161,7 @@ def test_a_server_that_may_evict_is_named_at_start(server: Server) -> None:
         server.client.config_set("maxmemory", maxmemory)
         server.client.config_set("maxmemory-policy", policy)
         with capture_logs() as lines:
-            desk.transport.warn([], [], None)
+            desk.install.transport.warn([], [], None)
         assert [line["maxmemory_policy"] for line in lines] == [policy] * told
 
 

@@ -148,7 +148,7 @@ def test_plain_workers_run_what_waited_and_what_a_dead_worker_held(shop: Callabl
     until(lambda: ours.runs(held), what="the task to run")
     worker.kill()
     desk = Desk(server)
-    desk.install.__dict__["settings"] = RedeliverySettings.load(settings)
+    desk.install.policies.__dict__["settings"] = RedeliverySettings.load(settings)
     due_ms = desk.transport.now_ms() + 4000
     for each in delayed.soonest(desk.transport, 10):
         assert reschedule(desk.install, each, due_ms=due_ms) is Answer.DONE

@@ -71,7 +71,7 @@ def test_a_body_that_is_not_decoded_is_shown_as_its_bytes(desk: Desk) -> None:
 def test_bytes_are_hidden_where_arguments_are(desk: Desk) -> None:
     """`redact`: a pickle is arguments, too."""
     ident = letter_of(desk, pickled())
-    desk.install.__dict__["settings"] = RedeliverySettings.load({"redact": True})
+    desk.install.policies.__dict__["settings"] = RedeliverySettings.load({"redact": True})
     assert "x80" not in desk.run("dlq", "show", LETTERS, "--id", ident).stdout
     assert "body_base64" not in shown(desk, ident)
 

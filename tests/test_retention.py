@@ -39,7 +39,7 @@ def keeping(desk: Desk, folder: Path | None, **fields: Any) -> Retention:
     settings: dict[str, Any] = {"queues": {"#": {"max_delivery_attempts": 3, **fields}}}
     if folder is not None:
         settings["dead_letter_archive"] = str(folder)
-    desk.install.__dict__["settings"] = RedeliverySettings.load(settings)
+    desk.install.policies.__dict__["settings"] = RedeliverySettings.load(settings)
     return Retention(desk.install)
 
 
@@ -127,7 +127,7 @@ def test_each_letter_is_kept_as_long_as_the_queue_says_where_it_died(desk: Desk,
         "dead_letter_archive": str(tmp_path),
         "queues": {QUEUE: {"dead_letter_time_to_live": 3600}, "bills": {"dead_letter_time_to_live": 86_400}},
     }
-    desk.install.__dict__["settings"] = RedeliverySettings.load(settings)
+    desk.install.policies.__dict__["settings"] = RedeliverySettings.load(settings)
     assert keeper.step() == 1
     assert desk.ids(LETTERS) == ["other"]
 

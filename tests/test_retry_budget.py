@@ -249,7 +249,7 @@ def test_a_budget_is_a_number_above_nothing(value: Any) -> None:
 def test_what_a_dead_worker_had_started_is_paced_and_what_it_had_not_is_not(desk: Desk) -> None:
     """A counted crash is a failed attempt; what is given back uncounted has not reached anybody's downstream."""
     rows = {"queues": {"#": {"redelivery_delay": 0, "redeliveries_per_second": SELDOM}}}
-    desk.install.__dict__["settings"] = RedeliverySettings.load(rows)
+    desk.install.policies.__dict__["settings"] = RedeliverySettings.load(rows)
     for task_id in ("one", "two", "innocent"):
         message = task_message(task_id)
         message["headers"][ANNOUNCED] = 1

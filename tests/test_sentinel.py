@@ -198,7 +198,7 @@ def test_the_replica_confirms_before_a_transition_counts(any_server: Server) -> 
     try:
         until(lambda: replica.client.info("replication")["master_link_status"] == "up")
         desk = Desk(any_server)
-        desk.install.__dict__["settings"] = type(desk.install.settings).load({"wait_replicas": 1})
+        desk.install.policies.__dict__["settings"] = type(desk.install.settings).load({"wait_replicas": 1})
         assert isinstance(desk.client, ConfirmedRedis)
         with capture_logs() as lines:
             for _ in range(20):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from celery import Celery
+
+    from redelivery.middleware.transports.base import Transport
 
 __all__ = ["Kind", "kind_of", "transport_of"]
 
@@ -20,7 +22,7 @@ def kind_of(app: Celery) -> Kind:
     return "amqp" if driver == "amqp" else "generic"
 
 
-def transport_of(app: Celery) -> Any:
+def transport_of(app: Celery) -> Transport:
     """The transitions on this app's broker. Raises `BrokerUnavailable`, `BrokerError`, `ConfigurationError`."""
     from redelivery.errors import BrokerError  # noqa: PLC0415 - a transport is imported where its broker is used
     from redelivery.middleware.broker_url import check_broker_url  # noqa: PLC0415
@@ -32,9 +34,9 @@ def transport_of(app: Celery) -> Any:
         msg = f"broker {exc} is no transport that kombu knows; is broker_url right? It looks like redis://host:6379/0"
         raise BrokerError(msg) from exc
     if kind == "redis":
-        from redelivery.middleware.transports.redis import RedisTransport  # noqa: PLC0415
+        from redelivery.middleware.transports.redis_broker import RedisBroker  # noqa: PLC0415
 
-        return RedisTransport.of(app)
+        return RedisBroker.of(app)
     if kind == "amqp":
         from redelivery.middleware.transports.amqp import AmqpTransport  # noqa: PLC0415
 

@@ -108,7 +108,7 @@ class AmqpTransport(WithoutLeases):
 
     def claim_for(self, worker: str) -> ChannelClaim:
         """What this worker holds, from now on."""
-        self.claim = ChannelClaim(self, worker)
+        self.claim = ChannelClaim(self, self.publisher, worker)
         return self.claim
 
     def attach(self, consumer: Consumer) -> None:

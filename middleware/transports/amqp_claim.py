@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
     from celery.worker.consumer import Consumer
 
-    from redelivery.middleware.transports.amqp import AmqpTransport
-    from redelivery.middleware.transports.base import Held
+    from redelivery.middleware.transports.amqp_publisher import Publisher
+    from redelivery.middleware.transports.base import Held, Transport
 
 __all__ = ["ChannelClaim"]
 
@@ -42,8 +42,9 @@ MOST_LEAVING = 128
 class ChannelClaim(Claim):
     """Who holds what."""
 
-    def __init__(self, transport: AmqpTransport, worker: str) -> None:
+    def __init__(self, transport: Transport, publisher: Publisher, worker: str) -> None:
         super().__init__(transport, worker)
+        self._publisher = publisher
         self._consumer: Any = None
         self._channel: Any = None
         self._ended: deque[str] = deque()
@@ -123,7 +124,7 @@ class ChannelClaim(Claim):
         return max(min(window // 2, ENOUGH), 1) if window else ENOUGH
 
     def _tell_enough(self) -> None:
-        self.transport.publisher.enough = self.enough
+        self._publisher.enough = self.enough
 
     def leave(self, tag: str) -> None:
         """The message has ended, and is acknowledged once that is recorded. Called from any thread."""

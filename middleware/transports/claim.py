@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from celery.worker.consumer import Consumer
 
-    from redelivery.middleware.transports.base import Deliveries, Pipeline
+    from redelivery.middleware.transports.base import Deliveries, Pipeline, Transport
 
 __all__ = ["Claim", "Delivered", "WithoutLeases"]
 
@@ -91,7 +91,7 @@ class Delivered(Held):
 class Claim:
     """Who holds what (`Deliveries`)."""
 
-    def __init__(self, transport: Any, worker: str) -> None:
+    def __init__(self, transport: Transport, worker: str) -> None:
         self.transport = transport
         self.worker = worker
         self.held: dict[str, Held] = {}

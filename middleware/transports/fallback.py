@@ -16,7 +16,7 @@ from redelivery.middleware.keys import Keys
 from redelivery.middleware.transports.base import Held
 
 if TYPE_CHECKING:
-    from redelivery.middleware.owner import Owner
+    from redelivery.middleware.transports.base import Deliveries
 
 __all__ = ["KNOWN", "is_known", "taken_by_kombu"]
 
@@ -30,7 +30,7 @@ def is_known() -> bool:
     return all(part.isdigit() for part in parts) and tuple(map(int, parts)) in KNOWN
 
 
-def taken_by_kombu(message: Any, owner: Owner) -> Held | None:
+def taken_by_kombu(message: Any, owner: Deliveries) -> Held | None:
     """The message as this worker holds it, from now on; None where it is no message of a task queue on Redis."""
     channel, queue = message.channel, getattr(message, "queue", None)
     if queue is None:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from celery.worker.consumer import Consumer
 
-    from redelivery.middleware.transports.base import Held
+    from redelivery.middleware.transports.base import Held, Transport
 
 __all__ = ["GenericClaim", "envelope_of"]
 
@@ -35,7 +35,7 @@ DELIVERY_INFO = ("exchange", "routing_key", "redelivered", "priority")
 class GenericClaim(Claim):
     """Who holds what."""
 
-    def __init__(self, transport: Any, worker: str) -> None:
+    def __init__(self, transport: Transport, worker: str) -> None:
         super().__init__(transport, worker)
         self._acknowledge: dict[str, Callable[[], None]] = {}
         self._numbers = itertools.count(1)

@@ -7,9 +7,8 @@ the server refuses it, not at all. Limits: an asynchronous replica that becomes 
 from __future__ import annotations
 
 import uuid
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
-import kombu
 from kombu.exceptions import OperationalError
 from redis.backoff import NoBackoff
 from redis.exceptions import AuthenticationError, RedisError, ResponseError
@@ -18,29 +17,22 @@ from redis.retry import Retry
 from redelivery.errors import BrokerError, BrokerUnavailable
 from redelivery.middleware.broker_url import check_broker_url
 from redelivery.middleware.keys import SEPARATOR, Keys
-from redelivery.middleware.logs import log
-from redelivery.middleware.owner import Owner
 from redelivery.middleware.replicas import ConfirmedRedis
 from redelivery.middleware.scripts import Script
-from redelivery.middleware.transports import redis_errors
 from redelivery.middleware.transports.base import ACCEPTED, Capability
-from redelivery.middleware.transports.fallback import KNOWN, is_known
-from redelivery.middleware.transports.receiver import Receiver
-from redelivery.middleware.transports.receiving import Receiving
 from redelivery.middleware.transports.redis_owners import Owners
 from redelivery.middleware.transports.redis_stores import Stores
 from redelivery.middleware.transports.redis_wire import answer_of, encoded, text_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Sequence
 
     from celery import Celery
-    from celery.worker.consumer import Consumer
     from redis import ConnectionPool, Redis
 
     from redelivery.middleware.outcomes import Event
     from redelivery.middleware.pacing import Pace
-    from redelivery.middleware.transports.base import Answer, Deliveries, Held, Pipeline
+    from redelivery.middleware.transports.base import Answer, Held
 
 __all__ = ["SOCKET_TIMEOUT", "RedisTransport"]
 
@@ -67,7 +59,7 @@ class RedisTransport(Stores, Owners):
         self._held_keys = [keys.unacked, keys.unacked_index, keys.starts, keys.leases]
 
     @classmethod
-    def of(cls, app: Celery) -> RedisTransport:
+    def of(cls, app: Celery) -> Self:
         """The transitions on the broker of this app, connected as its settings say (TLS, Sentinel, credentials, database, prefix).
 
         Raises `BrokerUnavailable` where nothing answers, `BrokerError` where the broker refuses or is no Redis,
@@ -95,77 +87,6 @@ class RedisTransport(Stores, Owners):
         transport = cls(ConfirmedRedis(_patient(channel._get_pool()), wanted), Keys.of(channel))  # noqa: SLF001 - the app's own settings
         transport.app = app
         return transport
-
-    # the worker's side
-
-    def claim_for(self, worker: str) -> Owner:
-        """What this worker holds, from now on, under leases."""
-        if not is_known():
-            known = " and ".join(".".join(map(str, each)) for each in KNOWN)
-            why = f"known are {known}; messages are received by kombu's own receive"
-            log.warning("kombu.unknown", version=kombu.__version__, why=why)
-        return Owner(self, worker)
-
-    def attach(self, consumer: Consumer) -> None:
-        """Messages are held under leases, whatever connection they came by."""
-
-    def receive(
-        self, consumer: Consumer, owner: Deliveries, limit: Callable[[], int], on_garbage: Callable[[Held, Exception], None]
-    ) -> bool:
-        """Receive by a script, where `fast_receive` is on and kombu is one that we know."""
-        channel, pool = consumer.task_consumer.channel, consumer.pool
-        if not (isinstance(channel, Receiving) and isinstance(owner, Owner) and is_known()):
-            return False
-        channel.arm(Receiver(owner, limit, lambda: 2 * int(pool.num_processes), on_garbage))
-        return True
-
-    def pipeline(self, hub: Any, wait_for: Callable[..., None]) -> Pipeline | None:
-        """On a connection of its own; None with `wait_replicas`, whose answers are waited for."""
-        from redelivery.middleware.underway import UnderWay  # noqa: PLC0415 - it is a transport of this kind itself
-
-        return None if getattr(self.client, "replicas", None) is not None else UnderWay(self, hub, wait_for)
-
-    def is_transient(self, exc: BaseException) -> bool:
-        """Whether this failure is the server's for now."""
-        return redis_errors.is_transient(exc)
-
-    def is_driver_error(self, exc: BaseException) -> bool:
-        """Whether redis-py raised it."""
-        return isinstance(exc, RedisError | ConnectionError)
-
-    def has_queue(self, name: str) -> bool:
-        """Whether something lies in this queue, or it has been declared."""
-        return bool(self.client.exists(self.keys.list(name), self.keys.bindings(name)))
-
-    def objection_to(self, queue: str) -> str | None:
-        """Whether another thing than a queue has this name's key."""
-        held = text_of(self.client.type(self.keys.list(queue)))
-        return None if held in {"none", "list"} else f"is the key of a {held} on this server, and no queue"
-
-    def origin_of(self, dead_letter_queue: str) -> str | None:
-        """The queue whose worker used this dead-letter queue last."""
-        used = self.client.hget(self.keys.dead_letter_queues, dead_letter_queue)
-        return None if used is None else text_of(used)
-
-    def warn(self, queues: Sequence[str], letters: Iterable[str], management_url: str | None) -> None:  # noqa: ARG002 - the port's
-        """Say where the server may throw messages away by itself: the only deaths on Redis that nobody records."""
-        memory: Any = self.client.info("memory")
-        policy = memory.get("maxmemory_policy", "noeviction")
-        if memory.get("maxmemory") and policy != "noeviction":
-            why = "a full server throws messages away, unrecorded: set maxmemory-policy noeviction"
-            log.warning("broker.evicts", maxmemory_policy=policy, maxmemory=memory["maxmemory"], why=why)
-
-    def drain(self, seconds: float) -> bool:  # noqa: ARG002 - as the other transports'
-        """Nothing is under way here: each transition has been carried out when it is answered."""
-        return True
-
-    def waiting(self) -> int:
-        """How many transitions are not carried out: those are in the outbox alone."""
-        return 0
-
-    def recorded_start(self, held: Held) -> str | None:
-        """How its start was recorded."""
-        return self.started([held.tag])[0]
 
     # transitions of a message that a worker holds
 
