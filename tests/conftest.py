@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from celery import _state
-from hypothesis import HealthCheck, settings
 
 from redelivery.middleware.logs import redacting
 from tests.amqp_taking import opened
+from tests.built import built
+from tests.lanes import first_quick
 from tests.pooled import floors, on
 from tests.proofs import pytest_runtest_logreport, pytest_sessionfinish, pytest_terminal_summary
 from tests.rabbit import private_rabbit, rabbit, rabbit_node
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 #: The fixtures of trials, of pools and of RabbitMQ are every module's, and the hooks of proofs are the whole run's.
 __all__ = [
+    "built",
     "floors",
     "forked",
     "on",
@@ -50,13 +52,8 @@ def _unredacted() -> Iterator[None]:
 
 
 def pytest_configure() -> None:
-    """Hear SIGINT, and let the commands that tests start hear it: a shell ignores it for what it runs in the background.
-
-    And let Hypothesis time nothing: beside so many other tests, that says how busy the machine is.
-    """
+    """Hear SIGINT, and let the commands that tests start hear it: a shell ignores it for what it runs in the background."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-    settings.load_profile("untimed")
 
 
 @pytest.hookimpl(trylast=True)
@@ -110,7 +107,7 @@ def shop(server: Server, folder: Path) -> Iterator[Callable[..., Shop]]:
         each.stop()
 
 
-@pytest.fixture(params=["valkey", "redis"])
+@pytest.fixture(params=first_quick(["valkey", "redis"]))
 def any_server(request: pytest.FixtureRequest, folder: Path) -> Iterator[Server]:
     """Each kind of server that the transitions must work on; Debian's Redis may be missing, but not in CI."""
     binary = binaries().get(request.param)

@@ -14,6 +14,7 @@ import pytest
 
 from tests.control import Floor, floor
 from tests.control_queues import QUEUES, ROUTES
+from tests.lanes import FULL
 from tests.trial import missing
 
 if TYPE_CHECKING:
@@ -35,7 +36,8 @@ def places(pool: str) -> int:
 
 def pool_param(pool: str) -> object:
     """A parameter: all tests with it run in one process of the test run, and share its floor."""
-    return pytest.param(pool, marks=pytest.mark.xdist_group(f"pools-{pool}"))
+    marks = [pytest.mark.xdist_group(f"pools-{pool}")]
+    return pytest.param(pool, marks=marks if pool == POOLS[0] else [*marks, FULL])
 
 
 class Floors:

@@ -1,6 +1,7 @@
 """Proofs: the tests that `docs/parity.md` and `docs/celery.md` name are not merely there: in a whole run, none was skipped.
 
-A whole run is one that was asked for nothing in particular: `pytest` without paths, names, marks, or what else leaves tests out.
+A whole run is one of the full lane that was asked for nothing in particular: `pytest --full` without paths, names, marks, or what
+else leaves tests out.
 In a run that failed, or was broken off, nothing is added: one failure is enough. A test that runs on brokers of both kinds must
 have passed on both.
 """
@@ -64,7 +65,7 @@ def kind_of(nodeid: str) -> str:
 
 def _is_whole(config: pytest.Config) -> bool:
     asked = config.args_source is pytest.Config.ArgsSource.TESTPATHS
-    return asked and not any(getattr(config.option, name, None) for name in NARROWING)
+    return asked and getattr(config.option, "full", False) and not any(getattr(config.option, name, None) for name in NARROWING)
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

@@ -126,6 +126,7 @@ def test_a_missing_dead_letter_queue_refuses_the_worker_in_one_line(rabbit_shop:
     assert "DLQ.celery" in line
 
 
+@pytest.mark.slow
 def test_connections_that_the_broker_closes_lose_nothing(private_rabbit: Rabbit, private_shop: Shop) -> None:
     """Ten times, while tasks succeed, fail and wait: each ends; whatever ran twice is named."""
     here, worker = private_shop, private_shop.start()
@@ -227,6 +228,8 @@ def test_a_letter_that_cannot_be_routed_is_kept_and_tried_again(rabbit: Rabbit, 
 
 
 @pytest.mark.parametrize("resource", ["memory", "disk"])
+@pytest.mark.full
+@pytest.mark.slow
 def test_an_alarm_is_waited_out(private_rabbit: Rabbit, private_shop: Shop, resource: str) -> None:
     """Memory or disk run short, and the broker blocks whoever publishes: nothing is lost or recorded twice, and it goes on then.
 
@@ -246,6 +249,8 @@ def test_an_alarm_is_waited_out(private_rabbit: Rabbit, private_shop: Shop, reso
 
 
 @pytest.mark.timeout(900)
+@pytest.mark.full
+@pytest.mark.slow
 def test_a_broker_that_is_killed_and_comes_back_has_lost_nothing(private_rabbit: Rabbit, private_shop: Shop) -> None:
     """SIGKILL of the node in the middle of the work: after its restart every task ends, and the letters are there.
 

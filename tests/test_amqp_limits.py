@@ -40,6 +40,7 @@ def impatient_shop(impatient: Rabbit, folder: Path) -> Iterator[Shop]:
     shop.stop()
 
 
+@pytest.mark.slow
 def test_what_waits_for_its_time_outlasts_the_consumer_timeout(impatient_shop: Shop) -> None:
     """A countdown and a redelivery of twice that time: each waits in the broker, acknowledged, and nobody's channel is closed."""
     worker = impatient_shop.start(concurrency=1)
@@ -51,6 +52,8 @@ def test_what_waits_for_its_time_outlasts_the_consumer_timeout(impatient_shop: S
     assert "PRECONDITION_FAILED" not in worker.text
 
 
+@pytest.mark.full
+@pytest.mark.slow
 def test_what_runs_longer_than_the_consumer_timeout_is_kept_in_the_end(impatient_shop: Shop) -> None:
     """The broker closes the worker's channel and delivers again what runs: three times for nothing, then counted; a letter."""
     worker = impatient_shop.start("--without-heartbeat", concurrency=4, pool="threads")

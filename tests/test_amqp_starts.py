@@ -16,6 +16,7 @@ from redelivery.middleware.transports.amqp_names import START
 from redelivery.middleware.transports.amqp_starts import Starts, start_of
 from redelivery.workers.testing.rabbit_node import USER
 from tests.chaos.proxy import Proxy
+from tests.lanes import first_quick
 from tests.running import Shop, until
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ def proxy(rabbit: Rabbit) -> Iterator[Proxy]:
     made.stop()
 
 
-@pytest.fixture(params=["classic", "quorum"])
+@pytest.fixture(params=first_quick(["classic", "quorum"]))
 def here(request: pytest.FixtureRequest, rabbit: Rabbit, proxy: Proxy, folder: Path) -> Iterator[Shop]:
     """A shop behind the proxy, on each type of queue."""
     kind = {"task_default_queue_type": "quorum", "task_create_missing_queue_type": "quorum"}
@@ -58,6 +59,7 @@ def ran(shop: Shop, task_id: str, times: int) -> None:
     until(lambda: len(shop.runs(task_id)) >= times, 120, f"run {times} of the task")
 
 
+@pytest.mark.slow
 def test_what_was_held_beside_crashes_is_never_counted_and_what_had_begun_is(here: Shop, rabbit: Rabbit) -> None:
     """Three workers die with one task running and six behind it, which were handed over three times: one dies, none of the six."""
     poison = here.send("naps", 3600)
@@ -108,6 +110,7 @@ def test_a_worker_that_is_told_to_stop_at_once_is_no_crash(here: Shop, rabbit: R
     assert [event.attempt for event in here.events_of(task_id) if event.outcome == "redelivery_scheduled"] == [1, 1]
 
 
+@pytest.mark.slow
 def test_a_task_whose_starts_may_not_be_recorded_does_not_kill_workers_for_ever(here: Shop, rabbit: Rabbit) -> None:
     """A worker without that right says so; what was handed over so often that no innocent message would be is counted, and dies."""
     rabbit.ctl("set_permissions", USER, "^(?!redelivery.start)", ".*", ".*")

@@ -18,6 +18,7 @@ from redelivery.middleware.transports.amqp_policies import warn_of_bypasses
 from redelivery.middleware.transports.amqp_topology import declare_delays, declare_letters, has_queue
 from redelivery.middleware.transports.base import Capability
 from redelivery.middleware.transports.redis import RedisTransport
+from tests.lanes import first_quick
 from tests.running import Shop, until
 
 if TYPE_CHECKING:
@@ -140,7 +141,7 @@ def test_an_observing_worker_records_and_changes_nothing(rabbit: Rabbit, folder:
         shop.stop()
 
 
-@pytest.mark.parametrize("pool", ["solo", "gevent"])
+@pytest.mark.parametrize("pool", first_quick(["solo", "gevent"]))
 def test_other_pools_work_too(rabbit: Rabbit, folder: Path, pool: str) -> None:
     """A retry, a letter and a delay, on pools without a hub or without processes; and a stop that leaves nothing behind."""
     server: Any = rabbit

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.amqp_taking import consumed, filled, publish
+from tests.lanes import first_quick
 from tests.running import Shop, until
 from tests.trial import missing
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
     from tests.rabbit import Rabbit
 
-KINDS = pytest.mark.parametrize("kind", ["classic", "quorum"])
+KINDS = pytest.mark.parametrize("kind", first_quick(["classic", "quorum"]))
 
 
 def test_a_window_of_the_channel_is_as_wide_as_it_is_asked_for(rabbit: Rabbit, opened: Callable[[], Any]) -> None:
@@ -181,7 +182,7 @@ def test_a_worker_that_is_killed_with_a_second_consumer_loses_nothing(rabbit: Ra
         here.stop()
 
 
-@pytest.mark.parametrize(("pool", "kind"), [("gevent", "classic"), ("eventlet", "quorum")])
+@pytest.mark.parametrize(("pool", "kind"), first_quick([("gevent", "classic"), ("eventlet", "quorum")]))
 def test_greenlets_are_handed_the_next_task_when_one_has_ended(rabbit: Rabbit, folder: Path, pool: str, kind: str) -> None:
     """Celery's loop for them comes round after two seconds, and loses a tenth of one for each answer of the broker.
 

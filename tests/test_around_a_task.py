@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from redelivery.middleware.envelope import Envelope
+from tests.lanes import first_quick
 from tests.running import Shop
 from tests.servers import Server, binaries
 
@@ -20,7 +21,7 @@ pytestmark = pytest.mark.xdist_group("around")
 SETTINGS = {"queues": {"#": {"redelivery_delay": 0.1, "max_delivery_attempts": 3}}}
 
 
-@pytest.fixture(scope="module", params=["prefork", "threads"])
+@pytest.fixture(scope="module", params=first_quick(["prefork", "threads"]))
 def shop(request: pytest.FixtureRequest) -> Iterator[Shop]:
     """A worker whose result backend refuses as it is told; one process, which remembers how often it has."""
     with tempfile.TemporaryDirectory(prefix="rd-", ignore_cleanup_errors=True) as name:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from redelivery.middleware.begun import PATIENCE
+from tests.lanes import first_quick
 from tests.running import until
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ def _succeeded(here: Shop) -> list[str]:
     return sorted(event.task_id for event in here.events if event.outcome == "succeeded")
 
 
-@pytest.mark.parametrize("pool", ["prefork", "threads", "solo"])
+@pytest.mark.parametrize("pool", first_quick(["prefork", "threads", "solo"]))
 def test_a_worker_that_stops_among_quick_tasks_runs_none_twice(shop: Callable[..., Shop], pool: str) -> None:
     """What it has taken and not begun goes back, what has begun has its end, and it does not wait for its own children."""
     here = shop()

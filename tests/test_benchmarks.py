@@ -240,6 +240,8 @@ def bench(*words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.full
+@pytest.mark.slow
 def test_the_two_cheapest_comparisons_run(tmp_path: Path) -> None:
     """Each side is measured; the results, the plots and the table are written, and nothing else is printed with `--json`."""
     (tmp_path / "README.md").write_text(f"{BEGIN}\n{END}\n")

@@ -10,6 +10,7 @@ from celery import Celery
 
 from redelivery import Redelivery
 from tests.control import Floor, floor, waiting_ids
+from tests.lanes import first_quick
 from tests.pooled import POOLS, places
 from tests.running import until
 from tests.trial import missing
@@ -106,7 +107,9 @@ def test_what_waits_for_its_rate_goes_back_when_the_worker_stops(here: Floor) ->
     assert here.outcomes_of(second) == ["published"]
 
 
-@pytest.fixture(scope="module", params=[pytest.param(pool, marks=pytest.mark.xdist_group(f"bounds-{pool}")) for pool in POOLS])
+@pytest.fixture(
+    scope="module", params=first_quick(pytest.param(pool, marks=pytest.mark.xdist_group(f"bounds-{pool}")) for pool in POOLS)
+)
 def frugal(request: pytest.FixtureRequest) -> Iterator[tuple[str, Floor]]:
     """A worker of each pool, with room for two (one on solo): it takes no more than it can run, and ten that wait for their ETA."""
     if missing(request.param):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.control import Floor, floor, waiting_ids
+from tests.lanes import first_quick
 from tests.pooled import POOLS, Floors, places, pool_param
 from tests.running import until
 from tests.trial import missing
@@ -128,7 +129,7 @@ def scattered(here: Floor, queue: str) -> list[str]:
 
 
 @HERE
-@pytest.mark.parametrize("pool", ["gevent", "eventlet"])
+@pytest.mark.parametrize("pool", first_quick(["gevent", "eventlet"]))
 def test_a_cold_shutdown_ends_greenlets_and_does_not_take_them_for_done(here: Floor, pool: str) -> None:
     """Celery reports a greenlet that it has ended as a success, and acknowledges its message: the task is lost there."""
     if missing(pool):

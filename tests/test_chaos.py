@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.chaos.harness import Run
 from tests.chaos.plan import Plan
+from tests.lanes import seed
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-SEED = int(os.environ.get("CHAOS_SEED", "1"))
+SEED = seed()
 
 
+@pytest.mark.full
+@pytest.mark.slow
 @pytest.mark.timeout(2000)
 def test_a_kill_at_any_boundary_loses_nothing_and_the_books_balance(folder: Path) -> None:
     """Each step of a message is one where a process dies; nothing is lost, ends twice, or runs twice without being named."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
@@ -12,6 +11,7 @@ from tests.chaos.plan import Plan
 from tests.chaos.rabbit.account import Account, account
 from tests.chaos.rabbit.harness import RabbitRun
 from tests.chaos.rabbit.plan import BOUNDARIES
+from tests.lanes import seed
 from tests.running import Shop
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from tests.rabbit import Node, Rabbit
 
-SEED = int(os.environ.get("CHAOS_SEED", "1"))
+SEED = seed()
 #: Between all steps of a transition, and in each kind of process; the others are for `./dev chaos --broker rabbitmq`.
 CHOSEN = {
     *("worker:receive.after", "worker:confirm.before", "worker:defer.after", "worker:dead_letter.after", "worker:record.after"),
@@ -29,6 +29,8 @@ CHOSEN = {
 LIFE = ("t", 0, 0, "celery")
 
 
+@pytest.mark.full
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_kill_between_any_two_steps_on_rabbitmq_loses_nothing_and_is_named(folder: Path, rabbit_node: Node) -> None:
     """Nothing is lost; what ended twice has a word for it in the account, and what ran twice has one in the log."""

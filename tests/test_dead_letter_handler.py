@@ -24,6 +24,7 @@ from redelivery.workers.redis_transport import redis_of
 from redelivery.workers.redrive import redrive
 from tests.chaos.verdict import archived_in, judge
 from tests.desk import body_of, task_message
+from tests.lanes import first_quick
 from tests.running import Shop, until
 from tests.servers import Server, binaries
 
@@ -232,7 +233,7 @@ def test_garbage_reaches_its_handler_too(handled: Shop) -> None:
     assert (call["task"], call["args"], call["reason"]) == ("", None, "undecodable")
 
 
-@pytest.mark.parametrize("pool", ["threads", "solo"])
+@pytest.mark.parametrize("pool", first_quick(["threads", "solo"]))
 def test_a_handler_works_where_the_pool_shares_the_workers_process(place: Path, pool: str) -> None:
     """Decisions and failures take another way there, to the same ends."""
     server = served(place / pool)

@@ -195,6 +195,8 @@ def first(one_server: Server) -> Iterator[Shop]:
 
 
 @pytest.mark.xdist_group("applications")
+@pytest.mark.full
+@pytest.mark.slow
 def test_applications_with_their_own_prefixes_do_not_see_each_other(one_server: Server, first: Shop) -> None:
     """Same queue, same tasks: none takes the other's messages, recovers the other's workers, or records in the other's log."""
     with application(one_server, "orders", prefix="two:") as second:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
+import pytest
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -13,6 +15,8 @@ if TYPE_CHECKING:
 POLICY = {"redelivery_delay": 0.1, "redelivery_delay_multiplier": 1.0, "max_delivery_attempts": 3}
 
 
+@pytest.mark.full
+@pytest.mark.slow
 def test_of_children_that_die_beside_each_other_each_counts(shop: Callable[..., Shop]) -> None:
     """Forty tasks kill their processes, six at a time: each of them runs as often as it may, and no other task runs twice."""
     here = shop(settings={"queues": {"#": POLICY}})

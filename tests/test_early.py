@@ -8,6 +8,7 @@ import pytest
 
 from redelivery.middleware.transports.base import Answer
 from tests.desk import Desk
+from tests.lanes import first_quick
 from tests.running import until
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 SETTINGS = {"lease": 2, "queues": {"#": {"redelivery_delay": 0.05, "max_delivery_attempts": 2}}}
 
 
-@pytest.mark.parametrize("pool", ["prefork", "threads", "solo"])
+@pytest.mark.parametrize("pool", first_quick(["prefork", "threads", "solo"]))
 def test_every_way_to_end_is_recorded_once(shop: Callable[..., Shop], pool: str) -> None:
     """Rejected, requeued, ignored, retried by Celery's own publishing, lost: each has its one end, and none is left held."""
     here = shop(settings=SETTINGS)

@@ -22,6 +22,7 @@ __all__ = ["spark"]
 pytestmark = pytest.mark.xdist_group("spark")
 
 
+@pytest.mark.full
 def test_kills_lose_nothing_and_the_books_count_each_event_once(spark: SparkSession, server: Server, folder: Path) -> None:
     """Five exporters, one after the other, each SIGKILLed while events are recorded; checked after each kill."""
     storm = Storm(server, str(folder / "out"), events=10_000)
@@ -32,6 +33,7 @@ def test_kills_lose_nothing_and_the_books_count_each_event_once(spark: SparkSess
     assert (books.events, books.lives, books.balanced) == (10_000, 5_000, True)
 
 
+@pytest.mark.full
 def test_kills_lose_nothing_in_a_store_that_has_no_rename(
     spark: SparkSession, server: Server, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

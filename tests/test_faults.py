@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.balance import assert_balanced
+from tests.lanes import first_quick
 from tests.running import until
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ def succeeded(here: Shop) -> Counter[str]:
     return Counter(event.task_id for event in here.events if event.outcome == "succeeded")
 
 
-@pytest.mark.parametrize("pool", ["prefork", "threads"])
+@pytest.mark.parametrize("pool", first_quick(["prefork", "threads"]))
 def test_a_cut_connection_runs_no_running_task_twice(shop: Callable[..., Shop], pool: str) -> None:
     """What runs is held through the reconnect and ends once; what had not begun is given back and runs once."""
     here = shop()

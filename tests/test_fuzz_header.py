@@ -15,6 +15,7 @@ import types
 import uuid
 from typing import TYPE_CHECKING, Any
 
+import pytest
 from click.testing import CliRunner
 
 from redelivery.middleware.envelope import HEADER, sealed
@@ -164,6 +165,7 @@ def at_rest(sizes: dict[str, int]) -> bool:
     return not {name: size for name, size in sizes.items() if not name.startswith("DLQ.") or name == "DLQ.handled"}
 
 
+@pytest.mark.slow
 def test_whatever_our_header_says_nothing_but_the_apps_own_is_touched_on_redis(shop: Callable[..., Shop], tmp_path: Path) -> None:
     """No key beyond the app's, no type that is another one's, and what others have there is as it was."""
     here = shop(settings=SETTINGS, module="tests.lied_to")
@@ -188,6 +190,7 @@ def test_whatever_our_header_says_nothing_but_the_apps_own_is_touched_on_redis(s
     assert worker.stop() == 0
 
 
+@pytest.mark.slow
 def test_whatever_our_header_says_nothing_but_the_apps_own_is_touched_on_rabbitmq(rabbit: Rabbit, tmp_path: Path) -> None:
     """No queue beyond the app's is declared or given anything, no broadcast is sent, and the books hear of no event but ours."""
     here = Shop(rabbit, tmp_path, settings=SETTINGS, module="tests.lied_to")  # type: ignore[arg-type]

@@ -1,6 +1,6 @@
 """Malformed messages into a real worker of each pool: it lives, and each is kept with its bytes, or run where Celery would run it.
 
-`FUZZ_MESSAGES` says how many for each pool, `FUZZ_SEED` which ones.
+`FUZZ_MESSAGES` says how many for each pool, the seed of the run which ones.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from redelivery.middleware.identity import raw_id
 from redelivery.middleware.outcomes import TERMINAL, Reason
 from redelivery.workers.dead_letters import Letter
 from tests.hostile_messages import MARK, TASK, hostile
+from tests.lanes import first_quick, seed
 from tests.running import Shop, until
 from tests.servers import Server, binaries
 
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 COUNT = int(os.environ.get("FUZZ_MESSAGES", "1500"))
-SEED = int(os.environ.get("FUZZ_SEED", "1"))
 MEGABYTE = 1024
 #: What a worker may grow by between the first batch and the last, whatever their number (KiB).
 MOST_GROWTH = 64 * MEGABYTE
@@ -37,7 +37,9 @@ LONG = 600_000
 #: How many are sent, waited for and looked at together; what was looked at is taken away.
 BATCH = max(min(COUNT // 2, 15_000), 1)
 PATIENCE = 60 + BATCH / 5
-POOLS = [pytest.param(pool, marks=pytest.mark.xdist_group(f"fuzz-{pool}")) for pool in ("prefork", "threads", "solo", "gevent")]
+POOLS = first_quick(
+    pytest.param(pool, marks=pytest.mark.xdist_group(f"fuzz-{pool}")) for pool in ("prefork", "threads", "solo", "gevent")
+)
 
 
 @pytest.fixture(params=POOLS)
@@ -162,7 +164,7 @@ def resident(here: Shop) -> int:
 @pytest.mark.timeout(300 + COUNT)
 def test_whatever_lies_in_the_list_ends_and_costs_the_worker_nothing(here: Shop) -> None:
     """Each of the messages is in a dead-letter queue with its bytes, or was run; the worker lives, and does not grow."""
-    chance = random.Random(SEED)  # noqa: S311 - a scenario, no secret
+    chance = random.Random(seed())  # noqa: S311 - a scenario, no secret
     (worker,), sizes, client = here.workers, [], here.server.client
     newer: set[str] = set()
     for begin in range(0, COUNT, BATCH):

@@ -20,6 +20,7 @@ from redelivery.middleware.envelope import HEADER, Envelope
 from redelivery.middleware.transports.base import Capability
 from redelivery.middleware.transports.generic import capabilities_of
 from tests.files import Files
+from tests.lanes import first_quick
 from tests.running import ROOT, Shop, until
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ def filed(files: Files) -> Iterator[Callable[..., Shop]]:
 # in a worker
 
 
-@pytest.mark.parametrize("pool", ["solo", "threads", "gevent"])
+@pytest.mark.parametrize("pool", first_quick(["solo", "threads", "gevent"]))
 def test_a_policy_holds_on_every_pool(filed: Callable[..., Shop], pool: str) -> None:
     """Attempts, their delays, a letter, an ETA: prefork has its turn in the conformance suite."""
     shop = filed()

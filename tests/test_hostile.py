@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from redelivery.middleware.outcomes import TERMINAL
+from tests.lanes import first_quick
 from tests.running import until
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
     from tests.running import Shop
 
-POOLS = pytest.mark.parametrize("pool", ["prefork", "threads", "solo"])
+POOLS = pytest.mark.parametrize("pool", first_quick(["prefork", "threads", "solo"]))
 
 
 def nested(depth: int) -> Any:
@@ -123,7 +124,8 @@ def test_hostile_messages_end_and_cost_the_worker_nothing(shop: Callable[..., Sh
 
 
 @pytest.mark.parametrize(
-    ("pool", "what"), [("prefork", "interrupt"), ("threads", "interrupt"), ("solo", "interrupt"), ("threads", "shutdown")]
+    ("pool", "what"),
+    first_quick([("prefork", "interrupt"), ("threads", "interrupt"), ("solo", "interrupt"), ("threads", "shutdown")]),
 )
 def test_a_task_that_asks_its_process_to_end_is_a_counted_attempt(shop: Callable[..., Shop], pool: str, what: str) -> None:
     """`KeyboardInterrupt` is a lost worker, by the policy, wherever the task runs; so is `WorkerShutdown` in a thread."""

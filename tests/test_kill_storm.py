@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import subprocess
 import sys
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.lanes import seed
 from tests.running import until
 
 if TYPE_CHECKING:
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from tests.running import Shop
 
 TASKS, KILLS = 2000, 20
-SEEDS = [int(seed) for seed in os.environ.get("STORM_SEEDS", "1").split(",")]
 ENDED = {"succeeded", "dead_lettered"}
 
 
@@ -47,11 +46,12 @@ def books(here: Shop, folder: Path) -> dict[str, Any]:
     return summary
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.full
+@pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_a_worker_killed_twenty_times_loses_nothing(shop: Callable[..., Shop], folder: Path, seed: int) -> None:
+def test_a_worker_killed_twenty_times_loses_nothing(shop: Callable[..., Shop], folder: Path) -> None:
     """2,000 tasks; 60 s after the last kill each has ended in one outcome, and each that ran twice is a possible repeat."""
-    chance = random.Random(seed)  # noqa: S311 - a scenario, no secret
+    chance = random.Random(seed())  # noqa: S311 - a scenario, no secret
     here = shop(settings={"queues": {"#": {"redelivery_delay": 0.2, "max_delivery_attempts": 5}}})
     ids: list[str] = []
     here.start()
@@ -67,7 +67,7 @@ def test_a_worker_killed_twenty_times_loses_nothing(shop: Callable[..., Shop], f
         return ended.issuperset(ids)
 
     # A minute on a machine of its own; here other tests run beside it.
-    until(all_have_ended, 150 - (time.monotonic() - last_kill), f"all tasks of seed {seed} to end")
+    until(all_have_ended, 150 - (time.monotonic() - last_kill), f"all tasks of seed {seed()} to end")
     outcomes = Counter((event.task_id, event.generation) for event in here.events if event.outcome in ENDED)
     assert set(outcomes.values()) == {1}
     assert here.leftovers() == {}

@@ -142,6 +142,8 @@ def test_what_somebody_has_taken_from_is_counted_anew() -> None:
     assert said == [None, "unread", None, "unread", None, "unread"]
 
 
+@pytest.mark.full
+@pytest.mark.slow
 def test_a_worker_says_what_nobody_reads(shop: Callable[..., Shop]) -> None:
     """The duty begins with every worker; half a minute later it knows. A queue that a worker consumes is not named."""
     here = shop(settings={"queues": {"#": {"max_delivery_attempts": 1}}}, module="tests.letter_shop")

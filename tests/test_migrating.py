@@ -110,6 +110,8 @@ def shows(printed: str, expected: list[str]) -> bool:
     return re.search(re.sub(r"(\\ )+", r"\\s+", pattern), printed) is not None
 
 
+@pytest.mark.full
+@pytest.mark.slow
 def test_the_document_is_run_from_its_first_command_to_its_last(shell: Shell, tmp_path: Path) -> None:
     """From plain Celery through observing to our workers, and back; with messages in the queue all the time."""
     steps = list(STEP.finditer(DOCUMENT.read_text()))

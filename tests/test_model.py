@@ -1,7 +1,7 @@
 """The scripts against a model of themselves: after every step each message is in one place, the one that the model says.
 
 Hypothesis draws the steps: publications, receives and their repeats, transitions of living, stalled and fenced owners, calls made
-twice, the dispatcher, the recoverer, operators. The run is the same one every time; `MODEL_EXAMPLES=5000` draws so many new ones.
+twice, the dispatcher, the recoverer, operators. `MODEL_EXAMPLES=5000` draws so many runs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tests.servers import Server
 
 EXAMPLES = int(os.environ.get("MODEL_EXAMPLES", "0"))
-#: How many runs in CI; Debian's Redis has fewer, since the scripts are the same.
+#: How many runs by default; Debian's Redis has fewer, since the scripts are the same.
 BOUNDED = {"valkey": 60, "redis": 15}
 
 
@@ -30,9 +30,7 @@ def test_the_scripts_do_what_the_model_says(any_server: Server) -> None:
     profile = settings(
         max_examples=EXAMPLES or BOUNDED[kind],
         stateful_step_count=60,
-        derandomize=not EXAMPLES,
         database=None,
-        deadline=None,
         print_blob=bool(EXAMPLES),
         suppress_health_check=list(HealthCheck),
     )

@@ -12,6 +12,7 @@ from celery import Celery, Task
 from redelivery import Redelivery
 from redelivery.middleware.own_strategy import strategy_of
 from redelivery.workers.adoption import adoption_of
+from tests.lanes import first_quick
 from tests.running import Shop, until
 from tests.servers import Server, binaries
 
@@ -40,7 +41,7 @@ def shop(server: Server, tmp_path: Path) -> Iterator[Shop]:
     here.stop()
 
 
-@pytest.mark.parametrize("pool", ["prefork", "threads"])
+@pytest.mark.parametrize("pool", first_quick(["prefork", "threads"]))
 @pytest.mark.parametrize("task", ["works", "breaks", "breaks_early"])
 def test_no_success_is_claimed_of_a_batch(shop: Shop, pool: str, task: str) -> None:
     """However it ends: its library acknowledges, and tells nobody. Each message has one end, and nothing is left held."""
@@ -54,6 +55,8 @@ def test_no_success_is_claimed_of_a_batch(shop: Shop, pool: str, task: str) -> N
     assert shop.letters() == []
 
 
+@pytest.mark.full
+@pytest.mark.slow
 def test_a_batch_that_kills_its_worker_is_an_attempt_that_counts(shop: Shop) -> None:
     """The first crash makes it a suspect; from then on its start is recorded when its strategy is given it, until its limit."""
     shop.settings["queues"]["#"] = {**POLICY, "max_delivery_attempts": 2}
@@ -68,6 +71,7 @@ def test_a_batch_that_kills_its_worker_is_an_attempt_that_counts(shop: Shop) -> 
     assert shop.outcomes_of(task_id) == ["published", "redelivery_scheduled", "redelivery_scheduled", "dead_lettered"]
 
 
+@pytest.mark.slow
 def test_what_a_strategy_has_not_run_is_given_back_uncounted(shop: Shop) -> None:
     """A worker that stops warm gives back what lies in the buffer, as often as it is deployed."""
     shop.settings["queues"]["#"] = {**POLICY, "max_delivery_attempts": 1, "persist_delivery_count": "always"}

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
-import sys
 import tarfile
 import tomllib
 import zipfile
@@ -14,8 +11,6 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 ROOMS = ("middleware", "settings", "workers")
-#: In one process, so that it is built once.
-BUILT = pytest.mark.xdist_group("packaging")
 
 
 def packages() -> set[str]:
@@ -33,15 +28,9 @@ def folders() -> set[str]:
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[set[str], set[str]]:
-    """The names in the wheel and in the source distribution, built from a copy: a build writes into the tree that it builds."""
-    target = tmp_path_factory.mktemp("dist")
-    tree = tmp_path_factory.mktemp("tree") / "redelivery"
-    shutil.copytree(ROOT, tree, symlinks=True, ignore=shutil.ignore_patterns(".*", "__pycache__", "*.egg-info", "build", "dist"))
-    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(target), str(tree)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    with zipfile.ZipFile(next(target.glob("*.whl"))) as wheel, tarfile.open(next(target.glob("*.tar.gz"))) as source:
+def packed(built: Path) -> tuple[set[str], set[str]]:
+    """The names in the wheel and in the source distribution."""
+    with zipfile.ZipFile(next(built.glob("*.whl"))) as wheel, tarfile.open(next(built.glob("*.tar.gz"))) as source:
         return set(wheel.namelist()), {name.partition("/")[2] for name in source.getnames()}
 
 
@@ -74,22 +63,19 @@ def test_lock_pins_with_hashes_and_holds_no_address(lock: str) -> None:
     assert len(requirements) > 1
 
 
-@BUILT
-def test_wheel_holds_every_source_file_and_no_other(built: tuple[set[str], set[str]]) -> None:
+def test_wheel_holds_every_source_file_and_no_other(packed: tuple[set[str], set[str]]) -> None:
     """Python, Lua and the marker for type checkers; no tests, no examples, no bare rooms."""
-    wheel, _ = built
+    wheel, _ = packed
     assert {name for name in wheel if ".dist-info/" not in name} == sources()
 
 
-@BUILT
-def test_wheel_declares_its_commands_and_its_licence(built: tuple[set[str], set[str]]) -> None:
+def test_wheel_declares_its_commands_and_its_licence(packed: tuple[set[str], set[str]]) -> None:
     """The entry points and the licence travel with it."""
-    wheel, _ = built
+    wheel, _ = packed
     assert {name.partition(".dist-info/")[2] for name in wheel} >= {"entry_points.txt", "licenses/LICENSE", "METADATA"}
 
 
-@BUILT
-def test_source_distribution_can_build_the_wheel(built: tuple[set[str], set[str]]) -> None:
+def test_source_distribution_can_build_the_wheel(packed: tuple[set[str], set[str]]) -> None:
     """`python -m build` makes the wheel from the source distribution; the rooms stand in it as they stand here."""
-    _, source = built
+    _, source = packed
     assert {f"{room}/__init__.py" for room in ROOMS} | {"pyproject.toml", "README.md", "LICENSE"} <= source

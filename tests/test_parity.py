@@ -103,13 +103,14 @@ def test_fails():
 @pytest.mark.parametrize(
     ("fine", "table", "words", "code", "told"),
     [
-        (True, "test_either test_skipped", (), 1, ["was skipped"]),
-        (True, "test_either test_skipped", ("-p", "xdist", "-n", "2", "--dist", "loadgroup"), 1, ["was skipped"]),
-        (True, "test_either test_gone", (), 1, ["did not run"]),
-        (True, "test_either", (), 0, []),
-        (True, "test_skipped", ("-k", "either"), 0, []),
-        (True, "test_skipped", ("suite/test_it.py",), 0, []),
-        (False, "test_skipped test_fails", (), 1, []),
+        (True, "test_either test_skipped", ("--full",), 1, ["was skipped"]),
+        (True, "test_either test_skipped", ("--full", "-p", "xdist", "-n", "2", "--dist", "loadgroup"), 1, ["was skipped"]),
+        (True, "test_either test_gone", ("--full",), 1, ["did not run"]),
+        (True, "test_either", ("--full",), 0, []),
+        (True, "test_skipped", (), 0, []),
+        (True, "test_skipped", ("--full", "-k", "either"), 0, []),
+        (True, "test_skipped", ("--full", "suite/test_it.py"), 0, []),
+        (False, "test_skipped test_fails", ("--full",), 1, []),
     ],
 )
 def test_a_whole_run_fails_where_a_named_test_was_skipped(
@@ -122,7 +123,7 @@ def test_a_whole_run_fails_where_a_named_test_was_skipped(
     code: int,
     told: list[str],
 ) -> None:
-    """Also when it is spread over processes; never when only some tests were asked for, or one has failed already."""
+    """Also when it is spread over processes; never in the quick lane, of only some tests, or where one has failed."""
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # a process of its own has enough to load
     pytester.makeconftest(
         f"""
@@ -130,6 +131,7 @@ def test_a_whole_run_fails_where_a_named_test_was_skipped(
         from pathlib import Path
         sys.path.insert(0, {str(ROOT)!r})
         import tests.proofs
+        from tests.lanes import pytest_addoption
         from tests.proofs import pytest_runtest_logreport, pytest_sessionfinish, pytest_terminal_summary
         tests.proofs.DOCUMENTS = (Path({str(pytester.path)!r}) / "parity.md",)
         """

@@ -11,6 +11,7 @@ import pytest
 
 from redelivery.middleware.envelope import Envelope
 from redelivery.workers.recoverer import Recoverer
+from tests.lanes import first_quick
 from tests.running import Shop, until
 from tests.servers import Server, binaries
 
@@ -84,7 +85,7 @@ def test_a_task_that_kills_its_child_has_no_start_too_many(here: Shop, how: str)
     assert here.workers[0].process.poll() is None
 
 
-@pytest.mark.parametrize(("pool", "task"), [("prefork", "ends_worker"), ("threads", "ends"), ("solo", "ends")])
+@pytest.mark.parametrize(("pool", "task"), first_quick([("prefork", "ends_worker"), ("threads", "ends"), ("solo", "ends")]))
 def test_a_task_that_kills_its_whole_worker_has_one_start_too_many_at_most(shop: Callable[..., Shop], pool: str, task: str) -> None:
     """Nobody is left to say what had started: the first crash makes it a suspect, from then on each start is recorded before."""
     here = shop(settings=SETTINGS, module="tests.poisons")

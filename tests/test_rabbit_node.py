@@ -52,6 +52,8 @@ def listening(ports: tuple[int, ...]) -> list[int]:
     return found
 
 
+@pytest.mark.full
+@pytest.mark.slow
 def test_a_node_that_ends_leaves_no_epmd_even_where_its_own_was_slow(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Erlang starts an epmd of its own where it finds none, and that one is nobody's child."""
     slow = folder / "bin" / EPMD

@@ -14,6 +14,7 @@ from redelivery.middleware.header import MOST_ATTEMPTS, Envelope
 from redelivery.workers.letter_filter import Filter
 from redelivery.workers.purge import move
 from redelivery.workers.redrive import Edit, redrive
+from tests.lanes import first_quick
 from tests.running import Shop, until
 from tests.servers import Server, binaries
 
@@ -92,7 +93,7 @@ class Deaths(Shop):
 
 def on(*pools: str) -> list[Any]:
     """These pools as parameters; each has a worker of its own, in one process of the test run."""
-    return [pytest.param(pool, marks=pytest.mark.xdist_group(f"reasons-{pool}")) for pool in pools]
+    return first_quick(pytest.param(pool, marks=pytest.mark.xdist_group(f"reasons-{pool}")) for pool in pools)
 
 
 @pytest.fixture(scope="module", params=on(*POOLS))

@@ -173,6 +173,7 @@ def _without_java(folder: Path) -> dict[str, str]:
 
 
 @pytest.mark.slow
+@pytest.mark.full
 def test_a_machine_without_java_uses_the_embedded_one_and_prints_nothing_of_sparks(told: Histories, tmp_path: Path) -> None:
     """The whole command in a process of its own: only our lines reach the terminal, and a lost task is exit code 1."""
     told.tell("lost", "published")

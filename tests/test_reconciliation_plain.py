@@ -190,6 +190,8 @@ def test_planted_faults_are_found_the_short_way(spark: SparkSession, tmp_path: P
     assert {name: (score.recall, score.precision) for name, score in found.items()} == dict.fromkeys(VERDICTS, (1.0, 1.0))
 
 
+@pytest.mark.full
+@pytest.mark.slow
 def test_two_daily_runs_find_what_was_planted_as_one_run_does(spark: SparkSession, tmp_path: Path) -> None:
     """With lives in the middle at the first run's end, events late for the second, some twice, and settled lives corrected."""
     found, (first, second) = prove_by_day(spark, tmp_path, tasks=1500, rates=0.008, seed=12)
@@ -200,6 +202,8 @@ def test_two_daily_runs_find_what_was_planted_as_one_run_does(spark: SparkSessio
     assert min(first.events, second.events, second.corrections) > 0
 
 
+@pytest.mark.full
+@pytest.mark.slow
 def test_a_task_with_hundreds_of_thousands_of_events_holds_nothing_up(spark: SparkSession, tmp_path: Path) -> None:
     """One task has nearly all events, one queue has all: it is one life, its evidence is cut, and its neighbours are judged."""
     told = Histories()

@@ -104,6 +104,8 @@ def ledger(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Led
     return ledger
 
 
+@pytest.mark.full
+@pytest.mark.slow
 def test_runs_over_parts_say_together_what_one_run_over_all_says(ledger: Ledger) -> None:
     """Random histories in two parts, with events late and repeated in the second: each life's last verdict is the whole's.
 
@@ -244,6 +246,7 @@ def test_a_state_whose_name_was_on_its_way_is_not_forgotten(spark: SparkSession,
     assert not (state / ".current.json.new").exists()
 
 
+@pytest.mark.full
 def test_a_state_from_before_an_outcome_was_known_goes_on(spark: SparkSession, tmp_path: Path) -> None:
     """It has no column for it: none of its lives had that end; one that gets it now balances, and none is lost by it."""
     told = Histories()

@@ -41,6 +41,8 @@ def held_by_the_dead(desk: Desk, token: str, *messages: dict[str, Any], queue: s
         pipe.execute()
 
 
+@pytest.mark.full
+@pytest.mark.slow
 def test_a_lease_is_renewed_and_others_are_watched_while_much_is_recovered(shop: Callable[..., Shop]) -> None:
     """A worker that gives back 20,000 messages is not taken for dead, and finds the next dead one meanwhile."""
     here = shop(settings={"lease": 2})

@@ -14,6 +14,7 @@ from redelivery.middleware.logs import HIDDEN
 from redelivery.workers.dead_letters import Letter
 from redelivery.workers.redaction import redacted
 from tests.desk import LETTERS, Desk, task_message
+from tests.lanes import first_quick
 from tests.running import until
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ def test_without_it_all_is_shown(shop: Callable[..., Shop]) -> None:
     assert CARD in worker.text
 
 
-@pytest.mark.parametrize("pool", ["prefork", "threads"])
+@pytest.mark.parametrize("pool", first_quick(["prefork", "threads"]))
 def test_texts_of_exceptions_need_not_be_stored(shop: Callable[..., Shop], pool: str) -> None:
     """Types and fingerprints are: in the letter, and in the history of each attempt before it."""
     here = shop(module="tests.secret_shop", settings={**FAST, "store_failure_texts": False})

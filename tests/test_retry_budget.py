@@ -78,7 +78,6 @@ _names = itertools.count()
 @settings(
     max_examples=150,
     phases=(Phase.explicit, Phase.generate),  # an example is short, and each try asks a server
-    derandomize=True,
     deadline=None,
     database=None,
     suppress_health_check=list(HealthCheck),

@@ -20,6 +20,7 @@ from structlog.testing import capture_logs
 from redelivery import Redelivery
 from redelivery.errors import RedeliveryError
 from tests.desk import QUEUE, Desk
+from tests.lanes import first_quick
 from tests.paths import PATHS, PREFIX
 from tests.running import Shop, until
 from tests.servers import Asked, Server, binaries
@@ -95,7 +96,7 @@ def server_of(kind: str) -> Iterator[Guarded]:
             server.stop(9)
 
 
-@pytest.fixture(scope="module", params=["redis", "valkey"])
+@pytest.fixture(scope="module", params=first_quick(["redis", "valkey"]))
 def guarded(request: pytest.FixtureRequest) -> Iterator[Guarded]:
     """Each kind of server: their users' rights are not quite the same."""
     with server_of(request.param) as here:

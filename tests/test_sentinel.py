@@ -150,6 +150,8 @@ class Load(threading.Thread):
                 self.failed += 1
 
 
+@pytest.mark.full
+@pytest.mark.slow
 def test_a_failover_under_load_loses_nothing_that_a_replica_confirmed(watched: Watched) -> None:
     """With `wait_replicas`, every publication that did not fail ends in its outcome, on the master that Sentinel chose."""
     with tempfile.TemporaryDirectory(prefix="rd-", ignore_cleanup_errors=True) as name:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from redelivery.middleware.envelope import Envelope
+from tests.lanes import first_quick
 from tests.running import until
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ ENDS = {
 SETTINGS = {"lease": 2, "queues": {"#": {"redelivery_delay": 0.05, "max_delivery_attempts": 3}}}
 
 
-@pytest.mark.parametrize("pool", ["prefork", "threads"])
+@pytest.mark.parametrize("pool", first_quick(["prefork", "threads"]))
 def test_what_a_stalled_worker_asks_is_refused_and_recorded(shop: Callable[..., Shop], tmp_path: Path, pool: str) -> None:
     """SIGSTOP past the lease while four tasks run, SIGCONT, and they end: no success, redelivery or death of its is carried out.
 

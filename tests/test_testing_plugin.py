@@ -68,6 +68,8 @@ def suite(pytester: pytest.Pytester, test: str, *, shop: str = SHOP, ini: str = 
     return result
 
 
+@pytest.mark.full
+@pytest.mark.slow
 def test_the_examples_of_the_documentation_pass(pytester: pytest.Pytester) -> None:
     """Every file that `docs/testing.md` shows, as it shows it."""
     files = FILE.findall((ROOT / "docs" / "testing.md").read_text())

@@ -35,15 +35,14 @@ Found = Counter[tuple[str, int, str]]
 
 
 @pytest.fixture(scope="module")
-def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def python(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The interpreter of an environment in which the package is installed as a wheel, as a user has it, beside what it needs."""
     place = tmp_path_factory.mktemp("installed")
-    ignore = shutil.ignore_patterns(".*", "__pycache__", "*.egg-info", "build", "dist", "tests", "benchmarks", "examples")
-    shutil.copytree(ROOT, place / "source", symlinks=True, ignore=ignore)
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", place / "venv"], check=True)
     site = next((place / "venv").glob("lib/python*/site-packages"))
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--no-build-isolation"]
-    subprocess.run([*pip, "--disable-pip-version-check", "--target", site, place / "source"], check=True, capture_output=True)
+    wheel = next(built.glob("*.whl"))
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps"]
+    subprocess.run([*pip, "--disable-pip-version-check", "--target", site, wheel], check=True, capture_output=True)
     (site / "beside.pth").write_text(sysconfig.get_path("purelib") + "\n")
     return place / "venv" / "bin" / "python"
 

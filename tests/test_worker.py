@@ -10,6 +10,7 @@ import pytest
 from celery.exceptions import TaskRevokedError
 
 from redelivery.middleware.envelope import Envelope
+from tests.lanes import first_quick
 from tests.running import until
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
     from tests.running import Shop
 
-POOLS = pytest.mark.parametrize("pool", ["prefork", "threads", "solo"])
+POOLS = pytest.mark.parametrize("pool", first_quick(["prefork", "threads", "solo"]))
 
 
 @POOLS
@@ -170,7 +171,7 @@ def test_early_acknowledgement_stays_the_authors_choice(shop: Callable[..., Shop
     assert here.leftovers() == {}
 
 
-@pytest.mark.parametrize("pool", ["prefork", "threads"])
+@pytest.mark.parametrize("pool", first_quick(["prefork", "threads"]))
 def test_the_caller_sees_what_celery_would_show(shop: Callable[..., Shop], pool: str) -> None:
     """RETRY in between, then the result or the original exception."""
     here = shop(backend=True)

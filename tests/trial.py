@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.lanes import FULL
 from tests.running import Shop, until
 from tests.servers import Server, binaries
 
@@ -233,6 +234,8 @@ def kind(*, backend: bool, pool: str) -> Any:
         pytest.mark.xdist_group(f"trial-{name}"),
         pytest.mark.skipif(bool(missing(pool)), reason=missing(pool) or "it is there"),
     ]
+    if not (backend and pool == "prefork"):
+        marks.append(FULL)
     return pytest.param((backend, pool), id=name, marks=marks)
 
 

@@ -40,12 +40,14 @@ if TYPE_CHECKING:
 
     from tests.rabbit import Node, Rabbit
 
-__all__ = ["AMQP", "BROKERS", "FILES", "REDIS", "Place", "capabilities_of", "letter", "opened_place"]
+__all__ = ["AMQP", "BROKERS", "FILES", "QUICK", "REDIS", "Place", "capabilities_of", "letter", "opened_place"]
 
 REDIS = ("valkey", "redis")
 AMQP = ("rabbit-classic", "rabbit-quorum")
 FILES = ("files",)
 BROKERS = (*REDIS, *AMQP, *FILES)
+#: One of each kind, in the quick lane; the others are tested alike.
+QUICK = ("valkey", "rabbit-classic", "files")
 
 
 def capabilities_of(name: str) -> frozenset[Capability]:

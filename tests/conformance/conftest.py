@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.conformance.brokers import BROKERS, Place, capabilities_of, opened_place
+from tests.conformance.brokers import BROKERS, QUICK, Place, capabilities_of, opened_place
+from tests.lanes import FULL
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,10 +23,15 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     needed = {each for mark in metafunc.definition.iter_markers("needs") for each in mark.args}
     names = [name for name in BROKERS if needed <= capabilities_of(name)]
     if "place" in metafunc.fixturenames:
-        metafunc.parametrize("place", names, indirect=True)
+        metafunc.parametrize("place", [pytest.param(name, marks=lane(name)) for name in names], indirect=True)
     if "shared_place" in metafunc.fixturenames:
-        params = [pytest.param(name, marks=pytest.mark.xdist_group(f"conformance-{name}")) for name in names]
+        params = [pytest.param(name, marks=[*lane(name), pytest.mark.xdist_group(f"conformance-{name}")]) for name in names]
         metafunc.parametrize("shared_place", params, indirect=True, scope="module")
+
+
+def lane(name: str) -> list[pytest.MarkDecorator]:
+    """The mark of a broker that only the full lane runs with."""
+    return [] if name in QUICK else [FULL]
 
 
 @pytest.fixture

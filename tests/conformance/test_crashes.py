@@ -8,6 +8,7 @@ import pytest
 
 from redelivery.middleware.envelope import Envelope
 from redelivery.middleware.transports.base import Capability
+from tests.lanes import first_quick
 from tests.running import until
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ def test_what_a_killed_worker_held_is_delivered_again(place: Place) -> None:
 
 
 @pytest.mark.needs(Capability.KEPT_UNTIL_ACKNOWLEDGED)
+@pytest.mark.slow
 def test_a_task_that_kills_its_worker_every_time_dies_of_it_and_no_innocent_does(place: Place) -> None:
     """`worker_lost`, after as many counted deliveries as its policy allows; what was held beside it succeeds."""
     shop = place.shop(settings=SETTINGS)
@@ -65,7 +67,8 @@ def test_a_task_that_kills_its_worker_every_time_dies_of_it_and_no_innocent_does
         assert shop.ended(each, "succeeded").attempt == 1
 
 
-@pytest.mark.parametrize("pool", ["prefork", "threads"])
+@pytest.mark.parametrize("pool", first_quick(["prefork", "threads"]))
+@pytest.mark.slow
 def test_a_worker_that_is_stopped_gives_back_what_it_has_not_begun(place: Place, pool: str) -> None:
     """Unmarked and uncounted: the next worker's is the first delivery."""
     shop = place.shop(settings=SETTINGS)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from redelivery.middleware.transports.base import Capability
+from tests.lanes import first_quick
 from tests.running import until
 
 if TYPE_CHECKING:
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 TASKS = 40
 
 
-@pytest.mark.parametrize("pool", ["prefork", "threads", "solo"])
+@pytest.mark.parametrize("pool", first_quick(["prefork", "threads", "solo"]))
 def test_a_task_that_has_ended_leaves_nothing_to_the_garbage_collector(place: Place, pool: str) -> None:
     """As in plain Celery: nothing refers to itself, neither after a success nor, in a pool of processes, after a redelivery."""
     shop = place.shop()

@@ -1,0 +1,151 @@
+"""Two lanes of tests: the quick one, which `./dev test` runs, and all tests, which `./dev test --full` runs.
+
+A test, or one of its parameters, that has the mark `full` (`FULL` here) is left out of the quick lane, unless it is named by its ID
+(`./dev test tests/test_x.py::test_y`). The quick lane draws the same random values in every run. The full lane draws a seed, prints
+it, and draws all values from it; `./dev test --full --seed N` draws those of seed N again.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+__all__ = [
+    "FULL",
+    "first_quick",
+    "is_full",
+    "pytest_addoption",
+    "pytest_collection_modifyitems",
+    "pytest_configure",
+    "pytest_report_header",
+    "pytest_terminal_summary",
+    "pytest_testnodedown",
+    "seed",
+]
+
+#: The mark of a test, or of a parameter, that only the full lane runs.
+FULL = pytest.mark.full
+#: The seed of every quick run.
+QUICK_SEED = 1
+#: Where test modules, and the processes that they start, find the seed of the run.
+VARIABLE = "TESTS_SEED"
+#: How many tests were left out; in a run with pytest-xdist, each worker process tells the same number.
+LEFT_OUT = pytest.StashKey[int]()
+
+
+def seed() -> int:
+    """The seed of this run."""
+    return int(os.environ.get(VARIABLE, QUICK_SEED))
+
+
+def is_full(config: pytest.Config) -> bool:
+    """Whether this run is of the full lane."""
+    return bool(config.option.full)
+
+
+def first_quick(values: Iterable[Any]) -> list[Any]:
+    """Parameters of which the first is in the quick lane, and the others are in the full lane alone.
+
+    A tuple is the values of several parameters.
+    """
+    first, *others = values
+    return [first, *(_in_full(each) for each in others)]
+
+
+def _in_full(value: Any) -> Any:
+    """The same parameter, in the full lane alone."""
+    if isinstance(value, type(pytest.param())):
+        return pytest.param(*value.values, marks=(*value.marks, FULL), id=value.id)
+    return pytest.param(*value if isinstance(value, tuple) else (value,), marks=FULL)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """The options of the lanes."""
+    group = parser.getgroup("lanes")
+    group.addoption("--full", action="store_true", help="run all tests, also those that are marked `full`")
+    group.addoption("--seed", type=int, help="of what is drawn at random (with --full: a new one, which is printed; else 1)")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Draw the seed, and hand it to Hypothesis, to test modules and to the worker processes of pytest-xdist.
+
+    Hypothesis measures no time: beside so many other tests, that says how busy the machine is.
+    """
+    option = config.option
+    if option.seed is None:
+        option.seed = secrets.randbelow(10**6) if option.full else QUICK_SEED
+    os.environ[VARIABLE] = str(option.seed)
+    drawn = option.full or option.seed != QUICK_SEED
+    if drawn and option.hypothesis_seed is None:
+        option.hypothesis_seed = str(option.seed)
+    settings.register_profile("lane", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=not drawn)
+    settings.load_profile("lane")
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    """Say which lane this is, and how its random values are drawn again."""
+    return f"lane: {_again(config)}"
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what is not of this lane; where it is spread, start the slow tests first, so that none is alone at the end."""
+    kept: list[pytest.Item] = []
+    left_out: list[pytest.Item] = []
+    for item in items:
+        (kept if _belongs(config, item) else left_out).append(item)
+    config.hook.pytest_deselected(items=left_out)
+    config.stash[LEFT_OUT] = len(left_out)
+    if hasattr(config, "workeroutput"):
+        config.workeroutput["left_out"] = len(left_out)
+    items[:] = sorted(kept, key=lambda item: not _starts_first(item)) if hasattr(config, "workerinput") else kept
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Take over what a worker process of pytest-xdist left out."""
+    told = getattr(node, "workeroutput", {})  # one that has crashed says nothing
+    node.config.stash[LEFT_OUT] = told.get("left_out", node.config.stash.get(LEFT_OUT, 0))
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """Say what was left out, and how the same is run again."""
+    left_out = config.stash.get(LEFT_OUT, 0)
+    if left_out:
+        terminalreporter.write_line(f"{left_out} tests are in the full lane only: ./dev test --full")
+    elif is_full(config):
+        terminalreporter.write_line(f"the same random values again: {_again(config)}")
+
+
+def _again(config: pytest.Config) -> str:
+    """The command that draws the same random values."""
+    return f"./dev test --full --seed {config.option.seed}" if is_full(config) else "quick (./dev test --full runs all tests)"
+
+
+def _belongs(config: pytest.Config, item: pytest.Item) -> bool:
+    """Whether this run has the test."""
+    return is_full(config) or item.get_closest_marker("full") is None or _is_named(config, item)
+
+
+def _starts_first(item: pytest.Item) -> bool:
+    """Whether it is slow by itself; a group's tests stay beside each other."""
+    return item.get_closest_marker("slow") is not None and item.get_closest_marker("xdist_group") is None
+
+
+def _is_named(config: pytest.Config, item: pytest.Item) -> bool:
+    """Whether the test was asked for by its ID, or by the one of its function."""
+    asked = [each.partition("::") for each in config.args if "::" in each]
+    name = item.nodeid.partition("::")[2].partition("@")[0]
+    return any(
+        Path(config.invocation_params.dir, file).resolve() == item.path
+        and (name == wanted or name.startswith((f"{wanted}[", f"{wanted}::")))
+        for file, _, wanted in asked
+    )
