@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from redelivery.middleware.header import Envelope
+from redelivery.middleware.header import HEADER, Envelope
 from redelivery.middleware.identity import MOST_TEXT, recorded_id
-from redelivery.middleware.outcomes import Event
+from redelivery.middleware.outcomes import Event, Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from redelivery.middleware.identity import Bytes
-    from redelivery.middleware.outcomes import Outcome
 
-__all__ = ["about"]
+__all__ = ["about", "published"]
+
+_FIRST = Envelope()
 
 
 def about(headers: Mapping[str, Any], held: Bytes, outcome: Outcome, **facts: Any) -> Event:
@@ -33,6 +34,28 @@ def about(headers: Mapping[str, Any], held: Bytes, outcome: Outcome, **facts: An
         parent_id=_text(headers.get("parent_id")),
         nesting=nesting if isinstance(nesting, int) else 0,
         **facts,
+    )
+
+
+def published(message: dict[str, Any], queue: str) -> Event | None:
+    """The event of a publication; None for what is no task. What Celery's own `retry` publishes is a redelivery of one life."""
+    headers = message.get("headers") or {}
+    task_id, task = headers.get("id"), headers.get("task")
+    if not isinstance(task_id, str) or not task_id or not isinstance(task, str):
+        return None
+    retries = headers.get("retries") or 0
+    envelope = _FIRST if HEADER not in headers else Envelope.of(headers)
+    return Event(
+        task_id=task_id[:MOST_TEXT],
+        outcome=Outcome.REDELIVERY_SCHEDULED if retries or envelope.attempt else Outcome.PUBLISHED,
+        generation=envelope.generation,
+        task=task,
+        queue=envelope.life_queue(queue),
+        attempt=envelope.attempt or retries,
+        delivery=envelope.delivery,
+        root_id=headers.get("root_id") or "",
+        parent_id=headers.get("parent_id") or "",
+        nesting=headers.get("replaced_task_nesting") or 0,
     )
 
 

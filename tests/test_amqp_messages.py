@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 
 from redelivery.errors import EnvelopeError
 from redelivery.middleware.envelope import HEADER, Envelope, opened
+from redelivery.middleware.numbering import Numbering
 from redelivery.middleware.outcomes import ENTRY, Event, Outcome
-from redelivery.middleware.transports.amqp_events import Numbering, events_of, packed
+from redelivery.middleware.transports.amqp_events import events_of, packed
 from redelivery.middleware.transports.amqp_messages import (
     DELIVERED,
     EXPIRATION,

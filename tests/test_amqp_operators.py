@@ -16,9 +16,10 @@ from pyarrow import parquet
 
 from redelivery import Redelivery
 from redelivery.errors import BrokerError
+from redelivery.middleware.numbering import Numbering
 from redelivery.middleware.outcomes import Event, Outcome
 from redelivery.middleware.transports import amqp_channel
-from redelivery.middleware.transports.amqp_events import Numbering, packed
+from redelivery.middleware.transports.amqp_events import packed
 from redelivery.middleware.transports.amqp_names import OUTCOMES, OUTCOMES_EXCHANGE, AmqpNames
 from redelivery.middleware.transports.amqp_topology import declare_outcomes
 from redelivery.workers import amqp_gaps

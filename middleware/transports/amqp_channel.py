@@ -23,14 +23,15 @@ from kombu.transport import pyamqp
 from redelivery.middleware.envelope import ANNOUNCED
 from redelivery.middleware.lifetime import PUBLISHED, is_dated
 from redelivery.middleware.logs import log
-from redelivery.middleware.transports.amqp_events import Numbering, packed
+from redelivery.middleware.numbering import Numbering
+from redelivery.middleware.recording import published
+from redelivery.middleware.transports.amqp_events import packed
 from redelivery.middleware.transports.amqp_messages import EXPIRATION, PERSISTENT
 from redelivery.middleware.transports.amqp_names import AmqpNames
 from redelivery.middleware.transports.amqp_reading import ReadingAhead
 from redelivery.middleware.transports.amqp_settled import Settled, frames
 from redelivery.middleware.transports.amqp_topology import declare_outcomes
 from redelivery.middleware.transports.amqp_window import Windowed
-from redelivery.middleware.transports.publishing import published
 from redelivery.settings.general import GeneralSettings
 
 if TYPE_CHECKING:

@@ -27,7 +27,8 @@ from amqp import spec
 
 from redelivery.errors import BrokerError, BrokerUnavailable
 from redelivery.middleware.logs import log
-from redelivery.middleware.transports.amqp_events import Numbering, packed
+from redelivery.middleware.numbering import Numbering
+from redelivery.middleware.transports.amqp_events import packed
 from redelivery.middleware.transports.amqp_messages import PERSISTENT
 from redelivery.middleware.transports.base import Answer
 

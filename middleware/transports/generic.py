@@ -38,7 +38,7 @@ from redelivery.errors import BrokerError, BrokerUnavailable
 from redelivery.middleware.broker_url import check_broker_url
 from redelivery.middleware.envelope import HEADER, Envelope, iso, opened, sealed
 from redelivery.middleware.logs import log
-from redelivery.middleware.transports.amqp_events import Numbering
+from redelivery.middleware.numbering import Numbering
 from redelivery.middleware.transports.base import Answer, Capability
 from redelivery.middleware.transports.claim import WithoutLeases
 from redelivery.middleware.transports.generic_claim import GenericClaim

@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Any
 from redis.exceptions import OutOfMemoryError, ReadOnlyError
 
 from redelivery.middleware.countdown import from_now, with_gaps
-from redelivery.middleware.envelope import ANNOUNCED, HEADER, Envelope
+from redelivery.middleware.envelope import ANNOUNCED
 from redelivery.middleware.eviction import publish_within
-from redelivery.middleware.identity import MOST_TEXT
 from redelivery.middleware.keys import Keys
 from redelivery.middleware.lifetime import is_dated
-from redelivery.middleware.outcomes import Event, Outcome
+from redelivery.middleware.recording import published
 from redelivery.middleware.replicas import ConfirmedRedis
 from redelivery.middleware.scripts import Script
 from redelivery.middleware.transports.purging import purge
@@ -25,7 +24,7 @@ from redelivery.middleware.transports.redis_wire import encoded
 if TYPE_CHECKING:
     from redis import Redis
 
-__all__ = ["Publishing", "published"]
+__all__ = ["Publishing"]
 
 
 class Publishing:
@@ -107,26 +106,3 @@ class Publishing:
 
 _PUBLISH = Script("publish", answers_last=True)
 _BIND = Script("bind")
-_FIRST = Envelope()
-
-
-def published(message: dict[str, Any], queue: str) -> Event | None:
-    """The event of a publication; None for what is no task. What Celery's own `retry` publishes is a redelivery of one life."""
-    headers = message.get("headers") or {}
-    task_id, task = headers.get("id"), headers.get("task")
-    if not isinstance(task_id, str) or not task_id or not isinstance(task, str):
-        return None
-    retries = headers.get("retries") or 0
-    envelope = _FIRST if HEADER not in headers else Envelope.of(headers)
-    return Event(
-        task_id=task_id[:MOST_TEXT],
-        outcome=Outcome.REDELIVERY_SCHEDULED if retries or envelope.attempt else Outcome.PUBLISHED,
-        generation=envelope.generation,
-        task=task,
-        queue=envelope.life_queue(queue),
-        attempt=envelope.attempt or retries,
-        delivery=envelope.delivery,
-        root_id=headers.get("root_id") or "",
-        parent_id=headers.get("parent_id") or "",
-        nesting=headers.get("replaced_task_nesting") or 0,
-    )
