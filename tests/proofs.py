@@ -1,5 +1,7 @@
 """Proofs: the tests that `docs/parity.md` and `docs/celery.md` name are not merely there: in a whole run, none was skipped.
 
+A test is named by its function, `test_…`, wherever its file stands; one of the conformance suite is `conformance::test_…`.
+
 A whole run is one of the full lane that was asked for nothing in particular: `pytest --full` without paths, names, marks, or what
 else leaves tests out.
 In a run that failed, or was broken off, nothing is added: one failure is enough. A test that runs on brokers of both kinds must
@@ -31,19 +33,19 @@ __all__ = [
 DOCUMENT = Path(__file__).resolve().parent.parent / "docs" / "parity.md"
 #: All documents whose named tests must have run.
 DOCUMENTS = (DOCUMENT, DOCUMENT.with_name("celery.md"))
-NAME = re.compile(r"`((?:conformance/)?test_\w+\.py)::(test_\w+)`")
+NAME = re.compile(r"`(?:(conformance)::)?(test_\w+)`")
 #: A broker among a test's parameters, as the conformance suite names them.
 BROKER = re.compile(r"\[(?:[^\]]*-)?(valkey|redis|rabbit-classic|rabbit-quorum)(?:-|\])")
 #: Options that leave tests out.
 NARROWING = ("keyword", "markexpr", "lf", "stepwise", "deselect", "ignore", "ignore_glob", "collectonly")
 
-#: How the tests of a file and a name ended, by the kind of their broker, where they have one among their parameters.
+#: How the tests of a suite and a name ended, by the kind of their broker, where they have one among their parameters.
 _outcomes: dict[tuple[str, str], dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
 _found: list[str] = []
 
 
 def named(document: Path) -> list[tuple[str, str]]:
-    """The tests that a document names: file and function."""
+    """The tests that a document names: suite (empty, but for `conformance`) and function."""
     return sorted(set(NAME.findall(document.read_text())))
 
 
@@ -53,7 +55,8 @@ def unproved(wanted: Iterable[tuple[str, str]], outcomes: Mapping[tuple[str, str
     for each in wanted:
         for kind, seen in (outcomes.get(each) or {"": set()}).items():
             if seen <= {"skipped"}:
-                found.append(f"{each[0]}::{each[1]} {'was skipped' if seen else 'did not run'}{kind and f' on {kind}'}")
+                name = "::".join(filter(None, each))
+                found.append(f"{name} {'was skipped' if seen else 'did not run'}{kind and f' on {kind}'}")
     return found
 
 
@@ -71,11 +74,8 @@ def _is_whole(config: pytest.Config) -> bool:
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     """Note how a test ended; xdist hands the reports of its workers to its controller."""
     path, _, rest = report.nodeid.partition("::")
-    folder, _, file = path.rpartition("/")
-    key = (
-        f"conformance/{file}" if folder.endswith("conformance") else file,
-        rest.partition("[")[0].partition("@")[0].rpartition("::")[2],
-    )
+    suite = "conformance" if "conformance" in path.split("/") else ""
+    key = suite, rest.partition("[")[0].partition("@")[0].rpartition("::")[2]
     if report.when == "call" or report.skipped or report.failed:
         _outcomes[key][kind_of(report.nodeid)].add(report.outcome)
 

@@ -38,7 +38,7 @@ RUN_ELSEWHERE = {
 FENCE = re.compile(r"^(?:<!-- run by (\S+) -->\n)?```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 INLINE = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
 LINK = re.compile(r"\[[^\]\n]*\]\(([^)\s]+)\)")
-TEST = re.compile(r"`((?:conformance/)?test_\w+\.py)(?:::(\w+))?`")
+TEST = re.compile(r"`(?:conformance::)?(test_\w+)(\.py)?`")
 MERMAID = re.compile(r"(stateDiagram-v2|flowchart|graph|sequenceDiagram|classDiagram)\b")
 #: Commands of others, which are not looked into.
 OTHERS = {"apt-get", "cd", "curl", "django-admin", "docker", "export", "git", "pytest", "python", "redis-cli", "uv", "uvicorn"}
@@ -276,13 +276,14 @@ def test_every_document_can_be_reached_from_the_readme() -> None:
 
 def test_every_test_that_a_document_names_exists() -> None:
     """What is said to be proved is proved by something."""
+    paths = [*ROOT.glob("tests/**/test_*.py"), *ROOT.glob("examples/**/test_*.py")]
+    files, text = {path.name for path in paths}, "\n".join(path.read_text() for path in paths)
     missing = []
     for document in DOCUMENTS:
-        for file, name in TEST.findall(document.read_text()):
-            beside = document.parent / file
-            path = beside if beside.exists() else ROOT / "tests" / file
-            if not path.exists() or (name and f"def {name}(" not in path.read_text()):
-                missing.append(f"{document.relative_to(ROOT)}: {file}::{name}")
+        for name, ending in TEST.findall(document.read_text()):
+            is_there = f"{name}.py" in files or (document.parent / f"{name}.py").exists() if ending else f"def {name}(" in text
+            if not is_there:
+                missing.append(f"{document.relative_to(ROOT)}: {name}{ending}")
     assert missing == []
 
 

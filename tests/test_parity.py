@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ast
 import re
+from collections import defaultdict
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 from redelivery.settings import UNLIMITED, RedeliverySettings
-from tests.proofs import DOCUMENT, NAME, kind_of, named, unproved
+from tests.proofs import DOCUMENT, DOCUMENTS, NAME, kind_of, named, unproved
 
 pytest_plugins = ["pytester"]
 
@@ -44,11 +46,22 @@ def test_each_row_names_its_proof_on_either_broker_or_says_that_it_is_open() -> 
             assert cell != "open" or cells[4], f"{name} is open, and does not say why"
 
 
-@pytest.mark.parametrize(("file", "name"), named(DOCUMENT))
-def test_a_test_that_is_named_exists(file: str, name: str) -> None:
-    """As a function that pytest collects, and that nothing skips unconditionally."""
-    tree = ast.parse((ROOT / "tests" / file).read_text())
-    [found] = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name == name]
+@cache
+def functions() -> dict[tuple[str, str], list[ast.FunctionDef]]:
+    """All tests, by their suite and their name."""
+    found: dict[tuple[str, str], list[ast.FunctionDef]] = defaultdict(list)
+    for path in (ROOT / "tests").rglob("test_*.py"):
+        suite = "conformance" if "conformance" in path.parts else ""
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef):
+                found[suite, node.name].append(node)
+    return found
+
+
+@pytest.mark.parametrize(("suite", "name"), sorted({each for document in DOCUMENTS for each in named(document)}))
+def test_a_test_that_is_named_exists(suite: str, name: str) -> None:
+    """As one function that pytest collects, and that nothing skips unconditionally."""
+    [found] = functions()[suite, name]
     marks = [ast.unparse(mark) for mark in found.decorator_list]
     assert not [mark for mark in marks if re.match(r"pytest\.mark\.(skip\b|xfail)", mark)]
 
@@ -56,15 +69,15 @@ def test_a_test_that_is_named_exists(file: str, name: str) -> None:
 def test_skipped_or_not_run_is_unproved() -> None:
     """Of a test with parameters, one that passed is enough; a failure is told by itself."""
     outcomes: dict[tuple[str, str], dict[str, set[str]]] = {
-        ("a.py", "b"): {"": {"skipped"}},
-        ("a.py", "c"): {"": {"skipped", "passed"}},
-        ("a.py", "d"): {"": {"failed"}},
-        ("a.py", "e"): {"": {"passed"}},
-        ("a.py", "g"): {"Redis": {"skipped", "passed"}, "RabbitMQ": {"skipped"}},
-        ("a.py", "h"): {"Redis": {"passed"}, "RabbitMQ": {"skipped", "passed"}},
+        ("", "b"): {"": {"skipped"}},
+        ("", "c"): {"": {"skipped", "passed"}},
+        ("", "d"): {"": {"failed"}},
+        ("", "e"): {"": {"passed"}},
+        ("conformance", "g"): {"Redis": {"skipped", "passed"}, "RabbitMQ": {"skipped"}},
+        ("conformance", "h"): {"Redis": {"passed"}, "RabbitMQ": {"skipped", "passed"}},
     }
-    wanted = [("a.py", name) for name in "bcdefgh"]
-    assert unproved(wanted, outcomes) == ["a.py::b was skipped", "a.py::f did not run", "a.py::g was skipped on RabbitMQ"]
+    wanted = [*(("", name) for name in "bcdef"), *(("conformance", name) for name in "gh")]
+    assert unproved(wanted, outcomes) == ["b was skipped", "f did not run", "conformance::g was skipped on RabbitMQ"]
 
 
 @pytest.mark.parametrize(
@@ -139,7 +152,7 @@ def test_a_whole_run_fails_where_a_named_test_was_skipped(
     pytester.makeini("[pytest]\ntestpaths = suite\naddopts = --import-mode=importlib\nmarkers = xdist_group: x")
     (pytester.path / "suite").mkdir()
     (pytester.path / "suite" / "test_it.py").write_text(SUITE.format(fine=fine))
-    (pytester.path / "parity.md").write_text(" ".join(f"`test_it.py::{name}`" for name in table.split()))
+    (pytester.path / "parity.md").write_text(" ".join(f"`{name}`" for name in table.split()))
     done = pytester.runpytest_subprocess("-p", "no:cacheprovider", *words)
     assert done.ret == code
     assert [line.split()[-2:] for line in done.outlines if line.startswith("UNPROVED")] == [each.split()[-2:] for each in told]
