@@ -39,7 +39,7 @@ from redelivery.middleware.outcomes import Reason
 from redelivery.middleware.own_strategy import own_strategies
 from redelivery.middleware.report import lighten
 from redelivery.middleware.startup import announce, check_dead_letter_queues, check_policies
-from redelivery.middleware.stop import stop_of
+from redelivery.middleware.stop import spare_the_handler, stop_of
 from redelivery.middleware.task import guard
 from redelivery.middleware.unreaped_child import ask_again
 
@@ -118,6 +118,8 @@ class Ingress(bootsteps.StartStopStep):
         self._use_loop(consumer)
         if self._stop is not None:
             self._stop.watch(consumer)
+        if self.install.enforces:
+            spare_the_handler(consumer, self.install)
         is_ours = self._receive(consumer)
         if is_first:
             with _refusing():
@@ -171,6 +173,8 @@ class Ingress(bootsteps.StartStopStep):
                     self._arrivals.leave_alone(held)
                     self._arrivals.observe(message)
                     return handle(message)
+                if self.install.is_ending:  # nothing more is begun: it goes back with what has not run
+                    return None
                 try:
                     if self._arrivals.has_left(message, held) or (self._strategies and not self._may_begin(message, held)):
                         return None

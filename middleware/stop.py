@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
     from redelivery.middleware.runtime import Runtime
 
-__all__ = ["Stop", "is_known", "stop_of"]
+__all__ = ["Stop", "is_known", "spare_the_handler", "stop_of"]
 
 #: Seconds that one turn takes at most: so long may a signal be unheard.
 TURN = 0.05
@@ -71,6 +71,24 @@ def is_known() -> bool:
     return handler is not None and {*handler.__code__.co_names} >= CALLS
 
 
+def spare_the_handler(consumer: Consumer, install: Runtime) -> None:
+    """The consumer has connected: on every pool, the handler of a cold shutdown does not talk to the broker.
+
+    Waiting for an answer there, it would be handed the next messages, in the middle of whatever it has interrupted: of a task, of
+    another question to the broker, with a lock in its hands. Celery closes the consumer again when its loop has ended; what comes
+    until then stays held, and goes back.
+    """
+    cancel = consumer.task_consumer.cancel
+
+    def cancel_later() -> None:
+        if is_known() and _in_handler():
+            install.is_ending = True
+        else:
+            cancel()
+
+    consumer.task_consumer.cancel = cancel_later
+
+
 class Stop:
     """Takes the place of what a signal's handler calls of a worker, and of its pool's own stopping."""
 
@@ -92,10 +110,8 @@ class Stop:
         signals.worker_shutting_down.connect(self._wake_up, weak=False, dispatch_uid=f"redelivery:stop:{id(consumer.app)}")
 
     def watch(self, consumer: Consumer) -> None:
-        """The consumer has connected: a signal wakes its loop, and its handler does not talk to the broker."""
+        """The consumer has connected: a signal wakes its loop."""
         consumer.hub.add_reader(self._wakes, self._awake)
-        cancel = consumer.task_consumer.cancel
-        consumer.task_consumer.cancel = lambda: None if _in_handler() else cancel()
         if self._last_resort is not None:
             self._last_resort.begin()
 

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
+from redelivery.middleware.envelope import HEADER, Envelope
 from redelivery.middleware.pool_threads import GRACE
+from tests.pooled import POOLS, pool_param
 from tests.running import ROOT, Shop, until
 
 if TYPE_CHECKING:
@@ -100,6 +102,23 @@ def test_what_ends_just_after_a_cold_shutdown_of_threads_does_not_run_again(rabb
         worker.process.wait(60)
         assert {tuple(here.outcomes_of(each)) for each in ids} == {("published", "succeeded")}
         assert here.leftovers() == {}
+    finally:
+        here.stop()
+
+
+@pytest.mark.parametrize("pool", [pool_param(pool) for pool in POOLS])
+def test_a_signal_in_the_middle_of_a_question_about_a_start_holds_nobody_up(rabbit: Rabbit, folder: Path, pool: str) -> None:
+    """With the lock of that connection taken: a handler that talked to the broker would be given the next message there."""
+    here = Shop(cast("Any", rabbit), folder, module="tests.interrupted_shop")
+    try:
+        suspect = {HEADER: Envelope(delivery=1, suspect=True).to_header()}
+        ids = [str(here.app.send_task("tests.shop.ok", headers=suspect).id) for _ in range(4)]
+        worker = here.start(pool=pool, wait=False)
+        worker.process.wait(30)
+        assert COLD in worker.text
+        ended = [each for each in ids if here.outcomes_of(each)[-1] == "succeeded"]
+        assert len(here.runs()) == len(ended)
+        assert here.leftovers() == ({"celery": len(ids) - len(ended)} if len(ended) < len(ids) else {})
     finally:
         here.stop()
 
