@@ -12,7 +12,8 @@ from celery.result import AsyncResult
 from redelivery.middleware.envelope import dead, undelivered
 from redelivery.middleware.outcomes import Outcome
 from redelivery.middleware.transports.base import Answer
-from redelivery.workers import delayed, delayed_changes
+from redelivery.workers import delayed_changes
+from redelivery.workers.redis_delayed import RedisDelayStore
 from tests.desk import QUEUE, Desk, body_of, task_message
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ def desk(any_server: Server) -> Iterator[Desk]:
 def waiting(desk: Desk) -> list[tuple[str, int]]:
     """What waits: task id, and in how many ms from now."""
     now = desk.transport.now_ms()
-    return [(each.contents.task_id, each.due_ms - now) for each in delayed.soonest(desk.transport, 100)]
+    return [(each.contents.task_id, each.due_ms - now) for each in RedisDelayStore(desk.transport).soonest(100)]
 
 
 def test_show_gives_the_whole_message(desk: Desk) -> None:
@@ -96,18 +97,18 @@ def test_reschedule_gives_it_another_time(desk: Desk, words: tuple[str, ...], ex
     message = task_message("a", priority=6, custom="kept")
     desk.delay(message, HOUR)
     desk.delay(task_message("b"), 2 * HOUR)
-    before = delayed.of_task(desk.transport, "a")[0].contents.message
+    before = RedisDelayStore(desk.transport).of_task("a")[0].contents.message
     assert desk.run("delayed", "reschedule", "a", *words).exit_code == 0
     left = dict(waiting(desk))
     assert expected - 60_000 <= left["a"] <= expected
-    [after] = delayed.of_task(desk.transport, "a")
+    [after] = RedisDelayStore(desk.transport).of_task("a")
     assert before is not None
     assert after.contents.message is not None
     assert (after.contents.message["body"], after.contents.message["properties"]) == (before["body"], before["properties"])
     assert after.contents.headers["custom"] == "kept"
     assert datetime.fromisoformat(after.contents.headers["eta"]).timestamp() * 1000 == pytest.approx(after.due_ms, abs=1)
     first: Any = desk.client.zrange(desk.keys.destinations, 0, 0, withscores=True)
-    assert first[0][1] == min(each.due_ms for each in delayed.soonest(desk.transport, 10))
+    assert first[0][1] == min(each.due_ms for each in RedisDelayStore(desk.transport).soonest(10))
     event = desk.events[-1]
     assert (event.outcome, event.due_ms, event.reason) == ("deferred", after.due_ms, "operator")
 
@@ -117,7 +118,7 @@ def test_reschedule_to_a_time_of_day(desk: Desk) -> None:
     desk.delay(task_message("a"), HOUR)
     for text in ("2100-01-01T09:00:00+01:00", "2100-01-01T08:00:00"):
         assert "2100-01-01 08:00:00Z" in desk.run("delayed", "reschedule", "a", "--at", text).stdout
-        [found] = delayed.of_task(desk.transport, "a")
+        [found] = RedisDelayStore(desk.transport).of_task("a")
         assert found.due_ms == datetime(2100, 1, 1, 8, tzinfo=UTC).timestamp() * 1000
 
 
@@ -125,27 +126,27 @@ def test_reschedule_to_a_time_of_day(desk: Desk) -> None:
 def test_a_time_that_cannot_be_read_is_an_error(desk: Desk, words: tuple[str, ...]) -> None:
     """And nothing has changed."""
     desk.delay(task_message("a"), HOUR)
-    before = delayed.of_task(desk.transport, "a")
+    before = RedisDelayStore(desk.transport).of_task("a")
     assert desk.run("delayed", "reschedule", "a", *words).exit_code == 2
-    assert delayed.of_task(desk.transport, "a") == before
+    assert RedisDelayStore(desk.transport).of_task("a") == before
 
 
 @pytest.mark.parametrize("words", [("cancel",), ("promote",), ("reschedule", "--in", "5m")])
 def test_a_dry_run_changes_nothing(desk: Desk, words: tuple[str, ...]) -> None:
     """It says what would be."""
     desk.delay(task_message("a"), HOUR)
-    before, events = delayed.of_task(desk.transport, "a"), len(desk.events)
+    before, events = RedisDelayStore(desk.transport).of_task("a"), len(desk.events)
     done = desk.run("delayed", *words, "a", "--dry-run")
     assert (done.exit_code, done.stdout.startswith("1 message would be")) == (0, True)
     [row] = json.loads(desk.run("delayed", *words, "a", "--dry-run", "--json").stdout)
     assert (row["task_id"], row["dry_run"]) == ("a", True)
-    assert (delayed.of_task(desk.transport, "a"), len(desk.events)) == (before, events)
+    assert (RedisDelayStore(desk.transport).of_task("a"), len(desk.events)) == (before, events)
 
 
 def test_what_has_become_due_meanwhile_is_left_alone(desk: Desk) -> None:
     """The dispatcher was quicker: nothing is recorded."""
     desk.delay(task_message("a"), HOUR)
-    [found] = delayed.of_task(desk.transport, "a")
+    [found] = RedisDelayStore(desk.transport).of_task("a")
     delayed_changes.reschedule(desk.install, found, due_ms=None)
     desk.transport.promote(10)
     events = len(desk.events)
@@ -172,10 +173,10 @@ def test_a_change_that_the_broker_refuses_changes_nothing(desk: Desk, act: str) 
     desk.delay(task_message("a"), HOUR)
     desk.client.delete(desk.keys.outcomes)
     desk.client.set(desk.keys.outcomes, "x")
-    before = delayed.of_task(desk.transport, "a")
+    before = RedisDelayStore(desk.transport).of_task("a")
     words = ("cancel", "a") if act == "cancel" else ("reschedule", "a", "--in", "5m")
     assert desk.run("delayed", *words).exit_code == 2
-    assert delayed.of_task(desk.transport, "a") == before
+    assert RedisDelayStore(desk.transport).of_task("a") == before
 
 
 def test_a_full_broker_lets_a_message_be_promoted(desk: Desk) -> None:

@@ -10,8 +10,8 @@ import pytest
 from redelivery.errors import InputError
 from redelivery.middleware.envelope import sealed
 from redelivery.workers import dead_letters
-from redelivery.workers.contents import Contents
-from redelivery.workers.dead_letters import SAMPLE, Letter
+from redelivery.workers.contents import Contents, Letter
+from redelivery.workers.dead_letters import SAMPLE
 from redelivery.workers.pages import hash_pages, list_pages
 from tests.desk import LETTERS, QUEUE, Desk, body_of, task_message
 

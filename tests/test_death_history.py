@@ -25,9 +25,9 @@ from redelivery.middleware.lifetime import PUBLISHED, TIME_TO_LIVE
 from redelivery.middleware.recovery import recover
 from redelivery.middleware.resting_place import RestingPlace, resting_place
 from redelivery.middleware.transports.base import Answer
-from redelivery.workers import delayed
 from redelivery.workers.dead_letters import newest
 from redelivery.workers.inventory import take as inventory
+from redelivery.workers.redis_delayed import RedisDelayStore
 from tests.desk import LETTERS, Desk, task_message
 
 if TYPE_CHECKING:
@@ -256,7 +256,7 @@ def test_a_letter_that_a_dead_worker_held_is_a_letter_again(desk: Desk, started:
     assert recover(desk.install, held, started=started, worker="w@desk", now_ms=desk.transport.now_ms()) is Answer.DONE
     assert len(desk.events) == events
     if started is not None:
-        [waiting] = delayed.soonest(desk.transport, 10)
+        [waiting] = RedisDelayStore(desk.transport).soonest(10)
         assert (waiting.list_name, waiting.contents.envelope.handled) == (LETTERS, 1)
         assert inventory(desk.install).counts()["dead_letter"] == 1
         return
@@ -276,7 +276,7 @@ def test_a_letter_whose_handler_kills_every_worker_is_parked(desk: Desk) -> None
         tag = desk.hold(queue=LETTERS)
         [held] = [each for each in desk.transport.held_by("w") if each.tag == tag]
         recover(desk.install, held, started="1", worker="w@desk", now_ms=desk.transport.now_ms())
-        for each in delayed.soonest(desk.transport, 10):
+        for each in RedisDelayStore(desk.transport).soonest(10):
             desk.transport.hand_back(each.list_name, each.ident, each.contents.raw)
     [letter] = newest(desk.transport, f"DLQ.{LETTERS}", 10)
     assert (letter.reason, letter.contents.envelope.parked, letter.contents.envelope.attempt) == ("worker_lost", True, 1)

@@ -13,9 +13,9 @@ from redelivery import RedeliveryPolicy
 from redelivery.middleware.envelope import Envelope
 from redelivery.middleware.lifetime import PUBLISHED, TIME_TO_LIVE, expiry_ms
 from redelivery.middleware.transports.base import Answer
-from redelivery.workers import delayed
 from redelivery.workers.delayed_changes import reschedule
 from redelivery.workers.letter_filter import Filter
+from redelivery.workers.redis_delayed import RedisDelayStore
 from redelivery.workers.redrive import redrive
 from redelivery.workers.testing.clock import aged
 from tests.running import Shop, until
@@ -213,7 +213,7 @@ def test_what_expires_after_the_delay_store_dies_unrun(here: Expiring) -> None:
     here.ended(task_id, "deferred")
     here.app.control.cancel_consumer("paused", reply=True, timeout=60, limit=1)
     install = here.app.redelivery
-    [waiting] = [each for each in delayed.soonest(install.transport, 100) if each.contents.task_id == task_id]
+    [waiting] = [each for each in RedisDelayStore(install.transport).soonest(100) if each.contents.task_id == task_id]
     assert reschedule(install, waiting, due_ms=None) is Answer.DONE
     [raw] = until(lambda: here.server.client.lrange("paused", 0, -1), what="it to be promoted")
     here.server.client.lset("paused", 0, aged(raw, 2 * HOUR * 1000))

@@ -14,6 +14,7 @@ from redis import Redis
 from structlog.testing import capture_logs
 
 from redelivery.workers.exporter import Exporter
+from redelivery.workers.outcome_log import RedisOutcomeLog
 from redelivery.workers.tables import EVENTS
 from tests.desk import Desk
 from tests.recorded import KEYS, record
@@ -77,7 +78,7 @@ def test_a_process_exports_until_it_is_asked_to_end(shop: Callable[..., Shop], s
 def test_one_exporter_leads_and_the_others_stand_by(desk: Desk, folder: Path) -> None:
     """And what is told of an export: where to, how much."""
     record(desk.client, 3)
-    first, second = (Exporter(desk.transport, str(folder / "out"), every=1) for _ in range(2))
+    first, second = (Exporter(RedisOutcomeLog(desk.transport), str(folder / "out"), every=1) for _ in range(2))
     assert (first.leads(), second.leads(), first.leads()) == (True, False, True)
     with capture_logs() as logs:
         assert first.step() == 3
@@ -91,7 +92,7 @@ def test_a_destination_that_cannot_be_written_is_an_error_line_and_loses_nothing
     """The duty goes on, and the next step that can writes everything."""
     (folder / "file").write_text("")
     record(desk.client, 3)
-    exporter = Exporter(desk.transport, str(folder / "file"), every=0.05)
+    exporter = Exporter(RedisOutcomeLog(desk.transport), str(folder / "file"), every=0.05)
     with capture_logs() as logs:
         exporter.start()
         until(lambda: len([line for line in logs if line["event"] == "outcome_log.export_failed"]) > 1)
@@ -104,7 +105,7 @@ def test_a_destination_that_cannot_be_written_is_an_error_line_and_loses_nothing
 
 def test_a_broker_that_does_not_answer_is_a_warning(desk: Desk, server: Server, folder: Path) -> None:
     """It is asked again."""
-    exporter = Exporter(desk.transport, str(folder / "out"), every=0.05)
+    exporter = Exporter(RedisOutcomeLog(desk.transport), str(folder / "out"), every=0.05)
     server.kill()
     with capture_logs() as logs:
         exporter.start()

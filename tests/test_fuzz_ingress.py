@@ -19,7 +19,7 @@ import pytest
 from redelivery.middleware.header import ANNOUNCED, VERSION, Envelope
 from redelivery.middleware.identity import raw_id
 from redelivery.middleware.outcomes import TERMINAL, Reason
-from redelivery.workers.dead_letters import Letter
+from redelivery.workers.contents import Letter
 from tests.hostile_messages import MARK, TASK, hostile
 from tests.lanes import first_quick, seed
 from tests.running import Shop, until

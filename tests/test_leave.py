@@ -12,9 +12,9 @@ from redelivery.errors import InputError
 from redelivery.middleware.envelope import dead, undelivered
 from redelivery.middleware.transports.base import Answer
 from redelivery.settings import RedeliverySettings
-from redelivery.workers import delayed
 from redelivery.workers.delayed_changes import reschedule
 from redelivery.workers.leaving import PAGE, leave
+from redelivery.workers.redis_delayed import RedisDelayStore
 from tests.desk import LETTERS, QUEUE, Desk, task_message
 from tests.running import Shop, until
 
@@ -150,7 +150,7 @@ def test_plain_workers_run_what_waited_and_what_a_dead_worker_held(shop: Callabl
     desk = Desk(server)
     desk.install.policies.__dict__["settings"] = RedeliverySettings.load(settings)
     due_ms = desk.transport.now_ms() + 4000
-    for each in delayed.soonest(desk.transport, 10):
+    for each in RedisDelayStore(desk.transport).soonest(10):
         assert reschedule(desk.install, each, due_ms=due_ms) is Answer.DONE
     done = leave(desk.install)
     assert (done.recovered, dict(done.handed_back), done.held) == (["w0@shop"], {"celery": 2}, 0)

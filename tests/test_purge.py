@@ -14,7 +14,8 @@ from redelivery.errors import BrokerError, InputError
 from redelivery.middleware.envelope import HEADER
 from redelivery.middleware.keys import Keys
 from redelivery.workers.causes import causes
-from redelivery.workers.dead_letters import Letter, newest
+from redelivery.workers.contents import Letter
+from redelivery.workers.dead_letters import newest
 from redelivery.workers.letter_archive import COLUMNS, archive, export_letters
 from redelivery.workers.letter_filter import Filter
 from redelivery.workers.letter_walk import BATCH

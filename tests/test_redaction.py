@@ -11,7 +11,7 @@ import pytest
 
 from redelivery.middleware.envelope import sealed
 from redelivery.middleware.logs import HIDDEN
-from redelivery.workers.dead_letters import Letter
+from redelivery.workers.contents import Letter
 from redelivery.workers.redaction import redacted
 from tests.desk import LETTERS, Desk, task_message
 from tests.lanes import first_quick

@@ -18,10 +18,12 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from redelivery.middleware.transports.amqp_names import BITS, address
+from redelivery.middleware.transports.amqp_waiting import waiting
 from redelivery.middleware.transports.base import Answer
+from redelivery.workers.amqp_letters import carry_out
 from redelivery.workers.amqp_look import Look, depth_of
 from redelivery.workers.contents import Contents
-from redelivery.workers.delayed import Delayed
+from redelivery.workers.ports import Delayed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,76 +31,82 @@ if TYPE_CHECKING:
     from kombu import Connection
 
     from redelivery.middleware.outcomes import Event
+    from redelivery.middleware.transports.amqp import AmqpTransport
     from redelivery.middleware.transports.amqp_names import AmqpNames
-    from redelivery.workers.amqp_letters import AmqpDesk
 
-__all__ = ["carried", "end_of", "of_task", "soonest", "totals", "walk"]
+__all__ = ["AmqpDelayStore", "end_of"]
 
 #: Characters of a routing key before the address: a digit and a point for each bit.
 BEFORE_ADDRESS = 2 * BITS
 
 
-def walk(connection: Connection, desk: AmqpDesk) -> Iterator[Delayed]:
-    """Everything that waits, in no order, some of it perhaps twice."""
-    names = {address(queue): queue for queue in desk.amqp.app.amqp.queues}
-    for bit in reversed(range(BITS)):
-        level = desk.keys.level(bit)
-        if not depth_of(connection, level):
-            continue
-        with Look(connection, level) as look:
-            for found in look:
-                goes_to = found.routing_key[BEFORE_ADDRESS:]
-                contents = Contents.of(found.raw)
-                queue = names.get(goes_to, goes_to)
-                yield Delayed(contents, queue, queue, _due_ms(contents), _ident(bit, found.raw))
+class AmqpDelayStore:
+    """See `DelayStore`."""
 
+    def __init__(self, transport: AmqpTransport) -> None:
+        self._transport, self._names = transport, transport.keys
 
-def totals(desk: AmqpDesk) -> dict[str, int]:
-    """How many messages wait for each queue; queues without one are left out."""
-    counts: dict[str, int] = {}
-    for each in _each_once(desk):
-        counts[each.queue] = counts.get(each.queue, 0) + 1
-    return dict(sorted(counts.items()))
+    def totals(self) -> dict[str, int]:
+        """As `DelayStore.totals`."""
+        counts: dict[str, int] = {}
+        for each in self._each_once():
+            counts[each.queue] = counts.get(each.queue, 0) + 1
+        return dict(sorted(counts.items()))
 
+    def soonest(self, limit: int, queue: str | None = None) -> list[Delayed]:
+        """As `DelayStore.soonest`."""
+        found = [each for each in self._each_once() if queue is None or each.queue == queue]
+        return sorted(found, key=lambda each: each.due_ms)[:limit]
 
-def soonest(desk: AmqpDesk, limit: int, queue: str | None = None) -> list[Delayed]:
-    """The `limit` messages that are due first, of one queue or of all."""
-    found = [each for each in _each_once(desk) if queue is None or each.queue == queue]
-    return sorted(found, key=lambda each: each.due_ms)[:limit]
+    def of_task(self, task_id: str) -> list[Delayed]:
+        """As `DelayStore.of_task`."""
+        return [each for each in self._each_once() if each.contents.task_id == task_id]
 
+    def cancel(self, list_name: str, ident: str, event: Event) -> Answer:  # noqa: ARG002 - the id tells where it waits
+        """As `DelayStore.cancel`."""
+        return self._carried(ident, event)
 
-def of_task(desk: AmqpDesk, task_id: str) -> list[Delayed]:
-    """The waiting messages of one task."""
-    return [each for each in _each_once(desk) if each.contents.task_id == task_id]
+    def reschedule(self, list_name: str, ident: str, message: bytes, event: Event, *, due_ms: int | None) -> Answer:
+        """As `DelayStore.reschedule`, in whole seconds, rounded up."""
+        waits = None if due_ms is None else waiting(self._names, list_name, message, due_ms - self._transport.now_ms())
+        if waits is None:
+            return self._carried(ident, event, message, end_of(self._names, list_name))
+        return self._carried(ident, event, waits.message, waits.target)
 
-
-def _each_once(desk: AmqpDesk) -> list[Delayed]:
-    with desk.amqp.connect() as connection:
-        return list({each.contents.raw: each for each in walk(connection, desk)}.values())
-
-
-def carried(
-    desk: AmqpDesk,
-    ident: str,
-    event: Event,
-    message: bytes | None = None,
-    target: tuple[str, str] = ("", ""),
-) -> Answer:
-    """Take one message from its level, for good, or to go to `target` instead; `ALREADY` where it waits there no more."""
-    bit, _, digest = ident.partition(":")
-    with desk.amqp.connect() as connection:
-        for level in reversed(range(int(bit) + 1)):
-            if not depth_of(connection, desk.keys.level(level)):
+    def walk(self, connection: Connection) -> Iterator[Delayed]:
+        """Everything that waits, in no order, some of it perhaps twice."""
+        names = {address(queue): queue for queue in self._transport.app.amqp.queues}
+        for bit in reversed(range(BITS)):
+            level = self._names.level(bit)
+            if not depth_of(connection, level):
                 continue
-            with Look(connection, desk.keys.level(level)) as look:
+            with Look(connection, level) as look:
                 for found in look:
-                    if _digest(found.raw) != digest:
-                        continue
-                    answer = desk.carry_out(event, message, target)
-                    if answer is Answer.DONE:
-                        look.take(found)
-                    return answer
-    return Answer.ALREADY
+                    goes_to = found.routing_key[BEFORE_ADDRESS:]
+                    contents = Contents.of(found.raw)
+                    queue = names.get(goes_to, goes_to)
+                    yield Delayed(contents, queue, queue, _due_ms(contents), _ident(bit, found.raw))
+
+    def _each_once(self) -> list[Delayed]:
+        with self._transport.connect() as connection:
+            return list({each.contents.raw: each for each in self.walk(connection)}.values())
+
+    def _carried(self, ident: str, event: Event, message: bytes | None = None, target: tuple[str, str] = ("", "")) -> Answer:
+        """Take one message from its level, for good, or to go to `target` instead; `ALREADY` where it waits there no more."""
+        bit, _, digest = ident.partition(":")
+        with self._transport.connect() as connection:
+            for level in reversed(range(int(bit) + 1)):
+                if not depth_of(connection, self._names.level(level)):
+                    continue
+                with Look(connection, self._names.level(level)) as look:
+                    for found in look:
+                        if _digest(found.raw) != digest:
+                            continue
+                        answer = carry_out(self._transport, event, message, target)
+                        if answer is Answer.DONE:
+                            look.take(found)
+                        return answer
+        return Answer.ALREADY
 
 
 def end_of(names: AmqpNames, queue: str) -> tuple[str, str]:

@@ -13,12 +13,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from redelivery.workers import amqp_delayed, dead_letters
+from redelivery.workers import dead_letters
+from redelivery.workers.amqp_delayed import AmqpDelayStore
 from redelivery.workers.amqp_letters import AmqpDesk
 from redelivery.workers.amqp_look import Look, depth_of
 from redelivery.workers.amqp_outcomes import Listening
-from redelivery.workers.contents import Contents
-from redelivery.workers.dead_letters import Letter
+from redelivery.workers.contents import Contents, Letter
 from redelivery.workers.inventory import DEAD_LETTER, DELAYED, QUEUE, Inventory
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def take(install: Runtime, *, look: bool = False) -> tuple[Inventory, dict[str, 
     queues = sorted(set(install.app.amqp.queues) - set(letter_queues))
     with desk.amqp.connect() as connection:
         listening = Listening(connection, desk.keys)
-        for waiting in amqp_delayed.walk(connection, desk):
+        for waiting in AmqpDelayStore(desk.amqp).walk(connection):
             inventory.see(waiting.contents, waiting.queue, DELAYED, desk.now_ms(), due_ms=waiting.due_ms)
         if look:
             for queue in queues:

@@ -24,9 +24,7 @@ from redelivery.middleware.envelope import opened
 from redelivery.middleware.transports.amqp_messages import message_of
 from redelivery.middleware.transports.amqp_publisher import Move
 from redelivery.middleware.transports.amqp_topology import declare_letters, queue_type_of
-from redelivery.middleware.transports.amqp_waiting import waiting
 from redelivery.middleware.transports.base import Answer, Capability
-from redelivery.workers import amqp_delayed
 from redelivery.workers.amqp_look import Found, Look, depth_of
 
 if TYPE_CHECKING:
@@ -35,7 +33,7 @@ if TYPE_CHECKING:
     from redelivery.middleware.outcomes import Event
     from redelivery.middleware.transports.amqp import AmqpTransport
 
-__all__ = ["AmqpDesk", "AmqpLetters"]
+__all__ = ["AmqpDesk", "AmqpLetters", "carry_out"]
 
 #: Letters of one page.
 PAGE = 250
@@ -118,24 +116,6 @@ class AmqpDesk:
         prepare = functools.partial(self.keep, target, "" if not moves else moves[0][2])
         routed = [(letter, list(events), moved, ("", target)) for letter, moved, _, events in moves]
         return self._carry(dead_letter_queue, routed, prepare)
-
-    def cancel(self, list_name: str, ident: str, event: Event) -> Answer:  # noqa: ARG002 - as `RedisTransport.cancel`
-        """Take one message out of the delay store for good; `ALREADY` where it no longer waits."""
-        return amqp_delayed.carried(self, ident, event)
-
-    def reschedule(self, list_name: str, ident: str, message: bytes, event: Event, *, due_ms: int | None) -> Answer:
-        """Give a message in the delay store another due time (None: now), in whole seconds, rounded up."""
-        waits = None if due_ms is None else waiting(self.keys, list_name, message, due_ms - self.now_ms())
-        if waits is None:
-            return amqp_delayed.carried(self, ident, event, message, amqp_delayed.end_of(self.keys, list_name))
-        return amqp_delayed.carried(self, ident, event, waits.message, waits.target)
-
-    def carry_out(self, event: Event, message: bytes | None, target: tuple[str, str]) -> Answer:
-        """Publish and record one move, and wait for it. Raises `BrokerError` where the broker confirms nothing."""
-        (move,) = _moves([event], message, target, lambda _, __: True)
-        if not self.amqp.publisher.submit(move).wait(PATIENCE):
-            raise BrokerError(UNCONFIRMED)
-        return move.answer or Answer.MISSING
 
     def _there(self, exchange: str, connection: Any, is_again: bool) -> bool:
         """Whether there is this exchange: a publication to one that is missing would close the publisher's channel."""
@@ -255,6 +235,14 @@ class AmqpLetters:
         """The letter has gone."""
         assert self._look is not None  # noqa: S101 - it is open
         self._look.take(found)
+
+
+def carry_out(transport: AmqpTransport, event: Event, message: bytes | None, target: tuple[str, str]) -> Answer:
+    """Publish and record one move, and wait for it. Raises `BrokerError` where the broker confirms nothing."""
+    (move,) = _moves([event], message, target, lambda _, __: True)
+    if not transport.publisher.submit(move).wait(PATIENCE):
+        raise BrokerError(UNCONFIRMED)
+    return move.answer or Answer.MISSING
 
 
 def _moves(events: list[Event], message: bytes | None, target: tuple[str, str], prepare: Callable[[Any, bool], bool]) -> list[Move]:

@@ -14,17 +14,19 @@ from amqp.exceptions import NotFound
 from redelivery.middleware.transports.amqp_names import BITS
 from redelivery.workers import dead_letters
 from redelivery.workers.amqp_letters import AmqpDesk
+from redelivery.workers.ports import Gauge
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from kombu import Connection
 
     from redelivery.middleware.runtime import Runtime
-    from redelivery.workers.metrics import Measured
 
 __all__ = ["look"]
 
 
-def look(install: Runtime, found: Measured) -> None:
+def look(install: Runtime) -> Iterator[Gauge]:
     """Ask once; a queue that is not there has no sample."""
     other: Any = install.transport
     desk = AmqpDesk.of(other)
@@ -33,18 +35,22 @@ def look(install: Runtime, found: Measured) -> None:
         for queue in sorted(set(install.app.amqp.queues) - letter_queues.keys()):
             declared = _declared(connection, queue)
             if declared is not None:
-                found.add("queue_messages", declared[0], queue=queue)
-                found.add("queue_consumers", declared[1], queue=queue)
+                yield _gauge("queue_messages", declared[0], queue=queue)
+                yield _gauge("queue_consumers", declared[1], queue=queue)
         for name, origin in letter_queues.items():
             declared = _declared(connection, name)
             if declared is not None:
-                found.add("dead_letters", declared[0], dead_letter_queue=name, queue=origin)
+                yield _gauge("dead_letters", declared[0], dead_letter_queue=name, queue=origin)
         levels = [_declared(connection, desk.keys.level(bit)) for bit in _levels(connection, desk)]
         if levels:
-            found.add("delayed_messages", sum(declared[0] for declared in levels if declared is not None))
+            yield _gauge("delayed_messages", sum(declared[0] for declared in levels if declared is not None))
         log = _declared(connection, desk.keys.outcomes)
         if log is not None:
-            found.add("outcome_log_messages", log[0])
+            yield _gauge("outcome_log_messages", log[0])
+
+
+def _gauge(name: str, value: float, **labels: str) -> Gauge:
+    return Gauge(name, value, labels)
 
 
 def _levels(connection: Connection, desk: AmqpDesk) -> range:

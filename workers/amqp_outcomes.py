@@ -17,6 +17,7 @@ from __future__ import annotations
 import json
 import time
 from collections import deque
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from amqp.exceptions import ResourceLocked
@@ -24,9 +25,8 @@ from amqp.exceptions import ResourceLocked
 from redelivery.errors import BrokerError, EnvelopeError, InputError
 from redelivery.middleware.transports.amqp_events import events_of
 from redelivery.workers.amqp_look import MOST_HELD, Look, depth_of
-from redelivery.workers.exporter import BATCH, Exporter
-from redelivery.workers.outcome_batch import Batch, storable
-from redelivery.workers.outcome_log import Refused
+from redelivery.workers.outcome_batch import Batch, Refused, storable
+from redelivery.workers.ports import Tail
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,11 +34,12 @@ if TYPE_CHECKING:
     from kombu import Connection
 
     from redelivery.middleware.outcomes import Event
+    from redelivery.middleware.transports.amqp import AmqpTransport
     from redelivery.middleware.transports.amqp_names import AmqpNames
     from redelivery.workers.export import ExportResult
     from redelivery.workers.tables import Format
 
-__all__ = ["AmqpExporter", "Listening", "export_outcomes", "newest"]
+__all__ = ["AmqpOutcomeLog", "Listening", "export_outcomes", "newest"]
 
 #: Seconds after which somebody who follows looks up.
 BEAT = 1.0
@@ -112,17 +113,28 @@ def newest(connection: Connection, names: AmqpNames, limit: int, *, most: int = 
     return (list(kept) if limit else []), max(depth - looked_at, 0)
 
 
-class AmqpExporter(Exporter):
-    """The exporter; of several, whoever comes first exports, and the others pass their turn."""
+class AmqpOutcomeLog:
+    """See `OutcomeLog`."""
 
-    def leads(self) -> bool:
-        """Everybody may: an export locks out the others while it lasts."""
+    def __init__(self, transport: AmqpTransport) -> None:
+        self._transport, self._names = transport, transport.keys
+
+    def lead(self, token: str, lead_ms: int) -> bool:  # noqa: ARG002 - as `OutcomeLog`
+        """As `OutcomeLog.lead`: everybody may, for an export locks out the others while it lasts."""
         return True
 
-    def _export(self) -> ExportResult:
-        transport: Any = self._transport
-        with getattr(transport, "amqp", transport).connect() as connection:
-            return export_outcomes(connection, transport.keys, self._destination, format=self._format, batch=BATCH)
+    def export(self, destination: str, *, format: Format = "parquet", batch: int = 50_000) -> ExportResult:  # noqa: A002 - as `OutcomeLog`
+        """As `OutcomeLog.export`."""
+        with self._transport.connect() as connection:
+            return export_outcomes(connection, self._names, destination, format=format, batch=batch)
+
+    @contextmanager
+    def tail(self, limit: int, *, is_followed: bool) -> Iterator[Tail]:
+        """As `OutcomeLog.tail`; what is recorded meanwhile is heard beside the log."""
+        with self._transport.connect() as connection:
+            listening = Listening(connection, self._names) if is_followed else None
+            events, left = newest(connection, self._names, limit)
+            yield Tail(events, left, (lambda: iter(())) if listening is None else listening.follow)
 
 
 class Listening:

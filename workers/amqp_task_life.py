@@ -7,16 +7,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from redelivery.workers import amqp_delayed, amqp_outcomes, dead_letters
+from redelivery.workers import amqp_outcomes, dead_letters
+from redelivery.workers.amqp_delayed import AmqpDelayStore
 from redelivery.workers.amqp_inventory import unlisted
 from redelivery.workers.amqp_letters import AmqpDesk
+from redelivery.workers.ports import Place
 from redelivery.workers.redaction import seen
 from redelivery.workers.redis_transport import redis_of
-from redelivery.workers.task_life import Place
 
 if TYPE_CHECKING:
     from redelivery.middleware.runtime import Runtime
-    from redelivery.workers.task_life import TaskLife
+    from redelivery.workers.ports import TaskLife
 
 __all__ = ["read"]
 
@@ -33,7 +34,7 @@ def read(install: Runtime, life: TaskLife, most: int) -> None:
             life.cut.append(f"outcome log: {left} newer messages were not looked at")
         for name, count in unlisted(connection, sorted(set(install.app.amqp.queues) - set(letter_queues))).items():
             life.cut.append(f"{name}: {count} messages wait to be run, and a look would count as a delivery of each")
-    for each in amqp_delayed.of_task(desk, life.task_id):
+    for each in AmqpDelayStore(desk.amqp).of_task(life.task_id):
         life.places.append(Place("delayed", each.queue, each.contents, {"due_ms": each.due_ms}))
     for name in letter_queues:
         for letter in dead_letters.found(redis_of(install), name, {life.task_id}):

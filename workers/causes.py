@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from redelivery.middleware.transports.redis import RedisTransport
-    from redelivery.workers.dead_letters import Letter
+    from redelivery.workers.contents import Letter
 
 __all__ = ["Cause", "causes"]
 

@@ -7,15 +7,13 @@ what waits in an ordinary queue is alive.
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from redelivery.errors import InputError
-from redelivery.middleware.header import unreadable
 from redelivery.middleware.transports.base import Capability
-from redelivery.workers.contents import Contents
+from redelivery.workers.contents import Letter, may_be
 from redelivery.workers.letter_list import letters_at
 from redelivery.workers.pages import list_pages
 from redelivery.workers.redis_transport import redis_of
@@ -26,93 +24,10 @@ if TYPE_CHECKING:
     from redelivery.middleware.runtime import Runtime
     from redelivery.middleware.transports.redis import RedisTransport
 
-__all__ = ["DeadLetterQueue", "Letter", "depth", "found", "known", "may_be", "newest", "required", "summaries"]
+__all__ = ["DeadLetterQueue", "depth", "found", "known", "newest", "required", "summaries"]
 
 #: Letters whose reasons stand for all of a queue's.
 SAMPLE = 200
-#: Ids that stand in JSON as they are.
-_PLAIN = re.compile(r"[A-Za-z0-9_.:-]+")
-
-
-@dataclass(frozen=True, slots=True)
-class Letter:
-    """One letter. `died_ms` is the server's time of its last death, None where the letter does not say."""
-
-    contents: Contents
-    death: Mapping[str, Any]
-
-    @classmethod
-    def of(cls, raw: bytes) -> Self:
-        """Read a letter; one without a death record was put here by somebody else."""
-        contents = Contents.of(raw)
-        return cls(contents, contents.envelope.deaths[0] if contents.envelope.deaths else {})
-
-    @property
-    def task_id(self) -> str:
-        """The task's id."""
-        return self.contents.task_id
-
-    @property
-    def task(self) -> str:
-        """The task's name."""
-        return self.contents.task
-
-    @property
-    def generation(self) -> int:
-        """The life that ended here."""
-        return self.contents.envelope.generation
-
-    @property
-    def reason(self) -> str:
-        """Why it died."""
-        return str(self.death.get("reason") or "")
-
-    @property
-    def died_ms(self) -> int | None:
-        """When it died."""
-        died: int | None = self.death.get("last")
-        return died
-
-    @property
-    def unreadable(self) -> list[str]:
-        """The fields of its header that cannot be read, whoever wrote them."""
-        return unreadable(self.contents.headers)
-
-    @property
-    def queue(self) -> str:
-        """The queue that it died in."""
-        return str(self.death.get("queue") or self.origin_queue)
-
-    @property
-    def origin_queue(self) -> str:
-        """The queue that it goes back to; empty where it names none."""
-        return str(self.contents.envelope.origin.get("queue") or "")
-
-    @property
-    def failure(self) -> Mapping[str, Any]:
-        """What it died of: `type`, `message`, `traceback`, `fingerprint`."""
-        return self.contents.envelope.failure or {}
-
-    @property
-    def is_message(self) -> bool:
-        """Whether there is a message in it: what could not be decoded on arrival is kept as bytes, and nothing can run it."""
-        headers, message = self.contents.headers, self.contents.message
-        return message is not None and not (self.task_id.startswith("raw-") and "task" not in headers)
-
-    def to_row(self) -> dict[str, Any]:
-        """What a listing shows."""
-        return {
-            "task_id": self.task_id,
-            "task": self.task,
-            "generation": self.generation,
-            "reason": self.reason,
-            "attempts": self.contents.envelope.attempt,
-            "died_ms": self.died_ms,
-            "queue": self.queue,
-            "exception": str(self.failure.get("type") or ""),
-            "message": str(self.failure.get("message") or ""),
-            "fingerprint": str(self.failure.get("fingerprint") or ""),
-        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,12 +134,3 @@ def _found_in_order(transport: RedisTransport, name: str, task_ids: Collection[s
         read = (Letter.of(raw) for page in letters.pages() for raw in page if may_be(raw, task_ids))
         chosen = [letter for letter in read if letter.task_id in task_ids]
     yield from reversed(chosen)
-
-
-def may_be(raw: bytes, task_ids: Collection[str]) -> bool:
-    """Whether these bytes may be a message of one of these tasks (of any, where none is given): far cheaper than decoding them."""
-    return not task_ids or any(each.encode("utf-8", "replace") in raw or not _stands_plainly(each) for each in task_ids)
-
-
-def _stands_plainly(task_id: str) -> bool:
-    return _PLAIN.fullmatch(task_id) is not None and not task_id.startswith("raw-")

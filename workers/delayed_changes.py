@@ -16,15 +16,14 @@ from redelivery.middleware.envelope import deferred, iso, sealed
 from redelivery.middleware.failure import caller_of
 from redelivery.middleware.logs import log
 from redelivery.middleware.outcomes import Outcome, Reason
-from redelivery.middleware.transports.base import Answer, Capability
-from redelivery.workers.redis_transport import redis_of
+from redelivery.middleware.transports.base import Answer
+from redelivery.workers.broker import broker_of, needed
 
 if TYPE_CHECKING:
     from redelivery.middleware.outcomes import Event
     from redelivery.middleware.runtime import Runtime
-    from redelivery.middleware.transports.redis import RedisTransport
     from redelivery.workers.contents import Contents
-    from redelivery.workers.delayed import Delayed
+    from redelivery.workers.ports import Delayed
 
 __all__ = ["cancel", "changeable", "reschedule"]
 
@@ -51,7 +50,7 @@ def cancel(install: Runtime, found: Delayed) -> Answer:
         reason=Reason.OPERATOR,
         worker=install.worker,
     )
-    answer = _transport(install).cancel(found.list_name, found.ident, event)
+    answer = needed(broker_of(install.transport).delayed).cancel(found.list_name, found.ident, event)
     if answer is Answer.DONE:
         log.info("delayed.cancelled", task_id=contents.task_id, queue=found.queue, why="operator")
         _tell_caller(install, contents)
@@ -60,26 +59,15 @@ def cancel(install: Runtime, found: Delayed) -> Answer:
 
 def reschedule(install: Runtime, found: Delayed, *, due_ms: int | None) -> Answer:
     """Have a message wait until `due_ms` (the broker's time) instead, or no longer (None); all else stays. Raises as `cancel`."""
-    contents, transport = changeable(found).contents, _transport(install)
+    contents, store = changeable(found).contents, needed(broker_of(install.transport).delayed)
     assert contents.message is not None  # noqa: S101 - a message has been seen just above
-    until_ms = transport.now_ms() if due_ms is None else due_ms
+    until_ms = install.transport.now_ms() if due_ms is None else due_ms
     seen_ms = contents.envelope.first_seen_ms or until_ms
     message = sealed(deferred(contents.message, found.queue, seen_ms=seen_ms, eta=iso(until_ms)))
-    answer = transport.reschedule(found.list_name, found.ident, message, _deferral(install, found), due_ms=due_ms)
+    answer = store.reschedule(found.list_name, found.ident, message, _deferral(install, found), due_ms=due_ms)
     if answer is Answer.DONE:
         log.info("delayed.rescheduled", task_id=contents.task_id, queue=found.queue, due_ms=until_ms)
     return answer
-
-
-def _transport(install: Runtime) -> RedisTransport:
-    """The transport; on RabbitMQ the operator's desk, which has the same two moves."""
-    if Capability.CANCEL_DELAYED in install.transport.capabilities:
-        return redis_of(install)
-    from redelivery.workers.amqp_letters import AmqpDesk  # noqa: PLC0415 - only where the broker is RabbitMQ
-
-    other: Any = redis_of(install)
-    desk: Any = AmqpDesk.of(other)
-    return desk  # type: ignore[no-any-return]
 
 
 def _deferral(install: Runtime, found: Delayed) -> Event:

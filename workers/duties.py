@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 from celery import bootsteps
 
 from redelivery.middleware.transports import kind_of
-from redelivery.middleware.transports.base import Capability
 from redelivery.workers.amqp_letter_watch import AmqpLetterWatch
+from redelivery.workers.broker import broker_of
 from redelivery.workers.dispatcher import Dispatcher
-from redelivery.workers.exporter import exporter_of
+from redelivery.workers.exporter import Exporter
 from redelivery.workers.lease import Lease
 from redelivery.workers.letter_watch import LetterWatch
 from redelivery.workers.log_keeper import LogKeeper
@@ -62,9 +62,8 @@ def duties_of(install: Runtime) -> tuple[Duty, ...]:
     """
     settings = install.settings
     exporters: tuple[Duty, ...] = ()
-    if settings.outcome_export is not None and Capability.OUTCOME_LOG in install.transport.capabilities:
-        exporter = exporter_of(redis_of(install))
-        exporters = (exporter(redis_of(install), settings.outcome_export, every=settings.outcome_export_every),)
+    if settings.outcome_export is not None and (outcomes := broker_of(install.transport).outcomes) is not None:
+        exporters = (Exporter(outcomes, settings.outcome_export, every=settings.outcome_export_every),)
     if not install.has_leases:
         watches = (AmqpLetterWatch(install),) if install.enforces and kind_of(install.app) == "amqp" else ()
         return (*watches, *exporters)

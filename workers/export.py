@@ -29,8 +29,7 @@ from redelivery.middleware.logs import log
 from redelivery.middleware.outcomes import Event
 from redelivery.middleware.scripts import Script
 from redelivery.workers.commits import Commit, newest, replaced
-from redelivery.workers.outcome_batch import OTHER_EXPORT, Batch, Gap, order, take
-from redelivery.workers.outcome_log import Refused
+from redelivery.workers.outcome_batch import OTHER_EXPORT, Batch, Gap, Refused, order, take
 from redelivery.workers.tables import EVENTS, Format, below, read_lines, size_of, write_rows
 
 if TYPE_CHECKING:

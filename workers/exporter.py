@@ -13,16 +13,13 @@ from typing import TYPE_CHECKING
 
 from redelivery.errors import BrokerError, RedeliveryError
 from redelivery.middleware.logs import log
-from redelivery.middleware.scripts import Script
-from redelivery.middleware.transports.base import Capability
 from redelivery.workers.duty import Duty
 
 if TYPE_CHECKING:
-    from redelivery.middleware.transports.redis import RedisTransport
-    from redelivery.workers.export import ExportResult
+    from redelivery.workers.ports import OutcomeLog
     from redelivery.workers.tables import Format
 
-__all__ = ["EVERY", "Exporter", "exporter_of"]
+__all__ = ["EVERY", "Exporter"]
 
 #: Seconds between two exports: each makes a file for every hour that it has events of.
 EVERY = 60.0
@@ -31,17 +28,6 @@ BATCH = 10_000
 #: For how many rounds, and for how many seconds at the least, an exporter keeps the lead.
 ROUNDS, LEAST_LEAD = 3, 30.0
 
-_LEAD = Script("lead")
-
-
-def exporter_of(transport: RedisTransport) -> type[Exporter]:
-    """The exporter for this kind of broker."""
-    if Capability.ATOMIC_MOVES in transport.capabilities:
-        return Exporter
-    from redelivery.workers.amqp_outcomes import AmqpExporter  # noqa: PLC0415 - only where the broker is RabbitMQ
-
-    return AmqpExporter
-
 
 class Exporter(Duty):
     """Exports every so many seconds."""
@@ -49,21 +35,21 @@ class Exporter(Duty):
     title = "exporter"
     begins_at_once = True
 
-    def __init__(self, transport: RedisTransport, destination: str, *, every: float = EVERY, format: Format = "parquet") -> None:  # noqa: A002
+    def __init__(self, outcomes: OutcomeLog, destination: str, *, every: float = EVERY, format: Format = "parquet") -> None:  # noqa: A002
         super().__init__(every)
-        self._transport, self._destination, self._format = transport, destination, format
+        self._outcomes, self._destination, self._format = outcomes, destination, format
         self._token = uuid.uuid4().hex
         self._lead_ms = round(max(ROUNDS * every, LEAST_LEAD) * 1000)
 
     def leads(self) -> bool:
-        """One of all exporters does."""
-        return bool(_LEAD(self._transport.client, [self._transport.keys.exporter], [self._token, self._lead_ms]))
+        """Whether the log lets this one."""
+        return self._outcomes.lead(self._token, self._lead_ms)
 
     def step(self) -> int:
         """Export what the log holds; how many events. Raises what the broker and the destination do."""
         began = time.monotonic()
         try:
-            done = self._export()
+            done = self._outcomes.export(self._destination, format=self._format, batch=BATCH)
         except BrokerError as exc:
             log.info("outcome_log.export_overtaken", why=str(exc))
             return 0
@@ -71,12 +57,6 @@ class Exporter(Duty):
             seconds = round(time.monotonic() - began, 3)
             log.info("outcome_log.exported", to=self._destination, events=done.events, files=len(done.files), seconds=seconds)
         return done.events
-
-    def _export(self) -> ExportResult:
-        from redelivery.workers.export import export_outcomes  # noqa: PLC0415 - pyarrow is an optional dependency
-
-        transport = self._transport
-        return export_outcomes(transport.client, transport.keys, self._destination, format=self._format, batch=BATCH)
 
     def unanswered(self, exc: Exception) -> None:
         """It tries again at the next step."""

@@ -23,8 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from redelivery.errors import EnvelopeError
 from redelivery.middleware.outcomes import TERMINAL, Event, Outcome
 from redelivery.workers import dead_letters
-from redelivery.workers.contents import Contents
-from redelivery.workers.dead_letters import Letter
+from redelivery.workers.contents import Contents, Letter
 from redelivery.workers.held import bindings, held_pages
 from redelivery.workers.pages import hash_pages, list_pages
 from redelivery.workers.redis_transport import redis_of

@@ -21,15 +21,16 @@ from redelivery.errors import InputError
 from redelivery.middleware.envelope import HEADER, iso, sealed
 from redelivery.middleware.lifetime import milliseconds
 from redelivery.middleware.transports.base import Answer
-from redelivery.workers import dead_letters, delayed
+from redelivery.workers import dead_letters
 from redelivery.workers.recoverer import Recoverer, name_of
+from redelivery.workers.redis_delayed import RedisDelayStore
 from redelivery.workers.redis_transport import redis_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from redelivery.middleware.runtime import Runtime
-    from redelivery.workers.delayed import Delayed
+    from redelivery.workers.ports import Delayed
 
 __all__ = ["Leaving", "leave"]
 
@@ -110,10 +111,11 @@ def _recover(install: Runtime, dead: dict[str, str]) -> None:
 
 
 def _hand_back(install: Runtime, result: Leaving, on_progress: Callable[[Leaving], None]) -> None:
-    for name in delayed.lists(redis_of(install)):
+    store = RedisDelayStore(redis_of(install))
+    for name in store.lists():
         staying = 0
         while True:
-            count, found = delayed.page_of(redis_of(install), name, staying, PAGE)
+            count, found = store.page_of(name, staying, PAGE)
             if not count:
                 break
             staying += count - sum(_give(install, each, result) for each in found)

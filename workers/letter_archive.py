@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from redelivery.display import scrubbed
 from redelivery.errors import ConfigurationError, InputError
-from redelivery.workers.dead_letters import Letter
+from redelivery.workers.contents import Letter
 from redelivery.workers.letter_filter import Filter
 from redelivery.workers.letter_walk import letters_of
 from redelivery.workers.private_files import private_folder, private_opener

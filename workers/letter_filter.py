@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from redelivery.workers.dead_letters import Letter
+    from redelivery.workers.contents import Letter
 
 __all__ = ["Filter"]
 

@@ -17,7 +17,7 @@ from redis.exceptions import RedisError
 
 from redelivery.errors import BrokerError, RedriveError
 from redelivery.middleware.transports.base import Answer
-from redelivery.workers.dead_letters import Letter, may_be
+from redelivery.workers.contents import Letter, may_be
 from redelivery.workers.letter_list import letters_at
 
 if TYPE_CHECKING:

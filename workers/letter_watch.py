@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from redelivery.display import safe
 from redelivery.middleware.logs import log
 from redelivery.workers import dead_letters
-from redelivery.workers.dead_letters import Letter
+from redelivery.workers.contents import Letter
 from redelivery.workers.duty import Duty
 from redelivery.workers.redis_transport import redis_of
 

@@ -16,7 +16,7 @@ from redis.exceptions import ResponseError
 
 from redelivery.middleware.transports.base import Capability
 from redelivery.workers import dead_letters
-from redelivery.workers.dead_letters import Letter
+from redelivery.workers.contents import Letter
 from redelivery.workers.living import Living
 from redelivery.workers.redis_transport import redis_of
 
@@ -112,7 +112,8 @@ def measured(install: Runtime, living: Living | None = None) -> list[Family]:
     else:
         from redelivery.workers.amqp_metrics import look  # noqa: PLC0415 - only where the broker is RabbitMQ
 
-        look(install, found)
+        for each in look(install):
+            found.add(each.name, each.value, **each.labels)
     return found.families
 
 

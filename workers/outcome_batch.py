@@ -10,19 +10,18 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from redelivery.errors import BrokerError
+from redelivery.errors import BrokerError, EnvelopeError
+from redelivery.middleware.outcomes import Event
 from redelivery.middleware.scripts import Script
-from redelivery.workers.outcome_log import Refused, decoded
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
     from redis import Redis
 
     from redelivery.middleware.keys import Keys
-    from redelivery.middleware.outcomes import Event
 
-__all__ = ["OTHER_EXPORT", "Batch", "Gap", "order", "storable", "take"]
+__all__ = ["OTHER_EXPORT", "Batch", "Gap", "Refused", "decoded", "order", "storable", "take"]
 
 #: Entries of one answer: the broker serves nobody else while it writes them (about 2 ms).
 PAGE = 1000
@@ -48,6 +47,15 @@ class Gap:
     lost: int | None
     why: str
     noticed_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """An entry of the stream that is not ours, and why."""
+
+    entry_id: str
+    values: dict[str, str]
+    why: str
 
 
 @dataclass(slots=True)
@@ -153,6 +161,15 @@ def _gap(batch: Batch, page: Page) -> Gap:
         return Gap(after=batch.last, before=before, lost=None, why="replaced", noticed_ms=page.now_ms)
     why = "cap" if int(page.trimmed.get("entries", 0)) >= lost else "removed"
     return Gap(after=batch.last, before=before, lost=lost, why=why, noticed_ms=page.now_ms)
+
+
+def decoded(raw: Iterable[tuple[Any, Mapping[Any, Any]]]) -> Iterator[Event | Refused]:
+    """What XRANGE or XREAD answered, as events; what is none of ours is refused by name and stops nothing."""
+    for entry_id, values in raw:
+        try:
+            yield Event.from_entry(entry_id, values)
+        except (EnvelopeError, ValueError) as exc:
+            yield Refused(_text(entry_id), {_text(key): _text(value) for key, value in values.items()}, str(exc))
 
 
 def storable(entries: Iterable[Event | Refused]) -> Iterator[Event | Refused]:

@@ -7,22 +7,27 @@ the cap the oldest events go, and what went is noted, so that the next export re
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from redelivery.errors import EnvelopeError
 from redelivery.middleware.logs import log
 from redelivery.middleware.outcomes import Event
 from redelivery.middleware.scripts import Script
+from redelivery.workers.outcome_batch import Refused, decoded
+from redelivery.workers.ports import Tail
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
     from redis import Redis
 
     from redelivery.middleware.keys import Keys
+    from redelivery.middleware.transports.redis import RedisTransport
+    from redelivery.workers.export import ExportResult
+    from redelivery.workers.tables import Format
 
-__all__ = ["PAGE", "Bounded", "Refused", "bound", "decoded", "follow", "newest_id", "read_on"]
+__all__ = ["PAGE", "Bounded", "RedisOutcomeLog", "bound", "follow", "newest_id", "read_on"]
 
 #: What is left of the cap where it was passed: the next time is some way off then, and a gap is one gap and not many.
 LEAVE = 0.9
@@ -33,7 +38,7 @@ EXACT = 0.3
 #: Entries of one answer.
 PAGE = 500
 
-_BOUND = Script("bound")
+_BOUND, _LEAD = Script("bound"), Script("lead")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +55,29 @@ class Bounded:
         return self.removed > 0 or self.bytes >= FILLING * self.cap
 
 
-@dataclass(frozen=True, slots=True)
-class Refused:
-    """An entry of the stream that is not ours, and why."""
+class RedisOutcomeLog:
+    """See `OutcomeLog`."""
 
-    entry_id: str
-    values: dict[str, str]
-    why: str
+    def __init__(self, transport: RedisTransport) -> None:
+        self._client, self._keys = transport.client, transport.keys
+
+    def lead(self, token: str, lead_ms: int) -> bool:
+        """As `OutcomeLog.lead`: one of all exporters does, by a lease."""
+        return bool(_LEAD(self._client, [self._keys.exporter], [token, lead_ms]))
+
+    def export(self, destination: str, *, format: Format = "parquet", batch: int = 50_000) -> ExportResult:  # noqa: A002 - as `OutcomeLog`
+        """As `OutcomeLog.export`."""
+        from redelivery.workers.export import export_outcomes  # noqa: PLC0415 - pyarrow is an optional dependency
+
+        return export_outcomes(self._client, self._keys, destination, format=format, batch=batch)
+
+    @contextmanager
+    def tail(self, limit: int, *, is_followed: bool) -> Iterator[Tail]:  # noqa: ARG002 - the log is read on from where it stood
+        """As `OutcomeLog.tail`."""
+        raw: Any = self._client.xrevrange(self._keys.outcomes, count=max(limit, 1))
+        last = _text(raw[0][0]) if raw else "0"
+        events = [each for each in decoded(reversed(raw[:limit])) if isinstance(each, Event)]
+        yield Tail(events, 0, lambda: follow(self._client, self._keys.outcomes, last))
 
 
 def bound(client: Redis, keys: Keys, max_bytes: int) -> Bounded:
@@ -67,15 +88,6 @@ def bound(client: Redis, keys: Keys, max_bytes: int) -> Bounded:
     """
     _, after, removed = _BOUND(client, [keys.outcomes, keys.trimmed], [max_bytes, int(max_bytes * LEAVE), int(max_bytes * EXACT)])
     return Bounded(bytes=after, cap=max_bytes, removed=removed)
-
-
-def decoded(raw: Iterable[tuple[Any, Mapping[Any, Any]]]) -> Iterator[Event | Refused]:
-    """What XRANGE or XREAD answered, as events; what is none of ours is refused by name and stops nothing."""
-    for entry_id, values in raw:
-        try:
-            yield Event.from_entry(entry_id, values)
-        except (EnvelopeError, ValueError) as exc:
-            yield Refused(_text(entry_id), {_text(key): _text(value) for key, value in values.items()}, str(exc))
 
 
 def follow(client: Redis, stream: str, from_id: str = "$", block_ms: int = 1000) -> Iterator[Event]:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from redelivery.middleware.runtime import Runtime
-    from redelivery.workers.dead_letters import Letter
+    from redelivery.workers.contents import Letter
 
 __all__ = ["redacted", "seen"]
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from redelivery.middleware.outcomes import Event
     from redelivery.middleware.transports.base import Answer
     from redelivery.middleware.transports.redis import RedisTransport
-    from redelivery.workers.dead_letters import Letter
+    from redelivery.workers.contents import Letter
     from redelivery.workers.letter_filter import Filter
     from redelivery.workers.redrive_guard import Guard
 

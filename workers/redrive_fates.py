@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from redelivery.middleware.outcomes import TERMINAL, Event, Outcome
 from redelivery.middleware.transports.base import Capability
-from redelivery.workers.dead_letters import Letter
+from redelivery.workers.contents import Letter
 from redelivery.workers.outcome_log import PAGE, newest_id, read_on
 
 if TYPE_CHECKING:

@@ -30,14 +30,14 @@ from redis.exceptions import RedisError
 from redelivery.middleware.logs import HIDDEN, log, told
 from redelivery.middleware.outcomes import Outcome
 from redelivery.middleware.transports.base import Answer, Capability
-from redelivery.workers import delayed as store
+from redelivery.workers.broker import broker_of, needed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from celery.worker.consumer import Consumer
 
-    from redelivery.workers.delayed import Delayed
+    from redelivery.workers.ports import Delayed, DelayStore
 
 __all__ = ["MOST_LISTED", "MOST_SEARCHED", "RemoteControl"]
 
@@ -82,8 +82,8 @@ class RemoteControl(bootsteps.StartStopStep):
         @functools.wraps(command)
         def revoke(state: Any, *args: Any, task_id: Any = None, **options: Any) -> Any:
             answer = command(state, *args, task_id=task_id, **options)
-            transport, ids = self._install.transport, maybe_list(task_id) or []
-            self._cancel(each for ident in ids for each in store.of_task(transport, str(ident)))
+            ids = maybe_list(task_id) or []
+            self._cancel(each for ident in ids for each in self._store.of_task(str(ident)))
             return answer
 
         return revoke
@@ -132,7 +132,7 @@ class RemoteControl(bootsteps.StartStopStep):
             delivery=contents.envelope.delivery + 1,
             worker=self._install.worker,
         )
-        if self._install.transport.cancel(delayed.list_name, delayed.ident, event) is not Answer.DONE:
+        if self._store.cancel(delayed.list_name, delayed.ident, event) is not Answer.DONE:
             return
         log.info("delayed.cancelled", task_id=contents.task_id, queue=delayed.queue, why="revoked")
         try:
@@ -140,11 +140,15 @@ class RemoteControl(bootsteps.StartStopStep):
         except Exception:  # noqa: BLE001 - a backend that does not answer, a receiver of the signal
             log.exception("hook.failed", task_id=contents.task_id, hook="revoked")
 
+    @property
+    def _store(self) -> DelayStore:
+        return needed(broker_of(self._install.transport).delayed)
+
     def _waiting(self, most: int) -> list[Delayed]:
         """What waits for the queues of this worker, the first to become due."""
         consumer = self._consumer.task_consumer
         queues = [] if consumer is None else [queue.name for queue in consumer.queues]
-        found: Iterator[Delayed] = (each for queue in queues for each in store.soonest(self._install.transport, most, queue))
+        found: Iterator[Delayed] = (each for queue in queues for each in self._store.soonest(most, queue))
         return sorted(found, key=lambda each: each.due_ms)[:most]
 
     def _request(self, delayed: Delayed) -> Request | None:

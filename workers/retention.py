@@ -22,7 +22,7 @@ from redelivery.middleware.logs import log
 from redelivery.middleware.outcomes import Reason
 from redelivery.middleware.transports.base import Answer
 from redelivery.workers import dead_letters
-from redelivery.workers.dead_letters import Letter
+from redelivery.workers.contents import Letter
 from redelivery.workers.duty import Duty
 from redelivery.workers.letter_archive import archive
 from redelivery.workers.purge import purged

@@ -7,17 +7,17 @@ that is reached, it is said.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from redelivery.errors import EnvelopeError
 from redelivery.middleware.outcomes import Event
 from redelivery.middleware.transports.base import Capability
-from redelivery.workers import dead_letters, delayed
-from redelivery.workers.contents import Contents
-from redelivery.workers.dead_letters import Letter, may_be
+from redelivery.workers import dead_letters
+from redelivery.workers.broker import broker_of, needed
+from redelivery.workers.contents import Contents, Letter, may_be
 from redelivery.workers.held import held_pages
 from redelivery.workers.pages import list_pages
+from redelivery.workers.ports import Place, TaskLife
 from redelivery.workers.redaction import seen
 from redelivery.workers.redis_transport import redis_of
 
@@ -26,42 +26,9 @@ if TYPE_CHECKING:
 
     from redelivery.middleware.runtime import Runtime
 
-__all__ = ["Place", "TaskLife", "life_of"]
+__all__ = ["life_of"]
 
 ENTRIES = 2000
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where one message of the task is. `detail` holds what is known there: `due_ms`, `owner`, or the letter's death."""
-
-    place: str
-    name: str
-    contents: Contents
-    detail: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass(slots=True)
-class TaskLife:
-    """What was found. `cut` names what was not read to its end, and how far it was read."""
-
-    task_id: str
-    events: list[Event] = field(default_factory=list)
-    places: list[Place] = field(default_factory=list)
-    cut: list[str] = field(default_factory=list)
-
-    @property
-    def task(self) -> str:
-        """The task's name, where anything says it."""
-        return next(
-            (each for each in (*(event.task for event in self.events), *(place.contents.task for place in self.places)) if each), ""
-        )
-
-    @property
-    def queue(self) -> str:
-        """The queue that it belongs to."""
-        queues = [event.queue for event in self.events] + [place.name for place in self.places if place.place != "dead_letter"]
-        return next((queue for queue in queues if queue), "")
 
 
 def life_of(install: Runtime, task_id: str, *, most: int) -> TaskLife:
@@ -76,7 +43,7 @@ def life_of(install: Runtime, task_id: str, *, most: int) -> TaskLife:
         read(install, life, most)
         return life
     _read_log(install, life, most)
-    for each in delayed.of_task(redis_of(install), task_id):
+    for each in needed(broker_of(install.transport).delayed).of_task(task_id):
         life.places.append(Place("delayed", each.queue, each.contents, {"due_ms": each.due_ms}))
     letter_queues = dead_letters.known(install)
     for queue in sorted({*install.app.amqp.queues, *letter_queues.values()} - set(letter_queues)):

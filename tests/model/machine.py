@@ -17,8 +17,8 @@ from redelivery.middleware.outcomes import Event, Outcome, Reason
 from redelivery.middleware.pacing import Pace
 from redelivery.middleware.recovery import recover
 from redelivery.middleware.transports.base import Held
-from redelivery.workers.delayed import of_task
 from redelivery.workers.recoverer import Recoverer
+from redelivery.workers.redis_delayed import RedisDelayStore
 from tests.model.books import HOUR, LISTS, MOST_LENGTH, Books, Message, Owner, Waiting
 from tests.model.broker import A_SLOT_AN_HOUR, LETTERS, Broker, event_of
 
@@ -460,7 +460,7 @@ class Machine(RuleBasedStateMachine):
     def find(self, which: int) -> None:
         """An operator asks where a task waits: in whichever list's delay store, or nowhere."""
         name, ident, message = self._any(self.stored, which)
-        found = [(each.list_name, each.ident) for each in of_task(self.transport, message.task_id)]
+        found = [(each.list_name, each.ident) for each in RedisDelayStore(self.transport).of_task(message.task_id)]
         assert len(found) == (message.task_id in self.books.waiting)
         assert ((name, ident) in found) == self._waits(ident)
 

@@ -18,6 +18,7 @@ from redelivery.errors import BrokerError, BrokerUnavailable, ConfigurationError
 from redelivery.middleware.transports import kind_of
 from redelivery.middleware.transports.base import Capability
 from redelivery.settings import RedeliverySettings
+from redelivery.workers.broker import Broker, broker_of, needed
 from redelivery.workers.redis_transport import redis_of
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
     from redelivery.middleware.runtime import Runtime
     from redelivery.middleware.transports.redis import RedisTransport
+    from redelivery.workers.ports import DelayStore, OutcomeLog
 
 __all__ = ["Context", "json_option", "pass_context"]
 
@@ -100,6 +102,21 @@ class Context:
 
         desk: Any = AmqpDesk.of(found)
         return desk  # type: ignore[no-any-return]
+
+    @property
+    def delayed(self) -> DelayStore:
+        """What waits for its time on the app's broker. Raises as `transport`."""
+        return needed(self._broker.delayed)
+
+    @property
+    def outcomes(self) -> OutcomeLog:
+        """The outcome log on the app's broker. Raises as `transport`."""
+        return needed(self._broker.outcomes)
+
+    @functools.cached_property
+    def _broker(self) -> Broker:
+        self.transport  # noqa: B018 - whether the broker answers is said first
+        return broker_of(self.install.transport)
 
     @property
     def is_redis(self) -> bool:

@@ -12,17 +12,16 @@ import click
 
 from redelivery.errors import InputError
 from redelivery.middleware.transports.base import Answer
-from redelivery.workers import delayed as store
 from redelivery.workers import delayed_changes
 from redelivery.workers.cli import letters
 from redelivery.workers.cli.context import Context, json_option, pass_context
 from redelivery.workers.cli.output import SECONDS, counted, facts, lines, moment, print_json, safe, short, span, table
-from redelivery.workers.dead_letters import Letter
+from redelivery.workers.contents import Letter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from redelivery.workers.delayed import Delayed
+    from redelivery.workers.ports import Delayed
 
 __all__ = ["delayed"]
 
@@ -42,11 +41,11 @@ def list_(context: Context, queue: str | None, limit: int) -> None:
 
     On RabbitMQ whatever waits is taken, read and given back, which holds it up for that moment; nothing is marked by it.
     """
-    transport = context.transport
-    totals = store.totals(transport)
+    store = context.delayed
+    totals = store.totals()
     if queue is not None:
         totals = {queue: totals.get(queue, 0)}
-    waiting, now = store.soonest(transport, limit, queue), transport.now_ms()
+    waiting, now = store.soonest(limit, queue), context.transport.now_ms()
     if context.as_json:
         print_json({"totals": totals, "now_ms": now, "messages": [each.to_row() for each in waiting]})
         return
@@ -69,7 +68,7 @@ def list_(context: Context, queue: str | None, limit: int) -> None:
 
 def _found(context: Context, task_id: str) -> list[Delayed]:
     """What waits of this task. Raises `InputError` where nothing does."""
-    found = store.of_task(context.transport, task_id)
+    found = context.delayed.of_task(task_id)
     if not found:
         msg = f"task {task_id} does not wait for its time: `redelivery task show` tells where a task is"
         raise InputError(msg)

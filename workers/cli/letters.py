@@ -18,7 +18,7 @@ from redelivery.workers.redaction import redacted
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from redelivery.workers.dead_letters import Letter
+    from redelivery.workers.contents import Letter
 
 __all__ = ["arguments", "as_editable", "as_json", "as_table", "as_text"]
 

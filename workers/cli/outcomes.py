@@ -5,21 +5,18 @@ from __future__ import annotations
 import logging
 import signal
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from redelivery.display import harmless, scrubbed
 from redelivery.errors import InputError
-from redelivery.middleware.outcomes import Event
 from redelivery.workers.cli.context import Context, json_option, pass_context
 from redelivery.workers.cli.output import SECONDS, counted, moment, print_json, safe, short, span
-from redelivery.workers.exporter import exporter_of
-from redelivery.workers.outcome_log import decoded, follow
+from redelivery.workers.exporter import Exporter
 
 if TYPE_CHECKING:
-    from redelivery.middleware.transports.redis import RedisTransport
-    from redelivery.workers.tables import Format
+    from redelivery.middleware.outcomes import Event
 
 __all__ = ["outcomes"]
 
@@ -41,38 +38,14 @@ def tail(context: Context, limit: int, *, is_followed: bool) -> None:
 
     On RabbitMQ the log is read from its oldest event on, and given back; what follows (-f) is heard beside it.
     """
-    transport = context.transport
-    if not context.is_redis:
-        _tail_of_rabbit(context, limit, is_followed=is_followed)
-        return
-    events, last = _newest(transport, limit)
-    for event in events:
-        _show(event, as_json=context.as_json)
-    if is_followed:
-        for event in follow(transport.client, transport.keys.outcomes, last):
+    with context.outcomes.tail(limit, is_followed=is_followed) as found:
+        for event in found.events:
             _show(event, as_json=context.as_json)
-
-
-def _tail_of_rabbit(context: Context, limit: int, *, is_followed: bool) -> None:
-    from redelivery.workers.amqp_outcomes import Listening, newest  # noqa: PLC0415 - only where the broker is RabbitMQ
-
-    desk: Any = context.transport
-    with desk.amqp.connect() as connection:
-        listening = Listening(connection, desk.keys) if is_followed else None
-        events, left = newest(connection, desk.keys, limit)
-        for event in events:
+        if found.left:
+            newer = counted(found.left, "newer message", "newer messages")
+            click.echo(f"{newer} of the log were not looked at: export it.", err=True)
+        for event in found.follow() if is_followed else ():
             _show(event, as_json=context.as_json)
-        if left:
-            click.echo(f"{counted(left, 'newer message', 'newer messages')} of the log were not looked at: export it.", err=True)
-        for event in listening.follow() if listening is not None else ():
-            _show(event, as_json=context.as_json)
-
-
-def _newest(transport: RedisTransport, limit: int) -> tuple[list[Event], str]:
-    """Events, and the id after which the next ones follow."""
-    raw: Any = transport.client.xrevrange(transport.keys.outcomes, count=max(limit, 1))
-    last = raw[0][0].decode() if raw else "0"
-    return [each for each in decoded(reversed(raw[:limit])) if isinstance(each, Event)], last
 
 
 def _show(event: Event, *, as_json: bool) -> None:
@@ -107,9 +80,9 @@ def _keep_exporting(context: Context, uri: str, kind: str, every: float) -> int:
     if every < 1:
         msg = "--every: give 1s or more"
         raise InputError(msg)
-    transport = context.transport
+    log = context.outcomes
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    exporter = exporter_of(transport)(transport, uri, every=every, format="jsonl" if kind == "jsonl" else "parquet")
+    exporter = Exporter(log, uri, every=every, format="jsonl" if kind == "jsonl" else "parquet")
     # The signals are waited for, not handled: blocked here, before the thread begins, they are blocked in it too.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
     try:
@@ -139,18 +112,7 @@ def export(ctx: click.Context, context: Context, uri: str, kind: str, every: flo
     """
     if every is not None:
         ctx.exit(_keep_exporting(context, uri, kind, every))
-    from redelivery.workers.export import export_outcomes  # noqa: PLC0415 - pyarrow is an optional dependency
-
-    transport = context.transport
-    format_: Format = "jsonl" if kind == "jsonl" else "parquet"
-    if context.is_redis:
-        done = export_outcomes(transport.client, transport.keys, uri, format=format_)
-    else:
-        from redelivery.workers import amqp_outcomes  # noqa: PLC0415 - only where the broker is RabbitMQ
-
-        desk: Any = transport
-        with desk.amqp.connect() as connection:
-            done = amqp_outcomes.export_outcomes(connection, desk.keys, uri, format=format_)
+    done = context.outcomes.export(uri, format="jsonl" if kind == "jsonl" else "parquet")
     if context.as_json:
         print_json({**asdict(done), "destination": scrubbed(uri)})
         return

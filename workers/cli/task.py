@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -10,7 +10,10 @@ from redelivery.errors import InputError
 from redelivery.workers.cli.context import Context, json_option, pass_context
 from redelivery.workers.cli.outcomes import line_of
 from redelivery.workers.cli.output import age, counted, facts, lines, moment, print_json, safe, span
-from redelivery.workers.task_life import Place, TaskLife, life_of
+from redelivery.workers.task_life import life_of
+
+if TYPE_CHECKING:
+    from redelivery.workers.ports import Place, TaskLife
 
 __all__ = ["task"]
 

@@ -156,7 +156,7 @@ class _Run:
                 works.insert(0, partial(self._write_state, state, judged))
             summary = replace(summary, figures=reduce(or_, self.ways.done(works)))
             trend = merged(self._trend(), line_of(summary))
-            write_summary(self.files, summary, folder)
+            write_summary(self.files, summary.to_dict(), folder)
             write_trend(self.files, trend, folder)
             self.files.write(f"{folder}/{REPORT}", page(summary, trend))
         if state is not None and self.left is not None:

@@ -12,17 +12,16 @@ import json
 import time
 import uuid
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from redelivery.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from pyspark.sql import DataFrame
 
     from redelivery.workers.reconciliation.files import Files
-    from redelivery.workers.reconciliation.summary import Summary
 
 __all__ = ["check_apart", "check_output", "replacing", "write_summary", "write_table"]
 
@@ -93,6 +92,6 @@ def write_table(table: DataFrame, folder: str, name: str) -> None:
     table.write.parquet(f"{folder}/{name}")
 
 
-def write_summary(files: Files, summary: Summary, folder: str) -> None:
+def write_summary(files: Files, summary: Mapping[str, Any], folder: str) -> None:
     """Write the summary."""
-    files.write(f"{folder}/{SUMMARY}", json.dumps(summary.to_dict(), indent=2) + "\n")
+    files.write(f"{folder}/{SUMMARY}", json.dumps(summary, indent=2) + "\n")

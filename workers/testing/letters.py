@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, overload
 
 from redelivery.errors import RedriveError
-from redelivery.workers import dead_letters
+from redelivery.workers import contents, dead_letters
 from redelivery.workers.letter_filter import Filter
 from redelivery.workers.redis_transport import redis_of
 from redelivery.workers.redrive import redrive
@@ -102,7 +102,7 @@ class DeadLetters(Sequence[Letter]):
         return sorted(found, key=lambda letter: letter.died_ms or 0)
 
 
-def _letter(letter: dead_letters.Letter, name: str, transport: RedisTransport) -> Letter:
+def _letter(letter: contents.Letter, name: str, transport: RedisTransport) -> Letter:
     body = letter.contents.body()
     is_task = isinstance(body, list) and len(body) == 3  # noqa: PLR2004 - args, kwargs, embed
     return Letter(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from redelivery.middleware.outcomes import TERMINAL, Event, Outcome, entries
-from redelivery.workers import delayed
+from redelivery.workers.broker import broker_of, needed
 from redelivery.workers.redis_transport import redis_of
 from redelivery.workers.testing.worker import until
 
@@ -64,5 +64,6 @@ class Outcomes:
         wanted = "has not ended" if outcome is None else f"was not {Outcome(outcome)}"
         said = f"{task_id} {wanted}; so far: {', '.join(names) if names else 'nothing: was it published by this app?'}"
         transport = redis_of(self._worker.install)
-        waits = [each.due_ms - transport.now_ms() for each in delayed.of_task(transport, str(task_id))]
+        waiting = needed(broker_of(self._worker.install.transport).delayed).of_task(str(task_id))
+        waits = [each.due_ms - transport.now_ms() for each in waiting]
         return f"{said}; it waits in the delay store: advance_time({max(min(waits), 0) / 1000:.1f})" if waits else said

@@ -14,7 +14,7 @@ from kombu import Queue
 
 from redelivery.middleware.transports.amqp_names import OUTCOMES
 from redelivery.workers.amqp_look import Look
-from redelivery.workers.dead_letters import Letter
+from redelivery.workers.contents import Letter
 from redelivery.workers.testing.rabbit_node import USER
 from tests.chaos.fleet import Fleet
 from tests.chaos.proxy import Proxy

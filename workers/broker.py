@@ -1,0 +1,51 @@
+"""What a broker offers those who look after it, chosen here alone by its kind."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+from redelivery.errors import BrokerError
+
+if TYPE_CHECKING:
+    from redelivery.middleware.transports.base import Transport
+    from redelivery.workers.ports import DelayStore, OutcomeLog
+
+__all__ = ["Broker", "broker_of", "needed"]
+
+Feature = TypeVar("Feature")
+
+
+@dataclass(frozen=True, slots=True)
+class Broker:
+    """Its features; None where it lacks one."""
+
+    delayed: DelayStore | None = None
+    outcomes: OutcomeLog | None = None
+
+
+def broker_of(transport: Transport) -> Broker:
+    """The features of this transport's broker."""
+    from redelivery.middleware.transports.redis import RedisTransport  # noqa: PLC0415 - a broker's modules are imported where it is used
+
+    if isinstance(transport, RedisTransport):
+        from redelivery.workers.outcome_log import RedisOutcomeLog  # noqa: PLC0415 - as above
+        from redelivery.workers.redis_delayed import RedisDelayStore  # noqa: PLC0415 - as above
+
+        return Broker(RedisDelayStore(transport), RedisOutcomeLog(transport))
+    from redelivery.middleware.transports.amqp import AmqpTransport  # noqa: PLC0415 - as above
+
+    if isinstance(transport, AmqpTransport):
+        from redelivery.workers.amqp_delayed import AmqpDelayStore  # noqa: PLC0415 - as above
+        from redelivery.workers.amqp_outcomes import AmqpOutcomeLog  # noqa: PLC0415 - as above
+
+        return Broker(AmqpDelayStore(transport), AmqpOutcomeLog(transport))
+    return Broker()
+
+
+def needed(feature: Feature | None) -> Feature:
+    """The feature again. Raises `BrokerError` where the broker lacks it."""
+    if feature is None:
+        msg = "this broker is neither Redis nor RabbitMQ, and nothing on it can be listed"
+        raise BrokerError(msg)
+    return feature
