@@ -60,10 +60,14 @@ class PoolProcesses:
         """Celery's pool inside the pool; None before it is started and once it is stopped."""
         return self._pool._pool  # noqa: SLF001 - Celery's
 
+    def lacks(self) -> list[str]:
+        """What this pool should have and has not, so that its inner workings are others than we know."""
+        return [] if self.inner is None else [name for name in USED if not hasattr(self.inner, name)]
+
     def is_known(self) -> bool:
         """Whether this is a pool whose inner workings we know, and whose children the loop has begun to hear."""
         inner = self.inner
-        if inner is None or not all(hasattr(inner, name) for name in USED):
+        if inner is None or self.lacks():
             return False
         return "handle_event" in vars(inner._result_handler)  # noqa: SLF001 - a worker that refuses to start has no loop yet
 

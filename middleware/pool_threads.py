@@ -21,6 +21,8 @@ __all__ = ["PoolThreads"]
 
 #: Seconds that what is about to end has after a cold shutdown: it is recorded, and does not run again.
 GRACE = 1.0
+#: What is used of Celery's pool.
+USED = ("executor",)
 
 
 class PoolThreads:
@@ -31,9 +33,13 @@ class PoolThreads:
     def __init__(self, pool: Any, install: Runtime) -> None:
         self._pool, self._install = pool, install
 
+    def lacks(self) -> list[str]:
+        """What this pool should have and has not, so that its inner workings are others than we know."""
+        return [name for name in USED if not hasattr(self._pool, name)]
+
     def is_known(self) -> bool:
         """Whether this is a pool whose inner workings we know."""
-        return hasattr(self._pool, "executor")
+        return not self.lacks()
 
     def is_over(self) -> bool:
         """Whether nothing runs any more."""

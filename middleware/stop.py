@@ -15,7 +15,8 @@ holds it, the process ends itself `LAST` seconds after that (`last_resort`): its
 others go on.
 
 Limits: Celery's pools of processes and threads, with an event loop, and a `celery.apps.worker` that asks for a cold shutdown as
-that of 5.6 and 5.7 does; on any other all is Celery's own. Threads cannot be ended: what runs runs on, and Python waits for it.
+that of 5.6 and 5.7 does; on any other all is Celery's own, and a line says so (`stop.unknown`). Threads cannot be ended: what runs
+runs on, and Python waits for it.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from celery.utils.log import get_logger
 from celery.worker import state
 
 from redelivery.middleware.last_resort import LastResort
+from redelivery.middleware.logs import log
 from redelivery.middleware.pool_processes import PoolProcesses
 from redelivery.middleware.pool_threads import PoolThreads
 
@@ -50,6 +52,7 @@ __all__ = ["Stop", "is_known", "spare_the_handler", "stop_of"]
 TURN = 0.05
 #: What Celery's handler of a cold shutdown calls, and nothing else that reaches the pool or the broker.
 CALLS = {"wait_for_soft_shutdown", "cancel_active_requests", "cancel", "stop"}
+CELERYS = "this Celery is none that we know: a stop is its own, and may wait for what a signal has interrupted"
 #: The second signal takes the rest of a soft shutdown's time away.
 AT_ONCE = 2
 
@@ -60,15 +63,23 @@ def stop_of(consumer: Consumer, install: Runtime) -> Stop | None:
     """The stop of this consumer's worker; None where all is Celery's own."""
     kinds = {each.__module__ for each in type(consumer.pool).__mro__}
     has_kind = "celery.concurrency.prefork" in kinds or "celery.concurrency.thread" in kinds
-    if consumer.hub is None or not install.enforces or not has_kind or not is_known():
+    if consumer.hub is None or not install.enforces or not has_kind:
+        return None
+    if not is_known():
+        log.warning("stop.unknown", lacks=",".join(sorted(CALLS - _calls())), why=CELERYS)
         return None
     return Stop(consumer, install)
 
 
 def is_known() -> bool:
     """Whether Celery's handler of a cold shutdown is one that we know."""
-    handler = getattr(celerys, "on_cold_shutdown", None)
-    return handler is not None and {*handler.__code__.co_names} >= CALLS
+    return _calls() >= CALLS
+
+
+def _calls() -> set[str]:
+    """What Celery's handler of a cold shutdown calls."""
+    code = getattr(getattr(celerys, "on_cold_shutdown", None), "__code__", None)
+    return set() if code is None else {*code.co_names}
 
 
 def spare_the_handler(consumer: Consumer, install: Runtime) -> None:
@@ -102,7 +113,8 @@ class Stop:
         self._wakes.settimeout(0)
         self._wake.settimeout(0)
         self._last_resort = None if processes is None else LastResort(processes.pids)
-        self._cancel = consumer.cancel_active_requests
+        self._is_celerys = False
+        self._cancel, self._wait_softly = consumer.cancel_active_requests, consumer.controller.wait_for_soft_shutdown
         self._stop, self._terminate = pool.stop, pool.terminate
         consumer.controller.wait_for_soft_shutdown = self._note
         consumer.cancel_active_requests = self._note_again
@@ -132,6 +144,8 @@ class Stop:
         self._wake_up()
         if self._last_resort is not None:
             self._last_resort.ask(self._soft)
+        if self._is_celerys:
+            self._cancel()
 
     def _wake_up(self, **_: Any) -> None:
         with suppress(OSError):  # it is full, so that the loop wakes anyway; or closed
@@ -166,7 +180,7 @@ class Stop:
     def _end(self, celerys_own: Callable[[], None]) -> None:
         tasks = self._tasks
         if self._has_ended or not tasks.is_known():
-            celerys_own()
+            self._end_as_celery_does(celerys_own)
             return
         self._has_ended = True
         try:
@@ -179,6 +193,16 @@ class Stop:
             tasks.kill()
             self._take_back(set(tasks.not_begun()))
             tasks.close(celerys_own)
+
+    def _end_as_celery_does(self, celerys_own: Callable[[], None]) -> None:
+        """The pool is over, or none that we know: then what signals ask for is done as Celery does it, in their handler, too."""
+        if missing := self._tasks.lacks():
+            log.warning("stop.unknown", lacks=",".join(missing), why=CELERYS)
+            self._is_celerys = True
+            if self._asked:
+                self._wait_softly()
+                self._cancel()
+        celerys_own()
 
     def _let_end(self) -> None:
         """What was given to the pool goes on, until it has ended, or may no longer."""

@@ -123,6 +123,26 @@ def test_a_signal_in_the_middle_of_a_question_about_a_start_holds_nobody_up(rabb
         here.stop()
 
 
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+@pytest.mark.parametrize("signals", [SIGNALS["quit"], SIGNALS["term-quit"]], ids=["quit", "term-quit"])
+@pytest.mark.parametrize("part", ["handler", "pool"])
+def test_a_celery_that_a_stop_does_not_know_stops_as_its_own_does_and_a_line_says_so(
+    shop: Callable[..., Shop], part: str, signals: tuple[signal.Signals, ...], pool: str
+) -> None:
+    """A task of an hour is ended in a process; a thread ends by itself, and its task is not lost."""
+    here = shop(module="tests.unrecognised_shop", conf={"unrecognised": part})
+    worker = here.start(pool=pool)
+    task_id = str(here.app.send_task("tests.shop.naps", (3600 if pool == "prefork" else 5,)).id)
+    until(lambda: here.runs(task_id), what="it to begin")
+    assert ("event=stop.unknown" in worker.text) is (part == "handler")
+    told(worker, signals)
+    worker.process.wait(40)
+    assert "event=stop.unknown" in worker.text
+    assert "stop.overdue" not in worker.text
+    ended, left = ("redelivery_scheduled", {"celery": 1}) if pool == "prefork" else ("succeeded", {})
+    assert (here.outcomes_of(task_id), here.leftovers()) == (["published", ended], left)
+
+
 STUCK = """
 import subprocess, sys, time
 from redelivery.middleware import last_resort
