@@ -7,6 +7,7 @@ cannot carry it (an exception with slots, or that cannot be pickled) egress deci
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from dataclasses import dataclass
@@ -50,6 +51,12 @@ class Redelivering(Retry):
         self.failed: Failed | None = facts.get("failed")
         #: Whether it is reported without its traceback (`redelivery.middleware.report`).
         self.is_unheard: bool = facts.get("is_unheard", False)
+
+    def humanize(self) -> str:
+        """When, as Celery writes it: from a second upwards in whole seconds, which is what celery-progress reads."""
+        if not isinstance(self.when, (int, float)):
+            return str(super().humanize())
+        return f"in {math.ceil(self.when)}s" if self.when >= 1 else f"in {self.when:.3g}s"
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self.is_unheard:

@@ -1,4 +1,4 @@
-"""Proofs: the tests that `docs/parity.md` and `docs/celery.md` name are not merely there: in a whole run, none was skipped.
+"""Proofs: the tests that the documents in `DOCUMENTS` name are not merely there: in a whole run, none was skipped.
 
 A test is named by its function, `test_…`, wherever its file stands; one of the conformance suite is `conformance::test_…`.
 
@@ -32,7 +32,7 @@ __all__ = [
 
 DOCUMENT = Path(__file__).resolve().parent.parent / "docs" / "parity.md"
 #: All documents whose named tests must have run.
-DOCUMENTS = (DOCUMENT, DOCUMENT.with_name("celery.md"))
+DOCUMENTS = (DOCUMENT, DOCUMENT.with_name("celery.md"), DOCUMENT.with_name("integrations.md"))
 NAME = re.compile(r"`(?:(conformance)::)?(test_\w+)`")
 #: A broker among a test's parameters, as the conformance suite names them.
 BROKER = re.compile(r"\[(?:[^\]]*-)?(valkey|redis|rabbit-classic|rabbit-quorum)(?:-|\])")

@@ -60,7 +60,7 @@ def test_lock_pins_with_hashes_and_holds_no_address(lock: str) -> None:
     requirements = [each for each in text.replace("\\\n", " ").splitlines() if each.strip()]
     assert "://" not in text
     assert all("==" in each and "--hash=sha256:" in each for each in requirements)
-    assert len(requirements) > 1
+    assert requirements
 
 
 def test_wheel_holds_every_source_file_and_no_other(packed: tuple[set[str], set[str]]) -> None:

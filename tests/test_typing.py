@@ -132,3 +132,62 @@ def test_something_is_expected(checker: str) -> None:
     """The comments are read: an expectation that nobody reads would prove nothing."""
     kinds = expected(checker)
     assert sum(kinds.values()) > 20
+
+
+STUBBED = """
+from celery import Celery, shared_task
+from redelivery import Redelivery, redeliver
+
+app = Celery("shop")
+Redelivery(app)
+
+@redeliver(max_delivery_attempts=3)
+@shared_task
+def above(order_id: int) -> str:
+    return str(order_id)
+
+@shared_task
+@redeliver
+def below(order_id: int) -> str:
+    return str(order_id)
+
+@redeliver
+@app.task
+def of_app(order_id: int) -> str:
+    return str(order_id)
+
+reveal_type(above)
+reveal_type(below)
+reveal_type(of_app)
+above.delay("seven")
+above.dela(7)
+"""
+
+
+def test_a_task_keeps_the_type_that_celery_types_gives_it(python: Path, tmp_path: Path) -> None:
+    """With those stubs Celery is typed: in mypy's strict mode `@redeliver` changes nothing, and `Redelivery(app)` is accepted."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv"], check=True)
+    site = next((tmp_path / "venv").glob("lib/python*/site-packages"))
+    stubs = Path(sys.prefix) / "stubs"
+    assert (stubs / "celery-stubs").is_dir(), "celery-types is not installed: run ./dev test, which installs what the tests need"
+    beside = (stubs, next(python.parent.parent.glob("lib/python*/site-packages")), sysconfig.get_path("purelib"))
+    for number, each in enumerate(beside):
+        (site / f"beside{number}.pth").write_text(f"{each}\n")
+    (tmp_path / "stubbed.py").write_text(STUBBED)
+    (tmp_path / "mypy.ini").write_text("[mypy]\nstrict = True\n")
+    command: list[str | Path] = [
+        sys.executable,
+        "-m",
+        "mypy",
+        "--output",
+        "json",
+        "--python-executable",
+        tmp_path / "venv" / "bin" / "python",
+    ]
+    assert [kind for _, _, kind in of_mypy(run(tmp_path, *command, "stubbed.py"))] == [
+        "Task[[order_id: int], str]",
+        "Task[[order_id: int], str]",
+        "Task[Any, Any]",
+        "arg-type",
+        "attr-defined",
+    ]

@@ -19,6 +19,7 @@ from redelivery.middleware.startup import summary
 from redelivery.middleware.transports.base import Capability
 from redelivery.middleware.transports.generic import capabilities_of
 from redelivery.settings import UNLIMITED
+from redelivery.workers.adoption_neighbours import neighbours_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -67,7 +68,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adoption:
-    """The whole app. `refused` are the settings with which no worker starts, a line each; `app` is what else to look at."""
+    """The whole app. `refused` are the settings with which no worker starts, a line each; `look_at` is what else to look at."""
 
     mode: str
     changes: tuple[Change, ...]
@@ -84,7 +85,7 @@ def adoption_of(install: Runtime) -> Adoption:
         mode=install.settings.mode,
         changes=tuple(_change(install, app.tasks[name]) for name in names),
         refused=tuple(contradictions(install)),
-        look_at=tuple(_of_app(app)),
+        look_at=(*_of_app(app), *neighbours_of()),
     )
 
 
