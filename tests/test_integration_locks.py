@@ -92,6 +92,7 @@ def test_a_redriven_letter_takes_no_lock(here: Place, kind: str) -> None:
     until(lambda: here.outcomes_of(task_id)[-1] in {"succeeded", "dead_lettered"}, what="the letter to end")
 
 
+@pytest.mark.full
 def test_a_retry_of_a_singleton_is_lost_in_plain_celery(kind: str) -> None:
     """There celery-singleton takes the retry of its own task for a duplicate, for the lock is held. Not here: see above."""
     with place("locks", plain=True) as theirs:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.integrated import Place, place
+from tests.lanes import first_quick
 from tests.running import until
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.xdist_group("integration_watchers")
 
 
-@pytest.fixture(scope="module", params=["prefork", "threads"])
+@pytest.fixture(scope="module", params=first_quick(["prefork", "threads"]))
 def sentry(request: pytest.FixtureRequest) -> Iterator[Place]:
     """A worker with Sentry: started before the app on the one pool, and after it on the other."""
     first = {"SENTRY_FIRST": "1"} if request.param == "prefork" else {}
