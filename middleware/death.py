@@ -9,17 +9,17 @@ be buried: what has no envelope gets one of ours, its bytes kept.
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Self
 
 from redelivery.errors import EnvelopeError
-from redelivery.middleware import decision
+from redelivery.middleware.decision import DeadLetter, Discard, ending
 from redelivery.middleware.envelope import dead, opened, sealed, undelivered
 from redelivery.middleware.failure import tell_failure
 from redelivery.middleware.header import Envelope, eligible_of
 from redelivery.middleware.identity import MOST_TEXT, raw_id, wrapped
 from redelivery.middleware.logs import log
-from redelivery.middleware.outcomes import Outcome
+from redelivery.middleware.outcomes import Outcome, Reason
 from redelivery.middleware.recording import about
 from redelivery.middleware.resting_place import named_after, parking_place, resting_place
 from redelivery.middleware.transports.base import Answer
@@ -28,16 +28,78 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from redelivery.middleware.header import Attempt, Failed
-    from redelivery.middleware.outcomes import Event, Reason
+    from redelivery.middleware.outcomes import Event
+    from redelivery.middleware.resting_place import RestingPlace
     from redelivery.middleware.runtime import Runtime
     from redelivery.middleware.transports.base import Held, Transport
     from redelivery.settings import RedeliveryPolicy
 
-__all__ = ["burial", "burial_at_last", "bury", "bury_at_last", "carry_out", "tell_death"]
+__all__ = ["Death", "burial", "burial_at_last", "bury", "bury_at_last", "carry_out", "tell_death"]
 
 #: How long a letter whose queue is missing waits before it is tried again (milliseconds).
 UNDELIVERED_WAIT = 5_000
 MISSING = "auto_create_dead_letter_resources is off: declare the queue; until then its letters wait and nothing is discarded"
+
+
+@dataclass(frozen=True, slots=True)
+class Death:
+    """How one message dies: of what, where it goes, and what its letter says of it.
+
+    `reason` is the event's; the letter's is the `cause`, which is another one where a letter dies once more that is not eligible:
+    no letter is thrown away. `must_exist`: the queue may not be made by us (`auto_create_dead_letter_resources`).
+    """
+
+    reason: Reason
+    cause: Reason
+    place: RestingPlace
+    must_exist: bool
+    detail: str = ""
+    failed: Failed | None = None
+    attempt: Attempt | None = None
+
+    @classmethod
+    def of(
+        cls,
+        decided: DeadLetter | Discard,
+        policy: RedeliveryPolicy,
+        envelope: Envelope,
+        queue: str,
+        *,
+        cause: Reason | None = None,
+        detail: str | None = None,
+        failed: Failed | None = None,
+        attempt: Attempt | None = None,
+    ) -> Self:
+        """The death that follows from a decision, for a message of this queue; `cause` and `detail` are the decision's own."""
+        find = policy.expiry_queue_for if decided.reason is Reason.EXPIRED else policy.dead_letter_queue_for
+        place = resting_place(envelope, queue, find(queue) if isinstance(decided, DeadLetter) else None, policy)
+        said, why = cause or decided.reason, decided.detail if detail is None else detail
+        return cls(decided.reason, said, place, not policy.auto_create_dead_letter_resources, why, failed, attempt)
+
+    @property
+    def target(self) -> str | None:
+        """The dead-letter queue; None where it is not kept."""
+        return self.place.target
+
+    @property
+    def outcome(self) -> Outcome:
+        """What is recorded of it."""
+        return Outcome.DISCARDED if self.target is None else Outcome.DEAD_LETTERED
+
+    def letter(self, message: dict[str, Any], queue: str, *, now_ms: int, seen_ms: int) -> dict[str, Any]:
+        """The dead letter. Only for what is kept."""
+        return dead(
+            message,
+            queue,
+            dead_letter_queue=str(self.target),
+            reason=self.cause,
+            at_ms=now_ms,
+            seen_ms=seen_ms,
+            attempt=self.attempt,
+            failed=self.failed,
+            detail=self.detail,
+            parked=self.place.parked,
+        )
 
 
 def burial(
@@ -45,40 +107,22 @@ def burial(
     held: Held,
     message: dict[str, Any],
     event: Event,
+    death: Death,
     *,
-    target: str | None,
-    reason: Reason,
     now_ms: int,
-    attempt: Attempt | None,
-    failed: Failed | None,
-    detail: str = "",
     tag: str | None = None,
-    must_exist: bool = False,
-    parked: bool = False,
 ) -> Callable[[], Answer]:
-    """The transition that ends a message which died: into its dead-letter queue, or, where `target` is None, away.
+    """The transition that ends a message which died: into its dead-letter queue, or, where it is not kept, away.
 
-    `event` says `dead_lettered` or `discarded` accordingly. `tag` is the held one's, or empty where nothing is held any more.
-    `must_exist`: the queue may not be made by us (`auto_create_dead_letter_resources`). `parked`: see `resting_place`. A letter
-    that its handler failed on only moves: the books know of its death already, and its life has one end.
+    `event` says `dead_lettered` or `discarded` accordingly. `tag` is the held one's, or empty where nothing is held any more. A
+    letter that its handler failed on only moves: the books know of its death already, and its life has one end.
     """
     under = held.tag if tag is None else tag
-    if target is None:
+    if death.target is None:
         return lambda: transport.acknowledge(under, event)
-    letter = dead(
-        message,
-        held.queue,
-        dead_letter_queue=target,
-        reason=reason,
-        at_ms=now_ms,
-        seen_ms=held.seen_ms or now_ms,
-        attempt=attempt,
-        failed=failed,
-        detail=detail,
-        parked=parked,
-    )
+    letter = death.letter(message, held.queue, now_ms=now_ms, seen_ms=held.seen_ms or now_ms)
     recorded = None if Envelope.of(message["headers"]).is_letter else event
-    return _delivery(transport, held, letter, recorded, target=target, tag=under, must_exist=must_exist)
+    return _delivery(transport, held, letter, recorded, target=death.target, tag=under, must_exist=death.must_exist)
 
 
 def burial_at_last(
@@ -166,34 +210,12 @@ def bury(install: Runtime, held: Held, reason: Reason, failed: Failed, *, told: 
     elif not told and not Envelope.of(headers).is_letter:  # whoever waits for a letter's task was told when it died
         tell_failure(install.app, message, reason, failed.text)
     policy = install.policies.policy_for(held.queue, str(headers.get("task")))
-    ending = decision.ending(policy, reason, eligible=eligible_of(headers))
-    wanted = policy.dead_letter_queue_for(held.queue) if isinstance(ending, decision.DeadLetter) else None
-    place = resting_place(Envelope.of(headers), held.queue, wanted, policy)
-    target = place.target
-    event = about(
-        headers,
-        held,
-        Outcome.DISCARDED if target is None else Outcome.DEAD_LETTERED,
-        reason=ending.reason,
-        worker=install.worker,
-        exception=failed.type,
-        fingerprint=failed.fingerprint,
-    )
-    transition = burial(
-        install.transport,
-        held,
-        message,
-        event,
-        target=target,
-        reason=reason,
-        now_ms=install.owner.now_ms(),
-        attempt=None,
-        failed=failed,
-        must_exist=not policy.auto_create_dead_letter_resources,
-        parked=place.parked,
-    )
-    carry_out(install, held, transition)
-    tell_death(event, target, ending.detail)
+    decided = ending(policy, reason, eligible=eligible_of(headers))
+    death = Death.of(decided, policy, Envelope.of(headers), held.queue, cause=reason, detail="", failed=failed)
+    said = {"reason": death.reason, "exception": failed.type, "fingerprint": failed.fingerprint}
+    event = about(headers, held, death.outcome, worker=install.worker, **said)
+    carry_out(install, held, burial(install.transport, held, message, event, death, now_ms=install.owner.now_ms()))
+    tell_death(event, death.target, decided.detail)
 
 
 def bury_at_last(install: Runtime, held: Held, known: Envelope, task: str) -> None:

@@ -20,17 +20,16 @@ from typing import TYPE_CHECKING, Any
 from celery.app.task import Context
 
 from redelivery.errors import BrokerError, EnvelopeError, QueueFull
-from redelivery.middleware import decision
 from redelivery.middleware.countdown import from_now, with_gaps
-from redelivery.middleware.death import tell_death
-from redelivery.middleware.envelope import ANNOUNCED, HEADER, Envelope, Failed, dead, eligible_of, opened, sealed
+from redelivery.middleware.death import Death, tell_death
+from redelivery.middleware.decision import ending
+from redelivery.middleware.envelope import ANNOUNCED, HEADER, Envelope, Failed, eligible_of, opened, sealed
 from redelivery.middleware.failure import caller_of
 from redelivery.middleware.identity import raw_id, wrapped
 from redelivery.middleware.lifetime import PUBLISHED, is_dated
 from redelivery.middleware.logs import log
 from redelivery.middleware.outcomes import Outcome, Reason
 from redelivery.middleware.recording import about
-from redelivery.middleware.resting_place import resting_place
 from redelivery.middleware.scripts import Script
 from redelivery.middleware.transports.base import Held
 from redelivery.middleware.transports.redis_wire import encoded
@@ -77,33 +76,19 @@ def evicted(install: Runtime, raw: bytes, queue: str, reason: Reason, *, now_ms:
     if not isinstance(headers.get("id"), str):
         headers["id"] = raw_id(raw)
     envelope, policy = Envelope.of(headers), install.policies.policy_for(queue, str(headers.get("task")))
-    ending = decision.ending(policy, reason, detail, eligible=eligible_of(headers))
-    find = policy.expiry_queue_for if reason is Reason.EXPIRED else policy.dead_letter_queue_for
-    place = resting_place(envelope, queue, find(queue) if isinstance(ending, decision.DeadLetter) else None, policy)
     failed = Failed(type=f"redelivery.{reason}", message=detail, fingerprint=str(reason))
-    outcome = Outcome.DISCARDED if place.target is None else Outcome.DEAD_LETTERED
+    decided = ending(policy, reason, detail, eligible=eligible_of(headers))
+    death = Death.of(decided, policy, envelope, queue, cause=reason, detail=detail, failed=failed)
     held = Held("", queue, queue, raw, now_ms)
     events = []
     if not envelope.is_letter:
-        events.append(about(headers, held, outcome, reason=ending.reason, worker=install.worker, exception=failed.type))
+        events.append(about(headers, held, death.outcome, reason=death.reason, worker=install.worker, exception=failed.type))
         if ANNOUNCED not in headers and HEADER not in headers:
             events.append(about(headers, held, Outcome.RECEIVED, reason="unannounced", worker=install.worker))
-    if place.target is None:
+    if death.target is None:
         return Eviction(b"", "", must_exist=False, events=tuple(events), message=message, detail=detail)
-    letter = dead(
-        message,
-        queue,
-        dead_letter_queue=place.target,
-        reason=reason,
-        at_ms=now_ms,
-        seen_ms=now_ms,
-        attempt=None,
-        failed=failed,
-        detail=detail,
-        parked=place.parked,
-    )
-    must_exist = not policy.auto_create_dead_letter_resources
-    return Eviction(sealed(letter), place.target, must_exist, tuple(events), message, detail)
+    letter = sealed(death.letter(message, queue, now_ms=now_ms, seen_ms=now_ms))
+    return Eviction(letter, death.target, death.must_exist, tuple(events), message, detail)
 
 
 def publish_within(

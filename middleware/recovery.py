@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from redelivery.errors import EnvelopeError
 from redelivery.middleware import decision
-from redelivery.middleware.death import burial
+from redelivery.middleware.death import Death, burial
 from redelivery.middleware.envelope import ANNOUNCED, HEADER, Attempt, Envelope, Failed, eligible_of, opened, redelivered, sealed
 from redelivery.middleware.failure import tell_failure
 from redelivery.middleware.outcomes import Outcome, Reason
 from redelivery.middleware.recording import about
-from redelivery.middleware.resting_place import resting_place
 from redelivery.middleware.transports.base import ACCEPTED, Answer, Capability
 
 if TYPE_CHECKING:
@@ -116,25 +115,10 @@ def _buried(  # noqa: PLR0917 - the facts of one message
     assert not isinstance(decided, decision.Redeliver)  # noqa: S101 - the callers have looked
     transport, headers = install.transport, message["headers"]
     policy = install.policies.policy_for(held.queue, str(headers.get("task")))
-    wanted = policy.dead_letter_queue_for(held.queue) if isinstance(decided, decision.DeadLetter) else None
-    place = resting_place(Envelope.of(headers), held.queue, wanted, policy)
-    target = place.target
-    outcome = Outcome.DISCARDED if target is None else Outcome.DEAD_LETTERED
-    transition = burial(
-        transport,
-        held,
-        message,
-        _event(headers, held, outcome, worker, reason=decided.reason),
-        target=target,
-        reason=decided.reason,
-        now_ms=now_ms,
-        attempt=Attempt(at_ms=now_ms, worker=worker, exception=f"{LOST.type}: {LOST.message}"),
-        failed=LOST,
-        detail=decided.detail,
-        must_exist=not policy.auto_create_dead_letter_resources,
-        parked=place.parked,
-    )
-    answer = transition()
+    attempt = Attempt(at_ms=now_ms, worker=worker, exception=f"{LOST.type}: {LOST.message}")
+    death = Death.of(decided, policy, Envelope.of(headers), held.queue, failed=LOST, attempt=attempt)
+    event = _event(headers, held, death.outcome, worker, reason=death.reason)
+    answer = burial(transport, held, message, event, death, now_ms=now_ms)()
     if answer is Answer.DONE and not Envelope.of(headers).is_letter:  # whoever else recovers it tells of it no second time
         tell_failure(install.app, message, Reason.WORKER_LOST, LOST.message)
     return answer

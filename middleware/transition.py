@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from celery.worker import state
 
-from redelivery.middleware.death import burial, tell_death
+from redelivery.middleware.death import Death, burial, tell_death
+from redelivery.middleware.decision import DeadLetter, Discard
 from redelivery.middleware.ending import Deciding, Ending
 from redelivery.middleware.envelope import Attempt, opened, redelivered, sealed
 from redelivery.middleware.identity import recorded_id
 from redelivery.middleware.logs import log
 from redelivery.middleware.outcomes import Event, Outcome, Reason
-from redelivery.middleware.resting_place import resting_place
 from redelivery.middleware.transports.base import Answer
 
 if TYPE_CHECKING:
@@ -79,35 +79,20 @@ class Transitions(Deciding):
         held, failed = self._held, ending.failed
         assert held is not None  # noqa: S101 - the callers have looked
         event = self._event(ending.outcome, ending.reason, failed)
-        place = resting_place(self._envelope, held.queue, self._target(ending.reason) if ending.keep else None, self._policy)
-        target = place.target
-        if target is None or ending.reason is None:
+        if ending.reason is None:
             self._ask(lambda transport: transport.acknowledge(self._tag, event))
-            if ending.reason is not None:
-                tell_death(event, None, ending.detail)
             return
-        now = self._install.owner.now_ms()
-        attempt = None
+        decided = (DeadLetter if ending.keep else Discard)(ending.reason, ending.detail)
+        now, attempt = self._install.owner.now_ms(), None
         if ending.reason is not Reason.EXPIRED:
-            said = "" if failed is None else failed.text
-            attempt = Attempt(at_ms=now, worker=self._hostname, exception=said)
-        transition = burial(
-            self._install.transport,
-            held,
-            opened(held.raw),
-            event,
-            target=target,
-            reason=ending.reason,
-            now_ms=now,
-            attempt=attempt,
-            failed=failed,
-            detail=ending.detail,
-            tag=self._tag,
-            must_exist=not self._policy.auto_create_dead_letter_resources,
-            parked=place.parked,
-        )
-        self._carry_out(transition)
-        tell_death(event, target, ending.detail)
+            attempt = Attempt(at_ms=now, worker=self._hostname, exception="" if failed is None else failed.text)
+        death = Death.of(decided, self._policy, self._envelope, held.queue, failed=failed, attempt=attempt)
+        if death.target is None:
+            self._ask(lambda transport: transport.acknowledge(self._tag, event))
+        else:
+            transport, message = self._install.transport, opened(held.raw)
+            self._carry_out(burial(transport, held, message, event, death, now_ms=now, tag=self._tag))
+        tell_death(event, death.target, ending.detail)
 
     def set_back(self) -> None:
         """The pool could not be given this message, through no fault of its own: it comes again a little later, uncounted."""
