@@ -1,6 +1,7 @@
-"""One Spark session for all tests of the books, and the few lines that write inputs for it and read what came out.
+"""A Spark session for the tests of the books, and the few lines that write inputs for it and read what came out.
 
-`from tests.spark_session import spark` gives a module the fixture.
+`from tests.spark_session import spark` gives a module the fixture. Its tests are in the groups `spark` and `spark-days` of
+pytest-xdist: two processes share them, with a session each.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Our own header with anything in it, to real workers on Redis and on RabbitMQ: nothing but the app's own is touched.
 
-And every operator's command answers while such letters lie there. `FUZZ_HEADERS` says how many, `FUZZ_SEED` which ones.
+And every operator's command answers while such letters lie there. `FUZZ_HEADERS` says how many, the seed of the run which ones.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from redelivery.middleware.transports.amqp_messages import message_of
 from redelivery.workers.cli.main import redelivery
 from tests.desk import task_message
 from tests.hostile_messages import OURS, value
+from tests.lanes import seed
 from tests.running import Shop, until
 
 if TYPE_CHECKING:
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from tests.rabbit import Rabbit
 
 COUNT = int(os.environ.get("FUZZ_HEADERS", "300"))
-SEED = int(os.environ.get("FUZZ_SEED", "1"))
 SETTINGS = {"queues": {"#": {"redelivery_delay": 0.02, "max_delivery_attempts": 2}, "handled": {"max_delivery_attempts": 2}}}
 WHERE = ("celery", "DLQ.celery", "DLQ.handled")
 #: Places that are somebody else's, or of use to somebody who lies.
@@ -173,7 +173,7 @@ def test_whatever_our_header_says_nothing_but_the_apps_own_is_touched_on_redis(s
     client.set("cache", "1")
     client.lpush("foreign", b"theirs")
     worker = here.start("-Q", "celery,handled,DLQ.handled", pool="threads")
-    sent = list(messages(random.Random(SEED)))  # noqa: S311 - a scenario, no secret
+    sent = list(messages(random.Random(seed())))  # noqa: S311 - a scenario, no secret
     letters = [sealed(message) for name, message in sent if name == "DLQ.celery"]
     for name, message in sent:
         client.lpush(name, sealed(message))
@@ -201,7 +201,7 @@ def test_whatever_our_header_says_nothing_but_the_apps_own_is_touched_on_rabbitm
             for name in ("foreign", "spy", "DLQ.celery"):
                 channel.queue_declare(name, durable=True, auto_delete=False)
             channel.queue_bind("spy", "celery.pidbox", "")
-            for name, message in messages(random.Random(SEED)):  # noqa: S311 - a scenario, no secret
+            for name, message in messages(random.Random(seed())):  # noqa: S311 - a scenario, no secret
                 try:
                     made = message_of(sealed(finite(message)), target=("", name))
                     made._serialize_properties()

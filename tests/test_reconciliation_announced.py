@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = ["spark"]
 
-pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.xdist_group("spark-days"), pytest.mark.timeout(1800)]
 
 LATER = NOON + HOUR
 Steps = list[Any]
@@ -236,6 +236,8 @@ def test_what_a_state_does_not_say_of_its_lives_is_looked_for(
     assert verdicts == {"waits-still": "in_flight", "dies": "missing_dead_letter"}
 
 
+@pytest.mark.full
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
 def test_both_ways_say_the_same_day_by_day(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     """Random histories, cut in two, with events that come late and again, among many that are announced and end the next day.

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["spark"]
 
-pytestmark = pytest.mark.xdist_group("spark")
+pytestmark = pytest.mark.xdist_group("spark-days")
 
 #: Two days, a second before midnight and at midnight (UTC).
 EVENING, MORNING = 1_769_903_999_000, 1_769_904_000_000

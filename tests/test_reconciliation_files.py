@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["spark"]
 
-pytestmark = pytest.mark.xdist_group("spark")
+pytestmark = pytest.mark.xdist_group("spark-days")
 
 
 @pytest.mark.parametrize("name", ["books", "books[1]", "books{a,b}", "books*?", "bo\\oks", "bücher 100%20"])

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["parts_of", "spark"]
 
-pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.xdist_group("spark-days"), pytest.mark.timeout(1800)]
 
 HOUR = 3_600_000
 Life = tuple[str, int, int, str]
