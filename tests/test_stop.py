@@ -143,6 +143,22 @@ def test_a_celery_that_a_stop_does_not_know_stops_as_its_own_does_and_a_line_say
     assert (here.outcomes_of(task_id), here.leftovers()) == (["published", ended], left)
 
 
+def test_what_is_received_after_a_cold_shutdown_has_begun_is_not_begun(rabbit: Rabbit, folder: Path) -> None:
+    """It was read together with the message in whose middle the signal comes, and takes none of the stop's time."""
+    here = Shop(cast("Any", rabbit), folder)
+    try:
+        here.send("follows", "nobody")
+        ids = [here.send("ok") for _ in range(3)]
+        worker = here.start(concurrency=1, wait=False)
+        until(lambda: f"tests.shop.follows[{here.events[0].task_id}] received" in worker.text, what="the first to be received")
+        worker.process.send_signal(signal.SIGQUIT)
+        worker.process.wait(60)
+        assert [each for each in ids if f"[{each}] received" in worker.text] == []
+        assert here.leftovers() == {"celery": 4}
+    finally:
+        here.stop()
+
+
 STUCK = """
 import subprocess, sys, time
 from redelivery.middleware import last_resort
