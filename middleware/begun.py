@@ -35,7 +35,7 @@ def listen_first(pool: Any, hub: Any, owner: Deliveries, stop: Stop | None) -> N
     Where the worker stops, and the `stop` is ours, nothing is forgotten: it hears the children to their end.
     """
     flush = getattr(pool, "flush", None)
-    if flush is not None:
+    if flush is not None and hasattr(pool, "_pool"):
         pool.flush = Listening(PoolProcesses(pool, hub), owner, flush.flush if isinstance(flush, Listening) else flush, stop)
 
 

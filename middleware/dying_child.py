@@ -19,7 +19,7 @@ __all__ = ["hear_the_dying"]
 
 def hear_the_dying(pool: Any) -> None:
     """Have this pool hear them."""
-    inner = pool._pool  # noqa: SLF001 - Celery's
+    inner: Any = getattr(pool, "_pool", None)
     down = getattr(inner, "on_job_process_down", None)  # a pool of somebody's own may have none
     if down is not None and not isinstance(down, _Hearing):
         inner.on_job_process_down = _Hearing(inner, down)

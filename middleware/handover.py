@@ -77,7 +77,7 @@ def hand_over(request: Egress, install: Runtime) -> None:
             _uncover(request)
         if install.shares_process:
             request.keep_future(result)
-            _listen(request, result, pool)
+            _listen(request, result)
         return result
 
     asked.execute_using_pool = execute_using_pool
@@ -111,22 +111,28 @@ def _unless_it_ends(request: Egress, install: Runtime) -> Any:
 
             request.take_back()
             raise GreenletExit
+        _listen_here(request)
         accepted(pid, time_accepted)
 
     return on_accepted
 
 
-def _listen(request: Egress, result: Any, pool: Any) -> None:
+def _listen(request: Egress, result: Any) -> None:
     """Hear of what comes out of a thread, or of a greenlet, that could not report: nobody else looks there."""
     future = getattr(result, "f", None)
     if future is not None:
         future.add_done_callback(lambda done: _look_at(request, done))
     elif hasattr(result, "link_exception"):  # gevent: its loop calls this, and must not be kept waiting
         result.link_exception(lambda done: type(done).spawn(lose, request, done.exception))
-    elif result is None and getattr(pool, "is_green", False):  # eventlet's pool gives nothing back: it is the last one begun
-        greenlet = next(reversed(pool._pool_map.values()), None)  # noqa: SLF001 - Celery's own
-        if greenlet is not None:
-            greenlet.link(_look_at_greenlet, request)
+
+
+def _listen_here(request: Egress) -> None:
+    """The same for the greenlet that this is, where it is one of eventlet's, whose pool gives nothing back."""
+    from greenlet import getcurrent  # noqa: PLC0415 - there with every pool of greenlets
+
+    greenlet = getcurrent()
+    if hasattr(greenlet, "link") and not hasattr(greenlet, "link_exception"):
+        greenlet.link(_look_at_greenlet, request)
 
 
 def _look_at(request: Egress, done: Future[Any]) -> None:

@@ -33,6 +33,7 @@ from redelivery.middleware.envelope import Envelope, Failed
 from redelivery.middleware.explicit import settle
 from redelivery.middleware.handover import hand_over
 from redelivery.middleware.idle_child import feeding
+from redelivery.middleware.known import is_known
 from redelivery.middleware.lifecycle import begin, end
 from redelivery.middleware.logs import log
 from redelivery.middleware.outcomes import Reason
@@ -138,10 +139,11 @@ class Ingress(bootsteps.StartStopStep):
         install, hub = self.install, consumer.hub
         if hub is None or install.shares_process or not install.enforces:
             return
-        listen_first(consumer.pool, hub, install.owner, self._stop)
-        hear_the_dying(consumer.pool)
-        ask_again(consumer.pool)
-        self._feed = feeding(consumer.pool, hub)
+        if is_known("celery", "billiard"):
+            listen_first(consumer.pool, hub, install.owner, self._stop)
+            hear_the_dying(consumer.pool)
+            ask_again(consumer.pool)
+            self._feed = feeding(consumer.pool, hub)
         install.outbox.under_way = install.transport.pipeline(hub, install.outbox.carry_out)
 
     def _attach(self, consumer: Consumer) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from redelivery.errors import ConfigurationError
 from redelivery.middleware.destinations import objection
+from redelivery.middleware.known import warn_unless_known
 from redelivery.middleware.logs import log
 from redelivery.middleware.own_strategy import WHY, own_strategies
 from redelivery.middleware.transports.base import Capability
@@ -27,6 +28,8 @@ __all__ = ["announce", "check_dead_letter_queues", "check_policies", "summary", 
 
 #: What a worker's line says of a broker that cannot do it.
 OF_A_WORKER = frozenset(Capability) - {Capability.REDELIVERY_COUNTS, Capability.LEASES}
+#: What follows from leaving Celery's pool as it is.
+WITHOUT = "what a child has begun when it is lost may begin twice, and a dead child's place may stay empty for some seconds"
 
 
 def check_policies(install: Runtime) -> None:
@@ -83,6 +86,9 @@ def announce(install: Runtime, consumer: Consumer, *, is_ours: bool) -> None:
     letters = {target for queue in queues for target in targets_of(install, queue)}
     install.transport.warn(queues, letters, install.settings.management_url)
     warn_of_strategies(install)
+    if install.enforces:
+        warn_unless_known("celery", WITHOUT)
+        warn_unless_known("billiard", WITHOUT)
     early = sorted(name for name, task in install.app.tasks.items() if not task.acks_late)
     log.info(
         "worker.started",

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from redelivery.middleware.known import has
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -25,8 +27,8 @@ USED = ("_event_process_exit", "_pool", "maintain_pool")
 
 def ask_again(pool: Any) -> None:
     """Have this pool ask again for whoever has ended and cannot be waited for yet."""
-    inner = pool._pool  # noqa: SLF001 - Celery's
-    if all(hasattr(inner, name) for name in USED) and not isinstance(inner._event_process_exit, _Asking):  # noqa: SLF001
+    inner: Any = getattr(pool, "_pool", None)
+    if has(inner, USED) and not isinstance(inner._event_process_exit, _Asking):  # noqa: SLF001
         inner._event_process_exit = _Asking(inner, inner._event_process_exit)  # noqa: SLF001
 
 

@@ -70,7 +70,8 @@ class Shop:
     """The tests' app on one private broker: its producers here, its workers in processes.
 
     `server` may be a `tests.rabbit.Rabbit` as well, for tests that ask it for nothing but its URL, events, letters and leftovers.
-    `backend` is the address of a result backend, or whether the broker is one.
+    `backend` is the address of a result backend, or whether the broker is one. `versions` are what libraries say of themselves in a
+    worker.
     """
 
     server: Server
@@ -80,7 +81,7 @@ class Shop:
     backend: bool | str = False
     plain: bool = False
     module: str = "tests.shop"
-    kombu: str = ""
+    versions: dict[str, str] = field(default_factory=dict)
     workers: list[Worker] = field(default_factory=list)
     broker: str = ""
     _app: Celery | None = None
@@ -93,6 +94,7 @@ class Shop:
             SHOP_BROKER=self.broker or self.server.url,
             SHOP_SETTINGS=json.dumps(self.settings),
             SHOP_CONF=json.dumps(self.conf),
+            SHOP_VERSIONS=json.dumps(self.versions),
             SHOP_RUNS=str(self.folder / "runs"),
             SHOP_READY=str(self.folder / "ready"),
             PYTHONPATH=str(ROOT),
@@ -102,8 +104,6 @@ class Shop:
             environment["SHOP_BACKEND"] = self._backend_url
         if self.plain:
             environment["SHOP_PLAIN"] = "1"
-        if self.kombu:
-            environment["SHOP_KOMBU"] = self.kombu
         return environment
 
     @property

@@ -6,10 +6,10 @@ import json
 import os
 import signal
 import time
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import kombu
 import structlog
 from celery import Celery
 from celery.exceptions import Ignore, Reject, WorkerShutdown
@@ -18,7 +18,8 @@ from tenacity import retry_if_result, stop_after_attempt, wait_exponential
 
 from redelivery import DeadLetter, RedeliverAfter, Redelivery, redeliver
 
-kombu.__version__ = os.environ.get("SHOP_KOMBU", kombu.__version__)
+for library, version in json.loads(os.environ.get("SHOP_VERSIONS", "{}")).items():
+    vars(import_module(library))["__version__"] = version
 app = Celery("shop", broker=os.environ["SHOP_BROKER"], backend=os.environ.get("SHOP_BACKEND"))
 app.conf.update(json.loads(os.environ.get("SHOP_CONF", "{}")))
 app.conf.broker_connection_retry_on_startup = True

@@ -8,6 +8,8 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.version import Version
 
 ROOT = Path(__file__).resolve().parent.parent
 ROOMS = ("middleware", "settings", "workers")
@@ -61,6 +63,16 @@ def test_lock_pins_with_hashes_and_holds_no_address(lock: str) -> None:
     assert "://" not in text
     assert all("==" in each and "--hash=sha256:" in each for each in requirements)
     assert requirements
+
+
+def test_the_older_lock_holds_the_lowest_that_is_promised() -> None:
+    """Each dependency of pyproject.toml is there in the version of its lower bound, so that `./dev older` tries it."""
+    text = (ROOT / "requirements" / "older.txt").read_text(encoding="utf-8")
+    locked = dict(line.split()[0].split("==") for line in text.splitlines() if "==" in line)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    promised = {each.name: each.specifier for each in map(Requirement, project["dependencies"])}
+    lowest = {name: next(each.version for each in bounds if each.operator == ">=") for name, bounds in promised.items()}
+    assert {name: Version(locked[name]) for name in lowest} == {name: Version(version) for name, version in lowest.items()}
 
 
 def test_wheel_holds_every_source_file_and_no_other(packed: tuple[set[str], set[str]]) -> None:

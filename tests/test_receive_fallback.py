@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import kombu
 import pytest
 
-from redelivery.middleware.transports import fallback
 from tests.running import until
 
 if TYPE_CHECKING:
@@ -36,7 +34,7 @@ def works(here: Shop, worker: Worker) -> None:
 
 def test_an_unknown_kombu_is_left_to_receive_by_itself_and_said_aloud(shop: Callable[..., Shop]) -> None:
     """One warning names the version; nothing else changes for the tasks."""
-    here = shop(settings=POLICY, kombu="9.9.1", conf={"worker_lost_wait": 1})
+    here = shop(settings=POLICY, versions={"kombu": "9.9.1"}, conf={"worker_lost_wait": 1})
     worker = here.start()
     works(here, worker)
     warnings = [line for line in worker.text.splitlines() if "event=kombu.unknown" in line]
@@ -69,13 +67,3 @@ def test_a_stopped_worker_gives_back_what_it_has_not_run(shop: Callable[..., Sho
     for task_id in [running, *waiting]:
         here.ended(task_id, "succeeded")
     until(lambda: here.leftovers() == {})
-
-
-@pytest.mark.parametrize(
-    ("version", "is_known"),
-    [("5.6.0", True), ("5.7.3", True), ("5.7.0rc1", True), ("5.8.0", False), ("6.0", False), ("main", False), ("5", False)],
-)
-def test_only_tried_kombus_are_known(monkeypatch: pytest.MonkeyPatch, version: str, is_known: Any) -> None:
-    """By their first two numbers."""
-    monkeypatch.setattr(kombu, "__version__", version)
-    assert fallback.is_known() is is_known

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import kombu
-
 from redelivery.middleware.envelope import sealed
 from redelivery.middleware.keys import Keys
 from redelivery.middleware.transports.base import Held
@@ -18,16 +16,7 @@ from redelivery.middleware.transports.base import Held
 if TYPE_CHECKING:
     from redelivery.middleware.transports.base import Deliveries
 
-__all__ = ["KNOWN", "is_known", "taken_by_kombu"]
-
-#: The kombus whose receiving ours was written against and is tested with.
-KNOWN = ((5, 6), (5, 7))
-
-
-def is_known() -> bool:
-    """Whether this is a kombu whose inner workings we know."""
-    parts = str(kombu.__version__).split(".")[:2]
-    return all(part.isdigit() for part in parts) and tuple(map(int, parts)) in KNOWN
+__all__ = ["taken_by_kombu"]
 
 
 def taken_by_kombu(message: Any, owner: Deliveries) -> Held | None:

@@ -24,6 +24,7 @@ from redis import ConnectionPool, Redis
 from redis.exceptions import NoScriptError, ResponseError
 
 from redelivery.middleware.keys import Keys, split_unacked, unacked_suffix
+from redelivery.middleware.known import is_known
 from redelivery.middleware.logs import log
 from redelivery.middleware.scripts import packed
 from redelivery.middleware.transports.base import Held
@@ -128,18 +129,26 @@ class Receiving:
 
     def _on_receive_connect(self: Any, connection: Any) -> None:
         connection.on_connect()
-        connection._parser.set_invalidation_push_handler(self.receiver.pushed)  # noqa: SLF001 - redis-py's own way in
         connection.send_command("SCRIPT", "LOAD", self.receiver.script.text)
         connection.read_response()
+        refusal = self._track(connection)
+        if refusal and self.receiver.is_tracking:
+            log.warning("receiver.tracking_refused", error=refusal, polling=f"{FIRST_POLL}-{LONGEST_POLL}s")
+        self.receiver.is_tracking = not refusal
+        self.receiver.wake()
+
+    def _track(self: Any, connection: Any) -> str:
+        """Have the server push what changes; empty, or why it does not. What nobody hears is not asked for."""
+        hear = getattr(getattr(connection, "_parser", None), "set_invalidation_push_handler", None)
+        if hear is None or not is_known("redis"):
+            return "this redis-py hears no pushes that we know of"
+        hear(self.receiver.pushed)
         connection.send_command("CLIENT", "TRACKING", "ON", "NOLOOP")
         try:
             connection.read_response()
-            self.receiver.is_tracking = True
         except ResponseError as exc:
-            if self.receiver.is_tracking:
-                log.warning("receiver.tracking_refused", error=str(exc), polling=f"{FIRST_POLL}-{LONGEST_POLL}s")
-            self.receiver.is_tracking = False
-        self.receiver.wake()
+            return str(exc)
+        return ""
 
     # the names are kombu's: its poller calls them for the connection that fetches messages
 

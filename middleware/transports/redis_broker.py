@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import kombu
 from redis.exceptions import RedisError
 
+from redelivery.middleware.known import is_known, known_of, version_of, warn_unless_known
 from redelivery.middleware.logs import log
 from redelivery.middleware.owner import Owner
 from redelivery.middleware.transports import redis_errors
-from redelivery.middleware.transports.fallback import KNOWN, is_known
 from redelivery.middleware.transports.receiver import Receiver
 from redelivery.middleware.transports.receiving import Receiving
 from redelivery.middleware.transports.redis import RedisTransport
@@ -32,10 +31,10 @@ class RedisBroker(RedisTransport):
 
     def claim_for(self, worker: str) -> Owner:
         """What this worker holds, from now on, under leases."""
-        if not is_known():
-            known = " and ".join(".".join(map(str, each)) for each in KNOWN)
-            why = f"known are {known}; messages are received by kombu's own receive"
-            log.warning("kombu.unknown", version=kombu.__version__, why=why)
+        if not is_known("kombu"):
+            why = f"{known_of('kombu')}; messages are received by kombu's own receive"
+            log.warning("kombu.unknown", version=version_of("kombu"), why=why)
+        warn_unless_known("redis", "queues are polled, and each transition waits for its answer")
         return Owner(self, worker)
 
     def attach(self, consumer: Consumer) -> None:
@@ -46,14 +45,16 @@ class RedisBroker(RedisTransport):
     ) -> bool:
         """Receive by a script, where `fast_receive` is on and kombu is one that we know."""
         channel, pool = consumer.task_consumer.channel, consumer.pool
-        if not (isinstance(channel, Receiving) and isinstance(owner, Owner) and is_known()):
+        if not (isinstance(channel, Receiving) and isinstance(owner, Owner) and is_known("kombu")):
             return False
         channel.arm(Receiver(owner, limit, lambda: 2 * int(pool.num_processes), on_garbage))
         return True
 
     def pipeline(self, hub: Any, wait_for: Callable[..., None]) -> Pipeline | None:
-        """On a connection of its own; None with `wait_replicas`, whose answers are waited for."""
-        return None if getattr(self.client, "replicas", None) is not None else UnderWay(self, hub, wait_for)
+        """On a connection of its own; None with `wait_replicas`, whose answers are waited for, and with an unknown redis-py."""
+        if getattr(self.client, "replicas", None) is not None or not is_known("redis"):
+            return None
+        return UnderWay(self, hub, wait_for)
 
     def is_transient(self, exc: BaseException) -> bool:
         """Whether this failure is the server's for now."""
