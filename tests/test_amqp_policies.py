@@ -62,6 +62,7 @@ def said(rabbit_url: str, management_url: str) -> list[Any]:
 
 
 @pytest.mark.slow
+@pytest.mark.full
 def test_a_worker_names_the_brokers_policies_that_end_messages(managed: tuple[Rabbit, str]) -> None:
     """Those of its own queues, of its dead letters, delays and events, be they there yet or not; a line each, with what to do."""
     rabbit, url = managed

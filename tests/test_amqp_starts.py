@@ -111,6 +111,7 @@ def test_a_worker_that_is_told_to_stop_at_once_is_no_crash(here: Shop, rabbit: R
 
 
 @pytest.mark.slow
+@pytest.mark.full
 def test_a_task_whose_starts_may_not_be_recorded_does_not_kill_workers_for_ever(here: Shop, rabbit: Rabbit) -> None:
     """A worker without that right says so; what was handed over so often that no innocent message would be is counted, and dies."""
     rabbit.ctl("set_permissions", USER, "^(?!redelivery.start)", ".*", ".*")

@@ -142,6 +142,8 @@ def _short_and_whole(spark: SparkSession, folder: Path) -> list[Days]:
     return [Days(spark, folder / str(all_lives), all_lives=all_lives) for all_lives in (False, True)]
 
 
+@pytest.mark.full
+@pytest.mark.slow
 def test_only_what_was_announced_and_goes_as_it_should_is_closed_the_short_way(spark: SparkSession, tmp_path: Path) -> None:
     """Each life that differs in one thing goes the whole way; whichever it goes, the books, and what is left, are the same."""
     held, last = Histories(), Histories()

@@ -113,6 +113,7 @@ def run(project: Path, *command: str | Path) -> str:
     return done.stdout
 
 
+@pytest.mark.full
 def test_mypy_strict_sees_what_a_user_wrote(project: Path, python: Path) -> None:
     """Types stay, in both forms and on both sides of a task decorator; misspelt fields and wrong types are errors."""
     files = [path.name for path in sources()]
@@ -120,6 +121,7 @@ def test_mypy_strict_sees_what_a_user_wrote(project: Path, python: Path) -> None
     assert Counter(of_mypy(output)) == expected("mypy")
 
 
+@pytest.mark.full
 def test_pyright_sees_what_a_user_wrote(project: Path, python: Path) -> None:
     """The same, by pyright's rules."""
     basedpyright = Path(sys.executable).with_name("basedpyright")
