@@ -11,8 +11,8 @@ from redelivery.errors import InputError
 from redelivery.middleware.envelope import sealed
 from redelivery.workers import dead_letters
 from redelivery.workers.contents import Contents, Letter
-from redelivery.workers.dead_letters import SAMPLE
 from redelivery.workers.pages import hash_pages, list_pages
+from redelivery.workers.redis_letters import SAMPLE
 from tests.desk import LETTERS, QUEUE, Desk, body_of, task_message
 
 if TYPE_CHECKING:

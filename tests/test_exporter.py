@@ -14,7 +14,7 @@ from redis import Redis
 from structlog.testing import capture_logs
 
 from redelivery.workers.exporter import Exporter
-from redelivery.workers.outcome_log import RedisOutcomeLog
+from redelivery.workers.redis_outcomes import RedisOutcomeLog
 from redelivery.workers.tables import EVENTS
 from tests.desk import Desk
 from tests.recorded import KEYS, record

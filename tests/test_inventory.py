@@ -13,7 +13,7 @@ from redelivery.middleware.transports.base import Held
 from redelivery.workers import inventory
 from redelivery.workers.contents import Contents
 from redelivery.workers.held import PLAIN_WORKER
-from redelivery.workers.inventory import Inventory
+from redelivery.workers.sightings import Inventory
 from tests.desk import LETTERS, QUEUE, Desk, task_message
 from tests.running import until
 

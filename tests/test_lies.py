@@ -20,7 +20,6 @@ from redelivery.middleware.transports.amqp_messages import message_of
 from redelivery.middleware.transports.amqp_names import AmqpNames
 from redelivery.settings import AddressPattern, names
 from redelivery.workers import amqp_delayed
-from redelivery.workers.amqp_letters import AmqpDesk
 from redelivery.workers.letter_filter import Filter
 from redelivery.workers.letter_watch import LetterWatch
 from redelivery.workers.purge import move
@@ -278,7 +277,7 @@ def test_a_redrive_on_rabbitmq_broadcasts_and_forges_nothing(rabbit: Rabbit, tmp
     place.put(*raws, stay)
     said = desk.run("dlq", "redrive", LETTERS, "--all", "--dry-run")
     assert f"3 letters of {LETTERS} would go back: {QUEUE} 3." in said.output, said.output
-    done = redrive(AmqpDesk.of(desk.transport), LETTERS, Filter())  # type: ignore[arg-type]
+    done = redrive(desk.transport, LETTERS, Filter())
     assert (done.moved, dict(done.by_target), sum(done.left.values())) == (3, {QUEUE: 3}, 1)
     until(lambda: rabbit.depth(QUEUE) == 3, what="the letters")
     assert (rabbit.depth("spy"), rabbit.depth(LETTERS)) == (0, 1)

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from redelivery.middleware.runtime import Runtime
     from redelivery.middleware.transports.base import Answer
-    from redelivery.workers.amqp_letters import AmqpDesk
+    from redelivery.workers.amqp_letters import AmqpLetterStore
 
 __all__ = ["Death", "death_of", "read"]
 
@@ -91,7 +91,7 @@ def _plain(written: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def death_of(install: Runtime, desk: AmqpDesk, raw: bytes, name: str) -> Death:
+def death_of(install: Runtime, store: AmqpLetterStore, raw: bytes, name: str) -> Death:
     """What is to become of a letter. Raises `RedriveError`, whose message is the reason why it stays."""
     letter = json.loads(raw)
     deaths, contents = letter[DEATHS], Contents.of(letter[MESSAGE].encode())
@@ -107,14 +107,14 @@ def death_of(install: Runtime, desk: AmqpDesk, raw: bytes, name: str) -> Death:
         msg = f"{death['reason'] or 'nothing'!r} of queue {death['queue']!r} is no death that is known here"
         raise RedriveError(msg)
     queue = contents.envelope.life_queue(real[-1]["queue"])
-    if (why := Homes(desk, name).objection_to(queue)) is not None:
+    if (why := Homes(store.transport, name).objection_to(queue)) is not None:
         raise RedriveError(why)
     policy = install.policies.policy_for(queue, contents.task)
     target = (policy.expiry_queue_for if reason is Reason.EXPIRED else policy.dead_letter_queue_for)(queue)
     if target is None:
         msg = f"the policy of queue {queue!r} keeps no dead letters: give it a dead_letter_queue"
         raise RedriveError(msg)
-    at_ms = death["at_ms"] or desk.now_ms()
+    at_ms = death["at_ms"] or store.transport.now_ms()
     buried = dead(
         _with_expiration(opened(contents.raw), death["expiration"]),
         queue,
@@ -137,7 +137,7 @@ def death_of(install: Runtime, desk: AmqpDesk, raw: bytes, name: str) -> Death:
         _nobody,
         message_of(sealed(buried), target=("", target)),
         ("", target),
-        partial(desk.keep, target, queue, ""),
+        partial(store.keep, target, queue, ""),
         may_wait=False,
         event_id=_event_id(contents, death, at_ms, "death"),
     )

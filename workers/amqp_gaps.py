@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from redelivery.workers.outcome_batch import Gap
+from redelivery.workers.ports import Gap
 from redelivery.workers.tables import read_lines, write_rows
 
 if TYPE_CHECKING:

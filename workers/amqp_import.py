@@ -18,13 +18,13 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar, cast
 
 from redelivery.errors import BrokerError, InputError, RedriveError
 from redelivery.middleware.transports.base import Answer
 from redelivery.workers import dead_letters
 from redelivery.workers.amqp_deaths import death_of, read
-from redelivery.workers.amqp_letters import PATIENCE, UNCONFIRMED, AmqpDesk
+from redelivery.workers.amqp_letters import PATIENCE, UNCONFIRMED, AmqpLetterStore
 from redelivery.workers.amqp_look import Look, depth_of
 from redelivery.workers.letter_walk import BATCH, BROKER_ERRORS, Walked
 
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from redelivery.middleware.runtime import Runtime
+    from redelivery.middleware.transports.amqp import AmqpTransport
     from redelivery.workers.amqp_deaths import Death
     from redelivery.workers.amqp_look import Found
 
@@ -62,12 +63,11 @@ def import_letters(
     Raises `InputError` where there is no such queue, or where it is one that the app runs; `BrokerError` where the broker refuses
     or does not answer: it says how many letters had been imported.
     """
-    transport: Any = install.transport
-    desk, result = AmqpDesk.of(transport), Import(dead_letter_queue=name, dry_run=dry_run)
+    store, result = AmqpLetterStore(cast("AmqpTransport", install.transport)), Import(dead_letter_queue=name, dry_run=dry_run)
     if name in install.app.amqp.queues and name not in dead_letters.known(install):
         msg = f"{name!r} is a queue that the app runs: what waits there is alive; name the queue behind the dead-letter exchange"
         raise InputError(msg)
-    with desk.amqp.connect() as connection:
+    with store.transport.connect() as connection:
         depth = depth_of(connection, name)
         if depth is None:
             msg = f"there is no queue {name!r} on the broker: name the queue that is bound to the dead-letter exchange"
@@ -75,7 +75,7 @@ def import_letters(
         result.total = depth
         try:
             with Look(connection, name, most=depth, read=read) as look:
-                _Walk(install, desk, look, result, on_progress).run(limit)
+                _Walk(install, store, look, result, on_progress).run(limit)
         except BROKER_ERRORS as exc:
             msg = f"the import of {name!r} stopped when {result.moved} letters {result.went}: {exc}; the same command goes on"
             raise BrokerError(msg) from exc
@@ -87,7 +87,7 @@ class _Walk:
     """One way through the queue."""
 
     install: Runtime
-    desk: AmqpDesk
+    store: AmqpLetterStore
     look: Look
     result: Import
     on_progress: Callable[[Import], None]
@@ -97,7 +97,7 @@ class _Walk:
         for found in self.look:
             self.result.looked_at += 1
             try:
-                death = death_of(self.install, self.desk, found.raw, self.result.dead_letter_queue)
+                death = death_of(self.install, self.store, found.raw, self.result.dead_letter_queue)
             except RedriveError as exc:
                 self.result.left[str(exc)] += 1
                 continue
@@ -115,7 +115,7 @@ class _Walk:
         if not self.result.dry_run:
             for _, death in batch:
                 for move in filter(None, (death.opening, death.move)):
-                    self.desk.amqp.publisher.submit(move)
+                    self.store.transport.publisher.submit(move)
         for found, death in batch:
             if self.result.dry_run or self._has_gone(found, death):
                 self.result.moved += 1

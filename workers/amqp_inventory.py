@@ -11,39 +11,36 @@ So an inventory for the books is best taken when the queues are empty: then noth
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from redelivery.workers import dead_letters
 from redelivery.workers.amqp_delayed import AmqpDelayStore
-from redelivery.workers.amqp_letters import AmqpDesk
 from redelivery.workers.amqp_look import Look, depth_of
 from redelivery.workers.amqp_outcomes import Listening
 from redelivery.workers.contents import Contents, Letter
-from redelivery.workers.inventory import DEAD_LETTER, DELAYED, QUEUE, Inventory
+from redelivery.workers.sightings import DEAD_LETTER, DELAYED, QUEUE, Inventory
 
 if TYPE_CHECKING:
     from kombu import Connection
 
-    from redelivery.middleware.runtime import Runtime
+    from redelivery.middleware.transports.amqp import AmqpTransport
 
 __all__ = ["take", "unlisted"]
 
 
-def take(install: Runtime, *, look: bool = False) -> tuple[Inventory, dict[str, int]]:
+def take(
+    transport: AmqpTransport, queues: list[str], letter_queues: list[str], *, look: bool = False
+) -> tuple[Inventory, dict[str, int]]:
     """Walk the broker; the inventory, and the queues that hold messages which it does not list, with their numbers."""
-    other: Any = install.transport
-    desk, inventory = AmqpDesk.of(other), Inventory()
-    letter_queues = dead_letters.known(install)
-    queues = sorted(set(install.app.amqp.queues) - set(letter_queues))
-    with desk.amqp.connect() as connection:
-        listening = Listening(connection, desk.keys)
-        for waiting in AmqpDelayStore(desk.amqp).walk(connection):
-            inventory.see(waiting.contents, waiting.queue, DELAYED, desk.now_ms(), due_ms=waiting.due_ms)
+    inventory = Inventory()
+    with transport.connect() as connection:
+        listening = Listening(connection, transport.keys)
+        for waiting in AmqpDelayStore(transport).walk(connection):
+            inventory.see(waiting.contents, waiting.queue, DELAYED, transport.now_ms(), due_ms=waiting.due_ms)
         if look:
             for queue in queues:
-                _look(connection, desk, inventory, queue)
+                _look(connection, transport, inventory, queue)
         for name in letter_queues:
-            _letters(connection, desk, inventory, name)
+            _letters(connection, transport, inventory, name)
         for event in listening.heard():
             inventory.hear(event)
         left = {} if look else unlisted(connection, queues)
@@ -56,14 +53,14 @@ def unlisted(connection: Connection, queues: list[str]) -> dict[str, int]:
     return {queue: count for queue, count in counts.items() if count}
 
 
-def _look(connection: Connection, desk: AmqpDesk, inventory: Inventory, queue: str) -> None:
+def _look(connection: Connection, transport: AmqpTransport, inventory: Inventory, queue: str) -> None:
     with Look(connection, queue) as look:
         for found in look:
-            inventory.see(Contents.of(found.raw), queue, QUEUE, desk.now_ms())
+            inventory.see(Contents.of(found.raw), queue, QUEUE, transport.now_ms())
 
 
-def _letters(connection: Connection, desk: AmqpDesk, inventory: Inventory, name: str) -> None:
+def _letters(connection: Connection, transport: AmqpTransport, inventory: Inventory, name: str) -> None:
     with Look(connection, name) as look:
         for found in look:
             letter = Letter.of(found.raw)
-            inventory.see(letter.contents, letter.queue or name, DEAD_LETTER, desk.now_ms())
+            inventory.see(letter.contents, letter.queue or name, DEAD_LETTER, transport.now_ms())

@@ -24,16 +24,18 @@ from redelivery.middleware.envelope import opened
 from redelivery.middleware.transports.amqp_messages import message_of
 from redelivery.middleware.transports.amqp_publisher import Move
 from redelivery.middleware.transports.amqp_topology import declare_letters, queue_type_of
-from redelivery.middleware.transports.base import Answer, Capability
+from redelivery.middleware.transports.base import Answer
 from redelivery.workers.amqp_look import Found, Look, depth_of
+from redelivery.workers.contents import Letter, may_be
+from redelivery.workers.ports import DeadLetterQueue
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
     from redelivery.middleware.outcomes import Event
     from redelivery.middleware.transports.amqp import AmqpTransport
 
-__all__ = ["AmqpDesk", "AmqpLetters", "carry_out"]
+__all__ = ["AmqpLetterStore", "AmqpLetters", "carry_out"]
 
 #: Letters of one page.
 PAGE = 250
@@ -42,60 +44,45 @@ PATIENCE = 120.0
 UNCONFIRMED = "the broker confirms nothing: is it blocked, by a memory or a disk alarm?"
 
 
-class AmqpDesk:
-    """What the operator's tools ask of a transport, on RabbitMQ: the moves of `RedisTransport` for dead letters, by the same names.
-
-    A move is of letters of a list that is open.
-    """
+class AmqpLetterStore:
+    """See `LetterStore`."""
 
     def __init__(self, transport: AmqpTransport) -> None:
-        self.amqp = transport
-        self.app = transport.app
-        self.keys = transport.keys
+        self.transport = transport
         self._open: dict[str, AmqpLetters] = {}
         self._made: set[str] = set()
         self._seen: set[str] = set()
 
-    @classmethod
-    def of(cls, transport: AmqpDesk | AmqpTransport) -> AmqpDesk:
-        """The desk on this transport."""
-        return transport if isinstance(transport, AmqpDesk) else cls(transport)
+    def queues(self) -> dict[str, str]:
+        """As `LetterStore.queues`: RabbitMQ has no place to note which were used."""
+        return {}
 
-    @property
-    def capabilities(self) -> frozenset[Capability]:
-        """The transport's, and what only an operator may do: to look where looking holds others up."""
-        return self.amqp.capabilities | {Capability.DELAY_STORE_LISTING, Capability.CANCEL_DELAYED, Capability.PROMOTE_DELAYED}
+    def depth(self, name: str) -> int:
+        """As `LetterStore.depth`. Needs no management plugin."""
+        with self.transport.connect() as connection:
+            return depth_of(connection, name) or 0
 
-    def now_ms(self) -> int:
-        """This machine's time."""
-        return self.amqp.now_ms()
+    def summary(self, name: str, origin: str) -> DeadLetterQueue:
+        """As `LetterStore.summary`: counted, for a look would mark the letters."""
+        return DeadLetterQueue(name, origin, self.depth(name))
 
-    def objection_to(self, queue: str) -> str | None:
-        """Why nothing may be sent to a queue of this name; None where it may."""
-        return self.amqp.objection_to(queue)
-
-    def origin_of(self, dead_letter_queue: str) -> str | None:
-        """The queue whose worker used this dead-letter queue last; None: RabbitMQ does not keep that."""
-        return self.amqp.origin_of(dead_letter_queue)
-
-    def letters(self, name: str) -> AmqpLetters:
-        """The letters of a queue, to be opened with `with`."""
+    def open(self, name: str) -> AmqpLetters:
+        """As `LetterStore.open`."""
         return AmqpLetters(self, name)
 
-    def depth(self, name: str) -> int | None:
-        """How many messages are ready in a queue; None where there is none. Needs no management plugin."""
-        with self.amqp.connect() as connection:
-            return depth_of(connection, name)
+    def found(self, name: str, task_ids: Collection[str]) -> Iterator[Letter]:
+        """As `LetterStore.found`; the queue is read from its oldest letter on."""
+        with self.open(name) as letters:
+            read = (Letter.of(raw) for page in letters.pages() for raw in page if may_be(raw, task_ids))
+            chosen = [letter for letter in read if letter.task_id in task_ids]
+        yield from reversed(chosen)
 
-    def open(self, letters: AmqpLetters) -> None:
-        """This list is looked at from now on."""
-        self._open[letters.name] = letters
-
-    def close(self, letters: AmqpLetters) -> None:
-        """This list is looked at no more."""
-        self._open.pop(letters.name, None)
-
-    # as RedisTransport
+    def looks_at(self, letters: AmqpLetters, *, is_open: bool) -> None:
+        """This list is looked at from now on, or no more."""
+        if is_open:
+            self._open[letters.name] = letters
+        else:
+            self._open.pop(letters.name, None)
 
     def redrive_many(self, dead_letter_queue: str, moves: Sequence[tuple[bytes, str, bytes, Event]]) -> list[Answer | Exception]:
         """Send letters to where they were first published to, each by itself; `MISSING` where nothing takes them there."""
@@ -131,7 +118,7 @@ class AmqpDesk:
     def keep(self, name: str, origin: str, _: str, connection: Any, is_again: bool) -> bool:
         """Have this dead-letter queue there, of the type of its origin; as `Move.prepare`."""
         if is_again or name not in self._made:
-            declare_letters(connection, name, queue_type_of(self.amqp.app, origin))
+            declare_letters(connection, name, queue_type_of(self.transport.app, origin))
             self._made.add(name)
         return True
 
@@ -147,7 +134,7 @@ class AmqpDesk:
         for letter, events, message, target in going:
             found = letters.found(letter)
             moves = [] if found is None else _moves(events, message, target, functools.partial(prepare, target[0]))
-            asked.append((found, [self.amqp.publisher.submit(move) for move in moves]))
+            asked.append((found, [self.transport.publisher.submit(move) for move in moves]))
         return [self._ended(letters, found, moves) for found, moves in asked]
 
     @staticmethod
@@ -167,10 +154,10 @@ class AmqpDesk:
 class AmqpLetters:
     """The letters of one queue while it is looked at; see `LetterList`."""
 
-    def __init__(self, desk: AmqpDesk, name: str) -> None:
+    def __init__(self, store: AmqpLetterStore, name: str) -> None:
         self.name = name
         self.total = 0
-        self._desk = desk
+        self._store = store
         self._connection: Any = None
         self._look: Look | None = None
         self._page: defaultdict[bytes, list[Found]] = defaultdict(list)
@@ -181,15 +168,15 @@ class AmqpLetters:
         return 0 if self._look is None else self._look.most_taken
 
     def __enter__(self) -> Self:
-        self._connection = self._desk.amqp.connect()
+        self._connection = self._store.transport.connect()
         self.total = depth_of(self._connection, self.name) or 0
         self._look = Look(self._connection, self.name)
         self._look.__enter__()
-        self._desk.open(self)
+        self._store.looks_at(self, is_open=True)
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self._desk.close(self)
+        self._store.looks_at(self, is_open=False)
         assert self._look is not None  # noqa: S101 - it was opened above
         self._look.__exit__(*exc)
         self._connection.release()

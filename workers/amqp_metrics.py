@@ -12,27 +12,22 @@ from typing import TYPE_CHECKING, Any
 from amqp.exceptions import NotFound
 
 from redelivery.middleware.transports.amqp_names import BITS
-from redelivery.workers import dead_letters
-from redelivery.workers.amqp_letters import AmqpDesk
 from redelivery.workers.ports import Gauge
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator, Mapping
 
     from kombu import Connection
 
-    from redelivery.middleware.runtime import Runtime
+    from redelivery.middleware.transports.amqp import AmqpTransport
 
 __all__ = ["look"]
 
 
-def look(install: Runtime) -> Iterator[Gauge]:
-    """Ask once; a queue that is not there has no sample."""
-    other: Any = install.transport
-    desk = AmqpDesk.of(other)
-    letter_queues = dead_letters.known(install)
-    with desk.amqp.connect() as connection:
-        for queue in sorted(set(install.app.amqp.queues) - letter_queues.keys()):
+def look(transport: AmqpTransport, queues: Collection[str], letter_queues: Mapping[str, str]) -> Iterator[Gauge]:
+    """Ask once about these queues, and the dead-letter queues with their origins; a queue that is not there has no sample."""
+    with transport.connect() as connection:
+        for queue in queues:
             declared = _declared(connection, queue)
             if declared is not None:
                 yield _gauge("queue_messages", declared[0], queue=queue)
@@ -41,10 +36,10 @@ def look(install: Runtime) -> Iterator[Gauge]:
             declared = _declared(connection, name)
             if declared is not None:
                 yield _gauge("dead_letters", declared[0], dead_letter_queue=name, queue=origin)
-        levels = [_declared(connection, desk.keys.level(bit)) for bit in _levels(connection, desk)]
+        levels = [_declared(connection, transport.keys.level(bit)) for bit in _levels(connection, transport)]
         if levels:
             yield _gauge("delayed_messages", sum(declared[0] for declared in levels if declared is not None))
-        log = _declared(connection, desk.keys.outcomes)
+        log = _declared(connection, transport.keys.outcomes)
         if log is not None:
             yield _gauge("outcome_log_messages", log[0])
 
@@ -53,9 +48,9 @@ def _gauge(name: str, value: float, **labels: str) -> Gauge:
     return Gauge(name, value, labels)
 
 
-def _levels(connection: Connection, desk: AmqpDesk) -> range:
+def _levels(connection: Connection, transport: AmqpTransport) -> range:
     """The levels of the delay store, which are made together; none before a worker has made them."""
-    return range(BITS) if _declared(connection, desk.keys.level(0)) is not None else range(0)
+    return range(BITS) if _declared(connection, transport.keys.level(0)) is not None else range(0)
 
 
 def _declared(connection: Connection, queue: str) -> tuple[int, int] | None:

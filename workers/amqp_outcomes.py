@@ -26,18 +26,17 @@ from redelivery.errors import BrokerError, EnvelopeError, InputError
 from redelivery.middleware.transports.amqp_events import events_of
 from redelivery.workers.amqp_look import MOST_HELD, Look, depth_of
 from redelivery.workers.outcome_batch import Batch, Refused, storable
-from redelivery.workers.ports import Tail
+from redelivery.workers.ports import ExportResult, Tail
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from kombu import Connection
 
     from redelivery.middleware.outcomes import Event
     from redelivery.middleware.transports.amqp import AmqpTransport
     from redelivery.middleware.transports.amqp_names import AmqpNames
-    from redelivery.workers.export import ExportResult
-    from redelivery.workers.tables import Format
+    from redelivery.workers.ports import Format
 
 __all__ = ["AmqpOutcomeLog", "Listening", "export_outcomes", "newest"]
 
@@ -63,7 +62,7 @@ def export_outcomes(
     and whatever the broker does. What was not written stays in the log.
     """
     from redelivery.workers.amqp_gaps import Publishers  # noqa: PLC0415 - pyarrow is optional
-    from redelivery.workers.export import ExportResult, write_events, write_gaps, write_refused  # noqa: PLC0415 - as above
+    from redelivery.workers.export import write_events, write_gaps, write_refused  # noqa: PLC0415 - as above
 
     if batch < 1:
         msg = f"batch = {batch}: give 1 or more"
@@ -135,6 +134,20 @@ class AmqpOutcomeLog:
             listening = Listening(connection, self._names) if is_followed else None
             events, left = newest(connection, self._names, limit)
             yield Tail(events, left, (lambda: iter(())) if listening is None else listening.follow)
+
+    @contextmanager
+    def hear(self, dead_letter_queue: str) -> Iterator[Callable[[float], Iterable[Event]]]:  # noqa: ARG002 - all queues are heard
+        """As `OutcomeLog.hear`, by a queue of its own behind the log's exchange; no letter is looked at."""
+        with self._transport.connect() as connection:
+            listening = Listening(connection, self._names)
+
+            def heard(seconds: float) -> list[Event]:
+                events = list(listening.heard())
+                if not events and seconds > 0:
+                    time.sleep(seconds)  # nobody consumes this queue: it is asked
+                return events
+
+            yield heard
 
 
 class Listening:

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 from redelivery.errors import BrokerError
 
 if TYPE_CHECKING:
-    from redelivery.middleware.transports.base import Transport
-    from redelivery.workers.ports import DelayStore, OutcomeLog
+    from redelivery.workers.ports import DelayStore, LetterStore, OutcomeLog, Transitions
 
 __all__ = ["Broker", "broker_of", "needed"]
 
@@ -22,24 +21,27 @@ class Broker:
 
     delayed: DelayStore | None = None
     outcomes: OutcomeLog | None = None
+    letters: LetterStore | None = None
 
 
-def broker_of(transport: Transport) -> Broker:
+def broker_of(transport: Transitions) -> Broker:
     """The features of this transport's broker."""
     from redelivery.middleware.transports.redis import RedisTransport  # noqa: PLC0415 - a broker's modules are imported where it is used
 
     if isinstance(transport, RedisTransport):
-        from redelivery.workers.outcome_log import RedisOutcomeLog  # noqa: PLC0415 - as above
         from redelivery.workers.redis_delayed import RedisDelayStore  # noqa: PLC0415 - as above
+        from redelivery.workers.redis_letters import RedisLetterStore  # noqa: PLC0415 - as above
+        from redelivery.workers.redis_outcomes import RedisOutcomeLog  # noqa: PLC0415 - as above
 
-        return Broker(RedisDelayStore(transport), RedisOutcomeLog(transport))
+        return Broker(RedisDelayStore(transport), RedisOutcomeLog(transport), RedisLetterStore(transport))
     from redelivery.middleware.transports.amqp import AmqpTransport  # noqa: PLC0415 - as above
 
     if isinstance(transport, AmqpTransport):
         from redelivery.workers.amqp_delayed import AmqpDelayStore  # noqa: PLC0415 - as above
+        from redelivery.workers.amqp_letters import AmqpLetterStore  # noqa: PLC0415 - as above
         from redelivery.workers.amqp_outcomes import AmqpOutcomeLog  # noqa: PLC0415 - as above
 
-        return Broker(AmqpDelayStore(transport), AmqpOutcomeLog(transport))
+        return Broker(AmqpDelayStore(transport), AmqpOutcomeLog(transport), AmqpLetterStore(transport))
     return Broker()
 
 

@@ -16,8 +16,8 @@ from redelivery.workers.redaction import redacted
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from redelivery.middleware.transports.redis import RedisTransport
     from redelivery.workers.contents import Letter
+    from redelivery.workers.ports import Transitions
 
 __all__ = ["Cause", "causes"]
 
@@ -55,7 +55,7 @@ class Cause:
         return {name: dict(value) if isinstance(value, Counter) else value for name, value in facts.items()}
 
 
-def causes(transport: RedisTransport, names: Iterable[str], *, redact: bool = False) -> list[Cause]:
+def causes(transport: Transitions, names: Iterable[str], *, redact: bool = False) -> list[Cause]:
     """The causes in these dead-letter queues, the most frequent first, the newest first among equals; `redact` hides texts."""
     found: dict[tuple[str, str], Cause] = {}
     for name in names:

@@ -15,7 +15,8 @@ from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from redelivery.workers.outcome_batch import Gap, order
+from redelivery.workers.outcome_batch import order
+from redelivery.workers.ports import Gap
 from redelivery.workers.tables import below, names, read_text, write_text
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from datetime import UTC, datetime
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
@@ -29,15 +29,17 @@ from redelivery.middleware.logs import log
 from redelivery.middleware.outcomes import Event
 from redelivery.middleware.scripts import Script
 from redelivery.workers.commits import Commit, newest, replaced
-from redelivery.workers.outcome_batch import OTHER_EXPORT, Batch, Gap, Refused, order, take
-from redelivery.workers.tables import EVENTS, Format, below, read_lines, size_of, write_rows
+from redelivery.workers.outcome_batch import OTHER_EXPORT, Batch, Refused, order, take
+from redelivery.workers.ports import ExportResult
+from redelivery.workers.tables import EVENTS, below, read_lines, size_of, write_rows
 
 if TYPE_CHECKING:
     from redis import Redis
 
     from redelivery.middleware.keys import Keys
+    from redelivery.workers.ports import Format
 
-__all__ = ["ExportResult", "Gap", "export_outcomes", "write_events", "write_gaps", "write_refused"]
+__all__ = ["export_outcomes", "write_events", "write_gaps", "write_refused"]
 
 #: Entries of one file, held in memory until it is written (about 50 MB).
 BATCH = 50_000
@@ -46,18 +48,6 @@ _GAPS = pa.schema({"after": pa.string(), "before": pa.string(), "lost": pa.int64
 _REFUSED = pa.schema({"entry_id": pa.string(), "why": pa.string(), "values": pa.string()})
 _EXPORTED = Script("exported")
 _row = attrgetter(*EVENTS.names)
-
-
-@dataclass(slots=True)
-class ExportResult:
-    """What one export did. `files` are relative to the destination; `refused` counts entries that were not ours."""
-
-    destination: str
-    events: int = 0
-    refused: int = 0
-    files: list[str] = field(default_factory=list)
-    gaps: list[Gap] = field(default_factory=list)
-    commits: int = 0
 
 
 def export_outcomes(client: Redis, keys: Keys, destination: str, *, format: Format = "parquet", batch: int = BATCH) -> ExportResult:  # noqa: A002

@@ -16,8 +16,7 @@ from redelivery.middleware.logs import log
 from redelivery.workers.duty import Duty
 
 if TYPE_CHECKING:
-    from redelivery.workers.ports import OutcomeLog
-    from redelivery.workers.tables import Format
+    from redelivery.workers.ports import Format, OutcomeLog
 
 __all__ = ["EVERY", "Exporter"]
 

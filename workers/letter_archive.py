@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from redelivery.middleware.runtime import Runtime
-    from redelivery.middleware.transports.redis import RedisTransport
+    from redelivery.workers.ports import Transitions
 
 __all__ = ["COLUMNS", "Exported", "archive", "archive_raw", "export_letters", "row_of"]
 
@@ -102,7 +102,7 @@ def archive_raw(install: Runtime, raw: bytes, *, why: str) -> str:
     return archive([letter], uri, name, now_ms=install.transport.now_ms(), why=why)
 
 
-def export_letters(transport: RedisTransport, name: str, uri: str, chosen: Filter | None = None) -> Exported:
+def export_letters(transport: Transitions, name: str, uri: str, chosen: Filter | None = None) -> Exported:
     """Write the letters of a queue that a filter chooses; they stay where they are."""
     done, batch, size = Exported(dead_letter_queue=name, destination=uri), [], 0
     chosen, now_ms = Filter() if chosen is None else chosen, transport.now_ms()

@@ -17,14 +17,14 @@ from redis.exceptions import RedisError
 
 from redelivery.errors import BrokerError, RedriveError
 from redelivery.middleware.transports.base import Answer
+from redelivery.workers.broker import broker_of, needed
 from redelivery.workers.contents import Letter, may_be
-from redelivery.workers.letter_list import letters_at
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from redelivery.middleware.transports.redis import RedisTransport
     from redelivery.workers.letter_filter import Filter
+    from redelivery.workers.ports import LetterStore, Transitions
 
 __all__ = ["BATCH", "Walk", "Walked", "letters_of"]
 
@@ -77,7 +77,8 @@ class Walk(Generic[Job]):
     `finish` is called when the walk is over, and the queue is no longer looked at.
     """
 
-    transport: RedisTransport
+    letters: LetterStore
+    transport: Transitions
     chosen: Filter
     result: Walked
     prepare: Callable[[Letter], Job]
@@ -103,7 +104,7 @@ class Walk(Generic[Job]):
 
     def _walk(self, result: Walked) -> None:
         self._began_ms = self.transport.now_ms()
-        with letters_at(self.transport, result.dead_letter_queue) as letters:
+        with self.letters.open(result.dead_letter_queue) as letters:
             result.total = letters.total
             for page in letters.pages(self._gone):
                 self._take(page)
@@ -181,11 +182,11 @@ class Walk(Generic[Job]):
             self._next = max(self._next, time.monotonic()) + count / self.rate
 
 
-def letters_of(transport: RedisTransport, name: str) -> Iterator[Letter]:
+def letters_of(transport: Transitions, name: str) -> Iterator[Letter]:
     """The letters of a queue, those that were there at first, the oldest first; nothing is changed.
 
     Letters that leave meanwhile move the others: some may then be passed over.
     """
-    with letters_at(transport, name) as letters:
+    with needed(broker_of(transport).letters).open(name) as letters:
         for page in letters.pages():
             yield from map(Letter.of, page)

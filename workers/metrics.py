@@ -10,7 +10,7 @@ after the other.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from redis.exceptions import ResponseError
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from redelivery.middleware.runtime import Runtime
+    from redelivery.middleware.transports.amqp import AmqpTransport
 
 __all__ = ["METRICS", "Family", "Kind", "Measured", "Sample", "measured"]
 
@@ -112,7 +113,9 @@ def measured(install: Runtime, living: Living | None = None) -> list[Family]:
     else:
         from redelivery.workers.amqp_metrics import look  # noqa: PLC0415 - only where the broker is RabbitMQ
 
-        for each in look(install):
+        letter_queues = dead_letters.known(install)
+        queues = sorted(set(install.app.amqp.queues) - letter_queues.keys())
+        for each in look(cast("AmqpTransport", install.transport), queues, letter_queues):
             found.add(each.name, each.value, **each.labels)
     return found.families
 

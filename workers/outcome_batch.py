@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from redelivery.errors import BrokerError, EnvelopeError
 from redelivery.middleware.outcomes import Event
 from redelivery.middleware.scripts import Script
+from redelivery.workers.ports import Gap
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
     from redelivery.middleware.keys import Keys
 
-__all__ = ["OTHER_EXPORT", "Batch", "Gap", "Refused", "decoded", "order", "storable", "take"]
+__all__ = ["OTHER_EXPORT", "Batch", "Refused", "decoded", "order", "storable", "take"]
 
 #: Entries of one answer: the broker serves nobody else while it writes them (about 2 ms).
 PAGE = 1000
@@ -30,23 +31,6 @@ _LATEST_MS = 253_402_300_799_999
 OTHER_EXPORT = "another export moved the cursor meanwhile: nothing is lost, but run one export at a time"
 
 _READ_LOG = Script("read_log")
-
-
-@dataclass(frozen=True, slots=True)
-class Gap:
-    """Events that left the log before they were exported.
-
-    They lay between the entries `after` and `before` (stream ids; `before` is empty where nothing followed yet). `lost` is how
-    many, or None where that cannot be known. `why` is `cap` (the log passed `outcome_log_max_bytes`), `removed` (something else
-    deleted them) or `replaced` (the stream is not the one that was exported last: deleted, or restored from an older copy).
-    `noticed_ms` is the server's time, in milliseconds since the epoch.
-    """
-
-    after: str
-    before: str
-    lost: int | None
-    why: str
-    noticed_ms: int
 
 
 @dataclass(frozen=True, slots=True)

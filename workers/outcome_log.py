@@ -7,7 +7,6 @@ the cap the oldest events go, and what went is noted, so that the next export re
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +14,6 @@ from redelivery.middleware.logs import log
 from redelivery.middleware.outcomes import Event
 from redelivery.middleware.scripts import Script
 from redelivery.workers.outcome_batch import Refused, decoded
-from redelivery.workers.ports import Tail
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -23,11 +21,8 @@ if TYPE_CHECKING:
     from redis import Redis
 
     from redelivery.middleware.keys import Keys
-    from redelivery.middleware.transports.redis import RedisTransport
-    from redelivery.workers.export import ExportResult
-    from redelivery.workers.tables import Format
 
-__all__ = ["PAGE", "Bounded", "RedisOutcomeLog", "bound", "follow", "newest_id", "read_on"]
+__all__ = ["PAGE", "Bounded", "bound", "follow", "newest_id", "read_on"]
 
 #: What is left of the cap where it was passed: the next time is some way off then, and a gap is one gap and not many.
 LEAVE = 0.9
@@ -38,7 +33,7 @@ EXACT = 0.3
 #: Entries of one answer.
 PAGE = 500
 
-_BOUND, _LEAD = Script("bound"), Script("lead")
+_BOUND = Script("bound")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,31 +48,6 @@ class Bounded:
     def filling(self) -> bool:
         """Whether the log is four fifths full: it is time to export, or to raise the cap."""
         return self.removed > 0 or self.bytes >= FILLING * self.cap
-
-
-class RedisOutcomeLog:
-    """See `OutcomeLog`."""
-
-    def __init__(self, transport: RedisTransport) -> None:
-        self._client, self._keys = transport.client, transport.keys
-
-    def lead(self, token: str, lead_ms: int) -> bool:
-        """As `OutcomeLog.lead`: one of all exporters does, by a lease."""
-        return bool(_LEAD(self._client, [self._keys.exporter], [token, lead_ms]))
-
-    def export(self, destination: str, *, format: Format = "parquet", batch: int = 50_000) -> ExportResult:  # noqa: A002 - as `OutcomeLog`
-        """As `OutcomeLog.export`."""
-        from redelivery.workers.export import export_outcomes  # noqa: PLC0415 - pyarrow is an optional dependency
-
-        return export_outcomes(self._client, self._keys, destination, format=format, batch=batch)
-
-    @contextmanager
-    def tail(self, limit: int, *, is_followed: bool) -> Iterator[Tail]:  # noqa: ARG002 - the log is read on from where it stood
-        """As `OutcomeLog.tail`."""
-        raw: Any = self._client.xrevrange(self._keys.outcomes, count=max(limit, 1))
-        last = _text(raw[0][0]) if raw else "0"
-        events = [each for each in decoded(reversed(raw[:limit])) if isinstance(each, Event)]
-        yield Tail(events, 0, lambda: follow(self._client, self._keys.outcomes, last))
 
 
 def bound(client: Redis, keys: Keys, max_bytes: int) -> Bounded:

@@ -2,20 +2,36 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-    from contextlib import AbstractContextManager
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from redelivery.middleware.outcomes import Event
-    from redelivery.middleware.transports.base import Answer
-    from redelivery.workers.contents import Contents
-    from redelivery.workers.export import ExportResult
-    from redelivery.workers.tables import Format
+    from redelivery.middleware.transports.base import Answer, Names
+    from redelivery.workers.contents import Contents, Letter
 
-__all__ = ["DelayStore", "Delayed", "Gauge", "OutcomeLog", "Place", "Tail", "TaskLife"]
+__all__ = [
+    "DeadLetterQueue",
+    "DelayStore",
+    "Delayed",
+    "ExportResult",
+    "Format",
+    "Gap",
+    "Gauge",
+    "LetterList",
+    "LetterStore",
+    "OutcomeLog",
+    "Place",
+    "Tail",
+    "TaskLife",
+    "Transitions",
+]
+
+
+Format = Literal["parquet", "jsonl"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +59,19 @@ class Delayed:
         }
 
 
+class Transitions(Protocol):
+    """What every broker's transitions have, of a worker's or of an operator's."""
+
+    @property
+    def keys(self) -> Names:
+        """How this broker calls its places."""
+        ...
+
+    def now_ms(self) -> int:
+        """The broker's time, or this machine's where it tells nobody; milliseconds since the epoch."""
+        ...
+
+
 class DelayStore(Protocol):
     """The messages that wait for their time. Every method raises what the broker's driver does."""
 
@@ -65,6 +94,110 @@ class DelayStore(Protocol):
     def reschedule(self, list_name: str, ident: str, message: bytes, event: Event, *, due_ms: int | None) -> Answer:
         """Have `message` wait in its place until `due_ms` (None: no longer), and record `event`; `ALREADY` as for `cancel`."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetterQueue:
+    """One dead-letter queue. `reasons` counts those of its `sampled` newest letters, the most frequent first."""
+
+    name: str
+    origin: str
+    letters: int
+    oldest_ms: int | None = None
+    newest_ms: int | None = None
+    reasons: Mapping[str, int] = field(default_factory=dict)
+    sampled: int = 0
+
+
+class LetterList(AbstractContextManager["LetterList"], Protocol):
+    """The letters of a queue, those that were there when it was opened."""
+
+    @property
+    def total(self) -> int:
+        """How many there were."""
+        ...
+
+    def newest(self, limit: int) -> list[bytes]:
+        """The `limit` newest, the newest first."""
+        ...
+
+    def pages(self, gone: Callable[[], int] = lambda: 0) -> Iterator[list[bytes]]:
+        """All, the oldest first, in pages; `gone` says how many of them have left the queue so far."""
+        ...
+
+
+class LetterStore(Protocol):
+    """The dead-letter queues. Every method raises what the broker's driver does.
+
+    What moves letters takes those of a list that is open, each by itself, and has an answer or an error for each. A letter stands
+    for its bytes, as they lie in the queue.
+    """
+
+    def queues(self) -> dict[str, str]:
+        """Every dead-letter queue that was used, with the queue whose worker used it last, where the broker keeps that."""
+        ...
+
+    def depth(self, name: str) -> int:
+        """How many letters there are; none is looked at."""
+        ...
+
+    def summary(self, name: str, origin: str) -> DeadLetterQueue:
+        """A queue, counted; its times and reasons come from a bounded number of letters, where a look leaves no mark."""
+        ...
+
+    def open(self, name: str) -> LetterList:
+        """The letters of a queue, to be opened with `with`."""
+        ...
+
+    def found(self, name: str, task_ids: Collection[str]) -> Iterator[Letter]:
+        """The letters of these tasks, the newest first; reads the whole queue, in pages."""
+        ...
+
+    def redrive_many(self, dead_letter_queue: str, moves: Sequence[tuple[bytes, str, bytes, Event]]) -> list[Answer | Exception]:
+        """Move letters back: each as it lies there, the list that it goes to, the message that it becomes, its event."""
+        ...
+
+    def purge_many(self, dead_letter_queue: str, gone: Sequence[tuple[bytes, Event]]) -> list[Answer | Exception]:
+        """Remove letters for good, each with its event."""
+        ...
+
+    def move_many(
+        self,
+        dead_letter_queue: str,
+        target: str,
+        moves: Sequence[tuple[bytes, bytes, str, tuple[Event, Event]]],
+    ) -> list[Answer | Exception]:
+        """Move letters to another dead-letter queue: each as it lies there, as it is to lie, its origin queue, its two events."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """Events that left the log before they were exported.
+
+    They lay between the entries `after` and `before` (stream ids; `before` is empty where nothing followed yet). `lost` is how
+    many, or None where that cannot be known. `why` is `cap` (the log passed `outcome_log_max_bytes`), `removed` (something else
+    deleted them) or `replaced` (the stream is not the one that was exported last: deleted, or restored from an older copy).
+    `noticed_ms` is the server's time, in milliseconds since the epoch.
+    """
+
+    after: str
+    before: str
+    lost: int | None
+    why: str
+    noticed_ms: int
+
+
+@dataclass(slots=True)
+class ExportResult:
+    """What one export did. `files` are relative to the destination; `refused` counts entries that were not ours."""
+
+    destination: str
+    events: int = 0
+    refused: int = 0
+    files: list[str] = field(default_factory=list)
+    gaps: list[Gap] = field(default_factory=list)
+    commits: int = 0
 
 
 class Tail(NamedTuple):
@@ -95,6 +228,13 @@ class OutcomeLog(Protocol):
 
     def tail(self, limit: int, *, is_followed: bool) -> AbstractContextManager[Tail]:
         """The `limit` newest events; what follows is only heard where it `is_followed`, and until the block ends."""
+        ...
+
+    def hear(self, dead_letter_queue: str) -> AbstractContextManager[Callable[[float], Iterable[Event]]]:
+        """What is recorded from now on, of letters of this queue that went back at the least, until the block ends.
+
+        Whoever asks waits so many seconds at the most, and has what was recorded since he asked last.
+        """
         ...
 
 

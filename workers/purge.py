@@ -17,6 +17,7 @@ from redelivery.errors import EnvelopeError, RedriveError
 from redelivery.middleware.destinations import Homes, required
 from redelivery.middleware.envelope import dead, redriven, sealed
 from redelivery.middleware.outcomes import Outcome, Reason
+from redelivery.workers.broker import broker_of, needed
 from redelivery.workers.letter_archive import archive
 from redelivery.workers.letter_walk import Walk, Walked
 
@@ -25,9 +26,9 @@ if TYPE_CHECKING:
 
     from redelivery.middleware.outcomes import Event
     from redelivery.middleware.transports.base import Answer
-    from redelivery.middleware.transports.redis import RedisTransport
     from redelivery.workers.contents import Letter
     from redelivery.workers.letter_filter import Filter
+    from redelivery.workers.ports import Transitions
 
 __all__ = ["Move", "Purge", "move", "purge", "purged"]
 
@@ -48,7 +49,7 @@ class Purge(Walked):
 
 
 def purge(
-    transport: RedisTransport,
+    transport: Transitions,
     name: str,
     chosen: Filter,
     *,
@@ -63,12 +64,15 @@ def purge(
     """
     result = Purge(dead_letter_queue=name, dry_run=dry_run, archive=None if archive_to is None else scrubbed(archive_to))
 
+    store = needed(broker_of(transport).letters)
+
     def carry(letters: list[Letter]) -> Sequence[Answer | Exception]:
         if archive_to is not None:
             result.files.append(archive(letters, archive_to, name, now_ms=transport.now_ms(), why=Reason.OPERATOR))
-        return transport.purge_many(name, [(each.contents.raw, purged(each, name, Reason.OPERATOR)) for each in letters])
+        return store.purge_many(name, [(each.contents.raw, purged(each, name, Reason.OPERATOR)) for each in letters])
 
     walk = Walk(
+        letters=store,
         transport=transport,
         chosen=chosen,
         result=result,
@@ -103,7 +107,7 @@ class _Moved:
 
 
 def move(
-    transport: RedisTransport,
+    transport: Transitions,
     name: str,
     target: str,
     chosen: Filter,
@@ -118,13 +122,14 @@ def move(
     """
     result, now_ms = Move(dead_letter_queue=name, dry_run=dry_run, target=target), transport.now_ms()
     required(transport, target)
-    homes = Homes(transport, name)
+    homes, store = Homes(transport, name), needed(broker_of(transport).letters)
     walk = Walk(
+        letters=store,
         transport=transport,
         chosen=chosen,
         result=result,
         prepare=lambda letter: _moved(letter, homes, name, target, now_ms),
-        carry=lambda moves: transport.move_many(name, target, [each.parts for each in moves]),
+        carry=lambda moves: store.move_many(name, target, [each.parts for each in moves]),
         on_progress=on_progress,
         limit=limit,
     )

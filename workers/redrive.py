@@ -24,6 +24,7 @@ from redelivery.middleware.bodies import edited
 from redelivery.middleware.destinations import Homes, required
 from redelivery.middleware.envelope import redriven, sealed
 from redelivery.middleware.outcomes import Outcome
+from redelivery.workers.broker import broker_of, needed
 from redelivery.workers.letter_walk import BATCH, Walk, Walked
 
 if TYPE_CHECKING:
@@ -31,9 +32,9 @@ if TYPE_CHECKING:
 
     from redelivery.middleware.outcomes import Event
     from redelivery.middleware.transports.base import Answer
-    from redelivery.middleware.transports.redis import RedisTransport
     from redelivery.workers.contents import Letter
     from redelivery.workers.letter_filter import Filter
+    from redelivery.workers.ports import Transitions
     from redelivery.workers.redrive_guard import Guard
 
 __all__ = ["BATCH", "Edit", "Redrive", "redrive"]
@@ -82,7 +83,7 @@ class Edit:
 
 
 def redrive(
-    transport: RedisTransport,
+    transport: Transitions,
     name: str,
     chosen: Filter,
     *,
@@ -104,8 +105,10 @@ def redrive(
     if edit is not None and edit.queue is not None:
         required(transport, edit.queue)
 
+    letters = needed(broker_of(transport).letters)
+
     def send(moves: list[_Move]) -> Sequence[Answer | Exception]:
-        return transport.redrive_many(name, [move.parts for move in moves])
+        return letters.redrive_many(name, [move.parts for move in moves])
 
     def carry(moves: list[_Move]) -> Sequence[Answer | Exception]:
         return send(moves) if guard is None else guard.carry(moves, [move.parts[-1] for move in moves], send)
@@ -115,6 +118,7 @@ def redrive(
             guard.end()
 
     walk = Walk(
+        letters=letters,
         transport=transport,
         chosen=chosen,
         result=result,

@@ -13,30 +13,22 @@ known by the log alone. Each life that was opened takes some hundred bytes of me
 
 from __future__ import annotations
 
-import time
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from redelivery.middleware.outcomes import TERMINAL, Event, Outcome
-from redelivery.middleware.transports.base import Capability
-from redelivery.workers.contents import Letter
-from redelivery.workers.outcome_log import PAGE, newest_id, read_on
+from redelivery.workers.broker import broker_of, needed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from redelivery.middleware.transports.redis import RedisTransport
-    from redelivery.workers.amqp_outcomes import Listening
+    from redelivery.workers.ports import Transitions
 
 __all__ = ["DIED", "Fates", "watched"]
 
 #: Outcomes of a life that ended as a dead one.
 DIED = frozenset({Outcome.DEAD_LETTERED, Outcome.DISCARDED, Outcome.EXPIRED})
-#: Of the log, answers of one look; of a dead-letter queue, letters of one look and of one answer behind the first.
-MOST_ANSWERS, MOST_LETTERS, SOME_LETTERS = 100, 1000, 20
-#: Seconds between two looks at a log that is busy.
-PAUSE = 0.02
 
 #: A life as the books name it: task id, generation, origin queue.
 Life = tuple[str, int, str]
@@ -80,78 +72,7 @@ def _life(event: Event) -> Life:
 
 
 @contextmanager
-def watched(transport: RedisTransport, name: str) -> Iterator[Fates]:
+def watched(transport: Transitions, name: str) -> Iterator[Fates]:
     """Fates of letters of the dead-letter queue `name`, heard of from now on. Raises whatever the broker does."""
-    if Capability.BROWSE_LETTERS_UNMARKED in transport.capabilities:
-        yield Fates(_Reading(transport, name).heard)
-        return
-    from redelivery.workers.amqp_letters import AmqpDesk  # noqa: PLC0415 - only where the broker is RabbitMQ
-    from redelivery.workers.amqp_outcomes import Listening  # noqa: PLC0415 - as above
-
-    other: Any = transport
-    desk = AmqpDesk.of(other)
-    with desk.amqp.connect() as connection:
-        yield Fates(_Hearing(Listening(connection, desk.keys)).heard)
-
-
-class _Reading:
-    """What is recorded on Redis: the log, from its newest entry on, and the letters that arrive."""
-
-    def __init__(self, transport: RedisTransport, name: str) -> None:
-        self._client, self._log = transport.client, transport.keys.outcomes
-        self._letters = transport.keys.list(name)
-        self._began_ms = transport.now_ms()
-        self._newest: Any = self._client.lindex(self._letters, 0)
-        self._at = newest_id(self._client, self._log)
-
-    def heard(self, seconds: float) -> Iterator[Event]:
-        """As `Fates.heard`."""
-        block_ms = max(round(seconds * 1000), 1) if seconds > 0 else None  # 0 would be for ever
-        is_busy = False
-        for answers in range(MOST_ANSWERS):
-            read, self._at = read_on(self._client, self._log, self._at, block_ms=None if answers else block_ms)
-            yield from (each for each in read if isinstance(each, Event))
-            is_busy = is_busy or bool(read)
-            if len(read) < PAGE:
-                break
-        yield from self._arrived()
-        if is_busy and seconds > 0:
-            time.sleep(PAUSE)
-
-    def _arrived(self) -> Iterator[Event]:
-        """Letters that arrived since the last look, the newest first; what died before the redrive began ends the look."""
-        known, at, size = self._newest, 0, 1
-        while at < MOST_LETTERS:
-            page: Any = self._client.lrange(self._letters, at, at + size - 1)
-            if page and at == 0:
-                self._newest = page[0]
-            for raw in page:
-                letter = Letter.of(raw)
-                if raw == known or (letter.died_ms is not None and letter.died_ms < self._began_ms):
-                    return
-                yield _death(letter)
-            if len(page) < size:
-                return
-            at, size = at + size, SOME_LETTERS
-
-
-class _Hearing:
-    """What is recorded on RabbitMQ."""
-
-    def __init__(self, listening: Listening) -> None:
-        self._listening = listening
-
-    def heard(self, seconds: float) -> list[Event]:
-        """As `Fates.heard`."""
-        events = list(self._listening.heard())
-        if not events and seconds > 0:
-            time.sleep(seconds)  # nobody consumes this queue: it is asked
-        return events
-
-
-def _death(letter: Letter) -> Event:
-    """A letter as the event that its death has recorded."""
-    raised = str(letter.failure.get("type") or "")
-    return letter.contents.event(
-        Outcome.DEAD_LETTERED, letter.queue, generation=letter.generation, reason=letter.reason, exception=raised
-    )
+    with needed(broker_of(transport).outcomes).hear(name) as heard:
+        yield Fates(heard)

@@ -17,7 +17,7 @@ import re
 import uuid
 from itertools import islice
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Literal
+from typing import IO, TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyarrow import fs, parquet
@@ -29,10 +29,11 @@ from redelivery.workers.private_files import private_folder, private_opener
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
+    from redelivery.workers.ports import Format
+
 __all__ = [
     "EVENTS",
     "INVENTORY",
-    "Format",
     "below",
     "names",
     "read_lines",
@@ -43,7 +44,6 @@ __all__ = [
     "write_text",
 ]
 
-Format = Literal["parquet", "jsonl"]
 
 #: What a URI begins with; whatever does not is a path.
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")

@@ -7,7 +7,7 @@ that is reached, it is said.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from redelivery.errors import EnvelopeError
 from redelivery.middleware.outcomes import Event
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from redelivery.middleware.runtime import Runtime
+    from redelivery.middleware.transports.amqp import AmqpTransport
 
 __all__ = ["life_of"]
 
@@ -40,7 +41,12 @@ def life_of(install: Runtime, task_id: str, *, most: int) -> TaskLife:
     if Capability.BROWSE_LETTERS_UNMARKED not in install.transport.capabilities:
         from redelivery.workers.amqp_task_life import read  # noqa: PLC0415 - only where the broker is RabbitMQ
 
-        read(install, life, most)
+        letter_queues = dead_letters.known(install)
+        queues = sorted(set(install.app.amqp.queues) - set(letter_queues))
+        read(cast("AmqpTransport", install.transport), queues, life, most)
+        for name in letter_queues:
+            for letter in dead_letters.found(install.transport, name, {task_id}):
+                life.places.append(Place("dead_letter", name, letter.contents, seen(install, letter).to_row()))
         return life
     _read_log(install, life, most)
     for each in needed(broker_of(install.transport).delayed).of_task(task_id):

@@ -19,7 +19,6 @@ from redelivery.middleware.transports import kind_of
 from redelivery.middleware.transports.base import Capability
 from redelivery.settings import RedeliverySettings
 from redelivery.workers.broker import Broker, broker_of, needed
-from redelivery.workers.redis_transport import redis_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
     from kombu import Connection
 
     from redelivery.middleware.runtime import Runtime
-    from redelivery.middleware.transports.redis import RedisTransport
+    from redelivery.middleware.transports.base import Transport
     from redelivery.workers.ports import DelayStore, OutcomeLog
 
 __all__ = ["Context", "json_option", "pass_context"]
@@ -80,10 +79,10 @@ class Context:
         return RedeliverySettings.load() if self.app is None else self.install.settings
 
     @functools.cached_property
-    def transport(self) -> RedisTransport:
+    def transport(self) -> Transport:
         """The transitions on the app's broker. Raises `BrokerUnavailable`, `BrokerError`.
 
-        On RabbitMQ it is `AmqpDesk`, which has those for dead letters; `needs` says what else there is not.
+        `needs` says what this broker cannot do.
         """
         install = self.install
         install.settings  # noqa: B018 - what is wrong with them is said before the broker is looked for
@@ -95,13 +94,7 @@ class Context:
                 "queues (a dead_letter_handler decides about them), outcomes are the lines outcome.recorded of the workers' logs"
             )
             raise BrokerError(msg)
-        found: Any = redis_of(install)
-        if Capability.BROWSE_LETTERS_UNMARKED in found.capabilities:
-            return redis_of(install)
-        from redelivery.workers.amqp_letters import AmqpDesk  # noqa: PLC0415 - only where the broker is RabbitMQ
-
-        desk: Any = AmqpDesk.of(found)
-        return desk  # type: ignore[no-any-return]
+        return install.transport
 
     @property
     def delayed(self) -> DelayStore:
@@ -123,11 +116,10 @@ class Context:
         """Whether the broker is read by looking; else its messages are taken and given back."""
         return Capability.BROWSE_LETTERS_UNMARKED in self.transport.capabilities
 
-    def needs(self, capability: Capability, instead: str) -> RedisTransport:
-        """The transport, where it can do this. Raises `InputError`, which says what to do instead."""
+    def needs(self, capability: Capability, instead: str) -> None:
+        """Refuse a broker that cannot do this. Raises `InputError`, which says what to do instead."""
         if capability not in self.transport.capabilities:
             raise InputError(instead)
-        return self.transport
 
 
 pass_context = click.make_pass_decorator(Context)

@@ -10,6 +10,7 @@ import click
 from redelivery.middleware.transports.base import Capability
 from redelivery.workers.cli.context import Context, json_option, pass_context
 from redelivery.workers.dispatcher import Dispatcher
+from redelivery.workers.redis_transport import redis_of
 
 __all__ = ["dispatcher"]
 
@@ -26,11 +27,11 @@ def dispatcher(ctx: click.Context, context: Context) -> None:
     Any number may run; one leads, the others stand by. SIGTERM ends it with exit code 0, SIGINT with 130.
     """
     instead = "on RabbitMQ delayed messages go to their queues by themselves: no dispatcher is needed, in workers neither"
-    transport = context.needs(Capability.LEASES, instead)
+    context.needs(Capability.LEASES, instead)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     # The signals are waited for, not handled: blocked here, before the thread begins, they are blocked in it too.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
-    running = Dispatcher(transport)
+    running = Dispatcher(redis_of(context.install))
     try:
         running.start()
         click.echo("dispatcher: running; SIGTERM or Ctrl-C ends it", err=True)

@@ -30,6 +30,8 @@ from redelivery.workers.redaction import seen
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from redelivery.workers.ports import DeadLetterQueue
+
 __all__ = ["dlq"]
 
 #: Reasons that a listing names.
@@ -74,7 +76,7 @@ def list_(context: Context) -> None:
     click.echo(table(rows, ("dead-letter queue", "origin", "letters", "oldest", "newest", "reasons")))
 
 
-def _reasons(queue: dead_letters.DeadLetterQueue) -> str:
+def _reasons(queue: DeadLetterQueue) -> str:
     named = ", ".join(f"{reason} {count}" for reason, count in list(queue.reasons.items())[:MOST_REASONS])
     if queue.letters > queue.sampled and named:
         return f"{named} (of the newest {queue.sampled})"

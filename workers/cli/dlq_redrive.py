@@ -27,7 +27,7 @@ from redelivery.workers.redrive_guard import CANARY_WAIT, Guard
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from redelivery.middleware.transports.redis import RedisTransport
+    from redelivery.workers.ports import Transitions
 
 __all__ = ["redrive_"]
 
@@ -65,7 +65,7 @@ def _guarding(command: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextmanager
 def _guard(
-    transport: RedisTransport,
+    transport: Transitions,
     name: str,
     *,
     canary: int | None,

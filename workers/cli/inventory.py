@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import json
+from typing import TYPE_CHECKING, cast
 
 import click
 
 from redelivery.display import harmless, scrubbed
+from redelivery.workers import dead_letters
 from redelivery.workers import inventory as broker
 from redelivery.workers.cli.context import Context, json_option, pass_context
 from redelivery.workers.cli.output import counted, print_json, safe
+
+if TYPE_CHECKING:
+    from redelivery.middleware.transports.amqp import AmqpTransport
+    from redelivery.workers.sightings import Inventory
 
 __all__ = ["inventory"]
 
@@ -53,10 +59,13 @@ def export(context: Context, uri: str, kind: str, *, look: bool) -> None:
         click.echo(f"{safe(queue)}: {held} counted and not listed; the books may call them lost. See --look.", err=True)
 
 
-def _taken(context: Context, *, look: bool) -> tuple[broker.Inventory, dict[str, int]]:
+def _taken(context: Context, *, look: bool) -> tuple[Inventory, dict[str, int]]:
     """The inventory, and what it does not list."""
     if context.is_redis:
         return broker.take(context.install), {}
     from redelivery.workers import amqp_inventory  # noqa: PLC0415 - only where the broker is RabbitMQ
 
-    return amqp_inventory.take(context.install, look=look)
+    install = context.install
+    letter_queues = list(dead_letters.known(install))
+    queues = sorted(set(install.app.amqp.queues) - set(letter_queues))
+    return amqp_inventory.take(cast("AmqpTransport", install.transport), queues, letter_queues, look=look)
