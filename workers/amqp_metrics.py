@@ -15,37 +15,45 @@ from redelivery.middleware.transports.amqp_names import BITS
 from redelivery.workers.ports import Gauge
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterator, Mapping
 
     from kombu import Connection
 
     from redelivery.middleware.transports.amqp import AmqpTransport
 
-__all__ = ["look"]
+__all__ = ["AmqpGauges"]
 
 
-def look(transport: AmqpTransport, queues: Collection[str], letter_queues: Mapping[str, str]) -> Iterator[Gauge]:
-    """Ask once about these queues, and the dead-letter queues with their origins; a queue that is not there has no sample."""
-    with transport.connect() as connection:
-        for queue in queues:
-            declared = _declared(connection, queue)
-            if declared is not None:
-                yield _gauge("queue_messages", declared[0], queue=queue)
-                yield _gauge("queue_consumers", declared[1], queue=queue)
-        for name, origin in letter_queues.items():
-            declared = _declared(connection, name)
-            if declared is not None:
-                yield _gauge("dead_letters", declared[0], dead_letter_queue=name, queue=origin)
-        levels = [_declared(connection, transport.keys.level(bit)) for bit in _levels(connection, transport)]
-        if levels:
-            yield _gauge("delayed_messages", sum(declared[0] for declared in levels if declared is not None))
-        log = _declared(connection, transport.keys.outcomes)
-        if log is not None:
-            yield _gauge("outcome_log_messages", log[0])
+class AmqpGauges:
+    """See `Gauges`."""
 
+    def __init__(self, transport: AmqpTransport) -> None:
+        self._transport = transport
 
-def _gauge(name: str, value: float, **labels: str) -> Gauge:
-    return Gauge(name, value, labels)
+    def sample(
+        self,
+        queues: Collection[str],
+        letter_queues: Mapping[str, str],
+        living: Callable[[Mapping[bytes, bytes]], int],  # noqa: ARG002 - there are no leases
+    ) -> Iterator[Gauge]:
+        """As `Gauges.sample`; a queue that is not there has no sample."""
+        transport = self._transport
+        with transport.connect() as connection:
+            for queue in queues:
+                declared = _declared(connection, queue)
+                if declared is not None:
+                    yield Gauge.of("queue_messages", declared[0], queue=queue)
+                    yield Gauge.of("queue_consumers", declared[1], queue=queue)
+            for name, origin in letter_queues.items():
+                declared = _declared(connection, name)
+                if declared is not None:
+                    yield Gauge.of("dead_letters", declared[0], dead_letter_queue=name, queue=origin)
+            levels = [_declared(connection, transport.keys.level(bit)) for bit in _levels(connection, transport)]
+            if levels:
+                yield Gauge.of("delayed_messages", sum(declared[0] for declared in levels if declared is not None))
+            log = _declared(connection, transport.keys.outcomes)
+            if log is not None:
+                yield Gauge.of("outcome_log_messages", log[0])
 
 
 def _levels(connection: Connection, transport: AmqpTransport) -> range:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 from redelivery.errors import BrokerError
 
 if TYPE_CHECKING:
-    from redelivery.workers.ports import DelayStore, LetterStore, OutcomeLog, Transitions
+    from redelivery.workers.ports import DelayStore, Gauges, LetterStore, OutcomeLog, Transitions
 
 __all__ = ["Broker", "broker_of", "needed"]
 
@@ -22,6 +22,7 @@ class Broker:
     delayed: DelayStore | None = None
     outcomes: OutcomeLog | None = None
     letters: LetterStore | None = None
+    gauges: Gauges | None = None
 
 
 def broker_of(transport: Transitions) -> Broker:
@@ -30,18 +31,20 @@ def broker_of(transport: Transitions) -> Broker:
 
     if isinstance(transport, RedisTransport):
         from redelivery.workers.redis_delayed import RedisDelayStore  # noqa: PLC0415 - as above
+        from redelivery.workers.redis_gauges import RedisGauges  # noqa: PLC0415 - as above
         from redelivery.workers.redis_letters import RedisLetterStore  # noqa: PLC0415 - as above
         from redelivery.workers.redis_outcomes import RedisOutcomeLog  # noqa: PLC0415 - as above
 
-        return Broker(RedisDelayStore(transport), RedisOutcomeLog(transport), RedisLetterStore(transport))
+        return Broker(RedisDelayStore(transport), RedisOutcomeLog(transport), RedisLetterStore(transport), RedisGauges(transport))
     from redelivery.middleware.transports.amqp import AmqpTransport  # noqa: PLC0415 - as above
 
     if isinstance(transport, AmqpTransport):
         from redelivery.workers.amqp_delayed import AmqpDelayStore  # noqa: PLC0415 - as above
         from redelivery.workers.amqp_letters import AmqpLetterStore  # noqa: PLC0415 - as above
+        from redelivery.workers.amqp_metrics import AmqpGauges  # noqa: PLC0415 - as above
         from redelivery.workers.amqp_outcomes import AmqpOutcomeLog  # noqa: PLC0415 - as above
 
-        return Broker(AmqpDelayStore(transport), AmqpOutcomeLog(transport), AmqpLetterStore(transport))
+        return Broker(AmqpDelayStore(transport), AmqpOutcomeLog(transport), AmqpLetterStore(transport), AmqpGauges(transport))
     return Broker()
 
 

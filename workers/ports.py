@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, Self
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -21,6 +21,7 @@ __all__ = [
     "Format",
     "Gap",
     "Gauge",
+    "Gauges",
     "LetterList",
     "LetterStore",
     "OutcomeLog",
@@ -244,6 +245,24 @@ class Gauge(NamedTuple):
     name: str
     value: float
     labels: Mapping[str, str]
+
+    @classmethod
+    def of(cls, name: str, value: float, **labels: str) -> Self:
+        """One value with these labels."""
+        return cls(name, value, labels)
+
+
+class Gauges(Protocol):
+    """What can be measured of a broker at one moment."""
+
+    def sample(
+        self, queues: Collection[str], letter_queues: Mapping[str, str], living: Callable[[Mapping[bytes, bytes]], int]
+    ) -> Iterator[Gauge]:
+        """Look once at these queues, and at the dead-letter queues with their origins. Raises what the broker's driver does.
+
+        `living` counts the workers that live, of the leases that there are.
+        """
+        ...
 
 
 @dataclass(frozen=True, slots=True)
