@@ -86,7 +86,11 @@ class Arrivals:
 
     def has_left(self, message: Any, held: Held) -> bool:
         """Whether the message is not Celery's to run: it has gone back, to the delay store, or to its dead-letter queue."""
-        return (held.handed_over_before > 0 and self._recover(message, held)) or self._must_stop(message, held)
+        if not held.handed_over_before:
+            return self._must_stop(message, held)
+        transport: Any = self.install.transport
+        transport.ask_moved(held, lambda was_moved: self._end_copy(held) if was_moved else self._recover(message, held))
+        return True
 
     def _must_stop(self, message: Any, held: Held) -> bool:
         """Whether the message has left already: to the delay store, or to its dead-letter queue."""
@@ -122,7 +126,13 @@ class Arrivals:
             return True
         return False
 
-    def _recover(self, message: Any, held: Held) -> bool:
+    def _end_copy(self, held: Held) -> None:
+        """Its successor lies on the broker, and its move is recorded: whoever moved it died before the acknowledgement."""
+        log.info("message.moved_already", tag=held.tag, queue=held.queue, times=held.handed_over_before)
+        self.install.transport.acknowledge(held.tag, None)
+        self.install.owner.drop(held.tag)
+
+    def _recover(self, message: Any, held: Held) -> None:
         """The broker hands over again what a worker held that is gone: what `workers.recoverer` does where messages are leased.
 
         Nobody can tell what it had begun the first time; from then on its starts are recorded. Where it was the connection that
@@ -142,7 +152,6 @@ class Arrivals:
         given, is_suspect = started if counts else None, known.suspect or not is_innocent
         recover(self.install, held, started=given, worker="", now_ms=held.seen_ms, is_suspect=is_suspect)
         self.install.owner.drop(held.tag)
-        return True
 
     def _meet_letter(self, message: Any, held: Held, letter: Envelope) -> bool:
         """A dead-letter queue is consumed: its handler decides, or, where it has none, the task runs in a new generation."""

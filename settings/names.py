@@ -13,7 +13,7 @@ __all__ = ["MOST_BYTES", "objection"]
 MOST_BYTES = 255
 #: Whole names, beginnings and ends of names, and whose they are.
 NAMES = {
-    **dict.fromkeys(("redelivery.outcomes", "redelivery.watching", "redelivery.exporting"), "redelivery"),
+    **dict.fromkeys(("redelivery.outcomes", "redelivery.watching", "redelivery.exporting", "redelivery.journal"), "redelivery"),
     **dict.fromkeys(("unacked", "unacked_index", "unacked_mutex"), "kombu"),
     "celeryev": "Celery",
 }

@@ -30,7 +30,7 @@ from kombu import Connection
 
 from redelivery.middleware.envelope import opened
 from redelivery.middleware.transports.amqp_events import events_of
-from redelivery.middleware.transports.amqp_names import DELAY_PREFIX, OUTCOMES, OUTCOMES_EXCHANGE
+from redelivery.middleware.transports.amqp_names import DELAY_PREFIX, JOURNAL, OUTCOMES, OUTCOMES_EXCHANGE
 from redelivery.workers.amqp_look import Look
 from redelivery.workers.testing.rabbit_node import PATIENCE as NODE_PATIENCE
 from redelivery.workers.testing.rabbit_node import USER, RabbitNode, is_installed
@@ -160,7 +160,7 @@ class Rabbit:
         """What waits or is held on the broker, dead letters and the outcome log aside."""
         sizes: Counter[str] = Counter()
         for name, (ready, unacked) in self.depths().items():
-            if name != OUTCOMES and not name.startswith("DLQ."):
+            if name not in {OUTCOMES, JOURNAL} and not name.startswith("DLQ."):
                 sizes["delayed" if name.startswith(DELAY_PREFIX) else name] += ready
                 sizes["unacked"] += unacked
         return {name: size for name, size in sizes.items() if size}

@@ -50,7 +50,8 @@ OWN = re.compile(
     | redelivery:(leases|owners|starts|outcomes(:.*)?|dead_letter_queues|dispatcher|letter_keeper|letter_watcher|exporter)
     | redelivery:(received|slots):.* | redelivery:delayed(:tasks)?
     | redelivery:(armed|delayed:due|delayed:messages):(DLQ\.)*(celery|handled)(\x06\x16[369])?
-    | redelivery\.(outcomes|watching) | redelivery\.start\.[0-9a-f]{40} | redelivery_delayed_.* | .*celery\.pidbox | celeryev\..*
+    | redelivery\.(outcomes|watching|journal) | redelivery\.start\.[0-9a-f]{40} | redelivery_delayed_.*
+    | .*celery\.pidbox | celeryev\..*
     """,
     re.VERBOSE,
 )

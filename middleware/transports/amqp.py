@@ -5,8 +5,8 @@ soon as the broker answers; `DONE` says that it is in line and will be, or that 
 queue may not be made by us is waited for.
 
 Limits, all declared in `capabilities`: a transition is three steps, so that a crash between two of them delivers a message again
-which has been moved or recorded already; delays are whole seconds, rounded up; nothing can be put back at a queue's head; the
-broker's clock is nobody's to read.
+which has been moved or recorded already, unless the journal knows of it (`amqp_journal`); delays are whole seconds, rounded up;
+nothing can be put back at a queue's head; the broker's clock is nobody's to read.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from redelivery.middleware.envelope import opened
 from redelivery.middleware.logs import log
 from redelivery.middleware.outcomes import Outcome
 from redelivery.middleware.transports.amqp_claim import ChannelClaim
+from redelivery.middleware.transports.amqp_journal import Journal, moved_of, word_of
 from redelivery.middleware.transports.amqp_messages import message_of
 from redelivery.middleware.transports.amqp_names import AmqpNames
 from redelivery.middleware.transports.amqp_policies import warn_of_bypasses, warn_of_policies
@@ -30,6 +31,7 @@ from redelivery.middleware.transports.amqp_starts import Starts, start_of
 from redelivery.middleware.transports.amqp_topology import (
     bind_to_delays,
     declare_delays,
+    declare_journal,
     declare_letters,
     declare_outcomes,
     has_exchange,
@@ -79,6 +81,8 @@ class AmqpTransport(WithoutLeases):
         self.publisher = Publisher(self.connect, self.keys, self._declare_outcomes, self._settled)
         self._ready: set[tuple[str, str]] = set()
         self._starts = Starts(self.connect)
+        self._journal = Journal(self.connect, self.keys.journal)
+        self._has_journal = False
         #: The starts of what this worker holds, by their tags.
         self._begun: dict[str, str] = {}
 
@@ -123,6 +127,7 @@ class AmqpTransport(WithoutLeases):
                 for queue in consumer.task_consumer.queues:
                     bind_to_delays(channel, queue.name, self.keys)
                     self._ready.add(("delay", queue.name))
+            self._has_journal = declare_journal(made, self.keys.journal)  # last: a broker without streams may close the connection
         assert self.claim is not None  # noqa: S101 - the caller has begun it
         self.claim.attach(consumer)
         self._begun = {
@@ -164,7 +169,7 @@ class AmqpTransport(WithoutLeases):
             return self._carry_home(tag, event, message, home, queue)
         if wait_ms / 1000 > waits.seconds:
             log.info("delay.parted", task_id=task_id, queue=queue, wanted=wait_ms / 1000, first=waits.seconds)
-        return self._carry(self._made(tag, event, waits.message, waits.target, self._delaying(queue)))
+        return self._carry(self._made(tag, event, waits.message, waits.target, self._delaying(queue), seconds=waits.seconds))
 
     def dead_letter(
         self,
@@ -197,6 +202,14 @@ class AmqpTransport(WithoutLeases):
         """What is recorded of the start of a message that is handed over again: the start's name, or None."""
         self._begun[held.tag] = name = start_of(opened(held.raw)["headers"])
         return name if self._starts.has(name) else None
+
+    def ask_moved(self, held: Held, then: Callable[[bool], None]) -> None:
+        """Tell `then`, now or later, from whatever thread, whether what is handed over again was moved before."""
+        if self._has_journal and self.claim is not None:
+            self.claim.leave(held.tag)  # while it waits for the answer, others can be received
+            self._journal.ask(word_of(held.raw, held.queue), then)
+        else:
+            then(False)  # noqa: FBT003 - the answer
 
     def release(self, held: Sequence[Held]) -> int:
         """Put messages that were not run back into their queues, unmarked, behind all others."""
@@ -236,6 +249,7 @@ class AmqpTransport(WithoutLeases):
         """The worker ends: close the connection, once what was acknowledged is safe."""
         if self.claim is not None and not self.waiting():
             self.claim.rest()
+        self._journal.close()
         self.publisher.close()
         self._forget_starts(list(self._begun))  # who is told to stop is no crash
         self._starts.close()
@@ -262,6 +276,8 @@ class AmqpTransport(WithoutLeases):
         message: bytes | None = None,
         target: tuple[str, str] = ("", ""),
         prepare: Callable[[Any, bool], bool] = lambda _, __: True,
+        *,
+        seconds: int = 0,
     ) -> Move:
         claim = self.claim
         if claim is not None:
@@ -281,7 +297,13 @@ class AmqpTransport(WithoutLeases):
         held = None if claim is None else claim.held.get(tag)
         queue = "" if held is None else held.queue
         current = (lambda: True) if claim is None else (lambda: claim.is_current(tag, queue))
-        return Move(event, then, made, target, prepare, current)
+        move = Move(event, then, made, target, prepare, current)
+        if held is not None and self._has_journal:
+            if message is not None:
+                move.moved = moved_of(held.raw, message, queue, seconds)
+            elif held.was_moved:
+                move.had = word_of(held.raw, queue)
+        return move
 
     def _forget_starts(self, tags: Sequence[str]) -> None:
         for tag in tags:

@@ -19,6 +19,7 @@ from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from redelivery.middleware.header import HEADER
 from redelivery.middleware.logs import log
 from redelivery.middleware.transports.amqp_messages import delivery_count, envelope_of, published_to, shown
 from redelivery.middleware.transports.amqp_publisher import ENOUGH
@@ -93,6 +94,7 @@ class ChannelClaim(Claim):
         read: Any = partial(envelope_of, raw, queue=queue, origin=origin)
         held = Delivered(tag, queue, queue, read, self.now_ms())
         held.handed_over_before = delivery_count(raw)
+        held.was_moved = HEADER in (message.headers or {})
         if not held.handed_over_before:
             self._coming_back.discard(queue)
         held.was_cut = queue in self._coming_back
@@ -136,6 +138,10 @@ class ChannelClaim(Claim):
         elif self._channel.wider < min(len(self._leaving), self._most) and not self._is_widening:
             self._is_widening = True
             self._consumer.call_soon(self._widen)
+
+    def release(self, keep: set[str]) -> int:
+        """As any claim's; what was handed over before stays as it is: the broker hands it over again, marked as it must be."""
+        return super().release(keep | {tag for tag, held in list(self.held.items()) if held.handed_over_before})
 
     def settle(self, tag: str) -> None:
         """The delivery may be acknowledged, when `settled` says so next. Called from any thread."""

@@ -13,7 +13,18 @@ from dataclasses import dataclass
 
 from kombu.transport.native_delayed_delivery import MAX_NUMBER_OF_BITS_TO_USE, calculate_routing_key
 
-__all__ = ["BITS", "DELAY_PREFIX", "LONGEST_DELAY", "OUTCOMES", "OUTCOMES_EXCHANGE", "START", "AmqpNames", "address", "delay_key"]
+__all__ = [
+    "BITS",
+    "DELAY_PREFIX",
+    "JOURNAL",
+    "LONGEST_DELAY",
+    "OUTCOMES",
+    "OUTCOMES_EXCHANGE",
+    "START",
+    "AmqpNames",
+    "address",
+    "delay_key",
+]
 
 #: The outcome log's queue, and the key under which it is bound.
 OUTCOMES = "redelivery.outcomes"
@@ -23,6 +34,8 @@ OUTCOMES_EXCHANGE = "amq.topic"
 DELAY_PREFIX = "redelivery_delayed"
 #: What the queue begins with that is a recorded start (`amqp_starts`).
 START = "redelivery.start."
+#: The journal of moves (`amqp_journal`).
+JOURNAL = "redelivery.journal"
 BITS: int = MAX_NUMBER_OF_BITS_TO_USE
 #: Seconds: what a delay must stay below.
 LONGEST_DELAY = 2**BITS
@@ -37,6 +50,7 @@ class AmqpNames:
     outcomes: str = OUTCOMES
     outcomes_exchange: str = OUTCOMES_EXCHANGE
     delay_prefix: str = DELAY_PREFIX
+    journal: str = JOURNAL
 
     @property
     def first_level(self) -> str:

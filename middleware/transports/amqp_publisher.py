@@ -1,8 +1,9 @@
 """The publisher: carries moves out on RabbitMQ, many at a time, on a connection of its own.
 
 A move is, in this order: the message is published where it goes, and the broker confirms that it is there; its outcome event is
-published, and confirmed; then whoever asked for it is told, and acknowledges the delivery. Whatever dies between two steps leaves
-the delivery unacknowledged: it comes again, and may run twice, but is never lost.
+published, and behind it its word in the journal (`amqp_journal`), for which nobody waits; the event is confirmed; then whoever
+asked for it is told, and acknowledges the delivery. Whatever dies between two steps leaves the delivery unacknowledged: it comes
+again, and may run twice where its word is not written, but is never lost.
 
 A native thread does it, so that the worker's event loop waits for no confirmation; what is asked for meanwhile goes out together.
 A connection that is lost is opened again, and what was not confirmed is published again, under the same event id. A message that
@@ -10,7 +11,7 @@ the broker cannot route (its queue was deleted) is declared a queue for and publ
 again every few seconds, and its delivery stays unacknowledged. A move of a delivery that the broker has taken back meanwhile (its
 channel is gone) is refused before anything is published.
 
-Limits: what is confirmed and not acknowledged yet, when a worker dies, is delivered once more.
+Limits: what is published and has no word yet, when a worker dies, is delivered once more.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from redelivery.errors import BrokerError, BrokerUnavailable
 from redelivery.middleware.logs import log
 from redelivery.middleware.numbering import Numbering
 from redelivery.middleware.transports.amqp_events import packed
+from redelivery.middleware.transports.amqp_journal import HAS_HAD, HAS_MOVED, IS_MOVING, entry
 from redelivery.middleware.transports.amqp_messages import PERSISTENT
 from redelivery.middleware.transports.base import Answer
 
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from redelivery.middleware.outcomes import Event
+    from redelivery.middleware.transports.amqp_journal import Moved
     from redelivery.middleware.transports.amqp_names import AmqpNames
 
 __all__ = ["Move", "Publisher"]
@@ -66,7 +69,7 @@ class Move:
 
     `prepare` declares what the target needs, and answers False where that may not be made: then nothing has changed (`MISSING`).
     `is_current` says whether the delivery is still ours to end. What cannot be routed is tried again and again, unless it may not
-    wait: then that, too, is `MISSING`.
+    wait: then that, too, is `MISSING`. `moved` and `had` are its words in the journal.
     """
 
     event: Event | None
@@ -76,6 +79,8 @@ class Move:
     prepare: Callable[[Any, bool], bool] = lambda _, __: True
     is_current: Callable[[], bool] = lambda: True
     may_wait: bool = True
+    moved: Moved | None = None
+    had: bytes = b""
     event_id: str = ""
     is_there: bool = False
     answer: Answer | None = None
@@ -263,9 +268,9 @@ class Publisher:
     def _send(self, moves: Iterable[Move], *, is_again: bool) -> None:
         """Publish the messages that are not there yet, and wait for their confirmations."""
         sent: list[tuple[int, Move]] = []
-        for move in moves:
-            if move.is_there:
-                continue
+        listed = [move for move in moves if not move.is_there]
+        self._note(IS_MOVING, [move.moved.moving for move in listed if move.moved is not None and move.moved.moving])
+        for move in listed:
             if move.message is None:
                 move.is_there = True
                 continue
@@ -285,11 +290,14 @@ class Publisher:
                 move.event_id = move.event_id or self._numbers.next_id()
                 events.append((move.event_id, move.event))
         if not events:
+            self._note_moved(moves)
             return
         for is_again in (False, True):
             message = amqp.Message(packed(events), content_type="application/json", delivery_mode=PERSISTENT)
             target = (self._names.outcomes_exchange, self._names.outcomes)
             number = self._publish(message, target)
+            if not is_again:
+                self._note_moved(moves)
             self._confirmed()
             if number not in self._nacked and target not in self._returned:
                 return
@@ -297,6 +305,15 @@ class Publisher:
                 self._declare(self._connection)
         msg = f"the outcome log {self._names.outcomes} takes no events: does a policy of the broker limit its length?"
         raise BrokerError(msg)
+
+    def _note_moved(self, moves: list[Move]) -> None:
+        self._note(HAS_MOVED, [move.moved.word for move in moves if move.moved is not None])
+        self._note(HAS_HAD, [move.had for move in moves if move.had])
+
+    def _note(self, kind: bytes, words: list[bytes]) -> None:
+        """Write these words into the journal; where it takes none, nothing else must wait for it."""
+        if words:
+            self._open.discard(self._publish(entry(kind, words), ("", self._names.journal)))
 
     # publishing
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from amqp.exceptions import NotFound, PreconditionFailed
+from amqp.exceptions import AMQPError, NotFound, PreconditionFailed
 
 from redelivery.middleware.logs import log
 from redelivery.middleware.transports.amqp_names import BITS
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = [
     "bind_to_delays",
     "declare_delays",
+    "declare_journal",
     "declare_letters",
     "declare_outcomes",
     "declare_start",
@@ -30,11 +31,15 @@ __all__ = [
 ]
 
 QUEUE_TYPE = "x-queue-type"
-CLASSIC = "classic"
+CLASSIC, STREAM = "classic", "stream"
 #: A look at a message in a quorum queue counts as a delivery; RabbitMQ 4 lets it go after 20, and -1 is refused before 4.
 DELIVERY_LIMIT, NO_LIMIT = "x-delivery-limit", 2**31 - 1
 #: How long a start is kept that nobody takes away: a week, in milliseconds.
 KEPT_MS = 7 * 24 * 3600 * 1000
+
+
+#: The journal keeps so many bytes, a million moves or so, in files of a quarter; a file goes when all in it is older than this.
+JOURNAL_BYTES, JOURNAL_AGE = 16 * 1024 * 1024, "1h"
 
 
 def declare_outcomes(connection: Any, names: AmqpNames, max_bytes: int) -> None:
@@ -93,6 +98,19 @@ def declare_letters(connection: Any, name: str, queue_type: str) -> None:
             channel.queue_declare(name, durable=True, auto_delete=False, arguments=arguments)
         except PreconditionFailed:
             log.debug("dead_letter_queue.kept", dead_letter_queue=name, why="it is there, with other arguments")
+
+
+def declare_journal(connection: Any, name: str) -> bool:
+    """The journal of moves (`amqp_journal`): a stream; whether it is there. Where it is not, the connection may be closed."""
+    bounds = {"x-max-length-bytes": JOURNAL_BYTES, "x-stream-max-segment-size-bytes": JOURNAL_BYTES // 4, "x-max-age": JOURNAL_AGE}
+    try:
+        with connection.channel() as channel:
+            channel.queue_declare(name, durable=True, auto_delete=False, arguments={QUEUE_TYPE: STREAM, **bounds})
+    except (AMQPError, OSError) as exc:
+        why = "what a worker has moved when it dies may be delivered once more"
+        log.warning("journal.missing", error=f"{type(exc).__name__}: {exc}", why=why)
+        return False
+    return True
 
 
 def declare_start(channel: Any, name: str) -> None:

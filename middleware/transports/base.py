@@ -87,7 +87,8 @@ class Held:
     `release_credit` gives its place in the prefetch window back; the receiver sets it. `request` is Celery's, once there is one and
     until the message `has_left`: the two refer to each other, and are to go away without the help of a garbage collector.
     `handed_over_before` is how often the broker says that it has handed the message over before, to somebody who has not ended it;
-    `was_cut` says that a connection which broke explains that: this worker's did, too, and it lives.
+    `was_cut` says that a connection which broke explains that: this worker's did, too, and it lives. `was_moved` says that one of
+    us has moved the message before.
     """
 
     tag: str
@@ -99,6 +100,7 @@ class Held:
     request: Any = None
     handed_over_before: int = 0
     was_cut: bool = False
+    was_moved: bool = False
     has_left: bool = False
 
     def leave(self) -> None:

@@ -2,11 +2,11 @@
 
 A publication of the publisher's is a step by what it is for (`defer`, `dead_letter`, `recover`, `release`, `record`, ...):
 `before` it, nothing was sent; `after` it, the broker has confirmed it, and nothing else has happened. `confirm.before` is between
-the two: published, and not confirmed. Steps of a producer are `announce` (the event of a publication) and `publish`. The others:
-`receive` (a delivery becomes the worker's), `start` (that of a suspect is recorded), `acknowledge`, `declare`, `keep` (a
-dead-letter queue is declared), `rest` (a worker that stops waits for its last acknowledgements), `look`, `give_back` and `lock` (an
-operator's tool takes messages to read them, and puts them back; an export keeps others away), `listen` (a queue of one's own
-beside the outcome log).
+the two: published, and not confirmed. `moving`, `moved` and `had` are words for the journal, whose confirmation nobody waits for.
+Steps of a producer are `announce` (the event of a publication) and `publish`. The others: `receive` (a delivery becomes the
+worker's), `start` (that of a suspect is recorded), `acknowledge`, `declare`, `keep` (a dead-letter queue is declared), `rest` (a
+worker that stops waits for its last acknowledgements), `look`, `give_back` and `lock` (an operator's tool takes messages to read
+them, and puts them back; an export keeps others away), `listen` (a queue of one's own beside the outcome log).
 
 An order is read, counted and carried out by `tests.chaos.boundary`.
 """
@@ -20,7 +20,8 @@ from redelivery.middleware.outcomes import Outcome, Reason
 from redelivery.middleware.transports import amqp, amqp_channel
 from redelivery.middleware.transports.amqp_channel import Channel
 from redelivery.middleware.transports.amqp_claim import ChannelClaim
-from redelivery.middleware.transports.amqp_names import DELAY_PREFIX, OUTCOMES
+from redelivery.middleware.transports.amqp_journal import HAS_HAD, HAS_MOVED, IS_MOVING
+from redelivery.middleware.transports.amqp_names import DELAY_PREFIX, JOURNAL, OUTCOMES
 from redelivery.middleware.transports.amqp_publisher import Publisher
 from redelivery.middleware.transports.amqp_starts import Starts
 from redelivery.workers import amqp_letters, amqp_outcomes
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 
 __all__ = ["install", "step_of"]
 
+#: The words of the journal.
+NOTES = {IS_MOVING: "moving", HAS_MOVED: "moved", HAS_HAD: "had"}
 #: What the moves of an operator's command are, by its role.
 OF_ROLE = {"redrive": "redrive", "move": "move", "importer": "import", "reschedule": "reschedule", "cancel": "cancel"}
 
@@ -72,10 +75,13 @@ def _at_publisher() -> None:
         send(self, listed, is_again=is_again)
 
     def publish_here(self: Any, message: Any, target: Any) -> int:
-        step = "record" if target[1] == OUTCOMES else sent[id(message)]
+        step = NOTES[message.body[:1]] if target[1] == JOURNAL else "record" if target[1] == OUTCOMES else sent[id(message)]
         here(f"{step}.before", lambda: True)
         number = publish(self, message, target)
-        open_steps.add(step)
+        if target[1] == JOURNAL:  # nobody waits for it
+            here(f"{step}.after", lambda: True)
+        else:
+            open_steps.add(step)
         return number
 
     def confirmed_here(self: Any) -> None:
@@ -112,7 +118,7 @@ def _at_declarations() -> None:
     transports: Any = amqp
     channels: Any = amqp_channel
     letters: Any = amqp_letters
-    for name in ("declare_outcomes", "declare_delays", "bind_to_delays"):
+    for name in ("declare_outcomes", "declare_delays", "declare_journal", "bind_to_delays"):
         stand_around(transports, name, "declare")
     stand_around(channels, "declare_outcomes", "declare")
     stand_around(transports, "declare_letters", "keep")

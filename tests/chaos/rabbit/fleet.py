@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from kombu import Queue
 
-from redelivery.middleware.transports.amqp_names import OUTCOMES
+from redelivery.middleware.transports.amqp_names import JOURNAL, OUTCOMES
 from redelivery.workers.amqp_look import Look
 from redelivery.workers.contents import Letter
 from redelivery.workers.testing.rabbit_node import USER
@@ -115,7 +115,7 @@ class RabbitFleet(Fleet):
         if depths is None:
             return None
         counted = {name: both for name, both in depths.items() if name in {"DLQ.judged", DIED} or not name.startswith("DLQ.")}
-        return sum(sum(both) for name, both in counted.items() if name not in {OUTCOMES, TAP})
+        return sum(sum(both) for name, both in counted.items() if name not in {OUTCOMES, JOURNAL, TAP})
 
     def held(self) -> int:
         """How many messages are unacknowledged."""
