@@ -301,7 +301,7 @@ class AmqpTransport(WithoutLeases):
         if held is not None and self._has_journal:
             if message is not None:
                 move.moved = moved_of(held.raw, message, queue, seconds)
-            elif held.was_moved:
+            elif held.was_moved and event is not None:
                 move.had = word_of(held.raw, queue)
         return move
 

@@ -6,9 +6,9 @@ again waits for a moment, since a dead worker's last frames may still be on thei
 
 - `moved`, written when the successor is confirmed, together with the event: the message is only acknowledged;
 - `moving`, written before the successor is published, names the successor, too: the message may have one, or not. Whoever reads it
-  waits for the successor for as long as that is delayed, and half a minute. Any word of the successor, which some worker must have
-  written who was handed it, tells that it was there: then the message is only acknowledged. Else it is delivered again;
-- `had`, written when a message that has been moved before ends well: a word of a successor, and nothing else.
+  waits for the successor for as long as that is delayed, and half a minute. Where the successor `moved` meanwhile, or was `had`, it
+  was there, and what became of it is safe: then the message is only acknowledged. Else it is delivered again;
+- `had`, written when the end of a message that has been moved before is recorded: of use to whoever reads `moving`.
 
 The journal is a stream of RabbitMQ's: any number may read it at once, and nothing is taken out by reading. It forgets by itself.
 Only what fails, dies or waits is written, and only what is handed over again is looked up: a task that succeeds at once pays
@@ -20,7 +20,7 @@ delivery. A move that could lead back to the same (one that gives back what has 
 Limits: nobody is handed a letter, so that a death between its publication and its confirmation leaves the letter and the message;
 so does one of a message that is delayed for longer than `LONGEST_DELAY` seconds. Where the journal cannot be read, or was never
 declared (no streams, no right), what is handed over again is delivered again, as if there were none. Nothing is lost without it: it
-only ever saves a copy.
+only ever saves a copy. Where a worker and the broker die in the same moment, the event of a move may be lost, never the message.
 """
 
 from __future__ import annotations
@@ -214,7 +214,7 @@ class Reading:
         return word in self._moved or any(self._was_there(successor) for successor, _ in self._moving.get(word, ()))
 
     def _was_there(self, word: bytes) -> bool:
-        return word in self._had or word in self._moved or word in self._moving
+        return word in self._had or word in self._moved
 
     def patience_for(self, word: bytes) -> float:
         """For how many seconds a successor of this message may yet show."""

@@ -300,6 +300,7 @@ class Publisher:
                 self._note_moved(moves)
             self._confirmed()
             if number not in self._nacked and target not in self._returned:
+                self._note(HAS_HAD, [move.had for move in moves if move.had])
                 return
             if not is_again:
                 self._declare(self._connection)
@@ -308,7 +309,6 @@ class Publisher:
 
     def _note_moved(self, moves: list[Move]) -> None:
         self._note(HAS_MOVED, [move.moved.word for move in moves if move.moved is not None])
-        self._note(HAS_HAD, [move.had for move in moves if move.had])
 
     def _note(self, kind: bytes, words: list[bytes]) -> None:
         """Write these words into the journal; where it takes none, nothing else must wait for it."""
