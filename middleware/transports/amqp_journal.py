@@ -145,7 +145,7 @@ class Journal:
             self._news.notify()
             thread = self._thread
         if thread is not None and thread is not threading.current_thread():
-            thread.join(PATIENCE)
+            thread.join(1)  # it may be waiting for the broker, and has nothing to say any more
 
     # the thread
 
