@@ -163,6 +163,7 @@ def test_short_tasks_have_a_second_consumer_and_long_ones_have_not(private_rabbi
     assert worker.process.poll() is None
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_killed_with_a_second_consumer_loses_nothing(rabbit: Rabbit, folder: Path) -> None:
     """What both consumers held is handed to the next worker; each task has run, and has its end in the books."""
     server: Any = rabbit

@@ -9,6 +9,7 @@ import pytest
 
 from tests.chaos.harness import Run
 from tests.chaos.plan import Plan
+from tests.lanes import first_quick
 from tests.running import until
 
 if TYPE_CHECKING:
@@ -22,11 +23,13 @@ if TYPE_CHECKING:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("build", "boundary"),
-    [
-        ("pop_then_push", "receive.after"),
-        ("acknowledge_then_record", "acknowledge.after"),
-        ("publish_after_acknowledge", "defer.after"),
-    ],
+    first_quick(
+        [
+            ("pop_then_push", "receive.after"),
+            ("acknowledge_then_record", "acknowledge.after"),
+            ("publish_after_acknowledge", "defer.after"),
+        ]
+    ),
 )
 def test_a_build_with_two_steps_for_one_is_caught(folder: Path, build: str, boundary: str) -> None:
     """A kill between the two loses a message, and the verdict names it as lost."""

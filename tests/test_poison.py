@@ -97,6 +97,8 @@ def test_a_task_that_kills_its_whole_worker_has_one_start_too_many_at_most(shop:
     until(lambda: here.leftovers() == {}, what="nothing to be held")
 
 
+@pytest.mark.full
+@pytest.mark.slow
 def test_innocents_prefetched_beside_twenty_crashes_never_die(shop: Callable[..., Shop]) -> None:
     """A worker holds 32 messages, one attempt is all that they have, and it is killed twenty times: only what ran is counted.
 

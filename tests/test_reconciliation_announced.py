@@ -185,6 +185,8 @@ ENDED_LATE: dict[str, tuple[Steps, Steps]] = {
     [(ENDED_IN_TIME, []), (ENDED_LATE, ["duplicated", "duplicated", "orphaned"])],
     ids=["in-time", "late"],
 )
+@pytest.mark.full
+@pytest.mark.slow
 def test_all_that_was_open_is_closed_the_short_way(
     spark: SparkSession, tmp_path: Path, besides: dict[str, tuple[Steps, Steps]], verdicts: list[str]
 ) -> None:
