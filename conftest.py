@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.lanes import (
+from tests.support.lanes import (
     pytest_addoption,
     pytest_collection_modifyitems,
     pytest_configure,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.figures import less
 from benchmarks.sides import side
-from redelivery.middleware.keys import Keys
+from redelivery.middleware.brokers.redis.keys import Keys
 
 if TYPE_CHECKING:
     from benchmarks.figures import Figure

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.sides import Side
-from redelivery.middleware.keys import Keys
+from redelivery.middleware.brokers.redis.keys import Keys
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -23,7 +23,7 @@ WARM_UP = 100
 #: Delays that are whole seconds, as RabbitMQ's levels are; the last one passes through four of them.
 SECONDS = (1, 2, 5, 61)
 #: How long after the last one is due all must have run (seconds).
-PATIENCE = 240.0
+TIMEOUT = 240.0
 
 
 def lateness(name: str, *, tasks: int, per_second: int) -> dict[str, Figure]:
@@ -54,7 +54,7 @@ def whole_seconds(name: str, *, tasks: int, per_second: int, broker: str) -> dic
             time.sleep(max(begin + at / per_second - time.time(), 0))
             for seconds, path in paths.items():
                 here.send_later("stamp", seconds, time.time() + seconds, str(path))
-        deadline = time.monotonic() + max(SECONDS) + PATIENCE
+        deadline = time.monotonic() + max(SECONDS) + TIMEOUT
         while any(_lines(path) < tasks for path in paths.values()) and time.monotonic() < deadline:
             time.sleep(0.1)
         late = {seconds: late_ms(path, expected=tasks) for seconds, path in paths.items()}

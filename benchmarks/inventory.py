@@ -20,7 +20,7 @@ from benchmarks.processor import ran_ms
 from benchmarks.sides import side
 from benchmarks.stamps import late_ms
 from benchmarks.stock import QUEUE, Stock
-from redelivery.workers.pages import list_pages
+from redelivery.workers.brokers.redis.pages import list_pages
 
 if TYPE_CHECKING:
     from collections.abc import Callable

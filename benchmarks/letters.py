@@ -10,11 +10,11 @@ from benchmarks.celery_side import QUEUE
 from benchmarks.figures import less, more
 from benchmarks.sides import side
 from benchmarks.stock import Stock
-from redelivery.middleware.keys import Keys
-from redelivery.middleware.transports.redis import RedisTransport
-from redelivery.workers.dead_letters import newest
-from redelivery.workers.letter_filter import Filter
-from redelivery.workers.redrive import redrive
+from redelivery.middleware.brokers.redis.keys import Keys
+from redelivery.middleware.brokers.redis.transport import RedisTransport
+from redelivery.workers.operations.letters.dead_letters import newest
+from redelivery.workers.operations.letters.filter import Filter
+from redelivery.workers.operations.letters.redrive import redrive
 
 if TYPE_CHECKING:
     from benchmarks.figures import Figure

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 from benchmarks.figures import less
 from benchmarks.sides import side
-from redelivery.middleware.keys import Keys
-from redelivery.middleware.outcomes import ENTRY, Event, Outcome
-from redelivery.middleware.transports.redis import RedisTransport
-from redelivery.middleware.transports.redis_wire import encoded
-from redelivery.workers.log_keeper import LogKeeper
+from redelivery.middleware.brokers.redis.keys import Keys
+from redelivery.middleware.brokers.redis.transport import RedisTransport
+from redelivery.middleware.brokers.redis.wire import encoded
+from redelivery.middleware.messages.events import ENTRY, Event, Outcome
+from redelivery.workers.duties.log_bounds import LogKeeper
 
 if TYPE_CHECKING:
     from benchmarks.figures import Figure

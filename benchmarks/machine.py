@@ -10,16 +10,16 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tests.servers import binaries
+from tests.support.servers import binaries
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["MOST_WAIT", "load", "machine", "versions", "wait_for_calm"]
+__all__ = ["MAX_WAIT", "load", "machine", "versions", "wait_for_calm"]
 
 PACKAGES = ("redelivery", "celery", "kombu", "redis", "dramatiq", "rq", "pyspark")
 #: How long a calm machine is waited for, and how often it is looked (seconds).
-MOST_WAIT, LOOK = 300.0, 2.0
+MAX_WAIT, LOOK = 300.0, 2.0
 
 
 def load() -> float:
@@ -28,8 +28,8 @@ def load() -> float:
 
 
 def wait_for_calm(below: float, say: Callable[[str], None]) -> bool:
-    """Wait until the load is below this, at most `MOST_WAIT`; whether it came to be."""
-    deadline = time.monotonic() + MOST_WAIT
+    """Wait until the load is below this, at most `MAX_WAIT`; whether it came to be."""
+    deadline = time.monotonic() + MAX_WAIT
     if load() >= below:
         say(f"waiting for a load below {below}: it is {load():.2f}")
     while load() >= below:

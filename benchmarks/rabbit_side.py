@@ -16,13 +16,13 @@ from amqp.exceptions import NotFound
 
 from benchmarks.celery_side import QUEUE, CelerySide
 from benchmarks.processor import below, used
-from tests.rabbit import Node, installed
+from tests.support.rabbit import Node, installed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from tests.rabbit import Rabbit
+    from tests.support.rabbit import Rabbit
 
 __all__ = ["INSTALL", "RabbitSide", "node"]
 

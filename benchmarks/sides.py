@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.processor import below, broker_seconds
 from benchmarks.profiling import profiled
-from tests.servers import Server, binaries
+from tests.support.servers import Server, binaries
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -11,11 +11,11 @@ import time
 import uuid
 from typing import TYPE_CHECKING, Any
 
-from redelivery.middleware.envelope import Attempt, Failed, dead, sealed
-from redelivery.middleware.keys import Keys, unacked_suffix
-from redelivery.middleware.outcomes import Event, Outcome
-from redelivery.middleware.scripts import Script
-from redelivery.middleware.transports.redis import RedisTransport
+from redelivery.middleware.brokers.redis.keys import Keys, unacked_suffix
+from redelivery.middleware.brokers.redis.scripts import Script
+from redelivery.middleware.brokers.redis.transport import RedisTransport
+from redelivery.middleware.messages.events import Event, Outcome
+from redelivery.middleware.messages.steps import Attempt, Failed, dead, sealed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

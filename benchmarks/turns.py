@@ -21,7 +21,7 @@ __all__ = ["moments", "turns"]
 
 VARIABLE = "BENCH_TURNS"
 #: Seconds from when the last side is at hand to the first moment, and how long it may take until it is.
-AHEAD, LONGEST = 1.0, 600.0
+AHEAD, MAX_MS = 1.0, 600.0
 
 
 def turns(folder: Path, sides: tuple[str, ...]) -> dict[str, str]:
@@ -48,10 +48,10 @@ def _all_at_hand(folder: Path, name: str, sides: list[str]) -> float:
     """Say that this side is at hand, and wait for the others; when the last of them was (seconds since the epoch)."""
     (folder / f"{name}.at-hand").touch()
     marks = [folder / f"{side}.at-hand" for side in sides]
-    deadline = time.monotonic() + LONGEST
+    deadline = time.monotonic() + MAX_MS
     while not all(mark.exists() for mark in marks):
         if time.monotonic() > deadline:
-            msg = f"{name}: not all of {', '.join(sides)} are at hand after {LONGEST:g} s"
+            msg = f"{name}: not all of {', '.join(sides)} are at hand after {MAX_MS:g} s"
             raise TimeoutError(msg)
         time.sleep(0.01)
     return max(mark.stat().st_mtime for mark in marks)

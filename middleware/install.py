@@ -9,20 +9,22 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from redelivery.errors import ConfigurationError
-from redelivery.middleware.broker_url import check_before_start
-from redelivery.middleware.connections import install_connections
-from redelivery.middleware.outbox import Outbox
-from redelivery.middleware.resolver import Resolver
-from redelivery.middleware.runtime import Runtime
-from redelivery.middleware.transports import transport_of
+
+from .brokers import transport_of
+from .brokers.broker_url import check_before_start
+from .brokers.connections import install_connections
+from .policy.resolver import Resolver
+from .runtime import Runtime
+from .transitions.outbox import Outbox
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from celery import Celery
 
-    from redelivery.middleware.letter import Letter, LetterDecision
     from redelivery.settings import RedeliveryPolicy
+
+    from .transitions.letter import Letter, LetterDecision
 
     Handler = TypeVar("Handler", bound=Callable[[Letter], LetterDecision])
 
@@ -49,9 +51,9 @@ class Redelivery(Runtime):
             raise ConfigurationError(msg)
         super().__init__(app, Resolver(app, settings, mode), Outbox(self._is_transient, self.make_room), transport_of)
         app.redelivery = self
-        app.steps["consumer"].add("redelivery.middleware.ingress:Ingress")
-        app.steps["consumer"].add("redelivery.workers.duties:Duties")
-        app.steps["consumer"].add("redelivery.workers.remote_control:RemoteControl")
+        app.steps["consumer"].add("redelivery.middleware.worker.bootstep:Ingress")
+        app.steps["consumer"].add("redelivery.workers.duties.bootstep:Duties")
+        app.steps["consumer"].add("redelivery.workers.duties.remote_control:RemoteControl")
         install_connections(app)
         check_before_start(app)
 
@@ -68,6 +70,6 @@ class Redelivery(Runtime):
         It is given a `redelivery.Letter`, and returns what the letter's `redrive`, `archive`, `discard` or `park` returned.
         `options` are a Celery task's. Raises `ConfigurationError` where a queue has a handler already.
         """
-        from redelivery.middleware.handling import dead_letter_handler  # noqa: PLC0415 - few apps have one
+        from .worker.letter_handler import dead_letter_handler  # noqa: PLC0415 - few apps have one
 
         return dead_letter_handler(self, queues, options)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any, Final
 
-from redelivery.middleware.logs import log
+from .logs import log
 
 __all__ = ["KNOWN", "has", "is_known", "known_of", "version_of", "warn_unless_known"]
 

@@ -8,19 +8,20 @@ from typing import TYPE_CHECKING
 
 from celery.exceptions import Ignore
 
-from redelivery.middleware.failed import failed_of
-from redelivery.middleware.logs import log
-from redelivery.middleware.transports.base import Answer, Capability
+from .logs import log
+from .messages.failed import failed_of
+from .ports import Answer, Capability
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from celery import Celery
 
-    from redelivery.middleware.header import Failed
-    from redelivery.middleware.resolver import Resolver
-    from redelivery.middleware.transports.base import Carrier, Deliveries, Transport
     from redelivery.settings import RedeliverySettings
+
+    from .messages.envelope import Failed
+    from .policy.resolver import Resolver
+    from .ports import Carrier, Deliveries, Transport
 
 __all__ = ["Runtime"]
 

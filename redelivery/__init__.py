@@ -11,11 +11,11 @@ from redelivery.lazily import lazily
 
 if TYPE_CHECKING:
     from redelivery import errors
-    from redelivery.middleware.decorator import redeliver
     from redelivery.middleware.install import Redelivery
-    from redelivery.middleware.letter import Letter
-    from redelivery.middleware.outcomes import Outcome, Reason
-    from redelivery.middleware.raised import DeadLetter, RedeliverAfter
+    from redelivery.middleware.messages.events import Outcome, Reason
+    from redelivery.middleware.policy.decorator import redeliver
+    from redelivery.middleware.policy.task_exceptions import DeadLetter, RedeliverAfter
+    from redelivery.middleware.transitions.letter import Letter
     from redelivery.settings import RedeliveryPolicy, RedeliverySettings
 
 __all__ = [
@@ -44,12 +44,12 @@ if not TYPE_CHECKING:
             "Redelivery": "redelivery.middleware.install",
             "RedeliveryPolicy": "redelivery.settings",
             "RedeliverySettings": "redelivery.settings",
-            "redeliver": "redelivery.middleware.decorator",
-            "DeadLetter": "redelivery.middleware.raised",
-            "Letter": "redelivery.middleware.letter",
-            "RedeliverAfter": "redelivery.middleware.raised",
-            "Outcome": "redelivery.middleware.outcomes",
-            "Reason": "redelivery.middleware.outcomes",
+            "redeliver": "redelivery.middleware.policy.decorator",
+            "DeadLetter": "redelivery.middleware.policy.task_exceptions",
+            "Letter": "redelivery.middleware.transitions.letter",
+            "RedeliverAfter": "redelivery.middleware.policy.task_exceptions",
+            "Outcome": "redelivery.middleware.messages.events",
+            "Reason": "redelivery.middleware.messages.events",
             "errors": "redelivery.errors",
         },
     )

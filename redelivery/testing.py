@@ -122,8 +122,8 @@ def redelivery_worker(
     from redelivery.workers.testing.worker import RunningWorker  # noqa: PLC0415 - as above
 
     timeout = _seconds(pytestconfig)
-    with _refusing(), lent(redelivery_app, redelivery_broker_url, f"redelivery-test-{uuid.uuid4().hex}:") as install:
-        worker = RunningWorker(install, redelivery_worker_options, timeout)
+    with _refusing(), lent(redelivery_app, redelivery_broker_url, f"redelivery-test-{uuid.uuid4().hex}:") as runtime:
+        worker = RunningWorker(runtime, redelivery_worker_options, timeout)
         with worker:
             yield worker
 

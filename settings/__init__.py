@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from redelivery.settings.fields import FIELDS, PolicyFields, read_fields
-from redelivery.settings.general import GENERAL, GeneralSettings
-from redelivery.settings.loading import RedeliverySettings, ResolvedPolicy
-from redelivery.settings.matching import AddressPattern
-from redelivery.settings.policy import DEFAULT_QUEUE, UNLIMITED, RedeliveryPolicy
+from .fields import FIELDS, PolicyFields, read_fields
+from .general import GENERAL, GeneralSettings
+from .loading import RedeliverySettings, ResolvedPolicy
+from .matching import AddressPattern
+from .policy import DEFAULT_QUEUE, UNLIMITED, RedeliveryPolicy
 
 __all__ = [
     "DEFAULT_QUEUE",

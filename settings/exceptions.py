@@ -14,7 +14,8 @@ import sys
 from typing import Any
 
 from redelivery.errors import ConfigurationError
-from redelivery.settings.values import suggestion
+
+from .values import suggestion
 
 __all__ = ["distance", "name_of", "names_of"]
 

@@ -12,8 +12,9 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from redelivery.errors import ConfigurationError
-from redelivery.settings import values
-from redelivery.settings.exceptions import name_of, names_of
+
+from . import values
+from .exceptions import name_of, names_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

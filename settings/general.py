@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
-from redelivery.settings import values
+from . import values
 
 __all__ = ["GENERAL", "GeneralSettings", "read_general"]
 

@@ -16,22 +16,23 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
 from redelivery.errors import ConfigurationError
-from redelivery.settings import sources
-from redelivery.settings.fields import FIELDS, read_fields
-from redelivery.settings.general import GENERAL, GeneralSettings
-from redelivery.settings.policy import RedeliveryPolicy
+
+from . import sources
+from .fields import FIELDS, read_fields
+from .general import GENERAL, GeneralSettings
+from .policy import RedeliveryPolicy
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
     from os import PathLike
 
-    from redelivery.settings.sources import Row, Source
+    from .sources import Row, Source
 
 __all__ = ["BUILT_IN", "DECORATOR", "RedeliverySettings", "ResolvedPolicy"]
 
 BUILT_IN, DECORATOR = "built-in", "decorator"
 #: Queues and tasks come from the app, so they are few; this only bounds what strange messages can make us remember.
-MOST_REMEMBERED = 10_000
+MAX_REMEMBERED = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +101,7 @@ class RedeliverySettings(GeneralSettings):
         if known is not None and known[0] is decorator:
             return known[1]
         resolved = self._resolve(queue, task, decorator)
-        if len(self._remembered) >= MOST_REMEMBERED:
+        if len(self._remembered) >= MAX_REMEMBERED:
             self._remembered.clear()
         self._remembered[queue, task] = (decorator, resolved)
         return resolved

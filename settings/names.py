@@ -1,16 +1,16 @@
 """Names that no queue of an app may have: ours, kombu's, Celery's and the broker's own.
 
 Enters: a name that a person, a producer or a setting gives. Leaves: what speaks against it as the name of a queue, in a few words,
-or nothing. The one place that judges a name before it becomes a key on Redis or a queue on RabbitMQ; `middleware.destinations` asks
-the broker, too. One list holds for all brokers: a setting must not become dangerous when the broker is exchanged.
+or nothing. The one place that judges a name before it becomes a key on Redis or a queue on RabbitMQ; `middleware.transitions.homes`
+asks the broker, too. One list holds for all brokers: a setting must not become dangerous when the broker is exchanged.
 """
 
 from __future__ import annotations
 
-__all__ = ["MOST_BYTES", "objection"]
+__all__ = ["MAX_BYTES", "objection"]
 
 #: AMQP's bound.
-MOST_BYTES = 255
+MAX_BYTES = 255
 #: Whole names, beginnings and ends of names, and whose they are.
 NAMES = {
     **dict.fromkeys(("redelivery.outcomes", "redelivery.watching", "redelivery.exporting", "redelivery.journal"), "redelivery"),
@@ -32,8 +32,8 @@ def objection(name: object) -> str | None:
         return "is no name"
     if not name.isprintable():
         return "has characters that cannot be printed"
-    if len(name.encode()) > MOST_BYTES:
-        return f"is longer than {MOST_BYTES} bytes"
+    if len(name.encode()) > MAX_BYTES:
+        return f"is longer than {MAX_BYTES} bytes"
     whose = NAMES.get(name) or _whose(name)
     return None if whose is None else f"is a name that {whose} uses itself"
 

@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from redelivery.errors import ConfigurationError
-from redelivery.settings import names, values
-from redelivery.settings.exceptions import distance
-from redelivery.settings.fields import FIELDS, read_fields
+
+from . import names, values
+from .exceptions import distance
+from .fields import FIELDS, read_fields
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -34,7 +35,8 @@ class RedeliveryPolicy:
 
     Raises `ConfigurationError` when it is built from values that cannot hold.
 
-    Each field with its unit, its default, and whose word it is. `redelivery.middleware.backoff` has the formula of the delays.
+    Each field with its unit, its default, and whose word it is. `redelivery.middleware.policy.backoff` has the formula of the
+    delays.
 
     - `max_delivery_attempts` (deliveries; 10): how many are enough, crashes included; -1 is no limit. Artemis.
     - `redelivery_delay` (seconds; 1): the wait before the second attempt. Artemis.

@@ -12,10 +12,10 @@ import sys
 from dataclasses import MISSING, dataclass, fields
 from typing import TYPE_CHECKING, Any
 
-from redelivery.settings.fields import FIELDS
-from redelivery.settings.general import GENERAL, GeneralSettings
-from redelivery.settings.policy import RedeliveryPolicy
-from redelivery.settings.sources import CONFIG, DEFAULT, PREFIX
+from .fields import FIELDS
+from .general import GENERAL, GeneralSettings
+from .policy import RedeliveryPolicy
+from .sources import CONFIG, DEFAULT, PREFIX
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

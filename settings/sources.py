@@ -24,10 +24,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from redelivery.errors import ConfigurationError
-from redelivery.settings import values
-from redelivery.settings.fields import FIELDS, read_fields
-from redelivery.settings.general import GENERAL, read_general
-from redelivery.settings.matching import AddressPattern
+
+from . import values
+from .fields import FIELDS, read_fields
+from .general import GENERAL, read_general
+from .matching import AddressPattern
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

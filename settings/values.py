@@ -17,7 +17,8 @@ from urllib.parse import urlsplit
 
 from redelivery.display import scrubbed
 from redelivery.errors import ConfigurationError
-from redelivery.settings.names import objection
+
+from .names import objection
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -49,7 +50,7 @@ Check = Callable[[str, Any], Any]
 
 #: Stands for None where a notation has no null.
 NONE = "none"
-LONGEST_SHOWN = 60
+MAX_SHOWN = 60
 
 
 def number(setting: str, value: Any) -> float:
@@ -230,4 +231,4 @@ def _refused(setting: str, rule: str, value: object, hint: str = "") -> Configur
 
 def _shown(value: object) -> str:
     shown = scrubbed(repr(value))
-    return shown if len(shown) <= LONGEST_SHOWN else f"{shown[: LONGEST_SHOWN - 3]}..."
+    return shown if len(shown) <= MAX_SHOWN else f"{shown[: MAX_SHOWN - 3]}..."

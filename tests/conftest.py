@@ -12,15 +12,15 @@ import pytest
 from celery import _state
 
 from redelivery.middleware.logs import redacting
-from tests.amqp_taking import opened
-from tests.built import built
-from tests.lanes import first_quick
-from tests.pooled import floors, on
-from tests.proofs import pytest_runtest_logreport, pytest_sessionfinish, pytest_terminal_summary
-from tests.rabbit import private_rabbit, rabbit, rabbit_node
-from tests.running import Shop
-from tests.servers import Server, binaries
-from tests.trial import forked, stored, trial, trials
+from tests.support.amqp_taking import opened
+from tests.support.built import built
+from tests.support.lanes import first_quick
+from tests.support.pooled import floors, on
+from tests.support.proofs import pytest_runtest_logreport, pytest_sessionfinish, pytest_terminal_summary
+from tests.support.rabbit import private_rabbit, rabbit, rabbit_node
+from tests.support.running import Shop
+from tests.support.servers import Server, binaries
+from tests.support.trial import forked, stored, trial, trials
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, Self
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
-    from redelivery.middleware.outcomes import Event
-    from redelivery.middleware.transports.base import Answer, Names
-    from redelivery.workers.contents import Contents, Letter
+    from redelivery.middleware.messages.events import Event
+    from redelivery.middleware.ports import Answer, Names
+
+    from .letters import Contents, Letter
 
 __all__ = [
     "DeadLetterQueue",

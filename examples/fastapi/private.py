@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 __all__ = ["broker", "until", "worker"]
 
 HERE = Path(__file__).resolve().parent
-PATIENCE = 60.0
+TIMEOUT = 60.0
 
 
 def until(condition: Callable[[], object], what: str, worker: subprocess.Popen[bytes] | None = None) -> None:
     """Wait for a condition; it is the only thing to do about other processes. Raises `RuntimeError` where it stays untrue."""
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + TIMEOUT
     while not condition():
         if time.monotonic() > deadline or (worker is not None and worker.poll() is not None):
             message = f"waited in vain for {what}"

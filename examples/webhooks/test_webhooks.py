@@ -33,7 +33,7 @@ def receiver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiv
     """A running receiver, which knows the sender's secret."""
     monkeypatch.setenv("WEBHOOKS_SECRET", "made up")
     # The demo's sender is impatient, so that the demo is short; here a busy machine must not look like a silent receiver.
-    monkeypatch.setattr(sender, "PATIENCE", 30.0)
+    monkeypatch.setattr(sender, "TIMEOUT", 30.0)
     with Receiver(tmp_path / "journal", seed=SEED, secret=b"made up") as running:
         yield running
 

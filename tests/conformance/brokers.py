@@ -17,20 +17,20 @@ import amqp
 import pytest
 from click.testing import CliRunner
 
-from redelivery.middleware.envelope import Attempt, Failed, dead, opened, sealed
-from redelivery.middleware.keys import Keys
-from redelivery.middleware.transports.amqp import AmqpTransport
-from redelivery.middleware.transports.amqp_messages import message_of
-from redelivery.middleware.transports.base import Capability
-from redelivery.middleware.transports.filesystem import FilesystemTransport
-from redelivery.middleware.transports.generic import capabilities_of as of_channel
-from redelivery.middleware.transports.redis import RedisTransport
-from redelivery.workers.amqp_look import Look
+from redelivery.middleware.brokers.kombu.filesystem import FilesystemTransport
+from redelivery.middleware.brokers.kombu.generic import capabilities_of as of_channel
+from redelivery.middleware.brokers.rabbitmq.messages import message_of
+from redelivery.middleware.brokers.rabbitmq.transport import AmqpTransport
+from redelivery.middleware.brokers.redis.keys import Keys
+from redelivery.middleware.brokers.redis.transport import RedisTransport
+from redelivery.middleware.messages.steps import Attempt, Failed, dead, opened, sealed
+from redelivery.middleware.ports import Capability
+from redelivery.workers.brokers.rabbitmq.peek import Look
 from redelivery.workers.cli.main import redelivery
-from tests.desk import LETTERS, QUEUE, Desk, task_message
-from tests.files import Files
-from tests.running import Shop
-from tests.servers import Server, binaries
+from tests.support.desk import LETTERS, QUEUE, Desk, task_message
+from tests.support.files import Files
+from tests.support.running import Shop
+from tests.support.servers import Server, binaries
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from celery import Celery
 
-    from tests.rabbit import Node, Rabbit
+    from tests.support.rabbit import Node, Rabbit
 
 __all__ = ["AMQP", "BROKERS", "FILES", "QUICK", "REDIS", "Place", "capabilities_of", "letter", "opened_place"]
 

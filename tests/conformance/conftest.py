@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.conformance.brokers import BROKERS, QUICK, Place, capabilities_of, opened_place
-from tests.lanes import FULL
+from tests.support.lanes import FULL
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from redelivery.middleware.transports.base import Capability
+from redelivery.middleware.ports import Capability
 from redelivery.workers.reconciliation.job import Books, reconcile
 from tests.conformance.brokers import letter
-from tests.desk import LETTERS as LETTERS_OF_DESK
-from tests.desk import task_message
-from tests.running import until
-from tests.spark_session import spark
+from tests.support.desk import LETTERS as LETTERS_OF_DESK
+from tests.support.desk import task_message
+from tests.support.running import until
+from tests.support.spark_session import spark
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from tests.conformance.brokers import Place
-    from tests.running import Shop
+    from tests.support.running import Shop
 
 __all__ = ["spark"]
 

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from redelivery.middleware.envelope import Envelope
-from redelivery.middleware.transports.base import Capability
-from tests.lanes import first_quick
-from tests.running import until
+from redelivery.middleware.messages.steps import Envelope
+from redelivery.middleware.ports import Capability
+from tests.support.lanes import first_quick
+from tests.support.running import until
 
 if TYPE_CHECKING:
     from tests.conformance.brokers import Place
-    from tests.running import Shop
+    from tests.support.running import Shop
 
 SETTINGS: dict[str, Any] = {
     "lease": 2,

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from redelivery.middleware.transports.base import Capability
-from tests.lanes import first_quick
-from tests.running import until
+from redelivery.middleware.ports import Capability
+from tests.support.lanes import first_quick
+from tests.support.running import until
 
 if TYPE_CHECKING:
     from tests.conformance.brokers import Place
@@ -20,7 +20,7 @@ TASKS = 40
 def test_a_task_that_has_ended_leaves_nothing_to_the_garbage_collector(place: Place, pool: str) -> None:
     """As in plain Celery: nothing refers to itself, neither after a success nor, in a pool of processes, after a redelivery."""
     shop = place.shop()
-    shop.start("-I", "tests.uncollected", pool=pool)
+    shop.start("-I", "tests.support.uncollected", pool=pool)
     waits_there = Capability.BROKER_DELAYS in place.capabilities  # elsewhere it waits in Celery's timer, whose entries do
 
     def ask(command: str) -> Any:

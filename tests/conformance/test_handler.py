@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.running import until
+from tests.support.running import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from tests.conformance.brokers import Place
-    from tests.running import Shop
+    from tests.support.running import Shop
 
 PARKED = "DLQ.DLQ.celery"
 POLICIES = {"#": {"max_delivery_attempts": 1}, "DLQ.#": {"max_delivery_attempts": 3, "redelivery_delay": 0.1}}
@@ -22,7 +22,7 @@ POLICIES = {"#": {"max_delivery_attempts": 1}, "DLQ.#": {"max_delivery_attempts"
 def handled(shared_place: Place) -> Iterator[tuple[Shop, dict[str, str]]]:
     """A worker that consumes a queue and its dead-letter queue, with a handler; a letter for each of its decisions."""
     archive = str(shared_place.folder / "archive")
-    shop = shared_place.shop(module="tests.letter_shop", settings={"dead_letter_archive": archive, "queues": POLICIES})
+    shop = shared_place.shop(module="tests.support.letter_shop", settings={"dead_letter_archive": archive, "queues": POLICIES})
     shop.start("-Q", "celery,DLQ.celery")
     ids = {what: shop.send("picky", what) for what in ("redrive", "edit", "archive", "discard", "park", "fail")}
     yield shop, ids

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from redelivery.middleware.envelope import sealed
-from redelivery.middleware.transports.base import Capability
+from redelivery.middleware.messages.steps import sealed
+from redelivery.middleware.ports import Capability
 from tests.conformance.brokers import letter
-from tests.desk import LETTERS, QUEUE, task_message
+from tests.support.desk import LETTERS, QUEUE, task_message
 
 if TYPE_CHECKING:
     from pathlib import Path

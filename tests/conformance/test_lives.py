@@ -16,20 +16,20 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from kombu import Producer
 
-from redelivery.middleware.envelope import Envelope
-from redelivery.middleware.transports.base import Capability
-from tests.running import until
+from redelivery.middleware.messages.steps import Envelope
+from redelivery.middleware.ports import Capability
+from tests.support.running import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from redelivery.middleware.outcomes import Event
+    from redelivery.middleware.messages.events import Event
     from tests.conformance.brokers import Place
-    from tests.running import Shop
+    from tests.support.running import Shop
 
 SETTINGS = {
     "queues": {"#": {"redelivery_delay": 0.1, "redelivery_delay_multiplier": 1.0, "max_delivery_attempts": 3}},
-    "tasks": {"tests.shop.naps": {"max_delivery_attempts": 1}, "tests.shop.shares": {"enabled": False}},
+    "tasks": {"tests.support.shop.naps": {"max_delivery_attempts": 1}, "tests.support.shop.shares": {"enabled": False}},
 }
 
 
@@ -228,10 +228,10 @@ def test_a_task_that_is_not_enabled_is_celerys_alone(floor: Floor) -> None:
     ("headers", "body", "content_type", "reason"),
     [
         ({"task": "no.such.task"}, b"[[], {}, {}]", "application/json", "unknown_task"),
-        ({"task": "tests.shop.ok"}, b"no json", "application/json", "undecodable"),
-        ({"task": "tests.shop.ok"}, b"\x80\x04N.", "application/x-python-serialize", "undecodable"),
-        ({"task": "tests.shop.ok"}, b"17", "application/json", "invalid"),
-        ({"task": "tests.shop.ok", "timelimit": "soon"}, b"[[], {}, {}]", "application/json", "invalid"),
+        ({"task": "tests.support.shop.ok"}, b"no json", "application/json", "undecodable"),
+        ({"task": "tests.support.shop.ok"}, b"\x80\x04N.", "application/x-python-serialize", "undecodable"),
+        ({"task": "tests.support.shop.ok"}, b"17", "application/json", "invalid"),
+        ({"task": "tests.support.shop.ok", "timelimit": "soon"}, b"[[], {}, {}]", "application/json", "invalid"),
         ({}, b"{}", "application/json", "invalid"),
     ],
     ids=["unknown-task", "no-json", "pickle", "no-triple", "limits", "no-task"],
@@ -250,7 +250,7 @@ def test_what_cannot_run_dies_with_its_bytes_kept(
 def test_a_task_of_a_plain_producer_opens_its_life_at_its_first_sight(floor: Floor) -> None:
     """Nobody recorded its publication: the books say so, and count it like any other."""
     task_id = str(uuid.uuid4())
-    headers = {"lang": "py", "task": "tests.shop.ok", "id": task_id, "root_id": task_id, "parent_id": None, "group": None}
+    headers = {"lang": "py", "task": "tests.support.shop.ok", "id": task_id, "root_id": task_id, "parent_id": None, "group": None}
     publish(floor.shop, [[], {}, {}], headers=headers, serializer="json")
     floor.shop.ended(task_id, "succeeded")
     first = floor.shop.events_of(task_id)[0]
@@ -276,7 +276,7 @@ def test_what_a_newer_version_wrote_is_kept_through_a_death(floor: Floor) -> Non
     """Its number, a field of its own, and whatever it wrote beside; its attempts count."""
     task_id, shop = str(uuid.uuid4()), floor.shop
     newer = {"version": 7, "lane": {"name": "fast", "since": [1, 2]}, "attempt": 1, "delivery": 1, "generation": 0, "first_seen": 5}
-    headers = {"lang": "py", "task": "tests.shop.fails", "id": task_id, "retries": 1, "redelivery": newer}
+    headers = {"lang": "py", "task": "tests.support.shop.fails", "id": task_id, "retries": 1, "redelivery": newer}
     publish(shop, [[], {}, {}], headers=headers, serializer="json")
     assert shop.ended(task_id, "dead_lettered").attempt == 3
     kept = letter_of(shop, task_id)["headers"]["redelivery"]

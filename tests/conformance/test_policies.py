@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from redelivery.middleware.envelope import Envelope
-from redelivery.middleware.transports.base import Capability
-from tests.running import until
+from redelivery.middleware.messages.steps import Envelope
+from redelivery.middleware.ports import Capability
+from tests.support.running import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from redelivery.middleware.outcomes import Event
+    from redelivery.middleware.messages.events import Event
     from tests.conformance.brokers import Place
-    from tests.running import Shop
+    from tests.support.running import Shop
 
 #: Elsewhere nobody dates a publication: what is over counts from when a worker first sees it.
 DATED = pytest.mark.needs(Capability.OUTCOME_LOG)

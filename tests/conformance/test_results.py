@@ -11,21 +11,21 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from celery.exceptions import InvalidTaskError, Reject, TaskRevokedError, TimeLimitExceeded, WorkerLostError
 
-from redelivery.middleware.transports.base import Capability
+from redelivery.middleware.ports import Capability
 from tests.conformance.brokers import AMQP
-from tests.running import until
+from tests.support.running import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from tests.conformance.brokers import Place
-    from tests.running import Shop
+    from tests.support.running import Shop
 
 pytestmark = pytest.mark.needs(Capability.OUTCOME_LOG)  # other brokers keep no results, and their events are lines of a log
 
 SETTINGS = {
     "queues": {"#": {"redelivery_delay": 0.1, "redelivery_delay_multiplier": 1.0, "max_delivery_attempts": 2}},
-    "tasks": {"tests.shop.naps": {"max_delivery_attempts": 1}},
+    "tasks": {"tests.support.shop.naps": {"max_delivery_attempts": 1}},
 }
 #: Before there is a worker: what is over when there is one.
 EARLY: dict[str, tuple[str, tuple[Any, ...], dict[str, Any]]] = {"over": ("ok", (), {"expires": 0.2})}

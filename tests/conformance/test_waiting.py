@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from redelivery.middleware.transports.base import Capability
-from tests.running import until
+from redelivery.middleware.ports import Capability
+from tests.support.running import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from tests.conformance.brokers import Place
-    from tests.running import Shop
+    from tests.support.running import Shop
 
 pytestmark = pytest.mark.needs(Capability.BROKER_DELAYS)
 HOUR = 3600
@@ -44,7 +44,7 @@ def test_what_waits_is_listed_with_its_queue_and_its_time(waiting: tuple[Place, 
     place, shop, ids = waiting
     for _ in range(2):
         row = listed(place, shop)[ids["looked at"]]
-        assert (row["queue"], row["task"]) == ("celery", "tests.shop.ok")
+        assert (row["queue"], row["task"]) == ("celery", "tests.support.shop.ok")
         assert abs(row["due_ms"] / 1000 - (time.time() + HOUR)) < 600
     (whole,) = place.command(shop.app, "delayed", "show", ids["looked at"])
     assert whole["headers"]["id"] == ids["looked at"]

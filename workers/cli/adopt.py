@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from redelivery.workers.adoption import adoption_of
-from redelivery.workers.cli.context import Context, json_option, pass_context
-from redelivery.workers.cli.output import counted, print_json, safe, table
+from ..operations.adoption import adoption_of
+from .context import Context, json_option, pass_context
+from .output import counted, print_json, safe, table
 
 if TYPE_CHECKING:
-    from redelivery.workers.adoption import Adoption, Change
+    from ..operations.adoption import Adoption, Change
 
 __all__ = ["adopt"]
 
@@ -27,7 +27,7 @@ HEADINGS = ("task", "queue", "acks_late", "own retries", "policy", "dead letters
 @pass_context
 def adopt(context: Context) -> None:
     """List what will change for each task, and what to look at first."""
-    found = adoption_of(context.install)
+    found = adoption_of(context.runtime)
     if context.as_json:
         print_json(
             {

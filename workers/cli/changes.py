@@ -10,7 +10,8 @@ import json
 from typing import IO, TYPE_CHECKING, Any
 
 from redelivery.errors import InputError
-from redelivery.workers.redrive import Edit
+
+from ..operations.letters.redrive import Edit
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

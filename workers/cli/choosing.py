@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from redelivery.workers.cli.output import SECONDS
-from redelivery.workers.letter_filter import Filter
+from ..operations.letters.filter import Filter
+from .output import SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable

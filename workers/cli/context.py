@@ -15,10 +15,11 @@ import click
 from kombu.exceptions import OperationalError
 
 from redelivery.errors import BrokerError, BrokerUnavailable, ConfigurationError, InputError
-from redelivery.middleware.transports import kind_of
-from redelivery.middleware.transports.base import Capability
+from redelivery.middleware.brokers import kind_of
+from redelivery.middleware.ports import Capability
 from redelivery.settings import RedeliverySettings
-from redelivery.workers.broker import Broker, broker_of, needed
+
+from ..brokers.broker import Broker, broker_of, needed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,14 +27,15 @@ if TYPE_CHECKING:
     from celery import Celery
     from kombu import Connection
 
+    from redelivery.middleware.ports import Transport
     from redelivery.middleware.runtime import Runtime
-    from redelivery.middleware.transports.base import Transport
-    from redelivery.workers.ports import DelayStore, OutcomeLog
+
+    from ..ports import DelayStore, OutcomeLog
 
 __all__ = ["Context", "json_option", "pass_context"]
 
 #: Seconds that a broker may take to accept a connection.
-PATIENCE = 5.0
+TIMEOUT = 5.0
 
 
 class Context:
@@ -61,7 +63,7 @@ class Context:
         return app
 
     @functools.cached_property
-    def install(self) -> Runtime:
+    def runtime(self) -> Runtime:
         """The app's installation. Raises `ConfigurationError` where there is no app, or no installation on it."""
         if self.app is None:
             msg = "this command works on an app's broker: name the app, as in `redelivery -A shop dlq list`, or set CELERY_APP"
@@ -76,7 +78,7 @@ class Context:
     @property
     def settings(self) -> RedeliverySettings:
         """The app's settings; without an app, those of the environment and the TOML file. Raises `ConfigurationError`."""
-        return RedeliverySettings.load() if self.app is None else self.install.settings
+        return RedeliverySettings.load() if self.app is None else self.runtime.settings
 
     @functools.cached_property
     def transport(self) -> Transport:
@@ -84,17 +86,17 @@ class Context:
 
         `needs` says what this broker cannot do.
         """
-        install = self.install
-        install.settings  # noqa: B018 - what is wrong with them is said before the broker is looked for
-        _reach(install.app)
-        if kind_of(install.app) == "generic":
-            where = install.app.connection_for_write().as_uri()
+        runtime = self.runtime
+        runtime.settings  # noqa: B018 - what is wrong with them is said before the broker is looked for
+        _reach(runtime.app)
+        if kind_of(runtime.app) == "generic":
+            where = runtime.app.connection_for_write().as_uri()
             msg = (
                 f"broker {where} is neither Redis nor RabbitMQ, and nothing on it can be listed: dead letters lie in ordinary "
                 "queues (a dead_letter_handler decides about them), outcomes are the lines outcome.recorded of the workers' logs"
             )
             raise BrokerError(msg)
-        return install.transport
+        return runtime.transport
 
     @property
     def delayed(self) -> DelayStore:
@@ -109,7 +111,7 @@ class Context:
     @functools.cached_property
     def _broker(self) -> Broker:
         self.transport  # noqa: B018 - whether the broker answers is said first
-        return broker_of(self.install.transport)
+        return broker_of(self.runtime.transport)
 
     @property
     def is_redis(self) -> bool:
@@ -176,15 +178,15 @@ def _place(exc: BaseException) -> str:
 
 def _reach(app: Celery) -> None:
     """Try the broker once and once more, rather than for ever; what is no Redis is refused by the transport."""
-    from redelivery.middleware.broker_url import check_broker_url  # noqa: PLC0415 - only where a broker is needed
+    from redelivery.middleware.brokers.broker_url import check_broker_url  # noqa: PLC0415 - only where a broker is needed
 
     check_broker_url(app)
     with app.connection_for_write() as connection:
         if getattr(connection.transport, "driver_type", None) != "redis":
             return
-        connection.transport_options = {"socket_connect_timeout": PATIENCE, **(connection.transport_options or {})}
+        connection.transport_options = {"socket_connect_timeout": TIMEOUT, **(connection.transport_options or {})}
         try:
-            connection.ensure_connection(max_retries=1, interval_start=0.1, timeout=PATIENCE)
+            connection.ensure_connection(max_retries=1, interval_start=0.1, timeout=TIMEOUT)
         except OperationalError as exc:
             raise _refusal(connection, exc) from exc
 

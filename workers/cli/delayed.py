@@ -11,17 +11,18 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from redelivery.errors import InputError
-from redelivery.middleware.transports.base import Answer
-from redelivery.workers import delayed_changes
-from redelivery.workers.cli import letters
-from redelivery.workers.cli.context import Context, json_option, pass_context
-from redelivery.workers.cli.output import SECONDS, counted, facts, lines, moment, print_json, safe, short, span, table
-from redelivery.workers.contents import Letter
+from redelivery.middleware.ports import Answer
+
+from ..letters import Letter
+from ..operations import delayed as delayed_changes
+from . import letters
+from .context import Context, json_option, pass_context
+from .output import SECONDS, counted, facts, lines, moment, print_json, safe, short, span, table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from redelivery.workers.ports import Delayed
+    from ..ports import Delayed
 
 __all__ = ["delayed"]
 
@@ -135,7 +136,7 @@ _dry_run = click.option("--dry-run", is_flag=True, help="Look whether it waits, 
 def cancel(context: Context, task_ids: Sequence[str], *, dry_run: bool) -> None:
     """Take messages out for good: recorded as cancelled, and REVOKED for whoever waits for their result."""
     words = ("cancelled", "would be cancelled")
-    _change(context, task_ids, lambda each: delayed_changes.cancel(context.install, each), dry_run=dry_run, words=words)
+    _change(context, task_ids, lambda each: delayed_changes.cancel(context.runtime, each), dry_run=dry_run, words=words)
 
 
 @delayed.command()
@@ -147,7 +148,7 @@ def promote(context: Context, task_ids: Sequence[str], *, dry_run: bool) -> None
     """Have messages be due now; a dispatcher moves them to their queue (on RabbitMQ, this command itself)."""
     words = ("promoted", "would be promoted")
     change = delayed_changes.reschedule
-    _change(context, task_ids, lambda each: change(context.install, each, due_ms=None), dry_run=dry_run, words=words)
+    _change(context, task_ids, lambda each: change(context.runtime, each, due_ms=None), dry_run=dry_run, words=words)
 
 
 @delayed.command()
@@ -165,7 +166,7 @@ def reschedule(context: Context, task_ids: Sequence[str], after: float | None, m
     due_ms = context.transport.now_ms() + round(after * 1000) if after is not None else _moment(str(moment_))
     words = (f"due at {moment(due_ms)}", f"would be due at {moment(due_ms)}")
     change = delayed_changes.reschedule
-    _change(context, task_ids, lambda each: change(context.install, each, due_ms=due_ms), dry_run=dry_run, words=words)
+    _change(context, task_ids, lambda each: change(context.runtime, each, due_ms=due_ms), dry_run=dry_run, words=words)
 
 
 def _moment(text: str) -> int:

@@ -7,10 +7,11 @@ import signal
 
 import click
 
-from redelivery.middleware.transports.base import Capability
-from redelivery.workers.cli.context import Context, json_option, pass_context
-from redelivery.workers.dispatcher import Dispatcher
-from redelivery.workers.redis_transport import redis_of
+from redelivery.middleware.ports import Capability
+
+from ..brokers.redis.transport import redis_of
+from ..duties.dispatcher import Dispatcher
+from .context import Context, json_option, pass_context
 
 __all__ = ["dispatcher"]
 
@@ -31,7 +32,7 @@ def dispatcher(ctx: click.Context, context: Context) -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     # The signals are waited for, not handled: blocked here, before the thread begins, they are blocked in it too.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
-    running = Dispatcher(redis_of(context.install))
+    running = Dispatcher(redis_of(context.runtime))
     try:
         running.start()
         click.echo("dispatcher: running; SIGTERM or Ctrl-C ends it", err=True)

@@ -14,28 +14,29 @@ import click
 
 from redelivery.display import harmless, scrubbed
 from redelivery.errors import InputError
-from redelivery.workers import dead_letters
-from redelivery.workers.causes import causes
-from redelivery.workers.cli import letters
-from redelivery.workers.cli.choosing import choosing, filter_of, has_choice, require_choice
-from redelivery.workers.cli.context import Context, json_option, pass_context
-from redelivery.workers.cli.dlq_changes import move_, purge_
-from redelivery.workers.cli.dlq_import import import_
-from redelivery.workers.cli.dlq_redrive import redrive_
-from redelivery.workers.cli.output import age, counted, print_json, safe, short, table
-from redelivery.workers.letter_archive import export_letters
-from redelivery.workers.letter_walk import letters_of
-from redelivery.workers.redaction import seen
+
+from ..operations.letters import dead_letters
+from ..operations.letters.archive import export_letters
+from ..operations.letters.causes import causes
+from ..operations.letters.walk import letters_of
+from ..operations.redaction import seen
+from . import letters
+from .choosing import choosing, filter_of, has_choice, require_choice
+from .context import Context, json_option, pass_context
+from .dlq_changes import move_, purge_
+from .dlq_import import import_
+from .dlq_redrive import redrive_
+from .output import age, counted, print_json, safe, short, table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from redelivery.workers.ports import DeadLetterQueue
+    from ..ports import DeadLetterQueue
 
 __all__ = ["dlq"]
 
 #: Reasons that a listing names.
-MOST_REASONS = 3
+MAX_REASONS = 3
 
 
 @click.group()
@@ -53,7 +54,7 @@ def list_(context: Context) -> None:
     that the policies of the app's queues name.
     """
     transport = context.transport
-    queues = dead_letters.summaries(context.install)
+    queues = dead_letters.summaries(context.runtime)
     if context.as_json:
         names = ("name", "origin", "letters", "oldest_ms", "newest_ms", "reasons", "sampled")
         print_json([{name: getattr(queue, name) for name in names} for queue in queues])
@@ -77,7 +78,7 @@ def list_(context: Context) -> None:
 
 
 def _reasons(queue: DeadLetterQueue) -> str:
-    named = ", ".join(f"{reason} {count}" for reason, count in list(queue.reasons.items())[:MOST_REASONS])
+    named = ", ".join(f"{reason} {count}" for reason, count in list(queue.reasons.items())[:MAX_REASONS])
     if queue.letters > queue.sampled and named:
         return f"{named} (of the newest {queue.sampled})"
     return named or "-"
@@ -97,7 +98,7 @@ def show(context: Context, name: str, limit: int, task_ids: Sequence[str], *, fu
     queue marks them as redelivered, a quorum queue counts it, and lets a letter go at its `delivery-limit`, where it has one.
     """
     transport = context.transport
-    dead_letters.required(context.install, name)
+    dead_letters.required(context.runtime, name)
     if task_ids:
         chosen = list(dead_letters.found(transport, name, frozenset(task_ids)))
         missing = set(task_ids) - {letter.task_id for letter in chosen}
@@ -108,14 +109,14 @@ def show(context: Context, name: str, limit: int, task_ids: Sequence[str], *, fu
         chosen = dead_letters.newest(transport, name, limit)
     redact, whole = context.settings.redact, full or bool(task_ids)
     if context.as_json:
-        print_json([letters.as_json(each, redact=redact) if whole else seen(context.install, each).to_row() for each in chosen])
+        print_json([letters.as_json(each, redact=redact) if whole else seen(context.runtime, each).to_row() for each in chosen])
     elif not chosen:
         click.echo(f"{safe(name)} is empty.")
     elif whole:
         click.echo("\n\n".join(letters.as_text(letter, redact=redact) for letter in chosen))
     else:
         count = dead_letters.depth(transport, name)
-        click.echo(letters.as_table([seen(context.install, letter) for letter in chosen], transport.now_ms()))
+        click.echo(letters.as_table([seen(context.runtime, letter) for letter in chosen], transport.now_ms()))
         if count > len(chosen):
             click.echo(f"{len(chosen)} of {count} letters; more with --limit, one of them whole with --id.", err=True)
 
@@ -132,7 +133,7 @@ def export(context: Context, /, name: str, *, uri: str | None, **options: Any) -
     On RabbitMQ this looks at the whole queue; `dlq show --help` says what that costs.
     """
     transport = context.transport
-    dead_letters.required(context.install, name)
+    dead_letters.required(context.runtime, name)
     if not has_choice(options):
         options["everything"] = True
     require_choice(options)
@@ -166,7 +167,7 @@ def causes_(context: Context, name: str | None, limit: int) -> None:
     On RabbitMQ this looks at the whole queue; `dlq show --help` says what that costs.
     """
     transport = context.transport
-    names = list(dead_letters.known(context.install)) if name is None else [dead_letters.required(context.install, name)]
+    names = list(dead_letters.known(context.runtime)) if name is None else [dead_letters.required(context.runtime, name)]
     found = causes(transport, names, redact=context.settings.redact)
     if context.as_json:
         print_json([each.to_dict() for each in found[:limit]])

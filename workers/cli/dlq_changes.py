@@ -14,23 +14,24 @@ import click
 
 from redelivery.display import harmless
 from redelivery.errors import InputError
-from redelivery.workers import dead_letters
-from redelivery.workers.cli.choosing import choosing, filter_of, require_choice
-from redelivery.workers.cli.context import Context, json_option, pass_context
-from redelivery.workers.cli.output import counted, print_json, safe
-from redelivery.workers.cli.progress import Progress
-from redelivery.workers.purge import move, purge
-from redelivery.workers.redrive import Edit, Redrive, redrive
+
+from ..operations.letters import dead_letters
+from ..operations.letters.purge import move, purge
+from ..operations.letters.redrive import Edit, Redrive, redrive
+from .choosing import choosing, filter_of, require_choice
+from .context import Context, json_option, pass_context
+from .output import counted, print_json, safe
+from .progress import Progress
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from redelivery.workers.letter_walk import Walked
+    from ..operations.letters.walk import Walked
 
 __all__ = ["changing", "is_agreed", "move_", "purge_", "targets_of"]
 
 #: Targets of a redrive that are named.
-MOST_TARGETS = 20
+MAX_TARGETS = 20
 
 
 def is_terminal() -> bool:
@@ -64,8 +65,8 @@ def is_agreed(options: dict[str, Any], expect: Callable[[], Walked], question: s
 
 def targets_of(done: Redrive) -> str:
     """Where the letters of a redrive go, with their numbers, the most first."""
-    named = [f"{safe(target)} {count}" for target, count in done.by_target.most_common(MOST_TARGETS)]
-    others = len(done.by_target) - MOST_TARGETS
+    named = [f"{safe(target)} {count}" for target, count in done.by_target.most_common(MAX_TARGETS)]
+    others = len(done.by_target) - MAX_TARGETS
     return ", ".join([*named, f"and {others} more"] if others > 0 else named)
 
 
@@ -85,7 +86,7 @@ def purge_(
     """
     require_choice(options)
     transport = context.transport
-    dead_letters.required(context.install, name)
+    dead_letters.required(context.runtime, name)
     remove = functools.partial(purge, transport, name, filter_of(options, transport.now_ms()), limit=limit, archive_to=archive)
     question = f"Remove {{}} of {safe(name)} for good{'' if archive is None else f', after writing them to {harmless(archive)}'}?"
     if not is_agreed(options, functools.partial(remove, dry_run=True), question, is_asked=not (dry_run or yes)):
@@ -116,14 +117,14 @@ def move_(
     It is recorded as both: a next generation begins, and dies by the operator's hand.
     """
     require_choice(options)
-    transport, known = context.transport, dead_letters.known(context.install)
-    dead_letters.required(context.install, name)
+    transport, known = context.transport, dead_letters.known(context.runtime)
+    dead_letters.required(context.runtime, name)
     if target == name:
         msg = f"the letters lie in {name!r} already: name another queue with --to"
         raise InputError(msg)
     chosen = filter_of(options, transport.now_ms())
     is_living = target not in known and not create
-    if is_living and target not in context.install.app.amqp.queues:
+    if is_living and target not in context.runtime.app.amqp.queues:
         msg = f"there is no queue {target!r}; dead-letter queues are: {', '.join(known)}. A new one is made with --create"
         raise InputError(msg)
     go: Callable[..., Walked]

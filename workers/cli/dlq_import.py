@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import click
 
-from redelivery.middleware.transports.base import Capability
-from redelivery.workers.cli.context import Context, json_option, pass_context
-from redelivery.workers.cli.output import counted, print_json, safe
-from redelivery.workers.cli.progress import Progress
+from redelivery.middleware.ports import Capability
+
+from .context import Context, json_option, pass_context
+from .output import counted, print_json, safe
+from .progress import Progress
 
 __all__ = ["import_"]
 
@@ -32,11 +33,11 @@ def import_(context: Context, /, name: str, *, dry_run: bool, limit: int | None)
     the others know it. What has no x-death stays.
     """
     context.needs(Capability.REDELIVERY_COUNTS, NOT_HERE)
-    from redelivery.workers.amqp_import import import_letters  # noqa: PLC0415 - only where the broker is RabbitMQ
+    from ..operations.letters.import_ import import_letters  # noqa: PLC0415 - only where the broker is RabbitMQ
 
     with Progress() as progress:
         done = import_letters(
-            context.install,
+            context.runtime,
             name,
             dry_run=dry_run,
             limit=limit,

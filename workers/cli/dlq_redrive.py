@@ -13,21 +13,22 @@ from typing import IO, TYPE_CHECKING, Any
 import click
 
 from redelivery.errors import InputError, RedriveError
-from redelivery.workers import dead_letters
-from redelivery.workers.cli.changes import edit_of
-from redelivery.workers.cli.choosing import choosing, filter_of, require_choice
-from redelivery.workers.cli.context import Context, json_option, pass_context
-from redelivery.workers.cli.dlq_changes import changing, is_agreed, targets_of
-from redelivery.workers.cli.output import SECONDS, counted, print_json, safe
-from redelivery.workers.cli.progress import Progress
-from redelivery.workers.redrive import Redrive, redrive
-from redelivery.workers.redrive_fates import watched
-from redelivery.workers.redrive_guard import CANARY_WAIT, Guard
+
+from ..operations.letters import dead_letters
+from ..operations.letters.fates import watched
+from ..operations.letters.guard import CANARY_WAIT, Guard
+from ..operations.letters.redrive import Redrive, redrive
+from .changes import edit_of
+from .choosing import choosing, filter_of, require_choice
+from .context import Context, json_option, pass_context
+from .dlq_changes import changing, is_agreed, targets_of
+from .output import SECONDS, counted, print_json, safe
+from .progress import Progress
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from redelivery.workers.ports import Transitions
+    from ..ports import Transitions
 
 __all__ = ["redrive_"]
 
@@ -129,9 +130,9 @@ def redrive_(
         msg = "--canary-wait is for a canary: say how many letters go first with --canary"
         raise click.UsageError(msg)
     transport = context.transport
-    dead_letters.required(context.install, name)
+    dead_letters.required(context.runtime, name)
     edit = edit_of(changes, options["task_ids"], queue)
-    if queue is not None and queue in dead_letters.known(context.install):
+    if queue is not None and queue in dead_letters.known(context.runtime):
         msg = f"{queue!r} is a dead-letter queue: `redelivery dlq move` moves letters there"
         raise InputError(msg)
     chosen = filter_of(options, transport.now_ms())

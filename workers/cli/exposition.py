@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from redelivery.workers.cli.output import safe
+from .output import safe
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from redelivery.workers.metrics import Family
+    from ..operations.metrics import Family
 
 __all__ = ["CONTENT_TYPE", "exposition"]
 

@@ -8,14 +8,16 @@ from typing import TYPE_CHECKING, cast
 import click
 
 from redelivery.display import harmless, scrubbed
-from redelivery.workers import dead_letters
-from redelivery.workers import inventory as broker
-from redelivery.workers.cli.context import Context, json_option, pass_context
-from redelivery.workers.cli.output import counted, print_json, safe
+
+from ..operations import inventory as broker
+from ..operations.letters import dead_letters
+from .context import Context, json_option, pass_context
+from .output import counted, print_json, safe
 
 if TYPE_CHECKING:
-    from redelivery.middleware.transports.amqp import AmqpTransport
-    from redelivery.workers.sightings import Inventory
+    from redelivery.middleware.brokers.rabbitmq.transport import AmqpTransport
+
+    from ..export.sightings import Inventory
 
 __all__ = ["inventory"]
 
@@ -38,7 +40,13 @@ def export(context: Context, uri: str, kind: str, *, look: bool) -> None:
     is counted and not listed, for nobody can read it without a mark; what workers hold is not seen. Take it when queues are empty,
     or use --look.
     """
-    from redelivery.workers.tables import INVENTORY, remove, size_of, write_rows, write_text  # noqa: PLC0415 - pyarrow is an optional dependency
+    from ..export.tables import (  # noqa: PLC0415 - pyarrow is an optional dependency
+        INVENTORY,
+        remove,
+        size_of,
+        write_rows,
+        write_text,
+    )
 
     context.transport  # noqa: B018 - whether the broker answers is known before it is walked
     looked_ms = context.transport.now_ms()
@@ -62,10 +70,10 @@ def export(context: Context, uri: str, kind: str, *, look: bool) -> None:
 def _taken(context: Context, *, look: bool) -> tuple[Inventory, dict[str, int]]:
     """The inventory, and what it does not list."""
     if context.is_redis:
-        return broker.take(context.install), {}
-    from redelivery.workers import amqp_inventory  # noqa: PLC0415 - only where the broker is RabbitMQ
+        return broker.take(context.runtime), {}
+    from ..brokers.rabbitmq import inventory as amqp_inventory  # noqa: PLC0415 - only where the broker is RabbitMQ
 
-    install = context.install
-    letter_queues = list(dead_letters.known(install))
-    queues = sorted(set(install.app.amqp.queues) - set(letter_queues))
-    return amqp_inventory.take(cast("AmqpTransport", install.transport), queues, letter_queues, look=look)
+    runtime = context.runtime
+    letter_queues = list(dead_letters.known(runtime))
+    queues = sorted(set(runtime.app.amqp.queues) - set(letter_queues))
+    return amqp_inventory.take(cast("AmqpTransport", runtime.transport), queues, letter_queues, look=look)

@@ -6,12 +6,13 @@ import sys
 
 import click
 
-from redelivery.middleware.transports.base import Capability
-from redelivery.workers.cli.context import Context, json_option, pass_context
-from redelivery.workers.cli.output import counted, print_json, safe
-from redelivery.workers.cli.progress import Progress
-from redelivery.workers.leaving import Leaving
-from redelivery.workers.leaving import leave as leave_
+from redelivery.middleware.ports import Capability
+
+from ..operations.leaving import Leaving
+from ..operations.leaving import leave as leave_
+from .context import Context, json_option, pass_context
+from .output import counted, print_json, safe
+from .progress import Progress
 
 __all__ = ["leave"]
 
@@ -40,7 +41,7 @@ def leave(context: Context, *, dry_run: bool, yes: bool) -> None:
         return
     with Progress() as progress:
         done = leave_(
-            context.install,
+            context.runtime,
             dry_run=dry_run,
             on_progress=lambda so_far: progress.say(f"{sum(so_far.handed_back.values())} handed back"),
         )

@@ -10,22 +10,23 @@ import base64
 import json
 from typing import TYPE_CHECKING, Any
 
-from redelivery.middleware.envelope import HEADER
 from redelivery.middleware.logs import HIDDEN
-from redelivery.workers.cli.output import age, facts, lines, moment, plain, safe, short, span, table
-from redelivery.workers.redaction import redacted
+from redelivery.middleware.messages.steps import HEADER
+
+from ..operations.redaction import redacted
+from .output import age, facts, lines, moment, plain, safe, short, span, table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from redelivery.workers.contents import Letter
+    from ..letters import Letter
 
 __all__ = ["arguments", "as_editable", "as_json", "as_table", "as_text"]
 
 #: The field of the header that says when it died.
 DIED = "deaths.last"
 #: The most of one value that is shown as text; JSON shows all.
-MOST_SHOWN = 4096
+MAX_SHOWN = 4096
 
 
 def as_table(letters: Sequence[Letter], now_ms: int) -> str:
@@ -142,7 +143,7 @@ def arguments(letter: Letter, *, redact: bool) -> str:
     is_protocol_2 = isinstance(body, list) and len(body) == 3  # noqa: PLR2004 - args, kwargs, embed
     shown = [json.dumps(plain(part)) for part in (body[:2] if is_protocol_2 else [body])]
     return "\n".join(
-        each if len(each) <= MOST_SHOWN else f"{each[:MOST_SHOWN]}… ({len(each)} characters; all with --json)" for each in shown
+        each if len(each) <= MAX_SHOWN else f"{each[:MAX_SHOWN]}… ({len(each)} characters; all with --json)" for each in shown
     )
 
 
@@ -155,8 +156,8 @@ def _why_not(letter: Letter) -> str:
 
 def _escaped(data: bytes) -> str:
     """Bytes as Python writes them: text that no terminal obeys."""
-    shown = repr(data[:MOST_SHOWN])[2:-1]
-    return shown if len(data) <= MOST_SHOWN else f"{shown}… ({len(data)} bytes; all with --json)"
+    shown = repr(data[:MAX_SHOWN])[2:-1]
+    return shown if len(data) <= MAX_SHOWN else f"{shown}… ({len(data)} bytes; all with --json)"
 
 
 def _text(value: object, width: int) -> str:

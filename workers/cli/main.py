@@ -16,7 +16,8 @@ import click
 
 from redelivery.display import harmless
 from redelivery.errors import RedeliveryError
-from redelivery.workers.cli.context import Context
+
+from .context import Context
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -10,12 +10,13 @@ from typing import Any
 import click
 
 from redelivery.errors import InputError
-from redelivery.workers.cli.context import Context, json_option, pass_context
-from redelivery.workers.cli.exposition import CONTENT_TYPE, exposition
-from redelivery.workers.cli.output import print_json
-from redelivery.workers.living import Living
-from redelivery.workers.metrics import measured
-from redelivery.workers.metrics_server import MetricsServer
+
+from ..operations.living import Living
+from ..operations.metrics import measured
+from ..operations.metrics_server import MetricsServer
+from .context import Context, json_option, pass_context
+from .exposition import CONTENT_TYPE, exposition
+from .output import print_json
 
 __all__ = ["metrics"]
 
@@ -58,7 +59,7 @@ def metrics(ctx: click.Context, context: Context, listen: tuple[str, int] | None
             msg = "--listen serves Prometheus' own format: leave out --json"
             raise click.UsageError(msg)
         ctx.exit(_serve(context, *listen))
-    found = measured(context.install)
+    found = measured(context.runtime)
     if context.as_json:
         print_json([family.to_dict() for family in found])
     else:
@@ -68,9 +69,9 @@ def metrics(ctx: click.Context, context: Context, listen: tuple[str, int] | None
 def _serve(context: Context, host: str, port: int) -> int:
     """Serve until a signal comes; the exit code."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    living = Living(context.install.settings.lease)
+    living = Living(context.runtime.settings.lease)
     try:
-        server = MetricsServer(host, port, lambda: exposition(measured(context.install, living)), CONTENT_TYPE)
+        server = MetricsServer(host, port, lambda: exposition(measured(context.runtime, living)), CONTENT_TYPE)
     except OSError as exc:
         msg = f"nothing can listen on {host}:{port} ({exc.strerror or exc}): choose another address with --listen"
         raise InputError(msg) from exc

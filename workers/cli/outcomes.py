@@ -11,12 +11,13 @@ import click
 
 from redelivery.display import harmless, scrubbed
 from redelivery.errors import InputError
-from redelivery.workers.cli.context import Context, json_option, pass_context
-from redelivery.workers.cli.output import SECONDS, counted, moment, print_json, safe, short, span
-from redelivery.workers.exporter import Exporter
+
+from ..duties.exporter import Exporter
+from .context import Context, json_option, pass_context
+from .output import SECONDS, counted, moment, print_json, safe, short, span
 
 if TYPE_CHECKING:
-    from redelivery.middleware.outcomes import Event
+    from redelivery.middleware.messages.events import Event
 
 __all__ = ["outcomes"]
 

@@ -38,7 +38,7 @@ __all__ = [
 
 _UNITS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 #: How deep a value that is shown may be nested, and what stands for what lies below.
-MOST_DEPTH, TOO_DEEP = 64, "(nested too deep to be shown)"
+MAX_DEPTH, TOO_DEEP = 64, "(nested too deep to be shown)"
 _LATEST_MS = 253_402_300_799_999
 
 
@@ -134,7 +134,7 @@ def plain(value: Any, depth: int = 0) -> Any:
         return str(value)
     if not isinstance(value, (dict, list, tuple)):
         return value
-    if depth >= MOST_DEPTH:
+    if depth >= MAX_DEPTH:
         return TOO_DEEP
     if isinstance(value, dict):
         return {name: plain(each, depth + 1) for name, each in value.items()}

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from redelivery.errors import ConfigurationError
-from redelivery.middleware.backoff import delay_range
-from redelivery.middleware.decorator import options_of
+from redelivery.middleware.policy.backoff import delay_range
+from redelivery.middleware.policy.decorator import options_of
 from redelivery.settings import DEFAULT_QUEUE, FIELDS, UNLIMITED
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from redelivery.middleware.options import Options
+    from redelivery.middleware.policy.options import Options
     from redelivery.settings import RedeliveryPolicy, ResolvedPolicy
 
 __all__ = ["policy"]

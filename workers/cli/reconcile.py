@@ -24,8 +24,8 @@ from redelivery.errors import InputError, RedeliveryError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from redelivery.workers.reconciliation.job import Books
-    from redelivery.workers.reconciliation.summary import Summary
+    from ..reconciliation.job import Books
+    from ..reconciliation.summary import Summary
 
 __all__ = ["reconcile"]
 
@@ -64,7 +64,7 @@ class Moment(click.ParamType[int]):
 def reconcile(*, grace: float, keep: float, as_json: bool, **given: Any) -> None:
     """Prove where every task ended; exit 1 where the books do not balance."""
     try:
-        from redelivery.workers.reconciliation.job import Books  # noqa: PLC0415 - pyspark is an optional dependency
+        from ..reconciliation.job import Books  # noqa: PLC0415 - pyspark is an optional dependency
     except ImportError as exc:
         _refuse(f"the books need PySpark ({exc}): pip install 'redelivery[books]'")
     try:
@@ -81,9 +81,9 @@ def reconcile(*, grace: float, keep: float, as_json: bool, **given: Any) -> None
 
 def _run(books: Books) -> Summary:
     """Start Spark, reconcile, stop Spark. Raises `InputError` for whatever Spark could not do."""
-    from redelivery.workers.reconciliation.faults import FAULTS, explain  # noqa: PLC0415 - pyspark is an optional dependency
-    from redelivery.workers.reconciliation.job import reconcile as run  # noqa: PLC0415 - as above
-    from redelivery.workers.reconciliation.session import session  # noqa: PLC0415 - as above
+    from ..reconciliation.faults import FAULTS, explain  # noqa: PLC0415 - pyspark is an optional dependency
+    from ..reconciliation.job import reconcile as run  # noqa: PLC0415 - as above
+    from ..reconciliation.session import session  # noqa: PLC0415 - as above
 
     progress = Progress()
     progress.say("starting Spark")

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from redelivery.errors import InputError
-from redelivery.workers.cli.context import Context, json_option, pass_context
-from redelivery.workers.cli.outcomes import line_of
-from redelivery.workers.cli.output import age, counted, facts, lines, moment, print_json, safe, span
-from redelivery.workers.task_life import life_of
+
+from ..operations.task_life import life_of
+from .context import Context, json_option, pass_context
+from .outcomes import line_of
+from .output import age, counted, facts, lines, moment, print_json, safe, span
 
 if TYPE_CHECKING:
-    from redelivery.workers.ports import Place, TaskLife
+    from ..ports import Place, TaskLife
 
 __all__ = ["task"]
 
@@ -39,7 +40,7 @@ def show(context: Context, task_id: str, scan: int) -> None:
     On RabbitMQ what waits to be run and what workers hold is not looked at; the log and dead letters are, and are given back.
     """
     now = context.transport.now_ms()
-    life = life_of(context.install, task_id, most=scan)
+    life = life_of(context.runtime, task_id, most=scan)
     if not life.events and not life.places:
         how_far = (
             f"; {'; '.join(life.cut)}: look at more with --scan"
@@ -67,7 +68,7 @@ def show(context: Context, task_id: str, scan: int) -> None:
 def _policy(context: Context, life: TaskLife) -> dict[str, Any]:
     if not life.queue:
         return {}
-    found = context.install.policies.policy_for(life.queue, life.task or None)
+    found = context.runtime.policies.policy_for(life.queue, life.task or None)
     return {
         "queue": life.queue,
         **{name: getattr(found, name) for name in POLICY},

@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Final
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
 from pyspark.sql.types import BooleanType, LongType, StringType, StructField, StructType
 
-from redelivery.middleware.outcomes import Outcome
-from redelivery.workers.reconciliation.hashes import ID
-from redelivery.workers.reconciliation.steps import STEPS
-from redelivery.workers.reconciliation.texts import named
+from redelivery.middleware.messages.events import Outcome
+
+from .hashes import ID
+from .steps import STEPS
+from .texts import named
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -24,18 +24,19 @@ from typing import TYPE_CHECKING, Final
 
 from pyspark.sql.types import BooleanType, StringType, StructField, StructType
 
-from redelivery.middleware.outcomes import Outcome
-from redelivery.workers.reconciliation.lives import KEY, fold, merged, with_queues_named
-from redelivery.workers.reconciliation.state import Run
-from redelivery.workers.reconciliation.texts import named, one_of
+from redelivery.middleware.messages.events import Outcome
+
+from .lives import KEY, fold, merged, with_queues_named
+from .state import Run
+from .texts import named, one_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from pyspark.sql import DataFrame
 
-    from redelivery.workers.reconciliation.few import Ways
-    from redelivery.workers.reconciliation.inputs import Inputs
+    from .few import Ways
+    from .inputs import Inputs
 
 __all__ = ["Carried", "carried", "held_schema", "marked", "may_be_late", "to_hold"]
 

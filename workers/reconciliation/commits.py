@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from collections.abc import Set as AbstractSet
 
-    from redelivery.workers.reconciliation.files import File, Files
+    from .files import File, Files
 
 __all__ = ["COMMITS", "Listing", "check_size", "date_of", "key_of", "listing", "root_of"]
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from redelivery.workers.reconciliation.texts import grouped, named
+from .texts import grouped, named
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -2,8 +2,8 @@
 
 Enters: judged lives, and the events that they were folded from. Leaves: the rows of `verdicts/`: for a discrepancy, `cause` says
 what is known and what it likely means, `advice` what to do, and `history` lists its events in order (by delivery and step, as they
-were judged), the last `MOST` of them. Only lives with a discrepancy, or with a correction, have their events looked up; `redelivery
-task show` lists those of a life that is merely open.
+were judged), the last `LIMIT` of them. Only lives with a discrepancy, or with a correction, have their events looked up;
+`redelivery task show` lists those of a life that is merely open.
 
 Limit: a cause is the likely one. The books see what was recorded, and not who deleted a key.
 """
@@ -14,20 +14,21 @@ from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
 
-from redelivery.middleware.outcomes import TERMINAL, Outcome, Reason
-from redelivery.workers.reconciliation.lives import KEY
-from redelivery.workers.reconciliation.schema import or_default
-from redelivery.workers.reconciliation.steps import DELIVERY, number, position
-from redelivery.workers.reconciliation.texts import grouped, named, one_of, quoted
-from redelivery.workers.reconciliation.verdicts import DISCREPANCIES
+from redelivery.middleware.messages.events import TERMINAL, Outcome, Reason
+
+from .lives import KEY
+from .schema import or_default
+from .steps import DELIVERY, number, position
+from .texts import grouped, named, one_of, quoted
+from .verdicts import DISCREPANCIES
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["EVIDENCE", "MOST", "advised", "in_question", "with_histories", "without_histories"]
+__all__ = ["EVIDENCE", "LIMIT", "advised", "in_question", "with_histories", "without_histories"]
 
 #: Events of one life that are listed.
-MOST: Final = 100
+LIMIT: Final = 100
 
 #: The columns of `verdicts/`.
 EVIDENCE: Final = (
@@ -100,7 +101,7 @@ def with_histories(lives: DataFrame, of: DataFrame, events: DataFrame) -> DataFr
     # An event without a queue is listed with each life of its generation: it belongs to one of them.
     mine = told.join(asked, generation).where("said_queue = queue OR said_queue = ''").dropDuplicates([*KEY, "event_id"])
     place = f"row_number() OVER (PARTITION BY {', '.join(KEY)} ORDER BY at DESC, at_ms DESC, event_id DESC) AS place"
-    last = mine.selectExpr("*", place).where(f"place <= {MOST}")
+    last = mine.selectExpr("*", place).where(f"place <= {LIMIT}")
     steps = f"array_sort(collect_list(struct(at, {', '.join(_STEP)})))"
     history = f"transform({steps}, each -> struct({', '.join(f'each.{name} AS {name}' for name in _STEP)}))"
     return lives.join(grouped(last, KEY, {"history": history}), list(KEY), "left")

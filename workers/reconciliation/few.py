@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from pyspark import StorageLevel, inheritable_thread_target
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
 
-from redelivery.workers.reconciliation.session import with_settings
+from .session import with_settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -1,7 +1,7 @@
 """The figures of one run: the tables `metrics` and `causes`, and the few numbers of them that the report shows.
 
 Enters: judged lives, and the folder that the outputs are written to. Leaves: both tables, written, and `Figures`. Nothing of the
-lives is collected: what comes to the driver is as long as the report, by `MOST`, whatever the number of lives, queues and tasks.
+lives is collected: what comes to the driver is as long as the report, by `LIMIT`, whatever the number of lives, queues and tasks.
 """
 
 from __future__ import annotations
@@ -10,29 +10,29 @@ import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from redelivery.workers.reconciliation.deaths import TOTALS, causes_of, deaths_of
-from redelivery.workers.reconciliation.files import literal
-from redelivery.workers.reconciliation.metrics import SUMS, TIMES, cells_of, metrics_by
-from redelivery.workers.reconciliation.texts import grouped, one_of
-from redelivery.workers.reconciliation.verdicts import DISCREPANCIES
-from redelivery.workers.reconciliation.writing import write_table
+from .deaths import TOTALS, causes_of, deaths_of
+from .files import literal
+from .metrics import SUMS, TIMES, cells_of, metrics_by
+from .texts import grouped, one_of
+from .verdicts import DISCREPANCIES
+from .writing import write_table
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from pyspark.sql import DataFrame, SparkSession
 
-    from redelivery.workers.reconciliation.few import Ways
+    from .few import Ways
 
-__all__ = ["MOST", "Figures", "Row", "faults_of", "figures_of"]
+__all__ = ["LIMIT", "Figures", "Row", "faults_of", "figures_of"]
 
 Row = dict[str, Any]
 
 #: How many rows of each part come to the driver: the slowest queues, the latest hours, the most frequent causes.
-MOST: Final = {"total": 1, "flow": 500, "attempts": 200, "queues": 12, "hours": 5_000, "causes": 10}
+LIMIT: Final = {"total": 1, "flow": 500, "attempts": 200, "queues": 12, "hours": 5_000, "causes": 10}
 
 #: How many queues and tasks are named for each verdict.
-MOST_OF_A_VERDICT: Final = 4
+MAX_OF_A_VERDICT: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,11 +116,11 @@ def _grouped(table: DataFrame, parts: dict[str, str], counts: dict[str, str], we
 
 def _collected(parts: DataFrame) -> Figures:
     """The rows of each part that matter most, in one action."""
-    known = ", ".join(f"'{name}', {number}" for name, number in MOST.items())
-    most = f"coalesce(element_at(map({known}), part), {MOST_OF_A_VERDICT})"
+    known = ", ".join(f"'{name}', {number}" for name, number in LIMIT.items())
+    most = f"coalesce(element_at(map({known}), part), {MAX_OF_A_VERDICT})"
     place = "row_number() OVER (PARTITION BY part ORDER BY weight DESC, key) AS place"
     rows = parts.selectExpr("part", "key", "row", place).where(f"place <= {most}").collect()
-    found: dict[str, list[Row]] = {name: [] for name in (*MOST, "faults")}
+    found: dict[str, list[Row]] = {name: [] for name in (*LIMIT, "faults")}
     for row in sorted(rows, key=lambda each: (each["part"], each["place"])):
         found[row["part"].partition(".")[0]].append(json.loads(row["key"]) | json.loads(row["row"]))
     total = found.pop("total")

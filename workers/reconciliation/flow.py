@@ -13,13 +13,13 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from redelivery.workers.reconciliation.verdicts import DISCREPANCIES
-from redelivery.workers.reconciliation.wording import count, share, shown
+from .verdicts import DISCREPANCIES
+from .wording import count, share, shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from redelivery.workers.reconciliation.figures import Row
+    from .figures import Row
 
 __all__ = ["ENDINGS", "KINDS", "NAMES", "drawn"]
 

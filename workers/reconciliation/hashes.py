@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from redelivery.workers.reconciliation.schema import or_default
+from .schema import or_default
 
 __all__ = ["ID", "NAME", "OF_THE_ID", "WHOSE"]
 

@@ -11,20 +11,21 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from redelivery.errors import InputError
-from redelivery.workers.reconciliation.announced import ANNOUNCED, NOTHING_TOLD, announced
-from redelivery.workers.reconciliation.commits import Listing, date_of, listing
-from redelivery.workers.reconciliation.few import side_by_side
-from redelivery.workers.reconciliation.reading import find, paths_of, read_events, read_gaps, read_inventory, read_taken
-from redelivery.workers.reconciliation.state import Run
-from redelivery.workers.reconciliation.texts import row_of
+
+from .announced import ANNOUNCED, NOTHING_TOLD, announced
+from .commits import Listing, date_of, listing
+from .few import side_by_side
+from .reading import find, paths_of, read_events, read_gaps, read_inventory, read_taken
+from .state import Run
+from .texts import row_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from pyspark.sql import DataFrame, SparkSession
 
-    from redelivery.workers.reconciliation.files import File, Files
-    from redelivery.workers.reconciliation.state import State
+    from .files import File, Files
+    from .state import State
 
 __all__ = ["Inputs", "gather"]
 

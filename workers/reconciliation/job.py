@@ -25,31 +25,32 @@ from typing import TYPE_CHECKING, Any
 from pyspark import StorageLevel
 
 from redelivery.errors import InputError
-from redelivery.middleware.outcomes import Outcome
-from redelivery.workers.reconciliation.announced import still_open
-from redelivery.workers.reconciliation.carrying import carried, held_schema, marked, may_be_late, to_hold
-from redelivery.workers.reconciliation.evidence import EVIDENCE, advised, in_question, with_histories, without_histories
-from redelivery.workers.reconciliation.few import FEW, Ways, few, is_local, many
-from redelivery.workers.reconciliation.figures import Figures, faults_of, figures_of
-from redelivery.workers.reconciliation.files import Files
-from redelivery.workers.reconciliation.inputs import Inputs, gather
-from redelivery.workers.reconciliation.lives import fold, with_queues_named
-from redelivery.workers.reconciliation.plain import SortedOut, sort_out
-from redelivery.workers.reconciliation.report import REPORT, page
-from redelivery.workers.reconciliation.session import LOOKING, with_settings
-from redelivery.workers.reconciliation.state import State
-from redelivery.workers.reconciliation.summary import Summary, summarise
-from redelivery.workers.reconciliation.texts import row_of
-from redelivery.workers.reconciliation.trend import Line, line_of, merged, read_trend, write_trend
-from redelivery.workers.reconciliation.verdicts import judge
-from redelivery.workers.reconciliation.writing import check_apart, check_output, replacing, write_summary, write_table
+from redelivery.middleware.messages.events import Outcome
+
+from .announced import still_open
+from .carrying import carried, held_schema, marked, may_be_late, to_hold
+from .evidence import EVIDENCE, advised, in_question, with_histories, without_histories
+from .few import FEW, Ways, few, is_local, many
+from .figures import Figures, faults_of, figures_of
+from .files import Files
+from .inputs import Inputs, gather
+from .lives import fold, with_queues_named
+from .plain import SortedOut, sort_out
+from .report import REPORT, page
+from .session import LOOKING, with_settings
+from .state import State
+from .summary import Summary, summarise
+from .texts import row_of
+from .trend import Line, line_of, merged, read_trend, write_trend
+from .verdicts import judge
+from .writing import check_apart, check_output, replacing, write_summary, write_table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from pyspark.sql import DataFrame, SparkSession
 
-    from redelivery.workers.reconciliation.state import Run
+    from .state import Run
 
 __all__ = ["Books", "reconcile"]
 

@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Final
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
 from pyspark.sql.window import Window
 
-from redelivery.middleware.outcomes import Outcome, Reason
-from redelivery.workers.reconciliation.schema import PLACES, or_default
-from redelivery.workers.reconciliation.steps import CLOSING, ENDS, STEPS, number, position
-from redelivery.workers.reconciliation.texts import grouped, named, one_of
+from redelivery.middleware.messages.events import Outcome, Reason
+
+from .schema import PLACES, or_default
+from .steps import CLOSING, ENDS, STEPS, number, position
+from .texts import grouped, named, one_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

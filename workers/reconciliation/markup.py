@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from redelivery.workers.reconciliation.wording import shown
+from .wording import shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

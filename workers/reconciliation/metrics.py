@@ -16,16 +16,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from redelivery.middleware.outcomes import Outcome, Reason
-from redelivery.workers.reconciliation.steps import BY_NOBODY
-from redelivery.workers.reconciliation.texts import grouped, named, one_of
-from redelivery.workers.reconciliation.times import PERCENTILES, percentiles, time_class
-from redelivery.workers.reconciliation.verdicts import DISCREPANCIES
+from redelivery.middleware.messages.events import Outcome, Reason
+
+from .steps import BY_NOBODY
+from .texts import grouped, named, one_of
+from .times import PERCENTILES, percentiles, time_class
+from .verdicts import DISCREPANCIES
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["ENDS_AS_COUNTED", "GROUP", "MOST_ATTEMPTS", "SUMS", "TIMES", "cells_of", "metrics_by"]
+__all__ = ["ENDS_AS_COUNTED", "GROUP", "MAX_ATTEMPTS", "SUMS", "TIMES", "cells_of", "metrics_by"]
 
 GROUP: Final = ("queue", "task", "day")
 
@@ -33,7 +34,7 @@ GROUP: Final = ("queue", "task", "day")
 TIMES: Final = "time_to_success_ms"
 
 #: More attempts than this are counted as this many.
-MOST_ATTEMPTS: Final = 100
+MAX_ATTEMPTS: Final = 100
 
 #: Deaths that follow an attempt; a message may die of any other reason without having been run.
 _AFTER_AN_ATTEMPT: Final = (
@@ -111,7 +112,7 @@ def cells_of(judged: DataFrame) -> DataFrame:
         "opened": _OPENED,
         "ending": "IF(verdict = 'balanced', last_word, verdict)",
         "died_of": "CASE WHEN dead_lettered > 0 THEN death_reason END",
-        "attempts": f"least(coalesce(attempts, 0), {MOST_ATTEMPTS})",
+        "attempts": f"least(coalesce(attempts, 0), {MAX_ATTEMPTS})",
         "time_class": f"CASE WHEN succeeded > 0 THEN {time_class('ended_ms - first_ms')} END",
         "runs": f"redelivery_scheduled + succeeded + {died}",
         "wasted": f"redelivery_scheduled + greatest(succeeded - 1, 0) + {died}",

@@ -34,13 +34,14 @@ from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
 
-from redelivery.middleware.outcomes import Outcome, Reason
-from redelivery.workers.reconciliation.hashes import ID, NAME, OF_THE_ID, WHOSE
-from redelivery.workers.reconciliation.lives import RESTORED
-from redelivery.workers.reconciliation.metrics import ENDS_AS_COUNTED, MOST_ATTEMPTS
-from redelivery.workers.reconciliation.schema import or_default
-from redelivery.workers.reconciliation.texts import grouped, named, row_of
-from redelivery.workers.reconciliation.times import time_class
+from redelivery.middleware.messages.events import Outcome, Reason
+
+from .hashes import ID, NAME, OF_THE_ID, WHOSE
+from .lives import RESTORED
+from .metrics import ENDS_AS_COUNTED, MAX_ATTEMPTS
+from .schema import or_default
+from .texts import grouped, named, row_of
+from .times import time_class
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -64,7 +65,7 @@ _STEPS: Final = (1 << 1 + len(_FIRST_BIT) * _DELIVERIES) - 1
 _COUNTED: Final = tuple(each for each in _FIRST_BIT if each is not Outcome.SUCCEEDED)
 
 #: Up to so many tasks that are not plain are made known to all executors; more are joined by a shuffle.
-_MOST_KNOWN: Final = 1_000_000
+_MAX_KNOWN: Final = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +94,7 @@ def sort_out(events: DataFrame, others: DataFrame, keep: Callable[[DataFrame], D
     sorted_out = keep(_sorted(_tasks(events, others, after_ms)))
     totals, latest_ms = _totals(sorted_out)
     plain = sorted_out.where("is_plain")
-    found = keep(_found(events, sorted_out, is_few=totals["asked"] <= _MOST_KNOWN))
+    found = keep(_found(events, sorted_out, is_few=totals["asked"] <= _MAX_KNOWN))
     # A plain task succeeded once, so that there is one such row for each name.
     ended = found.where(f"NOT is_asked AND outcome = '{Outcome.SUCCEEDED}'")
     names = ended.selectExpr(f"{NAME} AS name", *_defaults("queue", "task"))
@@ -197,7 +198,7 @@ def _sorted(tasks: DataFrame) -> DataFrame:
         "name": f"CASE WHEN is_plain THEN whose & {~OF_THE_ID}L END",
         "bits": f"CASE WHEN is_plain THEN bits & {_STEPS}L END",
         "days": f"CASE WHEN is_plain THEN CAST(floor(first_ms / {_DAY_MS}) AS INT) END",
-        "attempts": f"CASE WHEN is_plain THEN least(coalesce(attempts, 0), {MOST_ATTEMPTS}) END",
+        "attempts": f"CASE WHEN is_plain THEN least(coalesce(attempts, 0), {MAX_ATTEMPTS}) END",
         "time_class": f"CASE WHEN is_plain THEN {time_class('ended_ms - first_ms')} END",
     }
     told = told.selectExpr(

@@ -9,21 +9,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from redelivery.workers.reconciliation.wording import count, moment
+from .wording import count, moment
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from redelivery.workers.reconciliation.figures import Row
+    from .figures import Row
 
 __all__ = ["Span", "bars", "columns", "over_time", "spark"]
 
 _HOUR_MS: Final = 3_600_000
 #: Widths of a column, in hours: the least is taken of which so many cover the whole time.
 _WIDTHS: Final = (1, 2, 3, 6, 12, 24, 72, 168, 720, 8760)
-_MOST_COLUMNS: Final = 48
+_MAX_COLUMNS: Final = 48
 _FEWEST_COLUMNS: Final = 12
-_MOST_POINTS: Final = 30
+_MAX_POINTS: Final = 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +44,10 @@ def bars(parts: Iterable[tuple[str, float]], most: float) -> str:
 def over_time(hours: Sequence[Row], *, until_ms: int) -> list[Span]:
     """Counts by hour (`hour`: since the epoch, `letters`) in columns of one width, 12 to 48 of them, up to the last moment."""
     first = min(int(row["hour"]) for row in hours)
-    last = max(*(int(row["hour"]) for row in hours), min(until_ms // _HOUR_MS, first + _WIDTHS[-1] * _MOST_COLUMNS - 1), first)
-    width = next((each for each in _WIDTHS if (last // each) - (first // each) < _MOST_COLUMNS), _WIDTHS[-1])
+    last = max(*(int(row["hour"]) for row in hours), min(until_ms // _HOUR_MS, first + _WIDTHS[-1] * _MAX_COLUMNS - 1), first)
+    width = next((each for each in _WIDTHS if (last // each) - (first // each) < _MAX_COLUMNS), _WIDTHS[-1])
     end = last // width
-    begin = max(min(first // width, end - _FEWEST_COLUMNS + 1), end - _MOST_COLUMNS + 1)
+    begin = max(min(first // width, end - _FEWEST_COLUMNS + 1), end - _MAX_COLUMNS + 1)
     counts = dict.fromkeys(range(begin, end + 1), 0)
     for row in hours:
         counts[max(int(row["hour"]) // width, begin)] += int(row["letters"])
@@ -66,7 +66,7 @@ def columns(spans: Sequence[Span], highest: int) -> str:
 
 def spark(values: Sequence[Any]) -> str:
     """The course of a figure over the last runs, from zero; nothing where there are fewer than three."""
-    known = [float(each) for each in values[-_MOST_POINTS:] if each is not None]
+    known = [float(each) for each in values[-_MAX_POINTS:] if each is not None]
     if len(known) < 3:  # noqa: PLR2004 - two points are no course
         return ""
     top = max(known) or 1

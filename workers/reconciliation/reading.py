@@ -16,9 +16,10 @@ from pyspark.sql import DataFrame
 from pyspark.sql.types import IntegerType, LongType
 
 from redelivery.errors import InputError
-from redelivery.workers.reconciliation.commits import check_size, root_of
-from redelivery.workers.reconciliation.files import literal
-from redelivery.workers.reconciliation.schema import ASIDE, EVENTS, EVENTS_REQUIRED, INVENTORY, INVENTORY_REQUIRED, empty
+
+from .commits import check_size, root_of
+from .files import literal
+from .schema import ASIDE, EVENTS, EVENTS_REQUIRED, INVENTORY, INVENTORY_REQUIRED, empty
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.types import DataType, StructType
 
-    from redelivery.workers.reconciliation.files import File, Files
+    from .files import File, Files
 
 __all__ = ["find", "paths_of", "read_events", "read_gaps", "read_inventory", "read_taken"]
 

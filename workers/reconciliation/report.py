@@ -13,18 +13,18 @@ from importlib.resources import files
 from string import Template
 from typing import TYPE_CHECKING, Final
 
-from redelivery.workers.reconciliation import sections
-from redelivery.workers.reconciliation.figures import Figures
-from redelivery.workers.reconciliation.markup import two
-from redelivery.workers.reconciliation.tiles import tiles
-from redelivery.workers.reconciliation.verdicts import DISCREPANCIES
-from redelivery.workers.reconciliation.wording import count, counted, duration, moment, share
+from . import sections
+from .figures import Figures
+from .markup import two
+from .tiles import tiles
+from .verdicts import DISCREPANCIES
+from .wording import count, counted, duration, moment, share
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from redelivery.workers.reconciliation.summary import Summary
-    from redelivery.workers.reconciliation.trend import Line
+    from .summary import Summary
+    from .trend import Line
 
 __all__ = ["REPORT", "page"]
 

@@ -34,8 +34,8 @@ def empty(spark: SparkSession, schema: StructType) -> DataFrame:
     return spark.range(1).selectExpr(*nothing).where("false")
 
 
-#: The outcome events, in the order of `redelivery.middleware.outcomes.Event`. Times and delays are milliseconds, times since the
-#: epoch.
+#: The outcome events, in the order of `redelivery.middleware.messages.events.Event`. Times and delays are milliseconds, times since
+#: the epoch.
 EVENTS: Final = _struct(
     task_id=_TEXT,
     outcome=_TEXT,

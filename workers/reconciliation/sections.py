@@ -7,24 +7,24 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from redelivery.workers.reconciliation.flow import NAMES, drawn
-from redelivery.workers.reconciliation.markup import broken, cell, code, faint, row, section, table
-from redelivery.workers.reconciliation.plots import bars, columns, over_time
-from redelivery.workers.reconciliation.verdicts import DISCREPANCIES, RULES, VERDICTS
-from redelivery.workers.reconciliation.wording import NONE, count, duration, moment, share, shown
+from .flow import NAMES, drawn
+from .markup import broken, cell, code, faint, row, section, table
+from .plots import bars, columns, over_time
+from .verdicts import DISCREPANCIES, RULES, VERDICTS
+from .wording import NONE, count, duration, moment, share, shown
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from redelivery.workers.reconciliation.figures import Figures, Row
-    from redelivery.workers.reconciliation.summary import Summary
-    from redelivery.workers.reconciliation.trend import Line
+    from .figures import Figures, Row
+    from .summary import Summary
+    from .trend import Line
 
 __all__ = ["attempts", "causes", "deaths", "faults", "flow", "named", "queues", "runs", "verdicts", "work"]
 
 #: Attempts that have a bar of their own; the rest share one.
-_MOST_BARS: Final = 9
-_MOST_RUNS: Final = 10
+_MAX_BARS: Final = 9
+_MAX_RUNS: Final = 10
 
 
 def faults(summary: Summary, figures: Figures) -> str:
@@ -33,7 +33,7 @@ def faults(summary: Summary, figures: Figures) -> str:
     if not found and not summary.gaps:
         return ""
     rows = [_fault(name, summary, figures) for name in sorted(found, key=lambda name: -summary.verdicts[name])]
-    rows += [_gap(each) for each in summary.gaps[:_MOST_RUNS]]
+    rows += [_gap(each) for each in summary.gaps[:_MAX_RUNS]]
     note = "Every life that is wrong stands in <code>verdicts/</code>, with its events in order."
     heading = "Where it does not balance, and why"
     return section("faults", heading, note, table(["verdict", "#lives", "where", "why"], rows, kind="stack"))
@@ -86,7 +86,7 @@ def attempts(figures: Figures) -> str:
     """How many attempts successes and deaths took."""
     by_name: dict[str, tuple[int, int]] = {}
     for each in sorted((each for each in figures.attempts if each.get("number")), key=lambda each: int(each["number"])):
-        name = str(each["number"]) if each["number"] <= _MOST_BARS else f"{_MOST_BARS + 1} or more"
+        name = str(each["number"]) if each["number"] <= _MAX_BARS else f"{_MAX_BARS + 1} or more"
         good, dead = by_name.get(name, (0, 0))
         by_name[name] = good + int(each["succeeded"]), dead + int(each["dead_lettered"])
     if not by_name:
@@ -214,7 +214,7 @@ def runs(trend: Sequence[Line]) -> str:
             cell(count(line.get("dead_lettered")), "n"),
             cell(duration(line.get("time_to_success_p95_ms")), "n"),
         )
-        for line in reversed(trend[-_MOST_RUNS:])
+        for line in reversed(trend[-_MAX_RUNS:])
     ]
     note = "The latest first." if len(trend) > 1 else "The first run: those to come are compared with it."
     headings = ["as of (UTC)", "#lives", "#wrong", "#dead letters", "#95 % within"]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import SparkSession
 
-from redelivery.workers.java import ensure_java
+from .java import ensure_java
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

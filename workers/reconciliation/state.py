@@ -21,17 +21,18 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from redelivery.errors import InputError
-from redelivery.workers.reconciliation.commits import date_of
-from redelivery.workers.reconciliation.files import literal
-from redelivery.workers.reconciliation.schema import empty
-from redelivery.workers.reconciliation.steps import STEPS
-from redelivery.workers.reconciliation.texts import row_of
+
+from .commits import date_of
+from .files import literal
+from .schema import empty
+from .steps import STEPS
+from .texts import row_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
-    from redelivery.workers.reconciliation.files import Files
+    from .files import Files
 
 __all__ = ["Run", "State"]
 

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from redelivery.middleware.outcomes import TERMINAL, Outcome
-from redelivery.workers.reconciliation.texts import quoted
+from redelivery.middleware.messages.events import TERMINAL, Outcome
+
+from .texts import quoted
 
 __all__ = ["BY_NOBODY", "CLOSING", "DELIVERY", "ENDS", "STEPS", "number", "outcome_of", "position"]
 

@@ -10,18 +10,19 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from redelivery.middleware.outcomes import Outcome
-from redelivery.workers.reconciliation.terminal import lines_of
-from redelivery.workers.reconciliation.texts import row_of
-from redelivery.workers.reconciliation.verdicts import DISCREPANCIES, RULES, VERDICTS
+from redelivery.middleware.messages.events import Outcome
+
+from .terminal import lines_of
+from .texts import row_of
+from .verdicts import DISCREPANCIES, RULES, VERDICTS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from pyspark.sql import DataFrame
 
-    from redelivery.workers.reconciliation.few import Ways
-    from redelivery.workers.reconciliation.figures import Figures
+    from .few import Ways
+    from .figures import Figures
 
 __all__ = ["Summary", "summarise"]
 

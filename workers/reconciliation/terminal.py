@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from redelivery.workers.reconciliation.wording import count, duration, plain, share
+from .wording import count, duration, plain, share
 
 if TYPE_CHECKING:
-    from redelivery.workers.reconciliation.figures import Figures, Row
+    from .figures import Figures, Row
 
 __all__ = ["lines_of"]
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from redelivery.workers.reconciliation.plots import spark
-from redelivery.workers.reconciliation.wording import change, count, counted, duration, moment, share
+from .plots import spark
+from .wording import change, count, counted, duration, moment, share
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from redelivery.workers.reconciliation.figures import Figures
-    from redelivery.workers.reconciliation.trend import Line
+    from .figures import Figures
+    from .trend import Line
 
 __all__ = ["tiles"]
 

@@ -3,7 +3,7 @@
 It is kept in the output (`trend.json`, the oldest line first) and carried on from there: from the output that is replaced, and from
 the state, which has it as well. A run over the same inputs replaces its own line, so that the same inputs give the same trend.
 
-Enters: the lines of earlier outputs, and this run's summary and figures. Leaves: at most `MOST_RUNS` lines.
+Enters: the lines of earlier outputs, and this run's summary and figures. Leaves: at most `MAX_RUNS` lines.
 """
 
 from __future__ import annotations
@@ -12,19 +12,20 @@ import json
 from typing import TYPE_CHECKING, Any, Final
 
 from redelivery.errors import InputError
-from redelivery.workers.reconciliation.figures import Figures
-from redelivery.workers.reconciliation.verdicts import DISCREPANCIES
+
+from .figures import Figures
+from .verdicts import DISCREPANCIES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from redelivery.workers.reconciliation.files import Files
-    from redelivery.workers.reconciliation.summary import Summary
+    from .files import Files
+    from .summary import Summary
 
-__all__ = ["MOST_RUNS", "TREND", "Line", "line_of", "merged", "read_trend", "write_trend"]
+__all__ = ["MAX_RUNS", "TREND", "Line", "line_of", "merged", "read_trend", "write_trend"]
 
 TREND: Final = "trend.json"
-MOST_RUNS: Final = 60
+MAX_RUNS: Final = 60
 
 _OF_THE_SUMMARY: Final = ("as_of_ms", "balanced", "events", "lives", "possible_repeats")
 _OF_THE_FIGURES: Final = (
@@ -77,4 +78,4 @@ def line_of(summary: Summary) -> Line:
 def merged(earlier: Iterable[Line], line: Line) -> list[Line]:
     """The lines of earlier runs and this one's, by the moments that they were counted up to."""
     by_moment = {each["as_of_ms"]: each for each in earlier if each["as_of_ms"] < line["as_of_ms"]}
-    return [*[by_moment[at] for at in sorted(by_moment)][-(MOST_RUNS - 1) :], line]
+    return [*[by_moment[at] for at in sorted(by_moment)][-(MAX_RUNS - 1) :], line]

@@ -22,9 +22,10 @@ from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
 
-from redelivery.middleware.outcomes import Outcome
-from redelivery.workers.reconciliation.steps import DELIVERY, ENDS, STEPS, outcome_of
-from redelivery.workers.reconciliation.texts import named, quoted
+from redelivery.middleware.messages.events import Outcome
+
+from .steps import DELIVERY, ENDS, STEPS, outcome_of
+from .texts import named, quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame
 
-    from redelivery.workers.reconciliation.files import Files
+    from .files import Files
 
 __all__ = ["check_apart", "check_output", "replacing", "write_summary", "write_table"]
 

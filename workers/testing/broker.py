@@ -23,8 +23,9 @@ from redis import Redis
 from redis.exceptions import RedisError
 
 from redelivery.errors import BrokerError, ConfigurationError
-from redelivery.middleware.transports.base import Capability
-from redelivery.workers.redis_transport import redis_of
+from redelivery.middleware.ports import Capability
+
+from ..brokers.redis.transport import redis_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 __all__ = ["lent", "private_broker"]
 
 #: Seconds that a private broker has to start and to stop.
-PATIENCE = 30.0
+TIMEOUT = 30.0
 #: What Celery reads from the environment, over its configuration.
 VARIABLES = ("CELERY_BROKER_URL", "CELERY_BROKER_READ_URL", "CELERY_BROKER_WRITE_URL", "CELERY_RESULT_BACKEND")
 OF_REDIS = ("redis", "rediss", "socket", "sentinel")
@@ -66,7 +67,7 @@ def private_broker(binary: str) -> Iterator[str]:
         finally:
             process.terminate()
             try:
-                process.wait(PATIENCE)
+                process.wait(TIMEOUT)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
@@ -76,7 +77,7 @@ def private_broker(binary: str) -> Iterator[str]:
 
 def _await_answer(process: subprocess.Popen[bytes], folder: Path) -> None:
     client = Redis(unix_socket_path=str(folder / "s"))
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + TIMEOUT
     try:
         while True:
             try:
@@ -96,42 +97,42 @@ def _await_answer(process: subprocess.Popen[bytes], folder: Path) -> None:
 
 def install_of(app: Celery) -> Runtime:
     """The app's `Redelivery`. Raises `ConfigurationError` where it has none, or runs its tasks eagerly."""
-    install: Runtime | None = getattr(app, "redelivery", None)
-    if install is None:
+    runtime: Runtime | None = getattr(app, "redelivery", None)
+    if runtime is None:
         msg = f"{app!r} has no Redelivery: write Redelivery(app) where the app is made"
         raise ConfigurationError(msg)
     if app.conf.task_always_eager:
         msg = f"{app!r} has task_always_eager on, so that no message would ever reach the worker: switch it off for these tests"
         raise ConfigurationError(msg)
-    return install
+    return runtime
 
 
 @contextmanager
 def lent(app: Celery, url: str | None, prefix: str) -> Iterator[Runtime]:
     """Lend the app a broker (None: its own), below a key prefix of its own. Raises `ConfigurationError`, `BrokerError`."""
-    install = install_of(app)
+    runtime = install_of(app)
     changes, environment = dict(app.conf.changes), {name: os.environ.pop(name) for name in VARIABLES if name in os.environ}
     if url is None:
         os.environ.update(environment)
-    _forget_connections(app, install)
+    _forget_connections(app, runtime)
     try:
         _configure(app, url, prefix)
-        if Capability.LEASES not in install.transport.capabilities:
+        if Capability.LEASES not in runtime.transport.capabilities:
             where = app.connection_for_write().as_uri()
             msg = f"these fixtures look into a Redis, and {where} is none: install 'redelivery[embedded]' for a private one"
             raise ConfigurationError(msg)
-        redis_of(install).client.ping()
+        redis_of(runtime).client.ping()
         try:
-            yield install
+            yield runtime
         finally:
-            _delete_below(redis_of(install).client, redis_of(install).keys.prefix)
+            _delete_below(redis_of(runtime).client, redis_of(runtime).keys.prefix)
             _delete_results(app)
     finally:
-        _close_connections(app, install)
+        _close_connections(app, runtime)
         app.conf.changes.clear()
         app.conf.changes.update(changes)
         os.environ.update(environment)
-        _forget_connections(app, install)
+        _forget_connections(app, runtime)
 
 
 def _configure(app: Celery, url: str | None, prefix: str) -> None:
@@ -155,19 +156,19 @@ def _set(app: Celery, name: str, value: Any) -> None:
     app.conf[name] = value
 
 
-def _forget_connections(app: Celery, install: Runtime) -> None:
+def _forget_connections(app: Celery, runtime: Runtime) -> None:
     """What the app has cached of its broker and its results: it will connect anew, as it is then configured."""
     app._pool = None  # noqa: SLF001 - as Celery itself does after a fork
     app.amqp._producer_pool = None  # noqa: SLF001 - as above
     vars(app.control.mailbox).pop("producer_pool", None)
     app._backend_cache = None  # noqa: SLF001 - Celery has no public way to change its result backend
     app._local.__dict__.pop("backend", None)  # noqa: SLF001 - as above
-    install.__dict__.pop("transport", None)
+    runtime.__dict__.pop("transport", None)
 
 
-def _close_connections(app: Celery, install: Runtime) -> None:
-    if "transport" in install.__dict__:
-        install.transport.close()
+def _close_connections(app: Celery, runtime: Runtime) -> None:
+    if "transport" in runtime.__dict__:
+        runtime.transport.close()
     backend = app._backend  # noqa: SLF001 - `backend` would make one
     if backend is not None and hasattr(backend, "result_consumer"):
         backend.result_consumer.stop()

@@ -20,14 +20,15 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from redelivery.errors import EnvelopeError, InputError
-from redelivery.middleware.envelope import HEADER, Envelope, opened, sealed
-from redelivery.middleware.lifetime import PUBLISHED
-from redelivery.workers.redis_transport import redis_of
+from redelivery.middleware.messages.steps import HEADER, Envelope, opened, sealed
+from redelivery.middleware.messages.ttl import PUBLISHED
+
+from ..brokers.redis.transport import redis_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from redelivery.workers.testing.worker import RunningWorker
+    from .worker import RunningWorker
 
 __all__ = ["Clock", "aged"]
 
@@ -48,7 +49,7 @@ class Clock:
         if left < 0:
             msg = f"time moves on, not back: advance_time takes 0 seconds or more, not {seconds}"
             raise InputError(msg)
-        worker, transport = self._worker, redis_of(self._worker.install)
+        worker, transport = self._worker, redis_of(self._worker.runtime)
         deadline = time.monotonic() + worker.timeout
         due = worker.rest()
         while due is not None and left > 0:

@@ -7,19 +7,22 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, overload
 
 from redelivery.errors import RedriveError
-from redelivery.workers import contents, dead_letters
-from redelivery.workers.letter_filter import Filter
-from redelivery.workers.redis_transport import redis_of
-from redelivery.workers.redrive import redrive
+
+from ..brokers.redis.transport import redis_of
+from ..operations.letters import dead_letters
+from ..operations.letters.filter import Filter
+from ..operations.letters.redrive import redrive
 
 if TYPE_CHECKING:
-    from redelivery.middleware.transports.redis import RedisTransport
-    from redelivery.workers.testing.worker import RunningWorker
+    from redelivery.middleware.brokers.redis.transport import RedisTransport
+
+    from .. import letters as contents
+    from .worker import RunningWorker
 
 __all__ = ["DeadLetters", "Letter"]
 
 #: Letters of one queue that a test looks at.
-MOST = 10_000
+LIMIT = 10_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,11 +96,11 @@ class DeadLetters(Sequence[Letter]):
     def _letters(self) -> list[Letter]:
         """What there is when the worker has nothing more to do."""
         self._worker.settle()
-        install = self._worker.install
+        runtime = self._worker.runtime
         found = [
-            _letter(letter, name, redis_of(install))
-            for name in dead_letters.known(install)
-            for letter in dead_letters.newest(redis_of(install), name, MOST)[::-1]
+            _letter(letter, name, redis_of(runtime))
+            for name in dead_letters.known(runtime)
+            for letter in dead_letters.newest(redis_of(runtime), name, LIMIT)[::-1]
         ]
         return sorted(found, key=lambda letter: letter.died_ms or 0)
 

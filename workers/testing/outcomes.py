@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from redelivery.middleware.outcomes import TERMINAL, Event, Outcome, entries
-from redelivery.workers.broker import broker_of, needed
-from redelivery.workers.redis_transport import redis_of
-from redelivery.workers.testing.worker import until
+from redelivery.middleware.messages.events import TERMINAL, Event, Outcome, entries
+
+from ..brokers.broker import broker_of, needed
+from ..brokers.redis.transport import redis_of
+from .worker import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from redelivery.workers.testing.worker import RunningWorker
+    from .worker import RunningWorker
 
 __all__ = ["Outcomes"]
 
@@ -24,7 +25,7 @@ class Outcomes:
         self._worker = worker
 
     def __iter__(self) -> Iterator[Event]:
-        transport = redis_of(self._worker.install)
+        transport = redis_of(self._worker.runtime)
         raw: Any = transport.client.xrange(transport.keys.outcomes)
         return iter(entries(raw))
 
@@ -63,7 +64,7 @@ class Outcomes:
         names = self.names_of(task_id)
         wanted = "has not ended" if outcome is None else f"was not {Outcome(outcome)}"
         said = f"{task_id} {wanted}; so far: {', '.join(names) if names else 'nothing: was it published by this app?'}"
-        transport = redis_of(self._worker.install)
-        waiting = needed(broker_of(self._worker.install.transport).delayed).of_task(str(task_id))
+        transport = redis_of(self._worker.runtime)
+        waiting = needed(broker_of(self._worker.runtime.transport).delayed).of_task(str(task_id))
         waits = [each.due_ms - transport.now_ms() for each in waiting]
         return f"{said}; it waits in the delay store: advance_time({max(min(waits), 0) / 1000:.1f})" if waits else said

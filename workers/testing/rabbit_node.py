@@ -36,13 +36,13 @@ PROGRAMS = Path("/usr/lib/rabbitmq/bin")
 EPMD = "epmd"
 MISSING = "there is no RabbitMQ on this machine: install it (as root: apt-get install --no-install-recommends rabbitmq-server)"
 #: Seconds that a node may take to start, and a command of its to answer.
-PATIENCE, COMMAND_PATIENCE = 240.0, 120.0
+TIMEOUT, COMMAND_TIMEOUT = 240.0, 120.0
 #: A program whose group is killed when nobody holds the other end of its standard input: who started it has ended.
 LIFELINE = 'exec 3<&0 </dev/null; (read -r _ <&3; kill -KILL 0) & exec 3<&-; exec "$@"'
 #: The user that every node has, and that only the loopback may be.
 USER = "guest"
 #: Characters of the node's own words that an error repeats.
-MOST_SAID = 3000
+MAX_SAID = 3000
 #: No busy waiting of the schedulers, and nothing beyond the loopback.
 ERLANG = "-kernel inet_dist_use_interface {127,0,0,1} +S 2:2 +sbwt none +sbwtdcpu none +sbwtdio none"
 CONF = """\
@@ -146,10 +146,10 @@ class RabbitNode:
         """Run `rabbitmqctl`, which takes a second or two of CPU: what it said. Raises `BrokerError` where it fails."""
         command = [str(PROGRAMS / "rabbitmqctl"), "-n", self.name, "--quiet", *words]
         done = subprocess.run(  # noqa: S603 - Debian's own program
-            command, env=self.environment, capture_output=True, text=True, timeout=COMMAND_PATIENCE, check=False
+            command, env=self.environment, capture_output=True, text=True, timeout=COMMAND_TIMEOUT, check=False
         )
         if done.returncode:
-            msg = f"rabbitmqctl {' '.join(words)} failed: {(done.stdout + done.stderr)[-MOST_SAID:].strip()}"
+            msg = f"rabbitmqctl {' '.join(words)} failed: {(done.stdout + done.stderr)[-MAX_SAID:].strip()}"
             raise BrokerError(msg)
         return done.stdout
 
@@ -176,10 +176,10 @@ class RabbitNode:
             )
 
     def _wait(self, process: subprocess.Popen[bytes], ready: Callable[[], bool], what: str) -> None:
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + TIMEOUT
         while not ready():
             if process.poll() is not None or time.monotonic() > deadline:
-                log = (self.folder / "node.log").read_text("utf-8", "replace")[-MOST_SAID:].strip()
+                log = (self.folder / "node.log").read_text("utf-8", "replace")[-MAX_SAID:].strip()
                 how = "ended" if process.poll() is not None else "does not answer"
                 msg = f"the private {what} {how}: {log or 'it said nothing'}"
                 raise BrokerError(msg)

@@ -23,8 +23,9 @@ from kombu.asynchronous import set_event_loop
 from redis.exceptions import RedisError
 
 from redelivery.errors import ConfigurationError, RedeliveryError
-from redelivery.workers.duties import Duties
-from redelivery.workers.redis_transport import redis_of
+
+from ..brokers.redis.transport import redis_of
+from ..duties.bootstep import Duties
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -80,9 +81,9 @@ class _Controller(WorkController):
 class RunningWorker:
     """A worker while it runs. `app` is the user's, `hostname` the worker's name, `timeout` the seconds that a wait may take."""
 
-    def __init__(self, install: Runtime, options: Mapping[str, Any], timeout: float) -> None:
-        self.app: Celery = install.app
-        self.install = install
+    def __init__(self, runtime: Runtime, options: Mapping[str, Any], timeout: float) -> None:
+        self.app: Celery = runtime.app
+        self.runtime = runtime
         self.timeout = timeout
         self.hostname = anon_nodename(prefix=f"test{uuid.uuid4().hex[:8]}-")
         self._options = _checked(options)
@@ -119,7 +120,7 @@ class RunningWorker:
         return found[0]
 
     def _start(self) -> None:
-        self.install.worker = ""
+        self.runtime.worker = ""
         state.should_stop = None  # a worker that did not stop in time has left it set
         try:
             self._controller = _Controller(
@@ -176,20 +177,20 @@ class RunningWorker:
         deadline = time.monotonic() + self.timeout
         while thread.is_alive() and time.monotonic() < deadline:
             with suppress(RedisError, OSError):  # a test may have ended its broker
-                redis_of(self.install).client.publish(redis_of(self.install).keys.wake, "")
+                redis_of(self.runtime).client.publish(redis_of(self.runtime).keys.wake, "")
             thread.join(LOOK * 2)
 
     # what is under way
 
     def _resting(self) -> list[int | None]:
         """The time until the next message is due, in a list; an empty one where there is work to do."""
-        redis_of(self.install).promote(PROMOTED_AT_ONCE)
+        redis_of(self.runtime).promote(PROMOTED_AT_ONCE)
         work, due = self._look()
         return [] if work or (due is not None and due <= 0) else [due]
 
     def _look(self) -> tuple[dict[str, int], int | None]:
         """At one instant: how many messages wait or are held, by place, and the milliseconds until the next delayed one is due."""
-        transport = redis_of(self.install)
+        transport = redis_of(self.runtime)
         places = {name: transport.keys.list(name) for queue in self._queues() for name in transport.keys.list_names(queue)}
         with transport.client.pipeline(transaction=True) as pipe:
             for key in places.values():
@@ -198,7 +199,7 @@ class RunningWorker:
             pipe.zrange(transport.keys.destinations, 0, 0, withscores=True)
             pipe.time()
             *waiting, held, earliest, now = pipe.execute()
-        found = {**dict(zip(places, waiting, strict=True)), "held by the worker": held, "in its outbox": len(self.install.outbox)}
+        found = {**dict(zip(places, waiting, strict=True)), "held by the worker": held, "in its outbox": len(self.runtime.outbox)}
         due = round(earliest[0][1]) - (int(now[0]) * 1000 + int(now[1]) // 1000) if earliest else None
         return {place: int(count) for place, count in found.items() if count}, due
 

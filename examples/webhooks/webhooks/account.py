@@ -10,7 +10,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from redelivery.middleware.outcomes import TERMINAL, Outcome, Reason
+from redelivery.middleware.messages.events import TERMINAL, Outcome, Reason
 from webhooks.scenarios import PERMANENT, Scenario, Webhook
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from redelivery import DeadLetter, RedeliverAfter, Redelivery
 from webhooks import signature
 
 #: Seconds that the receiver has for its answer.
-PATIENCE = 0.5
+TIMEOUT = 0.5
 
 app = Celery("webhooks", broker=os.environ.get("WEBHOOKS_BROKER", "redis://localhost:6379/0"))
 app.conf.task_default_queue = "webhooks"
@@ -66,7 +66,7 @@ def post(url: str, body: bytes) -> tuple[int, str | None]:
     timestamp = int(time.time())
     secret = os.environ["WEBHOOKS_SECRET"].encode()
     parts = urlsplit(url)
-    connection = http.client.HTTPConnection(parts.netloc, timeout=PATIENCE)
+    connection = http.client.HTTPConnection(parts.netloc, timeout=TIMEOUT)
     headers = {
         "Content-Type": "application/json",
         signature.TIMESTAMP: str(timestamp),

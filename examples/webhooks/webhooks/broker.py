@@ -12,7 +12,7 @@ from webhooks.rabbitmq import RabbitMQ
 from webhooks.valkey import Valkey
 
 if TYPE_CHECKING:
-    from redelivery.middleware.outcomes import Event
+    from redelivery.middleware.messages.events import Event
 
 __all__ = ["BROKERS", "Broker", "private_broker"]
 

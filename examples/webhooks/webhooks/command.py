@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["Command", "CommandError"]
 
 #: Seconds that one command may take; the slowest starts Spark: 15 s on an idle machine, minutes on one that has other things to do.
-PATIENCE = 900.0
+TIMEOUT = 900.0
 
 
 class CommandError(Exception):
@@ -67,11 +67,11 @@ class Command:
 
     def _run(self, *arguments: str, accepted: tuple[int, ...] = (0,)) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "redelivery", *arguments]
-        options: dict[str, Any] = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True, "timeout": PATIENCE}
+        options: dict[str, Any] = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True, "timeout": TIMEOUT}
         try:
             done = subprocess.run(command, cwd=HOME, env=self.environment, check=False, **options)
         except subprocess.TimeoutExpired as exc:
-            msg = f"redelivery {' '.join(arguments)} has not ended after {PATIENCE:g} s"
+            msg = f"redelivery {' '.join(arguments)} has not ended after {TIMEOUT:g} s"
             raise CommandError(msg) from exc
         with self.log.open("a", encoding="utf-8") as log:
             log.write(f"$ redelivery {' '.join(arguments)}\n{done.stdout}{done.stderr}(exit code {done.returncode})\n\n")

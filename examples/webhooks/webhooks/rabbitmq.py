@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any, Self
 
 from kombu import Connection
 
-from redelivery.middleware.transports.amqp_names import BITS, AmqpNames
-from redelivery.workers.amqp_look import depth_of
-from redelivery.workers.amqp_outcomes import Listening
+from redelivery.middleware.brokers.rabbitmq.names import BITS, AmqpNames
+from redelivery.workers.brokers.rabbitmq.outcome_log import Listening
+from redelivery.workers.brokers.rabbitmq.peek import depth_of
 from redelivery.workers.testing.rabbit_node import RabbitNode
 
 if TYPE_CHECKING:
-    from redelivery.middleware.outcomes import Event
+    from redelivery.middleware.messages.events import Event
 
 __all__ = ["RabbitMQ"]
 

@@ -21,7 +21,7 @@ __all__ = ["Progress", "as_json", "table"]
 #: Seconds between two plain lines of progress.
 PLAIN_EVERY = 3.0
 CLEAR = "\r\x1b[2K"
-MOST_DISAGREEMENTS = 20
+MAX_DISAGREEMENTS = 20
 
 
 class Progress:
@@ -80,7 +80,7 @@ def table(account: Account, *, balanced: bool, seconds: float, outputs: Path) ->
     lines.append(f"  books        {_books(account, balanced=balanced)}")
     lines.append(f"  receiver     {agreement}: {account.requests} requests, {account.processed} webhooks processed,")
     lines.append(f"               {account.repeated} times one that it had processed before, and did not do again")
-    lines += [f"                 {each}" for each in account.disagreements[:MOST_DISAGREEMENTS]]
+    lines += [f"                 {each}" for each in account.disagreements[:MAX_DISAGREEMENTS]]
     lines.append(f"  outputs      {outputs}")
     lines.append(f"  took         {seconds:.1f} s")
     return "\n".join(lines)

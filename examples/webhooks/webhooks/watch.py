@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from redelivery.middleware.outcomes import TERMINAL, Outcome
+from redelivery.middleware.messages.events import TERMINAL, Outcome
 
 if TYPE_CHECKING:
     from webhooks.broker import Broker

@@ -19,7 +19,7 @@ __all__ = ["CHILDREN", "Worker"]
 
 CHILDREN = 2
 #: Seconds that a worker has to finish what it runs when it is asked to stop.
-PATIENCE = 60.0
+TIMEOUT = 60.0
 HOME = Path(__file__).resolve().parent.parent
 
 
@@ -73,7 +73,7 @@ class Worker:
             return
         self._process.terminate()
         try:
-            self._process.wait(PATIENCE)
+            self._process.wait(TIMEOUT)
         except subprocess.TimeoutExpired:
             pass
         finally:

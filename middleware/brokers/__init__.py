@@ -1,0 +1,47 @@
+"""How messages are received, moved and ended, for each kind of broker."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from celery import Celery
+
+    from ..ports import Transport
+
+__all__ = ["Kind", "kind_of", "transport_of"]
+
+Kind = Literal["redis", "amqp", "generic"]
+
+
+def kind_of(app: Celery) -> Kind:
+    """The kind of this app's broker, by its address alone. Raises `KeyError` for a transport that kombu does not know."""
+    driver = getattr(app.connection_for_write().transport, "driver_type", "")
+    if driver == "redis":
+        return "redis"
+    return "amqp" if driver == "amqp" else "generic"
+
+
+def transport_of(app: Celery) -> Transport:
+    """The transitions on this app's broker. Raises `BrokerUnavailable`, `BrokerError`, `ConfigurationError`."""
+    from redelivery.errors import BrokerError  # noqa: PLC0415 - a transport is imported where its broker is used
+
+    from .broker_url import check_broker_url  # noqa: PLC0415
+
+    check_broker_url(app)
+    try:
+        kind = kind_of(app)
+    except KeyError as exc:
+        msg = f"broker {exc} is no transport that kombu knows; is broker_url right? It looks like redis://host:6379/0"
+        raise BrokerError(msg) from exc
+    if kind == "redis":
+        from .redis.broker import RedisBroker  # noqa: PLC0415
+
+        return RedisBroker.of(app)
+    if kind == "amqp":
+        from .rabbitmq.transport import AmqpTransport  # noqa: PLC0415
+
+        return AmqpTransport.of(app)
+    from .kombu.generic import GenericTransport  # noqa: PLC0415
+
+    return GenericTransport.of(app)

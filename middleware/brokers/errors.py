@@ -1,0 +1,17 @@
+"""What drivers raise, for those who must not know a driver."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from amqp.exceptions import AMQPError
+from redis.exceptions import RedisError, ResponseError
+
+__all__ = ["BROKER_ERRORS", "REDIS_ERRORS", "REFUSED"]
+
+#: Redis refuses, or does not answer.
+REDIS_ERRORS: Final = (RedisError, OSError)
+#: Redis refuses this one command.
+REFUSED: Final = (ResponseError,)
+#: Any broker refuses, or does not answer.
+BROKER_ERRORS: Final = (RedisError, AMQPError, ConnectionError, TimeoutError)

@@ -1,0 +1,1 @@
+"""Whatever else kombu speaks: the transitions, by kombu's own interface."""

@@ -1,0 +1,115 @@
+"""What one worker holds on a broker of which nothing is known but kombu's own interface.
+
+A delivery is acknowledged where its message left, in that thread, as Celery does it; kombu allows for that. What has not been
+acknowledged when the channel closes, kombu puts back where it can: as it came, and marked, whatever was made of it in the meantime.
+
+Limits: bytes that are no message end the consumer's connection inside kombu, before anybody is asked.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import uuid
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from kombu.utils.json import JSONEncoder, loads
+
+from ...logs import log
+from ..deliveries import Claim, Delivered
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from celery.worker.consumer import Consumer
+
+    from ...ports import Held, Transport
+
+__all__ = ["GenericClaim", "envelope_of"]
+
+#: What kombu says of every delivery; a transport's own objects, which some put beside it, stay here.
+DELIVERY_INFO = ("exchange", "routing_key", "redelivered", "priority")
+
+
+class GenericClaim(Claim):
+    """Who holds what."""
+
+    def __init__(self, transport: Transport, worker: str) -> None:
+        super().__init__(transport, worker)
+        self._acknowledge: dict[str, Callable[[], None]] = {}
+        self._numbers = itertools.count(1)
+
+    def attach(self, consumer: Consumer) -> None:
+        """The consumer has connected, for the first time or again; it consumes from now on."""
+        lost = len(self.held)
+        self.token = uuid.uuid4().hex[:12]
+        self.held.clear()
+        self._acknowledge.clear()
+        channel: Any = consumer.task_consumer.channel
+        channel.basic_consume = partial(_consume, channel.basic_consume)
+        if lost:
+            log.info("owner.reconnected", worker=self.worker, holds=0, suspects=lost, given_back=lost)
+
+    def take(self, message: Any) -> Held | None:
+        """The message as this worker holds it, from now on; None where it is none of the task consumer's."""
+        payload, queue = getattr(message, "_raw", None), getattr(message, "queue", None)
+        if payload is None or queue is None:
+            return None
+        tag = f"{self.token}.{next(self._numbers)}"
+        info, headers = message.delivery_info, message.headers if isinstance(message.headers, dict) else {}
+        was_moved = bool(info.get("redelivered") or payload.get("redelivered") or headers.get("redelivered"))
+        message.delivery_info = {**info, "redelivered": was_moved}
+        message.properties = {**message.properties, "delivery_info": message.delivery_info}
+        held = Delivered(tag, queue, queue, partial(envelope_of, payload, was_moved=was_moved), self.now_ms())  # type: ignore[arg-type]
+        message.serializable = lambda: loads(held.raw)
+        self._acknowledge[tag] = message.ack
+        self.held[tag] = held
+        message.held = held
+        return held
+
+    def settle(self, tag: str) -> None:
+        """Acknowledge the delivery: its message has left."""
+        acknowledge = self._acknowledge.pop(tag, None)
+        if acknowledge is None:
+            return
+        try:
+            acknowledge()
+        except Exception as exc:  # noqa: BLE001 - the channel is gone: the message has left all the same
+            log.warning("acknowledge.failed", count=1, error=str(exc), why="the message is delivered again")
+
+    def drop(self, tag: str) -> None:
+        """As `Claim`'s."""
+        super().drop(tag)
+        self._acknowledge.pop(tag, None)
+
+
+def envelope_of(payload: dict[str, Any], *, was_moved: bool) -> bytes:
+    """The envelope of a delivery, as bytes: what kombu received, without the objects that a transport has put into it.
+
+    What kombu's JSON has no word for (the memory transport hands anything over) becomes text.
+    """
+    properties = payload["properties"]
+    info = {name: value for name, value in (properties.get("delivery_info") or {}).items() if name in DELIVERY_INFO}
+    info |= {"redelivered": True} if was_moved else {}
+    envelope = {**payload, "headers": payload.get("headers") or {}, "properties": {**properties, "delivery_info": info}}
+    envelope.pop("redelivered", None)
+    return json.dumps(envelope, cls=_Anything, separators=(",", ":")).encode()
+
+
+class _Anything(JSONEncoder):
+    def default(self, value: Any) -> Any:
+        try:
+            return super().default(value)
+        except TypeError:
+            return str(value)
+
+
+def _consume(consume: Callable[..., Any], queue: str, *args: Any, callback: Callable[[Any], Any], **kwargs: Any) -> Any:
+    """As the channel's own `basic_consume`; each message knows the queue that it was taken from."""
+
+    def knowing(message: Any) -> Any:
+        message.queue = queue
+        return callback(message)
+
+    return consume(queue, *args, callback=knowing, **kwargs)

@@ -1,0 +1,312 @@
+"""The transitions on whatever else kombu speaks (memory, filesystem, SQS, …): publish, record, then acknowledge.
+
+Enters: a tag and what is to become of its message. Leaves: an `Answer`; the steps have been taken by then, in the thread that
+asked, on a connection of its own. Kombu's own interface is all that is used, so what holds here holds on each of its virtual
+transports:
+
+1. A message that is to be delivered again is published to its queue, behind all others; with a delay it has that as its ETA, and
+   the worker that receives it holds it in memory until then, as plain Celery does.
+2. A dead letter is published to its dead-letter queue, which is declared first.
+3. What has happened is a line of the log (`outcome.recorded`): there is no place on these brokers that is bounded, and from
+   which it could be exported without being lost.
+4. Only then is the delivery acknowledged. A worker that dies before it does so has published a copy.
+
+What becomes of a delivery whose worker is killed, no kombu transport has in common. Where kombu acknowledges on the broker (SQS,
+Azure Service Bus, Pub/Sub, PGMQ, Kafka), it comes again: beside its copy, if that was out. Where kombu takes a message off the
+broker when it receives it (memory, filesystem, SQLAlchemy, MongoDB and others), it is lost with its worker, unless its copy was
+out: then that is the only one. `KEPT_UNTIL_ACKNOWLEDGED` says which.
+
+Refuses: nothing here; settings that cannot be kept are refused at start (`contradictions`). Limits, declared in `capabilities`:
+nobody counts what a whole worker dies of; the clock is the worker's; nothing on the broker can be listed. A message that the
+broker takes no longer, because our header has made it too long, stays held and is tried again.
+"""
+
+from __future__ import annotations
+
+import base64
+import functools
+import threading
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from kombu.exceptions import OperationalError
+from kombu.transport import virtual
+from kombu.utils.json import loads
+
+from redelivery.errors import BrokerError, BrokerUnavailable
+
+from ...logs import log
+from ...messages.numbering import Numbering
+from ...messages.steps import HEADER, Envelope, iso, opened, sealed
+from ...ports import Answer, Capability
+from ..broker_url import check_broker_url
+from ..deliveries import WithoutLeases
+from .deliveries import GenericClaim
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from celery import Celery
+    from celery.worker.consumer import Consumer
+
+    from ...messages.events import Event
+    from ...policy.retry_budget import Pace
+    from ...ports import Held
+
+__all__ = ["GenericTransport", "capabilities_of", "limits"]
+
+#: Properties that the channel which publishes writes anew.
+OF_THE_CHANNEL = ("body_encoding", "delivery_tag", "delivery_info", "priority")
+
+
+class QueueNames:
+    """The names on these brokers: a queue is all that there is, and it is called what it is called."""
+
+    @staticmethod
+    def list_name(queue: str, priority: int = 0) -> str:  # noqa: ARG004 - as `Keys.list_name`
+        """Where a message of this queue lies."""
+        return queue
+
+    @staticmethod
+    def list_names(queue: str) -> list[str]:
+        """As `list_name`."""
+        return [queue]
+
+    @staticmethod
+    def queue_of(list_name: str) -> str:
+        """The queue that a list belongs to."""
+        return list_name
+
+
+class GenericTransport(WithoutLeases):
+    """The transitions; safe to call from any thread."""
+
+    def __init__(self, app: Celery) -> None:
+        self.app = app
+        self.keys = QueueNames()
+        self.claim: GenericClaim | None = None
+        self._numbers = Numbering()
+        self._lock = threading.RLock()
+        self._connection: Any = None
+        self._channel: Any = None
+        self._declared: set[str] = set()
+
+    @classmethod
+    def of(cls, app: Celery) -> GenericTransport:
+        """The transitions on the broker of this app. Raises `BrokerUnavailable`, `ConfigurationError`."""
+        check_broker_url(app)
+        transport = cls(app)
+        with transport._lock:
+            transport._connected()
+        return transport
+
+    @functools.cached_property
+    def capabilities(self) -> frozenset[Capability]:
+        """What this kind of broker can do, by the transport that kombu has for it."""
+        return capabilities_of(self.app.connection_for_write().get_transport_cls().Channel)
+
+    # the worker's side
+
+    def claim_for(self, worker: str) -> GenericClaim:
+        """What this worker holds, from now on."""
+        self.claim = GenericClaim(self, worker)
+        return self.claim
+
+    def attach(self, consumer: Consumer) -> None:
+        """The consumer has connected: from here on, its channel's deliveries are ours."""
+        assert self.claim is not None  # noqa: S101 - the caller has begun it
+        self.claim.attach(consumer)
+
+    def has_queue(self, name: str) -> bool:
+        """Whether the broker has this queue. Raises `BrokerError`: nobody can look without making it."""
+        msg = f"nobody can tell on this broker whether queue {name!r} is there: let auto_create_dead_letter_resources be on"
+        raise BrokerError(msg)
+
+    def warn(self, queues: Sequence[str], letters: Iterable[str], management_url: str | None) -> None:  # noqa: ARG002 - the port's
+        """Say what cannot be promised on a broker of which nothing is known but that kombu speaks to it."""
+        name = self.app.connection_for_write().transport_cls
+        log.warning("broker.limits", transport=name, limits="; ".join(limits(self)))
+
+    # transitions of a message that a worker holds
+
+    def acknowledge(self, tag: str, event: Event | None) -> Answer:
+        """Record `event`, and end the message."""
+        return self._carry(tag, event)
+
+    def defer(
+        self,
+        tag: str,
+        list_name: str,
+        message: bytes,
+        *,
+        task_id: str,  # noqa: ARG002 - nothing is looked up by it here
+        event: Event | None,
+        delay_ms: int | None = None,
+        due_ms: int | None = None,
+        first: bool = False,  # noqa: ARG002 - nothing can be put at a queue's head
+        pace: Pace | None = None,  # noqa: ARG002 - a retry budget is refused at start
+    ) -> Answer:
+        """Publish the message to its queue again, with the ETA for which a worker is to hold it."""
+        now_ms = self.now_ms()
+        wait_ms = (due_ms - now_ms if due_ms is not None else delay_ms) or 0
+        return self._carry(tag, event, list_name, _waiting(message, now_ms + wait_ms if wait_ms > 0 else None))
+
+    def dead_letter(
+        self,
+        tag: str,
+        message: bytes,
+        *,
+        dead_letter_queue: str,
+        queue: str,  # noqa: ARG002 - a queue has no type here that its letters could need
+        event: Event | None,
+        must_exist: bool = False,  # noqa: ARG002 - nobody can look, so that it is refused at start
+    ) -> Answer:
+        """Publish the message to a dead-letter queue, which is declared where it is not there."""
+        return self._carry(tag, event, dead_letter_queue, message)
+
+    def start(self, tag: str) -> Answer:
+        """Whether the message is still this worker's to run; there is no place to record a start."""
+        return Answer.DONE if self.claim is None or self.claim.holds(tag) else Answer.REFUSED
+
+    def release(self, held: Sequence[Held]) -> int:
+        """Put messages that were not run back into their queues, unmarked, behind all others; how many went back."""
+        count = 0
+        for each in held:
+            try:
+                count += self._carry(each.tag, None, each.queue, each.raw) is Answer.DONE
+            except Exception as exc:  # noqa: BLE001 - the others go back all the same
+                log.error(
+                    "release.refused", error=f"{type(exc).__name__}: {exc}", why="kombu or the broker puts it back, if it can"
+                )
+        return count
+
+    @staticmethod
+    def now_ms() -> int:
+        """This machine's time: these brokers tell nobody their own."""
+        return time.time_ns() // 1_000_000
+
+    def drain(self, seconds: float) -> bool:  # noqa: ARG002 - as the other transports'
+        """Nothing is under way here: each transition has been carried out when it is answered."""
+        return True
+
+    def waiting(self) -> int:
+        """How many transitions are not carried out: those are in the outbox alone."""
+        return 0
+
+    def close(self) -> None:
+        """The worker ends: close the connection."""
+        with self._lock:
+            self._disconnect()
+
+    # carrying out
+
+    def _carry(self, tag: str, event: Event | None, queue: str = "", message: bytes | None = None) -> Answer:
+        """Publish, record, acknowledge. Raises `ConnectionError`, or what the channel raises; then nothing was acknowledged."""
+        claim = self.claim
+        if claim is not None and not claim.holds(tag):
+            return Answer.REFUSED  # its channel is gone, and kombu or the broker has put it back
+        if message is not None:
+            self._publish(queue, message)
+        if event is not None:
+            self._tell(event)
+        if claim is not None and tag:
+            claim.settle(tag)
+        return Answer.DONE
+
+    def _tell(self, event: Event) -> None:
+        """Record the event: its fields by name, those that are empty left out."""
+        told = replace(event, event_id=self._numbers.next_id(), at_ms=self.now_ms(), clock="worker")
+        log.info("outcome.recorded", **{name: value for name, value in told.to_dict().items() if value not in {"", None}})
+
+    def _publish(self, queue: str, message: bytes) -> None:
+        envelope: dict[str, Any] = loads(message)  # kombu's own: what has a type comes out as it went in
+        properties = envelope["properties"]
+        body = envelope.get("body") or ""
+        kept = {name: value for name, value in properties.items() if name not in OF_THE_CHANNEL}
+        redelivered = (properties.get("delivery_info") or {}).get("redelivered")
+        kept["delivery_info"] = {"redelivered": True} if redelivered else {}
+        with self._lock:
+            try:
+                channel = self._connected()
+                if queue not in self._declared:
+                    channel.queue_declare(queue=queue, durable=True, auto_delete=False)
+                    self._declared.add(queue)
+                made = channel.prepare_message(
+                    base64.b64decode(body) if properties.get("body_encoding") == "base64" else body,
+                    priority=properties.get("priority"),
+                    content_type=envelope.get("content-type"),
+                    content_encoding=envelope.get("content-encoding"),
+                    headers=envelope["headers"],
+                    properties=kept,
+                )
+                channel.basic_publish(made, exchange="", routing_key=queue)
+            except Exception as exc:
+                is_away = self._is_away(exc)
+                self._disconnect()
+                if is_away:
+                    raise ConnectionError(str(exc)) from exc  # as the outbox knows it: the others wait, too
+                raise
+
+    def _connected(self) -> Any:
+        """The channel to publish on. Raises `BrokerUnavailable` where nothing answers."""
+        if self._channel is None:
+            connection = self.app.connection_for_write()
+            try:
+                connection.connect()
+                self._channel = connection.channel()
+            except (OperationalError, OSError, *connection.connection_errors) as exc:
+                msg = f"broker {connection.as_uri()} does not answer: {exc}; is it running, and is broker_url right?"
+                raise BrokerUnavailable(msg) from exc
+            self._connection = connection
+        return self._channel
+
+    def _is_away(self, exc: Exception) -> bool:
+        """Whether it is the broker's fault, and not this message's."""
+        if isinstance(exc, BrokerUnavailable) or isinstance(exc.__cause__, OSError):  # the latter is a channel's own word for it
+            return True
+        # Some transports count among these whatever a missing key may mean.
+        return isinstance(exc, self._connection.connection_errors) and not isinstance(exc, (LookupError, TypeError, ValueError))
+
+    def _disconnect(self) -> None:
+        connection, self._connection, self._channel = self._connection, None, None
+        self._declared.clear()
+        if connection is not None:
+            try:
+                connection.collect()
+            except Exception as exc:  # noqa: BLE001 - it is given up
+                log.debug("publisher.not_closed", error=str(exc))
+
+
+def capabilities_of(channel: Any) -> frozenset[Capability]:
+    """What can be done with this class of kombu's channels: whether it tells its broker of acknowledgements, or merely forgets."""
+    tells = channel.basic_ack is not virtual.Channel.basic_ack or channel.QoS.ack is not virtual.QoS.ack
+    found = {Capability.DEAD_LETTER_QUEUES, Capability.EXACT_DELAYS}
+    return frozenset(found | ({Capability.KEPT_UNTIL_ACKNOWLEDGED} if tells else set()))
+
+
+def limits(transport: GenericTransport) -> list[str]:
+    """What a worker on this broker cannot promise, in words, for its start."""
+    kept = Capability.KEPT_UNTIL_ACKNOWLEDGED in transport.capabilities
+    crash = "is delivered again by the broker, uncounted" if kept else "is lost: kombu has taken it off the broker"
+    connection = transport.app.connection_for_write()
+    default = getattr(connection.get_transport_cls().Channel, "default_visibility_timeout", None)
+    seconds = (connection.transport_options or {}).get("visibility_timeout") or default
+    again = f"what waits or runs for longer than visibility_timeout ({seconds} s) is delivered twice"
+    return [
+        *([again] if kept and seconds else []),
+        f"what a worker holds when it is killed {crash}",
+        "a crash between publishing and acknowledging repeats a message" if kept else "no crash repeats a message",
+        "what waits for its time is held in a worker's memory",
+        "no outcome log: outcomes are the lines outcome.recorded of this log",
+        "no commands for dead letters, delays and books: a dead_letter_handler consumes the letters",
+    ]
+
+
+def _waiting(message: bytes, due_ms: int | None) -> bytes:
+    """The message as a worker holds it until then: by its ETA, which nobody has waited for."""
+    found = opened(message)
+    headers = {**found["headers"], "eta": None if due_ms is None else iso(due_ms)}
+    if HEADER in headers:
+        headers[HEADER] = replace(Envelope.of(headers), served_eta=None).to_header()
+    return sealed({**found, "headers": headers})

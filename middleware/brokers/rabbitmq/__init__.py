@@ -1,0 +1,1 @@
+"""RabbitMQ: publish with confirm, record, then acknowledge."""

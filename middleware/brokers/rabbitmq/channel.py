@@ -1,0 +1,228 @@
+"""Channels of RabbitMQ for an app with `Redelivery`: kombu's, which record what they publish, and know where a delivery came from.
+
+A task that is published straight to a queue (the default exchange, as Celery does for its direct queues) is recorded as `published`
+just before: the event first, so that a publication that failed is `lost` in the books, as it is in truth, rather than a task
+without a beginning. What goes to any other exchange may reach several queues, or none: its life opens at first sight in a worker.
+
+A task's `expiration` is put where the broker does not see it: else it would throw the message away in silence, before any worker
+could record that it expired.
+
+A worker's channel acknowledges many deliveries at once (`amqp_settled`), and can ask for more than Celery's prefetch window
+(`amqp_window`).
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from typing import TYPE_CHECKING, Any
+
+import amqp
+from kombu.transport import pyamqp
+
+from redelivery.settings.general import GeneralSettings
+
+from ...logs import log
+from ...messages.numbering import Numbering
+from ...messages.recording import published
+from ...messages.steps import ANNOUNCED
+from ...messages.ttl import PUBLISHED, is_dated
+from .acks import Settled, frames
+from .events import packed
+from .messages import EXPIRATION, PERSISTENT
+from .names import AmqpNames
+from .reading import ReadingAhead
+from .topology import declare_outcomes
+from .window import Windowed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from ...messages.events import Event
+
+__all__ = ["RabbitTlsTransport", "RabbitTransport"]
+
+NUMBERS = Numbering()
+NAMES = AmqpNames()
+MAX_BYTES = GeneralSettings().outcome_log_max_bytes
+#: How often the broker is asked something that it answers behind the acknowledgements before it: a channel of RabbitMQ sends a
+#: quorum queue 32 commands at the most, and the rest, as one, when it has heard of them, which may be just after the first answer.
+BARRIERS = 3
+#: What RabbitMQ says of a delivery that was held for longer than its `consumer_timeout`.
+TIMED_OUT = "delivery acknowledgement"
+TIMED_OUT_WHY = "a task ran, or waited here, longer than RabbitMQ's consumer_timeout: it is delivered again; raise the timeout"
+
+
+class Message(pyamqp.Message):
+    """A kombu message that knows its queue, and what py-amqp received."""
+
+    held: Any = None
+    queue: str | None = None
+    received: Any = None
+
+
+class Long(int):
+    """A number that py-amqp writes with 64 bits, however small it is."""
+
+    def __gt__(self, _: object) -> bool:
+        return True
+
+
+class Channel(Windowed):
+    """A channel."""
+
+    Message = Message
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._settled = Settled()
+        #: Queues that were deleted under their consumers: nobody has what was delivered from them but this worker.
+        self.deleted: set[str] = set()
+        super().__init__(*args, **kwargs)
+
+    # receiving
+
+    def _on_basic_cancel(self, consumer_tag: str) -> None:
+        """As py-amqp's, which raises; remembers whose queue is gone."""
+        if consumer_tag in self.queue_of_tag:
+            self.deleted.add(self.queue_of_tag[consumer_tag])
+        super()._on_basic_cancel(consumer_tag)
+
+    def message_to_python(self, raw_message: Any) -> Any:
+        """As kombu's; the message knows where it was taken from."""
+        message = self.Message(raw_message, channel=self)
+        info = raw_message.delivery_info or {}
+        consumer = info.get("consumer_tag", "")
+        message.received, message.queue = raw_message, self.queue_of_tag.get(consumer)
+        unanswered: Any = self.no_ack_consumers
+        if consumer in unanswered:
+            self._settled.note(int(info["delivery_tag"]))
+        return message
+
+    # acknowledging
+
+    def basic_ack(self, delivery_tag: int, multiple: bool = False, *args: Any, **kwargs: Any) -> Any:
+        """As py-amqp's; remembers it."""
+        self._settled.note(int(delivery_tag), multiple=multiple)
+        return super().basic_ack(delivery_tag, multiple, *args, **kwargs)
+
+    def basic_reject(self, delivery_tag: int, *args: Any, **kwargs: Any) -> Any:
+        """As py-amqp's; remembers it."""
+        self._settled.note(int(delivery_tag))
+        return super().basic_reject(delivery_tag, *args, **kwargs)
+
+    def acknowledge(self, tags: Iterable[int]) -> None:
+        """Acknowledge these deliveries, in as few frames as they need, and in one go. Raises what the connection raises."""
+        connection = self.connection
+        if connection is None:
+            msg = "the channel is closed"
+            raise amqp.RecoverableConnectionError(msg)
+        acknowledgements = self._settled.together(tags)
+        if acknowledgements:
+            connection.transport.write(frames(self.channel_id, acknowledgements))
+            connection.bytes_sent += 1  # py-amqp counts what it writes, to know when a heartbeat is due
+
+    def await_acknowledged(self, queue: str) -> None:
+        """Wait until a quorum queue has written down whatever was acknowledged on this channel: RabbitMQ forgets what it has not.
+
+        It is asked for a consumer that may be given nothing (RabbitMQ's `x-credit`): the answer comes through the queue's own log.
+        """
+        for _ in range(BARRIERS):
+            tag = f"redelivery-{uuid.uuid4().hex[:12]}"
+            super().basic_consume(queue, tag, arguments={"x-credit": {"credit": Long(0), "drain": False}})
+            super().basic_cancel(tag)
+
+    def _on_close(self, reply_code: int, reply_text: str, class_id: int, method_id: int) -> None:
+        """As py-amqp's; where a message was held for longer than RabbitMQ's `consumer_timeout`, the connection is to be made again.
+
+        For Celery it would be an error like any other of a channel, at which the whole worker ends.
+        """
+        try:
+            super()._on_close(reply_code, reply_text, class_id, method_id)
+        except amqp.PreconditionFailed as exc:
+            if TIMED_OUT not in reply_text:
+                raise
+            log.error("delivery.timed_out", error=reply_text, why=TIMED_OUT_WHY)
+            raise amqp.RecoverableConnectionError(reply_text) from exc
+
+    # publishing
+
+    def basic_publish(self, msg: Any, exchange: str = "", routing_key: str = "", **kwargs: Any) -> Any:
+        """As py-amqp's; a task is recorded first."""
+        self._announce(msg, exchange, routing_key, super().basic_publish)
+        return super().basic_publish(msg, exchange, routing_key, **kwargs)
+
+    def basic_publish_confirm(self, msg: Any, exchange: str = "", routing_key: str = "", **kwargs: Any) -> Any:
+        """As py-amqp's, where the app has set `confirm_publish`; then the event is confirmed, too."""
+        self._announce(msg, exchange, routing_key, super().basic_publish_confirm)
+        return super().basic_publish_confirm(msg, exchange, routing_key, **kwargs)
+
+    def _announce(self, msg: Any, exchange: str, routing_key: str, publish: Any) -> None:
+        headers = msg.properties.get("application_headers") or {}
+        event = published({"headers": headers}, routing_key)
+        if event is None:
+            return
+        headers = dict(headers)
+        expiration = msg.properties.pop("expiration", None)
+        if expiration is not None:
+            headers[EXPIRATION] = expiration
+        if PUBLISHED not in headers and (expiration is not None or is_dated(headers) or self._is_bounded(exchange, event)):
+            headers[PUBLISHED] = time.time_ns() // 1_000_000
+        if not exchange and not {"CC", "BCC"} & headers.keys():  # a copy goes to queues that nobody here knows
+            self._declare_once()
+            headers[ANNOUNCED] = 1
+            body = packed([(NUMBERS.next_id(), event)])
+            message = amqp.Message(body, content_type="application/json", delivery_mode=PERSISTENT)
+            try:
+                publish(message, NAMES.outcomes_exchange, NAMES.outcomes)
+            except BaseException:
+                NUMBERS.begin_anew()
+                raise
+        msg.properties["application_headers"] = headers
+
+    def _is_bounded(self, exchange: str, event: Event) -> bool:
+        """Whether a policy gives the message a lifetime, which counts from now; an exchange may mean any queue of the app."""
+        runtime = getattr(self.connection.client, "redelivery", None)
+        if runtime is None:
+            return False
+        queues = [event.queue] if not exchange else runtime.app.amqp.queues
+        return any(runtime.policies.bounds_of(queue, event.task) is not None for queue in queues)
+
+    def _declare_once(self) -> None:
+        """Once for each connection: an exchange that is missing would close the channel."""
+        if not getattr(self.connection, "has_outcomes", False):
+            runtime = getattr(self.connection.client, "redelivery", None)
+            declare_outcomes(self.connection, NAMES, runtime.settings.outcome_log_max_bytes if runtime is not None else MAX_BYTES)
+            self.connection.has_outcomes = True
+
+
+class Connection(ReadingAhead):
+    """A connection of py-amqp, with our channels."""
+
+    Channel = Channel
+
+
+class RabbitTransport(pyamqp.Transport):
+    """kombu's transport for RabbitMQ, with our channels."""
+
+    Connection = Connection
+
+    def register_with_event_loop(self, connection: Any, loop: Any) -> None:
+        """As kombu's; the loop reads ahead."""
+        super().register_with_event_loop(connection, loop)
+        connection.read_ahead(loop)
+
+    def on_readable(self, connection: Any, loop: Any) -> None:
+        """As kombu's, which comes back until nothing is left: what reads ahead has left nothing."""
+        if not connection.reads_ahead:
+            super().on_readable(connection, loop)
+        elif not connection.connected:
+            msg = "Socket was disconnected"
+            raise amqp.RecoverableConnectionError(msg)
+        else:
+            connection.on_readable()
+
+
+class RabbitTlsTransport(pyamqp.SSLTransport):
+    """The same over TLS."""
+
+    Connection = Connection

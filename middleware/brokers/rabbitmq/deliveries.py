@@ -1,0 +1,204 @@
+"""What one worker holds on RabbitMQ: its deliveries, under the channel that brought them.
+
+There is no lease: what a worker held, the broker delivers again by itself as soon as its connection is gone. A tag is
+`<channel>.<delivery tag>`; once the consumer has connected anew, the tags of the channel before are no longer ours to end: but for
+those of a queue that was deleted under its consumer, which nobody delivers again. What a worker had of it then is all there is.
+Acknowledging is done on the consumer's channel, in the consumer's own thread, for as many as have ended by then.
+
+What has ended and waits for its event to be confirmed is not yet acknowledged, and takes a place in the prefetch window all the
+same (`amqp_window`). So the broker is asked for as many messages more, 128 at the most: what may run twice when the worker dies. A
+window of the channel is moved by steps, and never beyond what waits by more than itself; where windows are fixed, a queue gets a
+second consumer (`amqp_second`). Among greenlets the window stays as it is: Celery's loop for them loses a tenth of a second for
+each answer of the broker.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections import deque
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from ...logs import log
+from ...messages.envelope import HEADER
+from ..deliveries import Claim, Delivered
+from .messages import delivery_count, envelope_of, published_to, shown
+from .publisher import ENOUGH
+from .second_consumer import SecondConsumers
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from celery.worker.consumer import Consumer
+
+    from ...ports import Held, Transport
+    from .publisher import Publisher
+
+__all__ = ["ChannelClaim"]
+
+#: Messages that may have ended, and wait for the confirmation of their events, without taking a place in the prefetch window.
+MAX_LEAVING = 128
+
+
+class ChannelClaim(Claim):
+    """Who holds what."""
+
+    def __init__(self, transport: Transport, publisher: Publisher, worker: str) -> None:
+        super().__init__(transport, worker)
+        self._publisher = publisher
+        self._consumer: Any = None
+        self._channel: Any = None
+        self._ended: deque[str] = deque()
+        self._leaving: set[str] = set()
+        self._is_widening = False
+        self._is_green, self._most = False, MAX_LEAVING
+        self._second_consumers: Any = None
+        self._origins: dict[str, tuple[str, str]] = {}
+        self._deleted: dict[str, set[str]] = {}
+        #: Queues of which a new connection has brought nothing yet that was not handed over before.
+        self._coming_back: set[str] = set()
+
+    def attach(self, consumer: Consumer) -> None:
+        """The consumer has connected, for the first time or again."""
+        self._deleted = {token: queues for token, queues in self._deleted.items() if queues}
+        lost = [tag for tag, held in list(self.held.items()) if not self._is_last(tag, held.queue)]
+        is_again = self._consumer is not None
+        for tag in lost:
+            self.held.pop(tag, None)
+        self._consumer, self._channel = consumer, consumer.task_consumer.channel
+        self.token = uuid.uuid4().hex[:12]
+        self._deleted[self.token] = self._channel.deleted
+        self._ended.clear()
+        self._leaving.clear()
+        self._is_widening = False
+        self._is_green = getattr(consumer.pool, "is_green", False)
+        self._most = 0 if self._is_green else MAX_LEAVING
+        self._second_consumers = SecondConsumers(consumer, self._most, self._tell_enough)
+        self._origins = {
+            queue.name: (queue.exchange.name, queue.routing_key or queue.name)
+            for queue in consumer.task_consumer.queues
+            if queue.exchange is not None
+        }
+        self._coming_back = {queue.name for queue in consumer.task_consumer.queues} if is_again else set()
+        self._tell_enough()
+        if lost or self.held:
+            log.info("owner.reconnected", worker=self.worker, holds=len(self.held), suspects=len(lost), given_back=len(lost))
+
+    def take(self, message: Any) -> Held | None:
+        """The message as this worker holds it, from now on; None where it is none of the task consumer's."""
+        raw, queue = getattr(message, "received", None), getattr(message, "queue", None)
+        if raw is None or queue is None:
+            return None
+        tag = f"{self.token}.{message.delivery_tag}"
+        origin, info = self._origins.get(queue), message.delivery_info
+        read: Any = partial(envelope_of, raw, queue=queue, origin=origin)
+        held = Delivered(tag, queue, queue, read, self.now_ms())
+        held.handed_over_before = delivery_count(raw)
+        held.was_moved = HEADER in (message.headers or {})
+        if not held.handed_over_before:
+            self._coming_back.discard(queue)
+        held.was_cut = queue in self._coming_back
+        was_moved = info.get("redelivered") or bool((message.headers or {}).get("redelivered"))
+        message.delivery_info = {**info, **published_to(raw, queue=queue, origin=origin), "redelivered": was_moved}
+        message.headers = shown(message.headers or {})
+        self.held[tag] = held
+        message.held = held
+        return held
+
+    def is_current(self, tag: str, queue: str) -> bool:
+        """Whether the delivery from this queue is still ours to end: its channel is there, or its queue is not.
+
+        A move without a tag is nobody's delivery.
+        """
+        if not tag:
+            return True
+        connection = getattr(self._channel, "connection", None) if self.holds(tag) else None
+        return (connection is not None and bool(connection.connected)) or self._is_last(tag, queue)
+
+    def _is_last(self, tag: str, queue: str) -> bool:
+        """Whether nobody delivers this again: its queue was deleted."""
+        return queue in self._deleted.get(tag.partition(".")[0], ())
+
+    @property
+    def enough(self) -> int:
+        """How many moves the publisher need not wait for more of: where the window is fixed, half of it."""
+        window = 0 if self._channel.window else self._channel.for_each + self._second_consumers.more
+        return max(min(window // 2, ENOUGH), 1) if window else ENOUGH
+
+    def _tell_enough(self) -> None:
+        self._publisher.enough = self.enough
+
+    def leave(self, tag: str) -> None:
+        """The message has ended, and is acknowledged once that is recorded. Called from any thread."""
+        if not tag or not self.holds(tag):
+            return
+        self._leaving.add(tag)
+        if not self._channel.window:
+            self._second_consumers.note(self.held.get(tag), len(self._leaving))
+        elif self._channel.wider < min(len(self._leaving), self._most) and not self._is_widening:
+            self._is_widening = True
+            self._consumer.call_soon(self._widen)
+
+    def release(self, keep: set[str]) -> int:
+        """As any claim's; what was handed over before stays as it is: the broker hands it over again, marked as it must be."""
+        return super().release(keep | {tag for tag, held in list(self.held.items()) if held.handed_over_before})
+
+    def settle(self, tag: str) -> None:
+        """The delivery may be acknowledged, when `settled` says so next. Called from any thread."""
+        if tag:
+            self._ended.append(tag)
+
+    def settled(self) -> None:
+        """Acknowledge what may be, soon, in the consumer's thread. Called from any thread."""
+        if self._ended:
+            self._soon(self.flush)
+
+    def _soon(self, what: Callable[[], None]) -> None:
+        """In the consumer's thread; at once among greenlets, which share it: their loop comes round only when it has received."""
+        if self._is_green:
+            what()
+        else:
+            self._consumer.call_soon(what)
+
+    def flush(self) -> None:
+        """Acknowledge what has ended."""
+        tags = []
+        while self._ended:
+            tag = self._ended.popleft()
+            self._leaving.discard(tag)
+            if self.holds(tag):
+                tags.append(int(tag.rpartition(".")[2]))
+        if not tags:
+            return
+        try:
+            self._set_window()  # first, so that what is acknowledged makes no more room than there is
+            self._channel.acknowledge(tags)
+        except Exception as exc:  # noqa: BLE001 - the channel is gone: the broker delivers it again
+            log.warning("acknowledge.failed", count=len(tags), error=str(exc), why="the messages are delivered again")
+
+    def rest(self) -> None:
+        """Wait until the broker has written down what was acknowledged, on quorum queues, before the channel is closed."""
+        if not self._channel or self._channel.connection is None:
+            return
+        for queue in self._consumer.task_consumer.queues if self._consumer.task_consumer else ():
+            try:
+                self._channel.await_acknowledged(queue.name)
+            except Exception as exc:  # noqa: BLE001 - the channel is gone: the broker delivers again what it does not know of
+                log.warning("acknowledge.unsure", queue=queue.name, error=str(exc), why="some messages may be delivered again")
+                return
+
+    def _widen(self) -> None:
+        self._is_widening = False
+        try:
+            self._set_window()
+        except Exception as exc:  # noqa: BLE001 - the channel is gone, and the consumer will find out
+            log.debug("window.not_set", error=str(exc))
+
+    def _set_window(self) -> None:
+        """Ask for as many messages more as are leaving, and for a window besides, so that the next few need not be asked for.
+
+        For less when it is a window too much, or when nothing is leaving: else a long task would keep more waiting behind it.
+        """
+        channel, leaving = self._channel, min(len(self._leaving), self._most)
+        if not leaving or leaving > channel.wider or channel.wider - leaving > channel.window:
+            channel.widen(leaving and leaving + channel.window)

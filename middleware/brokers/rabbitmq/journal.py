@@ -1,0 +1,258 @@
+"""The journal of moves on RabbitMQ: what has been moved on is known, though the worker died before it could acknowledge it.
+
+A move is published, confirmed, and then acknowledged: a worker that dies before the last of these leaves the message in its
+queue, and the message's successor on the broker as well. So whoever moves a message writes words, and whoever is handed a message
+again waits for a moment, since a dead worker's last frames may still be on their way, and reads them:
+
+- `moved`, written when the successor is confirmed, together with the event: the message is only acknowledged;
+- `moving`, written before the successor is published, names the successor, too: the message may have one, or not. Whoever reads it
+  waits for the successor for as long as that is delayed, and half a minute. Where the successor `moved` meanwhile, or was `had`, it
+  was there, and what became of it is safe: then the message is only acknowledged. Else it is delivered again;
+- `had`, written when the end of a message that has been moved before is recorded: of use to whoever reads `moving`.
+
+The journal is a stream of RabbitMQ's: any number may read it at once, and nothing is taken out by reading. It forgets by itself.
+Only what fails, dies or waits is written, and only what is handed over again is looked up: a task that succeeds at once pays
+nothing. A reader writes a marker of its own and reads until it comes back: then it has read all that was written before.
+
+A word is a digest of one delivery of one message, from one queue: its id, its body, our header. It says nothing of the next
+delivery. A move that could lead back to the same (one that gives back what has not run) has no word.
+
+Limits: nobody is handed a letter, so that a death between its publication and its confirmation leaves the letter and the message;
+so does one of a message that is delayed for longer than `MAX_DELAY` seconds. Where the journal cannot be read, or was never
+declared (no streams, no right), what is handed over again is delivered again, as if there were none. Nothing is lost without it: it
+only ever saves a copy. Where a worker and the broker die in the same moment, the event of a move may be lost, never the message.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+import time
+import uuid
+from collections import deque
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from struct import Struct
+from typing import TYPE_CHECKING, Any
+
+import amqp
+
+from ...logs import log
+from ...messages.steps import HEADER, Envelope, opened
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+__all__ = ["HAS_HAD", "HAS_MOVED", "IS_MOVING", "Journal", "Moved", "entry", "moved_of", "word_of"]
+
+#: Bytes of a word; a word, its successor's, and for how many seconds that is delayed.
+WORD, MOVING = 16, Struct(">16s16sI")
+#: What an entry holds, by its first byte.
+MARKER, HAS_MOVED, IS_MOVING, HAS_HAD = b"?", b"d", b"g", b"h"
+#: Seconds: how long the last frames of a dead worker may be on their way; how long a reader waits for its marker, and for more
+#: questions before it closes its connection; how far back it reads.
+ON_ITS_WAY, TIMEOUT, MAX_IDLE = 1.0, 10.0, 5.0
+LOOK_BACK = timedelta(minutes=10)
+#: Seconds: how long a successor may be delayed that is waited for, and how long it is waited for besides.
+MAX_DELAY, MARGIN = 60, 30.0
+#: Entries that the broker sends before the reader must say that it has read them.
+MAX_UNREAD = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """The words of a move: of the message, of its successor (empty where that has none), and for how many seconds that waits."""
+
+    word: bytes
+    successor: bytes = b""
+    seconds: int = 0
+
+    @property
+    def moving(self) -> bytes:
+        """What is written before it; empty where nobody could wait for the successor."""
+        is_waited_for = self.successor and self.seconds <= MAX_DELAY
+        return MOVING.pack(self.word, self.successor, self.seconds) if is_waited_for else b""
+
+
+def word_of(message: bytes, queue: str) -> bytes:
+    """The word of a message (an envelope's bytes) as it is delivered from this queue."""
+    raw = opened(message)
+    headers = raw["headers"]
+    known = [queue, headers.get("id"), headers.get("replaced_task_nesting"), headers.get(HEADER), raw.get("body")]
+    return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).digest()[:WORD]
+
+
+def moved_of(message: bytes, successor: bytes, queue: str, seconds: int) -> Moved | None:
+    """The words of a move; None where the successor is no step on, and might be the same again."""
+    before, after = opened(message)["headers"], opened(successor)["headers"]
+    if _steps(before) >= _steps(after):
+        return None
+    comes_here = not Envelope.of(after).is_letter
+    return Moved(word_of(message, queue), word_of(successor, queue) if comes_here else b"", seconds)
+
+
+def _steps(headers: dict[str, Any]) -> tuple[bool, int, int]:
+    """How far a message has come: it never comes back to where it was."""
+    envelope = Envelope.of(headers)
+    return HEADER in headers, envelope.generation, envelope.delivery
+
+
+def entry(kind: bytes, words: Iterable[bytes]) -> amqp.Message:
+    """The message that writes these words."""
+    return amqp.Message(kind + b"".join(words), content_type="application/octet-stream")
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """Whether this word's message was moved; when that was asked, and when it is to be looked up (monotonic seconds)."""
+
+    word: bytes
+    then: Callable[[bool], None]
+    asked_at: float
+    due_at: float
+
+
+class Journal:
+    """Reads the journal for whoever asks, in a thread of its own, which ends when nobody does.
+
+    `connect` opens a new connection (kombu's); `name` is the journal's queue.
+    """
+
+    def __init__(self, connect: Callable[[], Any], name: str) -> None:
+        self._connect, self._name = connect, name
+        self._asked: deque[Question] = deque()
+        self._news = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._is_closed = False
+
+    def ask(self, word: bytes, then: Callable[[bool], None]) -> None:
+        """Tell `then` whether this word stands in the journal, in a while, from another thread. It is not told after `close`."""
+        with self._news:
+            self._is_closed = False
+            now = time.monotonic()
+            self._asked.append(Question(word, then, now, now + ON_ITS_WAY))
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="redelivery-journal", daemon=True)
+                self._thread.start()
+            self._news.notify()
+
+    def close(self) -> None:
+        """Answer nobody any more."""
+        with self._news:
+            self._is_closed = True
+            self._asked.clear()
+            self._news.notify()
+            thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(1)  # it may be waiting for the broker, and has nothing to say any more
+
+    # the thread
+
+    def _run(self) -> None:
+        reading: Reading | None = None
+        while due := self._due():
+            try:
+                reading = reading or Reading(self._connect(), self._name)
+                reading.catch_up()
+            except Exception as exc:  # noqa: BLE001 - whatever it is, the messages must go on
+                log.warning("journal.unread", error=f"{type(exc).__name__}: {exc}", why="what was moved may be delivered again")
+                _close(reading)
+                reading = None
+            self._answer(due, reading)
+        _close(reading)
+
+    def _answer(self, due: list[Question], reading: Reading | None) -> None:
+        now, doubtful = time.monotonic(), []
+        for each in due:
+            if reading is not None and not reading.has_moved(each.word) and now < each.asked_at + reading.patience_for(each.word):
+                doubtful.append(replace(each, due_at=now + ON_ITS_WAY))
+            else:
+                self._tell(each.then, is_there=reading is not None and reading.has_moved(each.word))
+        with self._news:
+            if not self._is_closed:
+                self._asked.extend(doubtful)
+
+    def _tell(self, then: Callable[[bool], None], *, is_there: bool) -> None:
+        if self._is_closed:
+            return
+        try:
+            then(is_there)
+        except Exception:  # noqa: BLE001 - its message stays unacknowledged, and comes again
+            log.exception("journal.unheard")
+
+    def _due(self) -> list[Question]:
+        """What is to be answered now, once there is some; nothing when nobody has asked for a while, or it is closed."""
+        with self._news:
+            if not self._asked:
+                self._news.wait_for(lambda: self._asked or self._is_closed, MAX_IDLE)
+            while self._asked and (left := self._asked[0].due_at - time.monotonic()) > 0:
+                self._news.wait(left)
+            now, due = time.monotonic(), []
+            while self._asked and self._asked[0].due_at <= now:
+                due.append(self._asked.popleft())
+            if not due:
+                self._thread = None
+            return due
+
+
+class Reading:
+    """One reading of the journal, on a connection of its own, from `LOOK_BACK` ago on. Raises what the connection raises."""
+
+    def __init__(self, kombu: Any, name: str) -> None:
+        self._moved: set[bytes] = set()
+        self._had: set[bytes] = set()
+        self._moving: dict[bytes, list[tuple[bytes, int]]] = {}
+        self._kombu, self._name, self._marker = kombu, name, b""
+        self._channel = kombu.connection.channel()
+        self._channel.basic_qos(0, MAX_UNREAD, a_global=False)
+        since = datetime.now(UTC).replace(tzinfo=None) - LOOK_BACK
+        self._channel.basic_consume(name, callback=self._note, arguments={"x-stream-offset": since})
+
+    def has_moved(self, word: bytes) -> bool:
+        """Whether this message has a successor, or had one."""
+        return word in self._moved or any(self._was_there(successor) for successor, _ in self._moving.get(word, ()))
+
+    def _was_there(self, word: bytes) -> bool:
+        return word in self._had or word in self._moved
+
+    def patience_for(self, word: bytes) -> float:
+        """For how many seconds a successor of this message may yet show."""
+        return max((seconds + MARGIN for _, seconds in self._moving.get(word, ())), default=0.0)
+
+    def catch_up(self) -> None:
+        """Read all that was written before now."""
+        self._marker = MARKER + uuid.uuid4().bytes
+        self._channel.basic_publish(entry(b"", [self._marker]), routing_key=self._name)
+        until = time.monotonic() + TIMEOUT
+        while self._marker:
+            self._kombu.connection.drain_events(timeout=max(until - time.monotonic(), 0.001))
+
+    def _note(self, message: Any) -> None:
+        body = message.body.encode() if isinstance(message.body, str) else bytes(message.body)
+        if body == self._marker:
+            self._marker = b""
+        self._read(body[:1], body[1:])
+        if message.delivery_tag % (MAX_UNREAD // 2) == 0:
+            self._channel.basic_ack(message.delivery_tag, multiple=True)
+
+    def _read(self, kind: bytes, words: bytes) -> None:
+        """What cannot be read was not written by us."""
+        if kind == IS_MOVING and len(words) % MOVING.size == 0:
+            for word, successor, seconds in MOVING.iter_unpack(words):
+                self._moving.setdefault(word, []).append((successor, min(seconds, MAX_DELAY)))
+        elif kind in {HAS_MOVED, HAS_HAD}:
+            known = self._moved if kind == HAS_MOVED else self._had
+            known.update(words[at : at + WORD] for at in range(0, len(words) - WORD + 1, WORD))
+
+    def close(self) -> None:
+        """Close its connection."""
+        self._kombu.collect(socket_timeout=1.0)
+
+
+def _close(reading: Reading | None) -> None:
+    if reading is not None:
+        try:
+            reading.close()
+        except Exception as exc:  # noqa: BLE001 - it is given up
+            log.debug("journal.not_closed", error=str(exc))

@@ -1,0 +1,232 @@
+"""A message of RabbitMQ and the envelope that everything else here works on: one into the other, and back, without loss.
+
+Enters: a delivery of py-amqp (bytes, properties, headers, where it came from). Leaves: the JSON envelope that kombu writes on
+Redis, which `envelope.opened` reads; and from such an envelope again a message that can be published.
+
+1. The body's bytes are in base64, whatever they are; `content_type`, `content_encoding`, `priority`, `correlation_id`, `reply_to`,
+   `message_id`, `timestamp`, `type`, `app_id` and `cluster_id` are properties of the envelope as they are of the message. A
+   `user_id` names who published, and only he may: it is kept in the envelope, and not published by us. Whatever we move is
+   persistent, whatever its producer asked for: it is acknowledged once it is where it should be.
+2. Header values that JSON has no word for (bytes, times, decimals, keys that are no text) are written as tables with one mark.
+3. What only the broker writes (`x-death` and its companions, `x-delivery-count`) is taken off.
+4. `expiration`, which makes the broker throw a message away in silence, and would end a delay early, travels in a header of ours
+   (`EXPIRATION`); so do where the message was first published to (`DELIVERED`), which the broker forgets when it is moved, and the
+   routing keys of its copies (`CC`, here `COPIES`): the broker has made them, and would make them again at every move.
+
+5. Properties and headers must fit into one frame: where they do not, our own history is cut (`_fitting`).
+
+Limits: bytes in a header that are valid UTF-8 come back as text, and lists and tables nest as deep as py-amqp reads them.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from dataclasses import replace
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+
+import amqp
+
+from ...messages.envelope import COPIES, DELIVERED, EXPIRATION
+from ...messages.steps import HEADER, Envelope, opened
+from .names import BITS, AmqpNames
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["DELIVERED", "EXPIRATION", "PERSISTENT", "delivery_count", "envelope_of", "message_of", "published_to", "shown"]
+
+#: A header for which RabbitMQ routes a copy for each routing key in it.
+CC = "CC"
+PERSISTENT = 2
+#: Bytes: RabbitMQ's frames have 128 KiB by default, and properties and headers must fit into one.
+MAX_HEADERS = 126_000
+
+#: What only the broker writes.
+OF_THE_BROKER = re.compile(
+    r"x-(death|delivery-count|opt-delivery-count|acquired-count|(first|last)-death-(queue|reason|exchange))\Z"
+)
+PROPERTIES = ("correlation_id", "reply_to", "message_id", "timestamp", "type", "app_id", "cluster_id")
+MARK = "redelivery:is"
+OUR_DELAYS = AmqpNames().delivery_exchange
+OUR_LEVELS = frozenset(map(AmqpNames().level, range(BITS)))
+#: The bits of a native delay, ours or Celery's own, before a routing key.
+DELAYED = re.compile(rf"(?:[01]\.){{{BITS}}}")
+
+
+def envelope_of(message: Any, *, queue: str, origin: tuple[str, str] | None = None) -> bytes:
+    """The envelope of a delivery from this queue, as bytes.
+
+    `origin` is the exchange and routing key to remember where the message itself does not know them any more: those of the queue.
+    """
+    properties = message.properties
+    headers = _written(
+        {name: value for name, value in (properties.get("application_headers") or {}).items() if not _is_broker(name)}
+    )
+    kept: dict[str, Any] = {name: properties[name] for name in PROPERTIES if properties.get(name) is not None}
+    if properties.get("user_id") is not None:
+        kept["user_id"] = properties["user_id"]
+    expiration = headers.pop(EXPIRATION, None) or properties.get("expiration")
+    if expiration is not None:
+        kept["expiration"] = expiration
+    headers.pop(DELIVERED, None)
+    if COPIES in headers:
+        headers[CC] = headers.pop(COPIES)
+    info = published_to(message, queue=queue, origin=origin)
+    kept.update(
+        delivery_mode=properties.get("delivery_mode", PERSISTENT),
+        delivery_info=info,
+        delivery_tag=str(message.delivery_info.get("delivery_tag", "")),
+        body_encoding="base64",
+    )
+    if properties.get("priority") is not None:
+        kept["priority"] = properties["priority"]
+    if headers.get("redelivered"):
+        kept["delivery_info"] = {**info, "redelivered": True}
+    envelope = {
+        "body": base64.b64encode(_bytes(message.body, properties.get("content_encoding"))).decode(),
+        "content-type": properties.get("content_type"),
+        "content-encoding": properties.get("content_encoding"),
+        "headers": headers,
+        "properties": kept,
+    }
+    return json.dumps(envelope, separators=(",", ":")).encode()
+
+
+def shown(headers: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The headers as a task is shown them: without what the broker wrote when it let the message out of our delay store."""
+    deaths = headers.get("x-death")
+    if not isinstance(deaths, list) or not any(isinstance(each, dict) and each.get("queue") in OUR_LEVELS for each in deaths):
+        return headers
+    return {name: value for name, value in headers.items() if not _is_broker(name)}
+
+
+def published_to(message: Any, *, queue: str, origin: tuple[str, str] | None = None) -> dict[str, Any]:
+    """The exchange and routing key that a delivery from this queue was first published to, as `envelope_of` says them."""
+    headers = message.properties.get("application_headers") or {}
+    delivered = headers.get(DELIVERED)
+    return dict(delivered) if isinstance(delivered, dict) else _delivered(message.delivery_info, headers, queue, origin)
+
+
+def message_of(raw: bytes, *, target: tuple[str, str]) -> amqp.Message:
+    """The message to publish to `target` (exchange, routing key). Raises `EnvelopeError` where these bytes are no envelope."""
+    envelope = opened(raw)
+    properties, headers = envelope["properties"], dict(_read(envelope["headers"]))
+    if properties.get("expiration") is not None:
+        headers[EXPIRATION] = str(properties["expiration"])
+    if CC in headers:
+        headers[COPIES] = headers.pop(CC)
+    info = properties.get("delivery_info")
+    info = info if isinstance(info, dict) else {}
+    came = {"exchange": str(info.get("exchange") or ""), "routing_key": str(info.get("routing_key") or "")}
+    if (came["exchange"], came["routing_key"]) != target and came["routing_key"] and not _origin(headers):
+        headers[DELIVERED] = came
+    body = envelope.get("body") or ""
+    content = base64.b64decode(body) if properties.get("body_encoding") == "base64" else str(body).encode()
+    kept = {name: properties[name] for name in PROPERTIES if properties.get(name) is not None}
+    priority = properties.get("priority")
+    if len(raw) > MAX_HEADERS // 2:
+        headers = _fitting(headers)
+    return amqp.Message(
+        content,
+        application_headers=headers,
+        delivery_mode=PERSISTENT,
+        priority=priority if isinstance(priority, int) and 0 <= priority <= 255 else None,  # noqa: PLR2004 - one octet
+        content_type=envelope.get("content-type"),
+        content_encoding=envelope.get("content-encoding"),
+        **kept,
+    )
+
+
+def _fitting(headers: dict[str, Any]) -> dict[str, Any]:
+    """The headers as they fit into one frame, as AMQP demands: where they do not, our history gives way, never the producer's."""
+    if _size(headers) <= MAX_HEADERS or HEADER not in headers:
+        return headers
+    known = replace(Envelope.of(headers), failure=None)
+    if _size({**headers, HEADER: known.to_header()}) > MAX_HEADERS:
+        known = replace(known, attempts=(), deaths=known.deaths[:1])
+    return {**headers, HEADER: known.to_header()}
+
+
+def _size(headers: dict[str, Any]) -> int:
+    return len(amqp.Message(application_headers=headers)._serialize_properties())  # noqa: SLF001 - nobody else can say
+
+
+def delivery_count(message: Any) -> int:
+    """How often the broker has handed this message over before, as far as it knows: a quorum queue counts, a classic one marks."""
+    counted = (message.properties.get("application_headers") or {}).get("x-delivery-count")
+    if isinstance(counted, int) and counted > 0:
+        return counted
+    return 1 if message.delivery_info.get("redelivered") else 0
+
+
+def _is_broker(name: object) -> bool:
+    return isinstance(name, str) and OF_THE_BROKER.match(name) is not None
+
+
+def _origin(headers: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Where our own header says that the message was published to; empty where it says nothing."""
+    origin = Envelope.of(headers).origin if HEADER in headers else {}
+    return origin if origin.get("queue") else {}
+
+
+def _delivered(info: Mapping[str, Any], headers: Mapping[str, Any], queue: str, origin: tuple[str, str] | None) -> dict[str, Any]:
+    """Where it was published to: what our header says, or the delivery, unless a delay has come between."""
+    known = _origin(headers)
+    if known.get("queue") == queue:
+        return {"exchange": known.get("exchange", ""), "routing_key": known.get("routing_key", queue)}
+    exchange, routing_key = str(info.get("exchange") or ""), str(info.get("routing_key") or "")
+    if DELAYED.match(routing_key):
+        key = routing_key if exchange == OUR_DELAYS else DELAYED.sub("", routing_key, count=1)  # Celery's own keeps the key
+        exchange, own = origin or ("", queue)
+        routing_key = own if key == routing_key or not exchange else key
+    elif not exchange:
+        routing_key = queue  # a copy (`CC`) bears the key of the message that it is a copy of
+    return {"exchange": exchange, "routing_key": routing_key}
+
+
+def _bytes(body: Any, encoding: Any) -> bytes:
+    """The body as it was on the wire: py-amqp has decoded it where it could."""
+    if isinstance(body, str):
+        return body.encode(encoding or "utf-8")
+    return bytes(body)
+
+
+def _written(value: Any) -> Any:  # noqa: PLR0911 - one for each type
+    """A value of a header for JSON."""
+    if value is None or isinstance(value, (str, bool, int, float)):
+        return value
+    if isinstance(value, dict):
+        if all(isinstance(name, str) for name in value) and MARK not in value:
+            return {name: _written(each) for name, each in value.items()}
+        return {MARK: "table", "of": [[_written(name), _written(each)] for name, each in value.items()]}
+    if isinstance(value, (list, tuple)):
+        return [_written(each) for each in value]
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return {MARK: "bytes", "of": base64.b64encode(bytes(value)).decode()}
+    if isinstance(value, datetime):
+        return {MARK: "time", "of": value.replace(tzinfo=UTC).timestamp()}
+    if isinstance(value, Decimal):
+        return {MARK: "decimal", "of": str(value)}
+    return str(value)
+
+
+def _read(value: Any) -> Any:  # noqa: PLR0911 - one for each type
+    """What `_written` wrote."""
+    if isinstance(value, list):
+        return [_read(each) for each in value]
+    if not isinstance(value, dict):
+        return value
+    kind, of = value.get(MARK), value.get("of", "")
+    if kind is None:
+        return {name: _read(each) for name, each in value.items()}
+    if kind == "bytes":
+        return base64.b64decode(str(of))
+    if kind == "time":
+        return datetime.fromtimestamp(float(of), UTC).replace(tzinfo=None)
+    if kind == "decimal":
+        return Decimal(str(of))
+    return {_read(name): _read(each) for name, each in of} if isinstance(of, list) else str(of)

@@ -1,0 +1,100 @@
+"""Every name that this project uses on a RabbitMQ broker: built here and nowhere else.
+
+The delay store is as kombu's native delayed delivery, under a prefix of our own, also for a kombu that knows no prefix (5.6): one
+exchange and one queue for each bit of a delay in seconds. A delayed message is published to the exchange of the highest bit with
+the routing key `<28 bits>.<address>`; each origin queue is bound to the last exchange with exactly 28 single-word wildcards before
+its address. (With `#`, as in `#.orders`, a queue `orders` would also be given what waits for `eu.orders`.)
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+from kombu.transport.native_delayed_delivery import MAX_NUMBER_OF_BITS_TO_USE, calculate_routing_key
+
+__all__ = [
+    "BITS",
+    "DELAY_PREFIX",
+    "JOURNAL",
+    "MAX_DELAY",
+    "OUTCOMES",
+    "OUTCOMES_EXCHANGE",
+    "START",
+    "AmqpNames",
+    "address",
+    "delay_key",
+]
+
+#: The outcome log's queue, and the key under which it is bound.
+OUTCOMES = "redelivery.outcomes"
+#: One that every broker has and nobody can delete: publishing to an exchange that is missing closes a producer's channel, and what
+#: it publishes meanwhile is lost.
+OUTCOMES_EXCHANGE = "amq.topic"
+DELAY_PREFIX = "redelivery_delayed"
+#: What the queue begins with that is a recorded start (`amqp_starts`).
+START = "redelivery.start."
+#: The journal of moves (`amqp_journal`).
+JOURNAL = "redelivery.journal"
+BITS: int = MAX_NUMBER_OF_BITS_TO_USE
+#: Seconds: what a delay must stay below.
+MAX_DELAY = 2**BITS
+#: Bytes of a queue's name that a routing key has room for, behind the bits (AMQP: 255 in all).
+MAX_NAME = 190
+
+
+@dataclass(frozen=True)
+class AmqpNames:
+    """The names, on one virtual host: there is one set of them in each."""
+
+    outcomes: str = OUTCOMES
+    outcomes_exchange: str = OUTCOMES_EXCHANGE
+    delay_prefix: str = DELAY_PREFIX
+    journal: str = JOURNAL
+
+    @property
+    def first_level(self) -> str:
+        """The exchange that delayed messages are published to."""
+        return self.level(BITS - 1)
+
+    @property
+    def delivery_exchange(self) -> str:
+        """The exchange at which they come out, when they are due."""
+        return f"{self.delay_prefix}_celery_delayed_delivery"
+
+    def binding_of(self, queue: str) -> str:
+        """The key under which a queue is bound to `delivery_exchange`."""
+        return "*." * BITS + address(queue)
+
+    def level(self, bit: int) -> str:
+        """The exchange, and the queue, in which a message waits `2 ** bit` seconds where that bit of its delay is set."""
+        return f"{self.delay_prefix}_celery_delayed_{bit}"
+
+    @property
+    def delays_declared(self) -> str:
+        """An exchange for nothing: where it is, the whole delay store is."""
+        return f"{self.delay_prefix}_declared"
+
+    def list_name(self, queue: str, priority: int = 0) -> str:  # noqa: ARG002 - as `Keys.list_name`
+        """Where a message of this queue lies: RabbitMQ keeps all priorities in one queue."""
+        return queue
+
+    def list_names(self, queue: str) -> list[str]:
+        """As `list_name`."""
+        return [queue]
+
+    def queue_of(self, list_name: str) -> str:
+        """The queue that a list belongs to."""
+        return list_name
+
+
+def address(queue: str) -> str:
+    """How a queue is called at the end of a routing key: by its name, or by a digest where that is too long or has wildcards."""
+    if len(queue.encode()) <= MAX_NAME and not {"*", "#"} & set(queue.split(".")):
+        return queue
+    return f"sha1-{hashlib.sha1(queue.encode(), usedforsecurity=False).hexdigest()}"
+
+
+def delay_key(queue: str, seconds: int) -> str:
+    """The routing key of a message that waits so many whole seconds, 1 or more, before it goes to `queue`."""
+    return str(calculate_routing_key(seconds, address(queue)))

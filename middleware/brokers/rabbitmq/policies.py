@@ -1,0 +1,148 @@
+"""The policies of a RabbitMQ broker that end messages by themselves, as its management plugin tells them: AMQP does not.
+
+Enters: the plugin's address (`management_url`), and the names of queues, be they there or not. Leaves: the policies whose
+definitions let the broker throw away, expire or dead-letter what lies in one of them. Raises `BrokerError` where the plugin does
+not answer, or something else does; it says what it was in fixed words, for an answer may hold anything. A redirection is not
+followed, for the user and the password would go with it. Limits: it is asked once, when a worker starts; what a policy is changed
+to later is not seen. Patterns are read as Python reads them.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from dataclasses import dataclass
+from http.client import HTTPException
+from typing import TYPE_CHECKING, Any
+from urllib.error import HTTPError
+from urllib.parse import quote, unquote, urlsplit
+from urllib.request import HTTPRedirectHandler, Request, build_opener
+
+from redelivery.errors import BrokerError
+
+from ...logs import log
+from .names import BITS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from celery import Celery
+    from kombu import Connection
+
+    from .names import AmqpNames
+
+__all__ = ["Policy", "ending_policies", "warn_of_bypasses", "warn_of_policies"]
+
+#: Definitions by which a broker ends messages itself.
+ENDING = ("dead-letter-exchange", "message-ttl", "expires", "max-length", "max-length-bytes", "delivery-limit")
+#: A user's policy and an operator's hold for a queue together; of each kind, the one of the highest priority.
+KINDS = ("policies", "operator-policies")
+#: What a policy may be for, where it is for queues.
+OF_QUEUES = ("all", "queues", "classic_queues", "quorum_queues")
+#: Seconds that the plugin may take.
+TIMEOUT = 5.0
+REDIRECTION = 3
+#: What a queue's declaration may make the broker do by itself, past every policy here.
+BYPASSES = ("x-dead-letter-exchange", "x-message-ttl", "x-expires", "x-max-length", "x-max-length-bytes", "x-delivery-limit")
+_DROPPED = "the broker throws messages away by these, unrecorded: take them out, and use max_time_to_live and the like"
+_KEPT = "the broker ends messages by these itself: bring them into the books with `redelivery dlq import`, or use max_time_to_live"
+_ENDS_OURS = "dead letters, delays or outcome events are ended by it: write its pattern so that it leaves these queues out"
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """A policy: its name, what of it ends messages, and the queues that it holds for."""
+
+    name: str
+    definitions: tuple[str, ...]
+    queues: tuple[str, ...]
+
+
+class _NoRedirects(HTTPRedirectHandler):
+    """Leaves a redirection as what it is: no answer."""
+
+    def redirect_request(self, *_: Any, **__: Any) -> None:
+        """None is followed."""
+
+
+_OPENER = build_opener(_NoRedirects)
+
+
+def ending_policies(url: str, connection: Connection, queues: Iterable[str]) -> list[Policy]:
+    """The policies of the connection's virtual host that end messages of these queues. Raises `BrokerError`."""
+    found: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+    for policies in [_policies(url, connection, kind) for kind in KINDS]:
+        for queue in queues:
+            policy = _of(queue, policies)
+            ending = tuple(each for each in ENDING if each in policy.get("definition", ()))
+            if ending:
+                found.setdefault((policy["name"], ending), []).append(queue)
+    return [Policy(name, ending, tuple(sorted(of))) for (name, ending), of in sorted(found.items())]
+
+
+def _of(queue: str, policies: list[dict[str, Any]]) -> dict[str, Any]:
+    """The one of these policies that holds for a queue; an empty one where none does."""
+    matching = [each for each in policies if each.get("apply-to", "all") in OF_QUEUES and re.search(each["pattern"], queue)]
+    return max(matching, key=lambda each: each["priority"], default={})
+
+
+def _policies(url: str, connection: Connection, kind: str) -> list[dict[str, Any]]:
+    parts = urlsplit(url)
+    address = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path.rstrip('/')}"
+    user, password = connection.userid, connection.password
+    if parts.username is not None:
+        user, password = unquote(parts.username), unquote(parts.password or "")
+    credentials = base64.b64encode(f"{user or ''}:{password or ''}".encode()).decode()
+    path = f"{address}/api/{kind}/{quote(connection.virtual_host or '/', safe='')}"
+    request = Request(path, headers={"Authorization": f"Basic {credentials}"})  # noqa: S310 - the setting takes http and https
+    try:
+        with _OPENER.open(request, timeout=TIMEOUT) as answer:
+            return list(_checked(json.load(answer)))
+    except (OSError, HTTPException, ValueError, LookupError, TypeError, RecursionError, re.error) as exc:
+        msg = f"the management plugin at {address} does not tell the broker's policies: {_why_not(exc)}"
+        raise BrokerError(msg) from exc
+
+
+def _why_not(exc: Exception) -> str:
+    if isinstance(exc, HTTPError):
+        hint = " (a redirection is not followed: name its target in management_url)" if exc.code // 100 == REDIRECTION else ""
+        return f"it answered with status {exc.code}{hint}"
+    if isinstance(exc, (OSError, HTTPException)):
+        return f"it does not answer ({type(getattr(exc, 'reason', exc)).__name__})"
+    return "what it answered are no policies"
+
+
+def _checked(rows: Any) -> Iterator[dict[str, Any]]:
+    """The policies of an answer. Raises `LookupError`, `TypeError`, `ValueError`, `re.error` for what is none."""
+    for row in rows:
+        re.compile(row["pattern"])
+        yield {**row, "name": str(row["name"]), "priority": int(row["priority"]), "definition": dict(row["definition"])}
+
+
+def warn_of_bypasses(app: Celery, queues: Iterable[str]) -> None:
+    """Say where these queues' own declarations let RabbitMQ end messages by itself."""
+    for name in queues:
+        queue = app.amqp.queues[name]
+        said = {**(queue.queue_arguments or {}), **({"x-message-ttl": queue.message_ttl} if queue.message_ttl is not None else {})}
+        said.update({"x-expires": queue.expires} if queue.expires is not None else {})
+        said.update({"x-max-length": queue.max_length} if queue.max_length is not None else {})
+        said.update({"x-max-length-bytes": queue.max_length_bytes} if queue.max_length_bytes is not None else {})
+        found = [argument for argument in BYPASSES if argument in said]
+        if found:
+            why = _KEPT if BYPASSES[0] in found else _DROPPED
+            log.warning("broker.bypasses", queue=name, arguments=",".join(found), why=why)
+
+
+def warn_of_policies(url: str, app: Celery, consumed: Sequence[str], letters: Iterable[str], names: AmqpNames) -> None:
+    """Say which of the broker's own policies end messages: in the app's queues, past every policy here, or in ours, for good."""
+    ours = {*letters, names.outcomes, *map(names.level, range(BITS))} - {*consumed}
+    try:
+        found = ending_policies(url, app.connection_for_write(), [*consumed, *ours])
+    except BrokerError as exc:
+        log.warning("broker.policies_unknown", error=str(exc), why="look with `rabbitmqctl list_policies`")
+        return
+    for policy in found:
+        why = _ENDS_OURS if ours & {*policy.queues} else _KEPT if policy.definitions[0] == "dead-letter-exchange" else _DROPPED
+        facts = {"queues": ",".join(policy.queues), "definitions": ",".join(policy.definitions)}
+        log.warning("broker.policy_bypasses", policy=policy.name, **facts, why=why)

@@ -1,0 +1,158 @@
+"""How a worker reads from RabbitMQ: everything that is there at once, instead of three short reads for each frame.
+
+py-amqp asks the socket for seven bytes, then for the frame, then for its last byte, and Celery's event loop goes round once for
+each message. A worker that acknowledges many messages at once is given as many: here they are read together, and dispatched in one
+turn.
+
+What was read and not yet dispatched would be seen by nobody, since the socket has no more to say: whenever something is left (a
+method that was waited for came first, a handler raised), a socket of its own wakes the loop for it. kombu's `call_soon` does not:
+asked in the loop's own thread, it may wait until something else comes. Whoever waits for an answer is given one method at a time,
+as by py-amqp, which registers a consumer only after its answer has been read. TLS, workers without an event loop, and a py-amqp
+that this was not written against are left to py-amqp itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from typing import TYPE_CHECKING, Any
+
+import amqp
+from amqp import spec
+from amqp.exceptions import UnexpectedFrame
+from amqp.transport import TCPTransport
+from kombu.transport import pyamqp
+
+from .decoding import HEADER, delivery_at
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["ReadingAhead"]
+
+#: The py-amqps whose inner workings this was written against and is tested with.
+KNOWN = ("5.4.",)
+END = 0xCE
+#: Bytes that are read at once.
+PORTION = 262_144
+
+
+class ReadingAhead(pyamqp.Connection):
+    """A connection of py-amqp that an event loop may `read_ahead`."""
+
+    _loop: Any = None
+    _ahead = b""
+    _at = 0
+    _is_woken = False
+    _hears: socket.socket
+    _wakes: socket.socket
+
+    @property
+    def reads_ahead(self) -> bool:
+        """Whether a loop reads it so."""
+        return self._loop is not None
+
+    def read_ahead(self, loop: Any) -> None:
+        """From now on this loop calls `on_readable`, where the connection is one that can be read so."""
+        if type(self.transport) is not TCPTransport or not amqp.__version__.startswith(KNOWN):
+            return
+        self._ahead, self.transport._read_buffer = bytes(self.transport._read_buffer), b""  # noqa: SLF001 - what it has begun
+        self._at, self._loop = 0, loop
+        self._hears, self._wakes = socket.socketpair()
+        loop.add_reader(self._hears, self._come_back)
+
+    def collect(self) -> None:
+        """As py-amqp's; the loop is woken no more."""
+        if self._loop is not None and self._hears.fileno() >= 0:
+            self._loop.remove(self._hears)
+            self._hears.close()
+            self._wakes.close()
+        super().collect()
+
+    def on_readable(self) -> None:
+        """Read what there is, and dispatch all of it. Raises what the connection raises."""
+        try:
+            self._receive(0)
+        except TimeoutError:
+            return
+        self._dispatch(lambda _: False)
+
+    def drain_events(self, timeout: float | None = None) -> None:
+        """As py-amqp's: one method. Raises `TimeoutError`, and what the connection raises."""
+        if self._loop is None:
+            super().drain_events(timeout)
+            return
+        while not self._dispatch(bool):
+            self._receive(timeout)
+
+    def _dispatch(self, is_enough: Callable[[Any], bool]) -> bool:
+        """Dispatch frames until it is enough, or there are no more; whether it was enough."""
+        try:
+            while True:
+                if (delivery := delivery_at(self._ahead, self._at)) is not None:
+                    found = self._deliver(*delivery)
+                elif (frame := self._frame()) is not None:
+                    found = self.on_inbound_frame(frame)
+                else:
+                    return False
+                if is_enough(found):
+                    return True
+        finally:
+            if not self._is_woken and self._size() is not None and self._hears.fileno() >= 0:
+                self._is_woken = True
+                self._wakes.send(b"!")
+
+    def _deliver(self, channel_id: int, arguments: tuple[Any, ...], message: amqp.Message, after: int) -> bool:
+        """As py-amqp's `dispatch_method`, for a whole delivery."""
+        self._at = after
+        self.bytes_recv += 3  # frames, by which py-amqp knows that the broker lives
+        channel = self.channels[channel_id]
+        if not channel.is_closing:
+            encoding = message.properties.get("content_encoding")
+            if channel.auto_decode and encoding and isinstance(message.body, bytes):
+                with contextlib.suppress(LookupError, ValueError):
+                    message.body = message.body.decode(encoding)
+            channel._callbacks[spec.Basic.Deliver](*arguments, message)  # noqa: SLF001 - as `dispatch_method` does
+        return True
+
+    def _come_back(self) -> None:
+        self._hears.recv(1)
+        self._is_woken = False
+        if self.connected:
+            self._dispatch(lambda _: False)
+
+    def _size(self) -> int | None:
+        """How many bytes the next frame's content has; None where the frame is not whole."""
+        if len(self._ahead) - self._at < HEADER.size:
+            return None
+        size: int = HEADER.unpack_from(self._ahead, self._at)[2]
+        return size if len(self._ahead) - self._at > HEADER.size + size else None
+
+    def _frame(self) -> tuple[int, int, bytes] | None:
+        size = self._size()
+        if size is None:
+            return None
+        kind, channel, _ = HEADER.unpack_from(self._ahead, self._at)
+        begin = self._at + HEADER.size
+        self._at = begin + size + 1
+        if self._ahead[begin + size] != END:
+            msg = f"a frame ends with {self._ahead[begin + size]:#04x}"
+            raise UnexpectedFrame(msg)
+        return kind, channel, self._ahead[begin : begin + size]
+
+    def _receive(self, timeout: float | None) -> None:
+        """Read once. Raises `TimeoutError` where nothing has come, and `OSError` where the broker has closed the connection."""
+        with self.transport.having_timeout(timeout) as sock:
+            try:
+                data = sock.recv(PORTION)
+            except (TimeoutError, BlockingIOError, InterruptedError) as exc:
+                raise TimeoutError from exc
+            except OSError:
+                self.transport.connected = False
+                raise
+        if not data:
+            self.transport.connected = False
+            msg = "Server unexpectedly closed connection"
+            raise OSError(msg)
+        self._ahead = self._ahead[self._at :] + data
+        self._at = 0

@@ -1,0 +1,68 @@
+"""When a queue has its second consumer: while what has ended takes up half of a fixed prefetch window (`amqp_window`).
+
+That is so where tasks are short, some milliseconds: half of a window of them ends before the broker has confirmed the first one's
+event. The second consumer's window is twice the first's, so that a worker never has more than three windows of messages that it
+has not begun. A second after the last time that half of the window was taken so, it is cancelled.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from ...logs import log
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from celery.worker.consumer import Consumer
+
+    from ...ports import Held
+
+__all__ = ["SecondConsumers"]
+
+#: The second consumer's window, in windows of the first.
+TIMES = 2
+#: Seconds without need after which a second consumer ends.
+MAX_IDLE = 1.0
+
+
+class SecondConsumers:
+    """The second consumers on one channel. `most` bounds both windows of a queue together; `changed` is called when `more` has."""
+
+    def __init__(self, consumer: Consumer, most: int, changed: Callable[[], None]) -> None:
+        self._consumer, self._changed = consumer, changed
+        self._channel: Any = consumer.task_consumer.channel
+        self._window = max(min(TIMES * self._channel.for_each, most - self._channel.for_each), 0)
+        #: When each queue last needed one.
+        self._needed: dict[str, float] = {}
+        self._begun: set[str] = set()
+        #: How wide the window of a second consumer is, where any queue has one.
+        self.more = 0
+
+    def note(self, held: Held | None, leaving: int) -> None:
+        """One more has ended, and so many wait for the confirmation of their events. Called from any thread."""
+        if held is None or not self._window or 2 * leaving < self._channel.for_each:
+            return
+        self._needed[held.queue] = time.monotonic()
+        if held.queue not in self._begun:
+            self._consumer.call_soon(self._begin, held.queue)
+
+    def _begin(self, queue: str) -> None:
+        if queue not in self._begun:
+            self._begun.add(queue)
+            self._look(queue)
+
+    def _look(self, queue: str) -> None:
+        """Begin it, or let it go on, as long as it is needed; then end it."""
+        is_needed = time.monotonic() - self._needed[queue] < MAX_IDLE
+        try:
+            if is_needed and self._channel.begin_second(queue, self._window):
+                self._consumer.timer.call_after(MAX_IDLE, self._consumer.call_soon, (self._look, queue))
+            else:
+                self._begun.discard(queue)
+                self._channel.end_second(queue)
+        except Exception as exc:  # noqa: BLE001 - the channel is gone, and its consumers with it
+            log.debug("window.not_set", error=str(exc))
+        self.more = self._window if self._begun else 0
+        self._changed()

@@ -1,0 +1,146 @@
+"""What this project declares on a RabbitMQ broker: the outcome log, the delay store and its bindings, dead-letter queues, starts.
+
+Everything is durable, and declared as often as one likes. What is there already, declared with other arguments by somebody else, is
+used as it is. A refused declaration closes its channel, so each that may be refused has a channel of its own.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from amqp.exceptions import AMQPError, NotFound, PreconditionFailed
+
+from ...logs import log
+from .names import BITS
+
+if TYPE_CHECKING:
+    from celery import Celery
+
+    from .names import AmqpNames
+
+__all__ = [
+    "bind_to_delays",
+    "declare_delays",
+    "declare_journal",
+    "declare_letters",
+    "declare_outcomes",
+    "declare_start",
+    "has_exchange",
+    "has_queue",
+    "queue_type_of",
+]
+
+QUEUE_TYPE = "x-queue-type"
+CLASSIC, STREAM = "classic", "stream"
+#: A look at a message in a quorum queue counts as a delivery; RabbitMQ 4 lets it go after 20, and -1 is refused before 4.
+DELIVERY_LIMIT, NO_LIMIT = "x-delivery-limit", 2**31 - 1
+#: How long a start is kept that nobody takes away: a week, in milliseconds.
+KEPT_MS = 7 * 24 * 3600 * 1000
+
+
+#: The journal keeps so many bytes, a million moves or so, in files of a quarter; a file goes when all in it is older than this.
+JOURNAL_BYTES, JOURNAL_AGE = 16 * 1024 * 1024, "1h"
+
+
+def declare_outcomes(connection: Any, names: AmqpNames, max_bytes: int) -> None:
+    """The outcome log: a durable queue, bound to an exchange at which others may listen, too.
+
+    Beyond `max_bytes` the oldest events go, and the numbers in the ids of the others show the gap. A queue that is there already
+    keeps the bound that it was made with.
+    """
+    if not has_queue(connection, names.outcomes):
+        with connection.channel() as channel:
+            channel.queue_declare(names.outcomes, durable=True, auto_delete=False, arguments={"x-max-length-bytes": max_bytes})
+    with connection.channel() as channel:
+        channel.queue_bind(names.outcomes, names.outcomes_exchange, names.outcomes)
+
+
+def declare_delays(connection: Any, names: AmqpNames) -> None:
+    """The delay store, as kombu declares its own, from its end on; whoever dies meanwhile leaves it to be declared again.
+
+    A message enters at the highest bit of its delay. At each level it waits where its bit is 1, and passes where it is 0. The
+    queues have no delivery limit: what a level let go after so many would come to the next one before its time.
+    """
+    if has_exchange(connection, names.delays_declared):
+        return
+    with connection.channel() as channel:
+        behind = names.delivery_exchange
+        channel.exchange_declare(behind, "topic", durable=True, auto_delete=False)
+        for bit in range(BITS):
+            level, earlier = names.level(bit), "*." * (BITS - 1 - bit)
+            arguments = {
+                QUEUE_TYPE: "quorum",
+                "x-overflow": "reject-publish",
+                "x-message-ttl": 2**bit * 1000,
+                "x-dead-letter-exchange": behind,
+                "x-dead-letter-strategy": "at-least-once",
+                DELIVERY_LIMIT: NO_LIMIT,
+            }
+            channel.queue_declare(level, durable=True, auto_delete=False, arguments=arguments)
+            channel.exchange_declare(level, "topic", durable=True, auto_delete=False)
+            channel.queue_bind(level, level, f"{earlier}1.#")
+            channel.exchange_bind(behind, level, f"{earlier}0.#")
+            behind = level
+        channel.exchange_declare(names.delays_declared, "direct", durable=True, auto_delete=False)
+    log.info("delay_store.declared", prefix=names.delay_prefix)
+
+
+def bind_to_delays(channel: Any, queue: str, names: AmqpNames) -> None:
+    """Let what has waited for this queue go to it, and to no other."""
+    channel.queue_bind(queue, names.delivery_exchange, names.binding_of(queue))
+
+
+def declare_letters(connection: Any, name: str, queue_type: str) -> None:
+    """A dead-letter queue: durable, of this type, unless there is one of this name already."""
+    arguments = {} if queue_type == CLASSIC else {QUEUE_TYPE: queue_type, DELIVERY_LIMIT: NO_LIMIT}
+    with connection.channel() as channel:
+        try:
+            channel.queue_declare(name, durable=True, auto_delete=False, arguments=arguments)
+        except PreconditionFailed:
+            log.debug("dead_letter_queue.kept", dead_letter_queue=name, why="it is there, with other arguments")
+
+
+def declare_journal(connection: Any, name: str) -> bool:
+    """The journal of moves (`amqp_journal`): a stream; whether it is there. Where it is not, the connection may be closed."""
+    bounds = {"x-max-length-bytes": JOURNAL_BYTES, "x-stream-max-segment-size-bytes": JOURNAL_BYTES // 4, "x-max-age": JOURNAL_AGE}
+    try:
+        with connection.channel() as channel:
+            channel.queue_declare(name, durable=True, auto_delete=False, arguments={QUEUE_TYPE: STREAM, **bounds})
+    except (AMQPError, OSError) as exc:
+        why = "what a worker has moved when it dies may be delivered once more"
+        log.warning("journal.missing", error=f"{type(exc).__name__}: {exc}", why=why)
+        return False
+    return True
+
+
+def declare_start(channel: Any, name: str) -> None:
+    """A recorded start (`amqp_starts`): a queue for nothing but its name, classic, whatever the others are: it is there at once."""
+    channel.queue_declare(name, durable=True, auto_delete=False, arguments={QUEUE_TYPE: CLASSIC, "x-expires": KEPT_MS})
+
+
+def has_queue(connection: Any, name: str) -> bool:
+    """Whether there is a queue of this name."""
+    return _exists(connection, lambda channel: channel.queue_declare(name, passive=True))
+
+
+def has_exchange(connection: Any, name: str) -> bool:
+    """Whether there is an exchange of this name."""
+    return _exists(connection, lambda channel: channel.exchange_declare(name, "direct", passive=True))
+
+
+def queue_type_of(app: Celery, queue: str) -> str:
+    """The type that the app declares this queue with; classic where it says nothing, or does not know the queue."""
+    queues = app.amqp.queues
+    known = queues[queue] if queue in queues else None  # noqa: SIM401 - `queues[...]` makes what is missing
+    said = (getattr(known, "queue_arguments", None) or {}).get(QUEUE_TYPE)
+    default = getattr(app.conf, "task_default_queue_type", None) if known is None else None
+    return str(said or default or CLASSIC)
+
+
+def _exists(connection: Any, look: Any) -> bool:
+    with connection.channel() as channel:
+        try:
+            look(channel)
+        except NotFound:
+            return False
+    return True

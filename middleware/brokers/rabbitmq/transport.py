@@ -1,0 +1,355 @@
+"""The transitions on RabbitMQ: publish with confirm and `mandatory`, record, then acknowledge (`amqp_publisher`).
+
+Enters: a tag and what is to become of its message. Leaves: an `Answer`. What is asked for is put in line, and is carried out as
+soon as the broker answers; `DONE` says that it is in line and will be, or that its delivery will come again. Only a letter whose
+queue may not be made by us is waited for.
+
+Limits, all declared in `capabilities`: a transition is three steps, so that a crash between two of them delivers a message again
+which has been moved or recorded already, unless the journal knows of it (`amqp_journal`); delays are whole seconds, rounded up;
+nothing can be put back at a queue's head; the broker's clock is nobody's to read.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from kombu.exceptions import OperationalError
+
+from redelivery.errors import BrokerError, BrokerUnavailable
+from redelivery.settings.general import GeneralSettings
+
+from ...logs import log
+from ...messages.events import Outcome
+from ...messages.steps import opened
+from ...ports import Answer, Capability
+from ..broker_url import check_broker_url
+from ..deliveries import WithoutLeases
+from .delays import waiting
+from .deliveries import ChannelClaim
+from .journal import Journal, moved_of, word_of
+from .messages import message_of
+from .names import AmqpNames
+from .policies import warn_of_bypasses, warn_of_policies
+from .publisher import Move, Publisher
+from .start_markers import Starts, start_of
+from .topology import (
+    bind_to_delays,
+    declare_delays,
+    declare_journal,
+    declare_letters,
+    declare_outcomes,
+    has_exchange,
+    has_queue,
+    queue_type_of,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from celery import Celery
+    from celery.worker.consumer import Consumer
+
+    from ...messages.events import Event
+    from ...policy.retry_budget import Pace
+    from ...ports import Held
+
+__all__ = ["AmqpTransport"]
+
+DEFAULT_MAX_BYTES = GeneralSettings().outcome_log_max_bytes
+#: Seconds that a letter whose queue may not be made by us is waited for.
+MAX_LOOK = 30.0
+
+
+class AmqpTransport(WithoutLeases):
+    """The transitions; safe to call from any thread."""
+
+    capabilities = frozenset(
+        {
+            Capability.KEPT_UNTIL_ACKNOWLEDGED,
+            Capability.STARTS,
+            Capability.BROKER_DELAYS,
+            Capability.DEAD_LETTER_QUEUES,
+            Capability.OUTCOME_LOG,
+            Capability.REDELIVERY_COUNTS,
+        },
+    )
+
+    def __init__(self, app: Celery) -> None:
+        self.app = app
+        self.keys = AmqpNames()
+        self.claim: ChannelClaim | None = None
+        self.publisher = Publisher(self.connect, self.keys, self._declare_outcomes, self._settled)
+        self._ready: set[tuple[str, str]] = set()
+        self._starts = Starts(self.connect)
+        self._journal = Journal(self.connect, self.keys.journal)
+        self._has_journal = False
+        #: The starts of what this worker holds, by their tags.
+        self._begun: dict[str, str] = {}
+
+    @classmethod
+    def of(cls, app: Celery) -> AmqpTransport:
+        """The transitions on the broker of this app. Raises `BrokerUnavailable`, `BrokerError`, `ConfigurationError`."""
+        check_broker_url(app)
+        transport = cls(app)
+        with transport.connect():
+            return transport
+
+    def connect(self) -> Any:
+        """A new connection (kombu's), open. Raises `BrokerUnavailable` where nothing answers, `BrokerError` where it refuses."""
+        connection = self.app.connection_for_write()
+        try:
+            connection.connect()
+        except OperationalError as exc:
+            msg = f"broker {connection.as_uri()} does not answer: {exc}; is it running, and is broker_url right?"
+            raise BrokerUnavailable(msg) from exc
+        except connection.connection_errors as exc:
+            kind = BrokerError if type(exc).__name__ in {"AccessRefused", "NotAllowed"} else BrokerUnavailable
+            msg = f"broker {connection.as_uri()} refused the connection: {exc}"
+            raise kind(msg) from exc
+        return connection
+
+    # the worker's side
+
+    def claim_for(self, worker: str) -> ChannelClaim:
+        """What this worker holds, from now on."""
+        self.claim = ChannelClaim(self, self.publisher, worker)
+        return self.claim
+
+    def attach(self, consumer: Consumer) -> None:
+        """The consumer has connected: what it needs is declared, and what it consumes is bound to the delay store."""
+        self._ready.clear()
+        connection = self.connect()
+        with connection:
+            made = connection.connection
+            self._declare_outcomes(made)
+            declare_delays(made, self.keys)
+            with made.channel() as channel:
+                for queue in consumer.task_consumer.queues:
+                    bind_to_delays(channel, queue.name, self.keys)
+                    self._ready.add(("delay", queue.name))
+            self._has_journal = declare_journal(made, self.keys.journal)  # last: a broker without streams may close the connection
+        assert self.claim is not None  # noqa: S101 - the caller has begun it
+        self.claim.attach(consumer)
+        self._begun = {
+            tag: name for tag, name in self._begun.copy().items() if tag in self.claim.held
+        }  # whoever is given it next asks
+
+    # transitions of a message that a worker holds
+
+    def acknowledge(self, tag: str, event: Event | None) -> Answer:
+        """End the message, and record `event`."""
+        return self._carry(self._made(tag, event))
+
+    def defer(
+        self,
+        tag: str,
+        list_name: str,
+        message: bytes,
+        *,
+        task_id: str,
+        event: Event | None,
+        delay_ms: int | None = None,
+        due_ms: int | None = None,
+        first: bool = False,  # noqa: ARG002 - nothing can be put at a queue's head
+        pace: Pace | None = None,  # noqa: ARG002 - a retry budget is refused at start
+    ) -> Answer:
+        """Move the message to the delay store for `delay_ms`, or until `due_ms`, in whole seconds, rounded up.
+
+        Where nothing is left to wait it goes straight back to its queue, behind all others; a redriven one to where it was first
+        published to. One of 2**28 seconds (eight years and a half) or more waits in parts (`amqp_waiting`).
+        """
+        now_ms = self.now_ms()
+        wait_ms = (due_ms - now_ms if due_ms is not None else delay_ms) or 0
+        queue = self.keys.queue_of(list_name)
+        waits = waiting(self.keys, queue, message, wait_ms)
+        if waits is None:
+            home = self._home(message) if event is not None and event.outcome == Outcome.REDRIVEN else None
+            if home is None:
+                return self._carry(self._made(tag, event, message, ("", queue)))
+            return self._carry_home(tag, event, message, home, queue)
+        if wait_ms / 1000 > waits.seconds:
+            log.info("delay.parted", task_id=task_id, queue=queue, wanted=wait_ms / 1000, first=waits.seconds)
+        return self._carry(self._made(tag, event, waits.message, waits.target, self._delaying(queue), seconds=waits.seconds))
+
+    def dead_letter(
+        self,
+        tag: str,
+        message: bytes,
+        *,
+        dead_letter_queue: str,
+        queue: str,
+        event: Event | None,
+        must_exist: bool = False,
+    ) -> Answer:
+        """Move the message to a dead-letter queue, of the type of its origin, where that is there, or may be made."""
+        prepare = self._looking(dead_letter_queue) if must_exist else self._keeping(dead_letter_queue, queue)
+        move = self.publisher.submit(self._made(tag, event, message, ("", dead_letter_queue), prepare))
+        if not must_exist:
+            return Answer.DONE
+        if not move.wait(MAX_LOOK):
+            log.warning("transition.postponed", tag=tag, error="the broker does not answer")
+        return move.answer or Answer.DONE
+
+    def start(self, tag: str) -> Answer:
+        """Record that a message begins to run; `REFUSED` where it is not this worker's any more."""
+        held = None if self.claim is None else self.claim.held.get(tag)
+        if held is not None:
+            self._begun[tag] = name = start_of(opened(held.raw)["headers"])
+            self._starts.note(name)
+        return Answer.DONE if self.claim is None or held is not None or self.claim.holds(tag) else Answer.REFUSED
+
+    def recorded_start(self, held: Held) -> str | None:
+        """What is recorded of the start of a message that is handed over again: the start's name, or None."""
+        self._begun[held.tag] = name = start_of(opened(held.raw)["headers"])
+        return name if self._starts.has(name) else None
+
+    def ask_moved(self, held: Held, then: Callable[[bool], None]) -> None:
+        """Tell `then`, now or later, from whatever thread, whether what is handed over again was moved before."""
+        if self._has_journal and self.claim is not None:
+            self.claim.leave(held.tag)  # while it waits for the answer, others can be received
+            self._journal.ask(word_of(held.raw, held.queue), then)
+        else:
+            then(False)  # noqa: FBT003 - the answer
+
+    def release(self, held: Sequence[Held]) -> int:
+        """Put messages that were not run back into their queues, unmarked, behind all others."""
+        for each in held:
+            self.publisher.submit(self._made(each.tag, None, each.raw, ("", each.queue)))
+        return len(held)
+
+    def now_ms(self) -> int:
+        """This machine's time: RabbitMQ tells nobody its own."""
+        return time.time_ns() // 1_000_000
+
+    # what is there
+
+    def warn(self, queues: Sequence[str], letters: Iterable[str], management_url: str | None) -> None:
+        """Say where queues' declarations, or policies, let the broker end messages by itself."""
+        warn_of_bypasses(self.app, queues)
+        if management_url is not None:
+            warn_of_policies(management_url, self.app, queues, letters, self.keys)
+
+    def has_queue(self, name: str) -> bool:
+        """Whether the broker has this queue."""
+        with self.connect() as connection:
+            return has_queue(connection.connection, name)
+
+    def drain(self, seconds: float) -> bool:
+        """Wait until what was asked for is carried out and acknowledged, at most this long."""
+        is_done = self.publisher.drain(seconds)
+        if self.claim is not None:
+            self.claim.flush()
+        return is_done
+
+    def waiting(self) -> int:
+        """How many transitions are not carried out."""
+        return self.publisher.waiting()
+
+    def close(self) -> None:
+        """The worker ends: close the connection, once what was acknowledged is safe."""
+        if self.claim is not None and not self.waiting():
+            self.claim.rest()
+        self._journal.close()
+        self.publisher.close()
+        self._forget_starts(list(self._begun))  # who is told to stop is no crash
+        self._starts.close()
+
+    # carrying out
+
+    def _declare_outcomes(self, connection: Any) -> None:
+        runtime = getattr(self.app, "redelivery", None)
+        declare_outcomes(connection, self.keys, DEFAULT_MAX_BYTES if runtime is None else runtime.settings.outcome_log_max_bytes)
+
+    def _carry(self, move: Move) -> Answer:
+        self.publisher.submit(move)
+        return Answer.DONE
+
+    def _settled(self) -> None:
+        """The publisher has carried some moves out."""
+        if self.claim is not None:
+            self.claim.settled()
+
+    def _made(
+        self,
+        tag: str,
+        event: Event | None,
+        message: bytes | None = None,
+        target: tuple[str, str] = ("", ""),
+        prepare: Callable[[Any, bool], bool] = lambda _, __: True,
+        *,
+        seconds: int = 0,
+    ) -> Move:
+        claim = self.claim
+        if claim is not None:
+            claim.leave(tag)
+        if tag in self._begun:
+            self._forget_starts([tag])  # at once: what runs next may kill this worker before the event is confirmed
+
+        def then(answer: Answer) -> None:
+            if claim is None or not tag:
+                return
+            if answer is Answer.DONE:
+                claim.settle(tag)
+            elif answer is Answer.REFUSED:
+                log.warning("transition.refused", tag=tag, why="its channel is gone: the broker delivers the message again")
+
+        made = None if message is None else message_of(message, target=target)
+        held = None if claim is None else claim.held.get(tag)
+        queue = "" if held is None else held.queue
+        current = (lambda: True) if claim is None else (lambda: claim.is_current(tag, queue))
+        move = Move(event, then, made, target, prepare, current)
+        if held is not None and self._has_journal:
+            if message is not None:
+                move.moved = moved_of(held.raw, message, queue, seconds)
+            elif held.was_moved and event is not None:
+                move.had = word_of(held.raw, queue)
+        return move
+
+    def _forget_starts(self, tags: Sequence[str]) -> None:
+        for tag in tags:
+            self._starts.forget(self._begun.pop(tag))
+
+    def _delaying(self, queue: str) -> Callable[[Any, bool], bool]:
+        def prepare(connection: Any, is_again: bool) -> bool:
+            if is_again or ("delay", queue) not in self._ready:
+                declare_delays(connection, self.keys)
+                with connection.channel() as channel:
+                    bind_to_delays(channel, queue, self.keys)
+                self._ready.add(("delay", queue))
+            return True
+
+        return prepare
+
+    def _keeping(self, name: str, queue: str) -> Callable[[Any, bool], bool]:
+        def prepare(connection: Any, is_again: bool) -> bool:
+            if is_again or ("letters", name) not in self._ready:
+                declare_letters(connection, name, queue_type_of(self.app, queue))
+                self._ready.add(("letters", name))
+            return True
+
+        return prepare
+
+    @staticmethod
+    def _looking(name: str) -> Callable[[Any, bool], bool]:
+        return lambda connection, _: has_queue(connection, name)
+
+    def _carry_home(self, tag: str, event: Event | None, message: bytes, home: tuple[str, str], queue: str) -> Answer:
+        """To where it was first published; straight to its queue where that leads nowhere any more."""
+        moves: list[Move] = []
+
+        def prepare(connection: Any, is_again: bool) -> bool:
+            if is_again or not has_exchange(connection, home[0]):
+                moves[0].target = ("", queue)
+            return True
+
+        moves.append(self._made(tag, event, message, home, prepare))
+        self.publisher.submit(moves[0])
+        return Answer.DONE
+
+    @staticmethod
+    def _home(message: bytes) -> tuple[str, str] | None:
+        """The exchange and routing key that a redriven message goes back to; None where that is its queue."""
+        info = opened(message)["properties"].get("delivery_info") or {}
+        exchange, routing_key = str(info.get("exchange") or ""), str(info.get("routing_key") or "")
+        return (exchange, routing_key) if exchange else None

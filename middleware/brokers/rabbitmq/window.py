@@ -1,0 +1,98 @@
+"""How many messages a worker's channel is handed: Celery's prefetch window, and more where its tasks are short.
+
+What has ended and waits for its event to be confirmed takes a place in the window all the same; where tasks are short, all places
+would soon be taken. There are two kinds of window, by what Celery asks for:
+
+- one of the whole channel, on classic queues: it is moved as often as one likes (`widen`);
+- one of each consumer, which quorum queues demand, and RabbitMQ fixes when the consumer begins. There a queue is given a second
+  consumer beside Celery's for as long as it is needed (`begin_second`), with a fixed window of its own. Its priority is lower:
+  RabbitMQ hands it nothing as long as any worker's first consumer of that queue has room.
+"""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+from amqp import spec
+from kombu.transport import pyamqp
+
+__all__ = ["Windowed"]
+
+#: AMQP has 16 bits for it.
+MAX_PREFETCH = 65_535
+#: The argument of a consumer that says its priority; 0 where there is none.
+PRIORITY = "x-priority"
+
+
+class Windowed(pyamqp.Channel):
+    """A channel that can be handed more than Celery's window; for one thread."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        #: The queue that each consumer is of.
+        self.queue_of_tag: dict[str, str] = {}
+        self.window, self.wider, self.for_each = 0, 0, 0
+        self._first: dict[str, tuple[str, dict[str, Any]]] = {}
+        self._second: dict[str, str] = {}
+        super().__init__(*args, **kwargs)
+
+    def basic_qos(self, prefetch_size: int, prefetch_count: int, a_global: bool, *args: Any, **kwargs: Any) -> Any:
+        """As py-amqp's; a window of the whole channel stays as much wider as it is."""
+        self.window, self.for_each = (prefetch_count, 0) if a_global else (0, prefetch_count)
+        if self.window:
+            prefetch_count = min(prefetch_count + self.wider, MAX_PREFETCH)
+        return super().basic_qos(prefetch_size, prefetch_count, a_global, *args, **kwargs)
+
+    def widen(self, by: int) -> None:
+        """Let the broker hand over `by` messages more than a window of the whole channel; nobody waits for its answer."""
+        if self.window and by != self.wider:
+            self.wider = by
+            self.send_method(spec.Basic.Qos, "lBb", (0, min(self.window + by, MAX_PREFETCH), True))
+
+    # consumers
+
+    def basic_consume(self, queue: str = "", consumer_tag: str = "", *args: Any, **kwargs: Any) -> Any:
+        """As py-amqp's; remembers which queue the consumer is of, and how it was begun."""
+        tag = super().basic_consume(queue, consumer_tag, *args, **kwargs) or consumer_tag
+        self.queue_of_tag[tag] = queue
+        if kwargs.get("callback") is not None:
+            self._first[queue] = (tag, kwargs)
+        return tag
+
+    def basic_cancel(self, consumer_tag: str, *args: Any, **kwargs: Any) -> Any:
+        """As py-amqp's; the second consumer goes before the first."""
+        queue = self.queue_of_tag.get(consumer_tag, "")
+        if queue in self._first and self._first[queue][0] == consumer_tag:
+            self.end_second(queue)
+            del self._first[queue]
+        return super().basic_cancel(consumer_tag, *args, **kwargs)
+
+    def begin_second(self, queue: str, window: int) -> bool:
+        """Consume this queue once more, with a window so wide; whether it now is so. Nobody waits for the broker's answers."""
+        if queue in self._second:
+            return True
+        if queue not in self._first or not self.for_each:
+            return False
+        first, options = self._first[queue]
+        arguments = options.get("arguments") or {}
+        arguments = {**arguments, PRIORITY: arguments.get(PRIORITY, 0) - 1}
+        tag = f"{first}-{uuid.uuid4().hex[:8]}"
+        self._set_for_each(window)
+        super().basic_consume(queue, tag, **{**options, "nowait": True, "arguments": arguments})
+        self._set_for_each(self.for_each)
+        self.queue_of_tag[tag], self._second[queue] = queue, tag
+        return True
+
+    def end_second(self, queue: str) -> None:
+        """Cancel the queue's second consumer, where there is one; what it was handed is run, and acknowledged as ever."""
+        tag = self._second.pop(queue, None)
+        if tag is not None:
+            self.send_method(spec.Basic.Cancel, "sb", (tag, False))
+
+    def _set_for_each(self, window: int) -> None:
+        self.send_method(spec.Basic.Qos, "lBb", (0, min(window, MAX_PREFETCH), False))
+
+    def _on_basic_cancel_ok(self, consumer_tag: str) -> None:
+        """As py-amqp's; nothing comes from this consumer any more."""
+        super()._on_basic_cancel_ok(consumer_tag)
+        self.queue_of_tag.pop(consumer_tag, None)

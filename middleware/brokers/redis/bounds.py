@@ -1,0 +1,197 @@
+"""The bounds of a queue, and what leaves it because of them.
+
+A queue with a `max_length` never holds more messages than that, all priorities together: when one of our producers publishes to a
+full queue, the oldest message of the least urgent priority dies in the same step (`max_length`), or the publication is refused with
+`QueueFull`, and nothing is stored or recorded (`overflow`). What plain producers push beyond it, and what has waited longer than
+its queue's own time to live, is evicted by `workers.duties.queue_bounds`.
+
+An eviction is a comparison and a move: the letter is made here, from the message that the broker named, and the script takes it
+only if that message is still the oldest. A message that a worker has taken meanwhile is not evicted.
+
+Limits: what waits in the delay store, or is held by a worker, does not count; a queue may be longer for a moment when messages come
+back from there. A message that is to be kept, and whose dead-letter queue is missing, stays: the queue grows, and a line says so.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from celery.app.task import Context
+
+from redelivery.errors import BrokerError, EnvelopeError, QueueFull
+
+from ...logs import log
+from ...messages.countdown import from_now, with_gaps
+from ...messages.events import Outcome, Reason
+from ...messages.identity import raw_id, wrapped
+from ...messages.recording import about
+from ...messages.steps import ANNOUNCED, HEADER, Envelope, Failed, eligible_of, opened, sealed
+from ...messages.ttl import PUBLISHED, is_dated
+from ...policy.decision import ending
+from ...ports import Held
+from ...transitions.death import Death, tell_death
+from ...transitions.notify import caller_of
+from .scripts import Script
+from .wire import encoded
+
+if TYPE_CHECKING:
+    from redis import Redis
+
+    from ...messages.events import Event
+    from ...policy.bounds import Bounds
+    from ...runtime import Runtime
+    from .keys import Keys
+
+__all__ = ["Eviction", "alarm", "announce_eviction", "evict_oldest", "evicted", "publish_within"]
+
+#: How often the oldest message may turn out to be another one: many producers at a full queue, each try one more round trip.
+MAX_TRIES = 1000
+MISSING = "auto_create_dead_letter_resources is off: declare the queue; until then nothing is evicted"
+
+
+@dataclass(frozen=True, slots=True)
+class Eviction:
+    """What becomes of a message that leaves its queue unrun: its letter (empty: it is discarded), where to, and its events."""
+
+    letter: bytes
+    target: str
+    must_exist: bool
+    events: tuple[Event, ...]
+    message: dict[str, Any]
+    detail: str
+
+    def to_args(self, queue: str) -> list[Any]:
+        """What the scripts take of it: origin queue, whether the target must be there, letter, target, and each event's values."""
+        events = [value for event in self.events for value in encoded(event)]
+        return [queue, int(self.must_exist), self.letter, self.target, *events]
+
+
+def evicted(runtime: Runtime, raw: bytes, queue: str, reason: Reason, *, now_ms: int, detail: str) -> Eviction:
+    """How this message dies in its queue, whatever its bytes are. A letter only moves on: its death is in the books already."""
+    try:
+        message = opened(raw)
+    except EnvelopeError:
+        message = wrapped(raw)
+    headers = message["headers"]
+    if not isinstance(headers.get("id"), str):
+        headers["id"] = raw_id(raw)
+    envelope, policy = Envelope.of(headers), runtime.policies.policy_for(queue, str(headers.get("task")))
+    failed = Failed(type=f"redelivery.{reason}", message=detail, fingerprint=str(reason))
+    decided = ending(policy, reason, detail, eligible=eligible_of(headers))
+    death = Death.of(decided, policy, envelope, queue, cause=reason, detail=detail, failed=failed)
+    held = Held("", queue, queue, raw, now_ms)
+    events = []
+    if not envelope.is_letter:
+        events.append(about(headers, held, death.outcome, reason=death.reason, worker=runtime.worker, exception=failed.type))
+        if ANNOUNCED not in headers and HEADER not in headers:
+            events.append(about(headers, held, Outcome.RECEIVED, reason="unannounced", worker=runtime.worker))
+    if death.target is None:
+        return Eviction(b"", "", must_exist=False, events=tuple(events), message=message, detail=detail)
+    letter = sealed(death.letter(message, queue, now_ms=now_ms, seen_ms=now_ms))
+    return Eviction(letter, death.target, death.must_exist, tuple(events), message, detail)
+
+
+def publish_within(
+    client: Redis,
+    keys: Keys,
+    runtime: Runtime,
+    bounds: Bounds | None,
+    *,
+    message: dict[str, Any],
+    event: Event,
+    queue: str,
+    list_name: str,
+    expires: Any,
+) -> None:
+    """Publish a message to a queue that has bounds, or date a message whose own headers ask for it.
+
+    Raises `QueueFull` where the queue is full and refuses; `BrokerError` where its oldest message never stood still.
+    """
+    most = None if bounds is None else bounds.max_length
+    times = from_now(message["headers"])
+    if (bounds is not None and bounds.is_dated) or is_dated(message["headers"]):
+        times[PUBLISHED] = 0
+    text, gaps = with_gaps(message, times)
+    refuses = bounds is not None and bounds.refuses
+    head = [text, gaps, expires, "" if most is None else most, int(refuses), *encoded(event)]
+    eviction: Eviction | None = None
+    victim: list[Any] = []
+    for _ in range(MAX_TRIES):
+        names = [*_letter_names(keys, queue, eviction), keys.list(list_name), *map(keys.list, keys.list_names(queue))]
+        state, *facts = _PUBLISH_WITHIN(client, [keys.outcomes, *names], [*head, *victim])
+        if state != b"oldest":
+            break
+        at, raw, now_ms = facts
+        why = f"the queue holds {most} messages (max_length)"
+        eviction = evicted(runtime, raw, queue, Reason.MAX_LENGTH, now_ms=int(now_ms), detail=why)
+        victim = [at, raw, *eviction.to_args(queue)]
+    else:
+        msg = f"queue {queue!r} is full, and its oldest message changed {MAX_TRIES} times while it was to make room: publish again"
+        raise BrokerError(msg)
+    if state == b"refused":
+        msg = f"queue {queue!r} holds {int(facts[0])} messages (max_length {most}, overflow refuse_publish): publish again later"
+        raise QueueFull(msg)
+    if eviction is not None and state == b"missing":
+        alarm(eviction, queue)
+    elif eviction is not None:
+        announce_eviction(runtime, eviction, Reason.MAX_LENGTH)
+
+
+def evict_oldest(
+    client: Redis,
+    keys: Keys,
+    queue: str,
+    *,
+    most: int | None,
+    known: tuple[int, bytes] | None = None,
+    eviction: Eviction | None = None,
+) -> tuple[str, int, bytes]:
+    """One step of an eviction: the state, and the message (with the index of its list) that would go next.
+
+    Without `eviction` nothing is moved: it only says which message would go. `most` None evicts whatever the length.
+    """
+    at, raw = (0, b"") if known is None else known
+    names = [keys.outcomes, *_letter_names(keys, queue, eviction), *map(keys.list, keys.list_names(queue))]
+    args = ["" if most is None else most, at, raw, *(["", 0, "", ""] if eviction is None else eviction.to_args(queue))]
+    state, *facts = _EVICT(client, names, args)
+    return state.decode(), int(facts[0]) if facts else 0, facts[1] if facts else b""
+
+
+def _tell_caller(runtime: Runtime, eviction: Eviction, reason: Reason) -> None:
+    """Store for the caller (`AsyncResult`) what became of the task, as Celery stores it; its error callbacks are not called."""
+    headers = eviction.message["headers"]
+    task_id, backend = headers.get("id"), runtime.app.backend
+    if not isinstance(task_id, str) or "task" not in headers or headers.get("ignore_result"):
+        return
+    facts = {"id": task_id, "task": headers.get("task"), "retries": headers.get("retries") or 0, "delivery_info": {}}
+    context = Context(facts, **caller_of(eviction.message["properties"]))
+    try:
+        if reason is Reason.EXPIRED:
+            backend.mark_as_revoked(task_id, "expired", request=context, store_result=True)
+        else:
+            backend.mark_as_failure(task_id, QueueFull(eviction.detail), request=context, call_errbacks=False)
+    except Exception:  # noqa: BLE001 - the backend is anybody's; the message has been moved
+        log.exception("result.not_stored", task_id=task_id)
+
+
+def alarm(eviction: Eviction, queue: str) -> None:
+    """Say that a message stays in its queue because its dead-letter queue is missing."""
+    task_id = eviction.message["headers"]["id"]
+    log.error("dead_letter_queue.missing", dead_letter_queue=eviction.target, queue=queue, task_id=task_id, why=MISSING)
+
+
+def announce_eviction(runtime: Runtime, eviction: Eviction, reason: Reason) -> None:
+    """What follows an eviction that was carried out: a line of the log, and the caller's result."""
+    for event in eviction.events[:1]:
+        tell_death(event, eviction.target or None, eviction.detail)
+        _tell_caller(runtime, eviction, reason)
+
+
+def _letter_names(keys: Keys, queue: str, eviction: Eviction | None) -> list[str]:
+    target = queue if eviction is None else eviction.target or queue  # a name to look at, where no letter goes anywhere
+    return [keys.dead_letter_queues, keys.list(target), keys.bindings(target)]
+
+
+_PUBLISH_WITHIN = Script("publish_within", answers_last=True)
+_EVICT = Script("evict")

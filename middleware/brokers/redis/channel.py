@@ -1,0 +1,395 @@
+"""Receiving on Redis: kombu's transport, with a channel that takes its task messages in batches, by one script.
+
+kombu pops a message (BRPOP) and then records that it holds it (HSET): a worker that dies between the two loses it. Here both are
+one step. Waiting does not pop: a receive that finds nothing looks at the lists, and the server pushes a line (client-side caching)
+when one of them changes.
+
+Only the channel of the worker's task consumer, once `arm`ed, receives like this. Remote control, events, mingle, `basic_get`, other
+connections of the app and other apps in the process stay kombu's own, but for `_put`, which publishes a task and records it in one
+step. Nothing global is patched.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from queue import Empty
+from typing import TYPE_CHECKING, Any
+
+from kombu.transport import redis as kombu_redis
+from kombu.transport import virtual
+from kombu.utils.json import loads
+from kombu.utils.scheduling import priority_cycle
+from redis import ConnectionPool, Redis
+from redis.exceptions import NoScriptError, ResponseError
+
+from ...known import is_known
+from ...logs import log
+from ...ports import Held
+from .keys import Keys, split_unacked, unacked_suffix
+from .leases import priority_of
+from .poller import Wakeful
+from .publishing import Publishing
+from .receiver import FIRST_POLL, MAX_POLL, REST, SAFETY_NET, Receiver
+from .scripts import packed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .owner import Owner
+
+__all__ = ["ReceivingTransport", "SentinelReceivingTransport"]
+
+MAX_MESSAGES = 64
+MAX_BYTES = 8 * 1024 * 1024
+MAX_ARMED = 16
+MAX_NAMES = 1000
+#: Seconds after which the rest of a batch waits for the next turn of the loop.
+MAX_HAND_OVER = 0.02
+#: Seconds that an idle worker waits for the answer to a question that a push made it ask, before its event loop comes round.
+AT_ONCE = 0.001
+
+
+class Message(virtual.Message):
+    """A kombu message that knows how it is held; None where kombu itself holds it. `queue` is where kombu's own receive took it."""
+
+    held: Held | None = None
+    queue: str | None = None
+
+
+class QoS(kombu_redis.QoS):
+    """The prefetch window. Messages of an armed channel are held, ended and moved by scripts, not here."""
+
+    def append(self, message: Message, delivery_tag: str) -> None:
+        """Count the message in the window; it is recorded as held already."""
+        if getattr(message, "held", None) is None:
+            super().append(message, delivery_tag)
+        else:
+            virtual.QoS.append(self, message, delivery_tag)
+
+    def ack(self, delivery_tag: str) -> None:
+        """End a message that nothing is recorded about: Celery's own acknowledging, where our egress is off."""
+        owner = self._owner_of(delivery_tag)
+        if owner is None:
+            super().ack(delivery_tag)
+        else:
+            owner.transport.acknowledge(delivery_tag, None)
+            owner.drop(delivery_tag)
+
+    def reject(self, delivery_tag: str, requeue: bool = False) -> None:
+        """Give the message back where it is to be requeued; else end it."""
+        owner = self._owner_of(delivery_tag)
+        if owner is None:
+            super().reject(delivery_tag, requeue=requeue)
+        elif requeue:
+            owner.transport.release([owner.held[delivery_tag]])
+            owner.drop(delivery_tag)
+        else:
+            self.ack(delivery_tag)
+
+    def restore_visible(self, *args: Any, **kwargs: Any) -> None:
+        """As kombu's, for what plain workers held; a server that refuses to be written to is no reason to die."""
+        try:
+            super().restore_visible(*args, **kwargs)
+        except ResponseError as exc:
+            log.warning("restore.refused", error=str(exc))
+
+    def restore_unacked_once(self, stderr: object = None) -> None:
+        """Nothing is restored on a lost connection: the owner says what it still holds, and gives back the rest."""
+        if self.channel.receiver is None:
+            super().restore_unacked_once(stderr)
+
+    def _owner_of(self, delivery_tag: str) -> Owner | None:
+        receiver = self.channel.receiver
+        return receiver.owner if receiver is not None and delivery_tag in receiver.owner.held else None
+
+
+class Receiving:
+    """The channel: a mixin, because kombu has one channel for Redis and one for Sentinel."""
+
+    QoS = QoS
+    Message = Message
+    receiver: Receiver | None = None
+    _receive_pool: ConnectionPool | None = None
+
+    def arm(self: Any, receiver: Receiver) -> None:
+        """From here on, this channel receives for this owner."""
+        self.receiver = receiver
+        pool = self._get_pool(asynchronous=True)
+        kwargs = pool.connection_kwargs
+        kwargs["protocol"] = 3
+        kwargs["redis_connect_func"] = self._on_receive_connect
+        kwargs.pop("maint_notifications_config", None)
+        kwargs.pop("maint_notifications_pool_handler", None)
+        previous = self.__dict__.pop("client", None)
+        self._receive_pool = pool
+        self.client = Redis(connection_pool=pool)
+        if previous is not None and previous.connection is not None:
+            previous.connection.disconnect()
+
+    def _on_receive_connect(self: Any, connection: Any) -> None:
+        connection.on_connect()
+        connection.send_command("SCRIPT", "LOAD", self.receiver.script.text)
+        connection.read_response()
+        refusal = self._track(connection)
+        if refusal and self.receiver.is_tracking:
+            log.warning("receiver.tracking_refused", error=refusal, polling=f"{FIRST_POLL}-{MAX_POLL}s")
+        self.receiver.is_tracking = not refusal
+        self.receiver.wake()
+
+    def _track(self: Any, connection: Any) -> str:
+        """Have the server push what changes; empty, or why it does not. What nobody hears is not asked for."""
+        hear = getattr(getattr(connection, "_parser", None), "set_invalidation_push_handler", None)
+        if hear is None or not is_known("redis"):
+            return "this redis-py hears no pushes that we know of"
+        hear(self.receiver.pushed)
+        connection.send_command("CLIENT", "TRACKING", "ON", "NOLOOP")
+        try:
+            connection.read_response()
+        except ResponseError as exc:
+            return str(exc)
+        return ""
+
+    # the names are kombu's: its poller calls them for the connection that fetches messages
+
+    def _brpop_start(self: Any, timeout: float | None = None) -> None:
+        receiver: Receiver | None = self.receiver
+        if receiver is None:
+            super()._brpop_start(timeout)  # type: ignore[misc]
+            return
+        if receiver.pending:
+            if receiver.was_cut_short and self.connection.look_around():
+                receiver.was_cut_short = False
+            else:
+                self._hand_over()
+            return
+        budget = self._budget()
+        if budget <= 0 or receiver.seconds_to_wait() > 0:
+            return
+        rest = receiver.seconds_to_rest()
+        if rest > 0:
+            if rest == REST:  # it begins: one timer is enough
+                self.connection.wake_in(rest)
+            return
+        queues = self._queue_cycle.consume(len(self.active_queues))
+        if not queues:
+            return
+        receiver.queues = queues
+        owner = receiver.owner
+        receiver.asked_as = token = owner.token  # another thread may change it while the answer is under way
+        names, suffixes = self._names_of(tuple(queues), token)
+        bounds = [budget, MAX_BYTES, len(queues), MAX_ARMED, int(SAFETY_NET * 2000)]
+        args = [token, owner.calls + 1, *bounds, *suffixes, self._turn(), receiver.spare()]
+        receiver.asked()
+        self._in_poll = self.client.connection
+        self._brpop_sent_at = time.monotonic()
+        self._in_poll.send_packed_command([packed(receiver.script.sha, names, args)])
+
+    def _names_of(self: Any, queues: tuple[str, ...], token: str) -> tuple[list[str], list[str]]:
+        """What the script is given for these queues, in this order; remembered, since the order only rotates."""
+        known = self.receiver.names.get((queues, token))
+        if known is None:
+            keys = Keys.of(self)
+            lists = [keys.list(keys.list_name(queue, step)) for step in keys.priority_steps for queue in queues]
+            fixed = [keys.unacked, keys.unacked_index, keys.received(token), keys.leases]
+            known = [*fixed, *map(keys.armed, queues), *lists], [unacked_suffix(queue) for queue in queues]
+            self.receiver.lists |= {each.encode() for each in lists}
+            self.receiver.names = {**self.receiver.names, (queues, token): known} if len(self.receiver.names) < MAX_NAMES else {}
+        return known  # type: ignore[no-any-return]
+
+    def _turn(self: Any) -> int:
+        """How many messages of one queue before it is the next one's turn: one, unless the app has given its queues an order."""
+        return MAX_MESSAGES if isinstance(self._queue_cycle, priority_cycle) else 1
+
+    def _budget(self: Any) -> int:
+        """How many messages there is room for."""
+        prefetch = self.qos.prefetch_count
+        outstanding = len(self.qos._delivered) - len(self.qos._dirty)  # noqa: SLF001 - the window is only there
+        room = MAX_MESSAGES if not prefetch else min(prefetch - outstanding, MAX_MESSAGES)
+        if not self.qos.can_consume():
+            return 0
+        return int(min(room, self.receiver.limit()))
+
+    def _brpop_read(self: Any, **options: Any) -> bool:
+        receiver: Receiver | None = self.receiver
+        if receiver is None:
+            return bool(super()._brpop_read(**options))  # type: ignore[misc]
+        connection = self.client.connection
+        try:
+            self._read(connection)
+            if receiver.is_woken and not receiver.pending and not self._in_poll:
+                self._brpop_start()  # at once, not when the event loop comes round
+                if self._in_poll and connection.can_read(AT_ONCE):
+                    self._read(connection)
+        except NoScriptError:
+            self._in_poll = None
+            connection.disconnect()
+            raise Empty from None
+        except ResponseError as exc:
+            self._in_poll = None
+            log.error("receive.refused", error=str(exc))
+            receiver.hold_off(1.0)
+            raise Empty from None
+        except self.connection_errors:
+            self._in_poll = None
+            connection.disconnect()
+            raise
+        self.connection.wake_in(receiver.seconds_to_wait())
+        if not self._hand_over():
+            raise Empty
+        return True
+
+    def _read(self: Any, connection: Any) -> None:
+        """The reply that is under way, and pushes, until there are no more or one says that there is something to ask for."""
+        if self._in_poll:
+            reply = connection.read_response()
+            self._in_poll = None
+            # Before the pushes behind it are looked at: each of them is news to a reply that found nothing.
+            self._take_in(reply)
+        else:
+            connection.read_response(push_request=True)
+        while not self.receiver.is_woken and connection.can_read(0):
+            connection.read_response(push_request=True)
+
+    def _take_in(self: Any, reply: list[Any]) -> None:
+        """Put the whole batch in line before any of it is handed over."""
+        receiver: Receiver = self.receiver
+        owner = receiver.owner
+        state, now_ms, armed = reply[0], int(reply[1]), int(reply[2])
+        owner.saw_server_time(now_ms)
+        if state != b"ok":
+            self._lost_claim(state)
+            return
+        if receiver.asked_as == owner.token:
+            owner.calls += 1
+        is_armed, is_empty = armed == len(receiver.queues), len(reply) == 3  # noqa: PLR2004 - state, time, armed: no message
+        if is_empty or (is_armed and receiver.is_tracking):
+            receiver.found_nothing(is_armed=is_armed)
+        else:
+            receiver.found()
+        base = 5 + len(receiver.queues)
+        for at in range(3, len(reply), 3):
+            tag, index, raw = reply[at].decode(), int(reply[at + 1]), reply[at + 2]
+            if index:
+                queue = receiver.queues[(index - base) % len(receiver.queues)]
+                step = self.priority_steps[(index - base) // len(receiver.queues)]
+                list_name = self._q_for_pri(queue, step)
+            else:
+                raw, queue = split_unacked(raw)
+                list_name = Keys.of(self).list_name(queue, priority_of(raw))
+            held = Held(tag, queue, list_name, raw, now_ms)
+            owner.held[tag] = held
+            receiver.pending.append(held)
+            if len(receiver.queues) > 1:
+                self._queue_cycle.rotate(queue)  # whoever had a turn is the last to have the next one
+
+    def _lost_claim(self: Any, state: bytes) -> None:
+        receiver: Receiver = self.receiver
+        log.warning("owner.fenced", worker=receiver.owner.worker, state=state.decode())
+        receiver.owner.begin(receiver.asked_as)
+        receiver.wake()
+
+    def _hand_over(self: Any) -> int:
+        """Give what is in line to its consumers; what is garbage, or whose queue is no longer consumed, does not stop the rest."""
+        receiver: Receiver = self.receiver
+        count, began = 0, time.monotonic()
+        while receiver.pending:
+            if time.monotonic() - began > MAX_HAND_OVER:
+                # The pool runs tasks in this very thread, or has no room: a shutdown or a revoke is heard between two messages.
+                receiver.was_cut_short = True
+                self.connection.wake_in(0.001)
+                break
+            held = receiver.pending[0]
+            callback = self.connection._callbacks.get(held.queue)  # noqa: SLF001 - as kombu's `_deliver`
+            if callback is None:
+                self._give_back(held.list_name)
+                continue
+            receiver.pending.popleft()
+            try:
+                message = self._message(held)
+            except Exception as exc:  # noqa: BLE001 - the bytes are anybody's
+                receiver.on_garbage(held, exc)
+                continue
+            count += 1
+            receiver.handed_over += 1
+            self.qos.append(message, held.tag)
+            callback(message)
+        return count
+
+    def _give_back(self: Any, list_name: str) -> None:
+        """Give back what is in line of a list that is no longer consumed: as one, for one by one they would lie there reversed."""
+        receiver: Receiver = self.receiver
+        back = [held for held in receiver.pending if held.list_name == list_name]
+        receiver.pending = deque(held for held in receiver.pending if held.list_name != list_name)
+        try:
+            receiver.owner.transport.release(back)
+        except ResponseError as exc:
+            log.error("release.refused", error=str(exc), why="what could not go back stays held until the lease ends")
+            return
+        for held in back:
+            receiver.owner.held.pop(held.tag, None)
+
+    def _message(self: Any, held: Held) -> Any:
+        payload = loads(held.raw)
+        properties = {**payload["properties"], "delivery_tag": held.tag}
+        message = self.Message({**payload, "properties": properties}, channel=self)
+        message.held = held
+        held.release_credit = self._credit(held.tag)
+        return message
+
+    def _credit(self: Any, tag: str) -> Callable[[], None]:
+        qos, hub_wake = self.qos, self.connection.wake
+
+        def release_credit() -> None:
+            virtual.QoS.ack(qos, tag)
+            hub_wake()
+
+        return release_credit
+
+    def basic_consume(self: Any, queue: str, no_ack: bool, callback: Callable[..., Any], consumer_tag: str, **kwargs: Any) -> Any:
+        """As kombu's; an armed channel hands messages over ready made."""
+        if self.receiver is None and not no_ack:
+            callback = _named(callback, queue)
+        answer = super().basic_consume(queue, no_ack, callback, consumer_tag, **kwargs)  # type: ignore[misc]
+        if self.receiver is not None and queue not in self._fanout_queues and not no_ack:
+            self.connection._callbacks[queue] = callback  # noqa: SLF001 - as kombu's `basic_consume`
+            self.receiver.wake()
+        return answer
+
+    def close(self: Any) -> None:
+        """As kombu's; a reply that is still under way is not waited for: the owner gives its messages back."""
+        if self.receiver is not None:
+            self._in_poll = None
+        super().close()  # type: ignore[misc]
+        if self._receive_pool is not None:
+            self._receive_pool.disconnect()
+
+
+class Channel(Publishing, Receiving, kombu_redis.Channel):  # type: ignore[misc]
+    """The channel for Redis."""
+
+
+class SentinelChannel(Publishing, Receiving, kombu_redis.SentinelChannel):  # type: ignore[misc]
+    """The channel for Redis behind Sentinel."""
+
+
+def _named(callback: Callable[..., Any], queue: str) -> Callable[..., Any]:
+    """Let a message of kombu's own receive know its queue: its routing key may lead to several."""
+
+    def named(message: Message) -> Any:
+        message.queue = queue
+        return callback(message)
+
+    return named
+
+
+class ReceivingTransport(Wakeful, kombu_redis.Transport):  # type: ignore[misc]
+    """kombu's Redis transport, with our channel."""
+
+    Channel = Channel
+
+
+class SentinelReceivingTransport(Wakeful, kombu_redis.SentinelTransport):  # type: ignore[misc]
+    """kombu's Sentinel transport, with our channel."""
+
+    Channel = SentinelChannel

@@ -1,0 +1,82 @@
+"""The owners on Redis: their leases, and what each of them holds."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from ...ports import Held
+from .keys import split_unacked
+from .scripts import Script
+from .wire import OnRedis, text_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from redis import Redis
+
+    from .keys import Keys
+
+__all__ = ["Owners", "priority_of"]
+
+#: Tags that go in one script.
+PAGE = 500
+
+
+class Owners(OnRedis):
+    """The leases of the owners."""
+
+    def __init__(self, client: Redis, keys: Keys) -> None:
+        super().__init__(client, keys)
+        self._renew = Script("renew")
+        self._fence = Script("fence")
+        self._register = Script("register")
+        self._unregister = Script("unregister")
+        self._extend = Script("extend")
+
+    def register(self, token: str, about: dict[str, Any]) -> None:
+        """Open a lease for a new owner."""
+        self._register(self.client, [self.keys.leases, self.keys.owners], [token, json.dumps(about)])
+
+    def renew(self, token: str) -> bool:
+        """Renew a lease; False where it is gone: the owner is fenced."""
+        return int(self._renew(self.client, [self.keys.leases], [token])) > 0
+
+    def fence(self, token: str, counter: bytes) -> bool:
+        """End a lease whose counter did not move; False where it moved after all."""
+        return int(self._fence(self.client, [self.keys.leases, self.keys.recovering], [token, counter])) > 0
+
+    def unregister(self, token: str) -> None:
+        """Forget an owner that holds nothing any more."""
+        keys = self.keys
+        self._unregister(self.client, [keys.leases, keys.owners, keys.received(token), keys.recovering], [token])
+
+    def held_by(self, token: str) -> Iterator[Held]:
+        """The messages that an owner holds, in no order, some perhaps twice; without blocking the server."""
+        for tag, value in self.client.hscan_iter(self.keys.unacked, match=f"{token}:*", count=1000):
+            raw, queue = split_unacked(value)
+            yield Held(text_of(tag), queue, self.keys.list_name(queue, priority_of(raw)), raw, 0)
+
+    def started(self, tags: Sequence[str]) -> list[str | None]:
+        """How each of these tags was recorded as started: `ACCEPTED`, or when (milliseconds), or not at all."""
+        values: Any = self.client.hmget(self.keys.starts, list(tags)) if tags else []
+        return [None if value is None else text_of(value) for value in values]
+
+    def extend(self, tags: Iterable[str], seconds: float) -> None:
+        """Keep plain workers' sweeps away from these tags for this long, by the server's clock."""
+        listed = list(tags)
+        for at in range(0, len(listed), PAGE):
+            self._extend(self.client, [self.keys.unacked_index], [seconds, *listed[at : at + PAGE]])
+
+    def now_ms(self) -> int:
+        """The server's time, milliseconds since the epoch."""
+        seconds, micros = self.client.time()
+        return int(seconds) * 1000 + int(micros) // 1000
+
+
+def priority_of(raw: bytes) -> int:
+    """The priority that a message was published with; 0 where it has none, or is none."""
+    try:
+        return int(json.loads(raw)["properties"]["priority"])  # as kombu reads it
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        return 0

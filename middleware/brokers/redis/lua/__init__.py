@@ -1,0 +1,1 @@
+"""The Lua scripts: one file, one transition; see `redelivery.middleware.brokers.redis.scripts`."""

@@ -1,0 +1,118 @@
+"""The owner: one worker's claim on the messages it holds.
+
+A worker takes a token when its consumer starts, and holds every message under a tag `<token>:<counter>`. While its lease is renewed
+(by `workers.duties.lease`, from a native thread), nobody else touches them. Once another worker has seen the lease stand still, the
+token is fenced: what this worker then asks for is refused, and it goes on under a new token.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import uuid
+from typing import TYPE_CHECKING, Any
+
+from redis.exceptions import ResponseError
+
+from ...logs import log
+from .fallback import taken_by_kombu
+from .server_clock import ServerClock
+
+if TYPE_CHECKING:
+    from ...ports import Held
+    from .transport import RedisTransport
+
+__all__ = ["Owner"]
+
+
+class Owner:
+    """Who holds what. `held` maps tag → message from its receipt until its transition has been answered."""
+
+    def __init__(self, transport: RedisTransport, worker: str) -> None:
+        self.transport = transport
+        self.worker = worker
+        self.held: dict[str, Held] = {}
+        self.token = ""
+        self.calls = 0
+        self._clock = ServerClock()
+        self._beginning = threading.Lock()
+
+    def begin(self, instead_of: str) -> None:
+        """Take a new token, and open its lease, unless another thread has done so: more than one may find out that it is gone.
+
+        `instead_of` is the token that was lost. One whose registration is not answered holds nothing, and its lease ends by itself.
+        """
+        with self._beginning:
+            if self.token != instead_of:
+                return
+            token = uuid.uuid4().hex
+            self.transport.register(token, {"worker": self.worker, "pid": os.getpid(), "since": self.transport.now_ms()})
+            self.calls = 0
+            self.token = token
+
+    def is_alive(self) -> bool:
+        """Renew the lease; False where the token has been fenced."""
+        return bool(self.token) and self.transport.renew(self.token)
+
+    def holds(self, tag: str) -> bool:
+        """Whether this tag was minted under the token that the owner has now, or by kombu, which knows no tokens."""
+        return tag.startswith(self.token) or not self.has_minted(tag)
+
+    def take(self, message: Any) -> Held | None:
+        """A message that kombu has received; None where it is none of a task queue's."""
+        return taken_by_kombu(message, self)
+
+    def part(self) -> None:
+        """Nothing is held any more: end the lease."""
+        self.transport.unregister(self.token)
+
+    def has_minted(self, tag: str) -> bool:
+        """Whether this tag is an owner's, under a lease, and not kombu's own."""
+        return ":" in tag
+
+    def saw_server_time(self, now_ms: int) -> None:
+        """Remember what the server's clock said just now."""
+        self._clock.heard(now_ms)
+
+    def now_ms(self) -> int:
+        """The server's time, as far as this worker can tell without asking; its own clock is not looked at."""
+        if not self._clock.is_known:
+            self.saw_server_time(self.transport.now_ms())
+        return self._clock.now_ms()
+
+    def drop(self, tag: str) -> None:
+        """Its transition has been answered: the message is no longer held."""
+        self.make_room(tag)
+        held = self.held.pop(tag, None)
+        if held is not None:
+            held.leave()
+
+    def make_room(self, tag: str) -> None:
+        """Give a message's place in the prefetch window back, once; it stays held."""
+        held = self.held.get(tag)
+        if held is not None:
+            held.release_credit, release_credit = _nothing, held.release_credit
+            release_credit()
+
+    def release(self, keep: set[str]) -> int:
+        """Give back, uncounted, whatever the broker says this owner holds, but for the tags to `keep`. Returns how many went back.
+
+        This includes a batch whose reply was lost on its way, which no living part of this worker has ever seen.
+        """
+        given: dict[str, Held] = {each.tag: each for each in self.transport.held_by(self.token) if each.tag not in keep}
+        count = 0
+        tags = list(given)
+        for at in range(0, len(tags), 500):
+            page = tags[at : at + 500]
+            try:
+                count += self.transport.release([given[tag] for tag in page])
+            except ResponseError as exc:
+                log.error("release.refused", error=str(exc), why="what could not go back stays held until the lease ends")
+                continue
+            for tag in page:
+                self.held.pop(tag, None)
+        return count
+
+
+def _nothing() -> None:
+    pass

@@ -1,0 +1,216 @@
+"""Transitions that are under way: the broker has been asked, and nobody stands and waits for its answer.
+
+The main process of a worker whose pool has processes asks for a transition, and goes on with the next task's; its event loop brings
+the answers, in the order of the questions. Until its own has come, a message stays held.
+
+What cannot be asked so, is answered by an error or by nothing, goes to the outbox as if it had not been asked: the scripts tell a
+repeat. So does whatever a signal's handler has interrupted. What is under way when the process dies was asked, and is carried out,
+or was not, and comes again with the lease.
+
+Limits: one thread asks, the event loop's own, while the loop runs. Every other waits for its answers, as all do with
+`wait_replicas`; so does a worker that runs tasks itself, and would look at an error only when the next of them has ended.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from redis.exceptions import ConnectionError as BrokerGone
+from redis.exceptions import RedisError, ResponseError
+
+from ...logs import log
+from ...ports import Answer
+from ...transitions.outbox import tell
+from .scripts import packed
+from .transport import SOCKET_TIMEOUT, RedisTransport
+from .wire import answer_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ...transitions.outbox import Then
+    from .scripts import Script
+
+    Transition = Callable[[RedisTransport], Answer]
+
+__all__ = ["UnderWay"]
+
+
+@dataclass(slots=True, eq=False)
+class Asked:
+    """A transition that the broker is asked for, and when it was (monotonic seconds)."""
+
+    tag: str
+    transition: Transition
+    then: Then
+    at: float
+
+
+class UnderWay:
+    """The transitions under way, on a connection of their own; `wait_for` carries one out as `Outbox.carry_out` does."""
+
+    def __init__(self, transport: RedisTransport, hub: Any, wait_for: Callable[..., None]) -> None:
+        self._transport, self._hub, self._wait_for = transport, hub, wait_for
+        self._pool = transport.client.connection_pool
+        self._patience = float(self._pool.connection_kwargs.get("socket_timeout") or SOCKET_TIMEOUT)
+        self._asking = Asking(transport, self._send)
+        self._asked: deque[Asked] = deque()
+        self._next: Asked | None = None
+        self._connection: Any = None
+        self._file = -1
+        #: A question or an answer is on the wire: found so by the next call, it was interrupted, and the connection is out of step.
+        self._is_busy = False
+        self._is_watched = False
+        self._place = _here()
+
+    def __len__(self) -> int:
+        return len(self._asked)
+
+    def tags(self) -> set[str]:
+        """The tags of the messages whose transitions are under way. Any thread may ask."""
+        return {each.tag for each in list(self._asked)}
+
+    def is_here(self) -> bool:
+        """Whether this is the event loop's own thread."""
+        return self._place == _here()
+
+    def begin(self, tag: str, transition: Transition, then: Then) -> None:
+        """Ask for the transition; `then` gets the answer, here or later."""
+        self._check_step()
+        asked = self._next = Asked(tag, transition, then, time.monotonic())
+        self._is_busy = True
+        try:
+            transition(self._asking)
+        except Exception as exc:  # noqa: BLE001 - whatever it is, the outbox knows what to do with it
+            if self._asked and self._asked[-1] is asked:
+                self._give_up(exc)
+            else:  # not a word of it was sent
+                self._repeat(asked)
+        self._is_busy = False
+
+    def settle(self) -> None:
+        """Wait for every answer, and part with the connection: the event loop brings no more."""
+        self._check_step()
+        while self._asked:
+            self._read()
+        self._part()
+
+    def _send(self, script: Script, keys: list[str], args: list[Any]) -> None:
+        command = packed(script.sha, keys, args)
+        if self._connection is None:
+            self._connect()
+        assert self._next is not None  # noqa: S101 - `begin` has set it
+        self._asked.append(self._next)
+        self._connection.send_packed_command([command], check_health=False)  # its PING would be answered by another's answer
+        self._watch()
+
+    def _connect(self) -> None:
+        connection: Any = self._pool.get_connection()
+        try:
+            file = connection._sock.fileno()  # noqa: SLF001 - redis-py does not tell otherwise
+            self._hub.add_reader(file, self._read)
+        except BaseException:  # nobody would read its answers
+            self._pool.release(connection)
+            raise
+        self._connection, self._file = connection, file
+
+    def _read(self) -> None:
+        """Take the answers that have come, waiting for the first; with nothing under way, the broker has ended the connection."""
+        self._check_step()
+        self._is_busy = True
+        answered, failed = self._answers()
+        if failed is None:
+            self._is_busy = False
+        else:
+            self._give_up(failed)
+        for asked, answer in answered:
+            self._tell(asked, answer)
+
+    def _answers(self) -> tuple[list[tuple[Asked, Any]], Exception | None]:
+        answered: list[tuple[Asked, Any]] = []
+        try:
+            while self._asked:
+                try:
+                    answer = self._connection.read_response()
+                except ResponseError as exc:
+                    answer = exc
+                answered.append((self._asked.popleft(), answer))
+                if not self._connection.can_read(0):
+                    return answered, None
+        except (RedisError, OSError) as exc:
+            return answered, exc
+        return answered, BrokerGone("the broker has ended the connection")
+
+    def _tell(self, asked: Asked, answer: Any) -> None:
+        if isinstance(answer, Exception):  # it has changed nothing
+            self._repeat(asked)
+        else:
+            tell(asked.then, answer_of(answer), asked.tag)
+
+    def _watch(self) -> None:
+        """Look again when the oldest should have been answered."""
+        if not self._is_watched:
+            self._is_watched = True
+            self._hub.call_later(self._patience, self._look)
+
+    def _look(self) -> None:
+        self._is_watched = False
+        if not self._asked:
+            return
+        if self._asked[0].at + self._patience > time.monotonic():
+            self._watch()
+        elif self._has_come():  # the loop was held up
+            self._read()
+        else:
+            self._give_up(TimeoutError(f"no answer in {self._patience:g} s"))
+
+    def _has_come(self) -> bool:
+        try:
+            return bool(self._connection.can_read(0))
+        except (RedisError, OSError):
+            return False
+
+    def _check_step(self) -> None:
+        if self._is_busy:
+            self._give_up(InterruptedError("a signal came in between"))
+
+    def _give_up(self, why: Exception) -> None:
+        """The connection is of no use any more: wait for each of the answers, in their order."""
+        self._part()
+        if self._asked:
+            log.info("transition.repeated", count=len(self._asked), error=f"{type(why).__name__}: {why}")
+        while self._asked:
+            self._repeat(self._asked.popleft())
+
+    def _repeat(self, asked: Asked) -> None:
+        tag, then = asked.tag, asked.then
+        self._wait_for(tag, partial(asked.transition, self._transport), lambda answer: tell(then, answer, tag))
+
+    def _part(self) -> None:
+        connection, self._connection, self._is_busy = self._connection, None, False
+        if connection is not None:
+            self._hub.remove(self._file)
+            connection.disconnect()
+            self._pool.release(connection)
+
+
+class Asking(RedisTransport):
+    """The same transitions, each of them only asked for."""
+
+    def __init__(self, transport: RedisTransport, send: Callable[[Script, list[str], list[Any]], None]) -> None:
+        super().__init__(transport.client, transport.keys)
+        self._send = send
+
+    def _ask(self, script: Script, keys: list[str], args: list[Any]) -> Answer:
+        self._send(script, keys, args)
+        return Answer.ASKED
+
+
+def _here() -> tuple[int, int]:
+    return os.getpid(), threading.get_ident()

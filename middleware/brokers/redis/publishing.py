@@ -1,0 +1,108 @@
+"""Publishing on Redis: a task and its outcome event in one step, by every channel of an app with `Redelivery`. So is its purge.
+
+What is no task (replies, remote control, events) and what kombu publishes in batches goes kombu's own way. A binding is let in on a
+full server, and what kombu asks in transactions is asked without one there, so that a worker can come and empty it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from redis.exceptions import OutOfMemoryError, ReadOnlyError
+
+from ...messages.countdown import from_now, with_gaps
+from ...messages.recording import published
+from ...messages.steps import ANNOUNCED
+from ...messages.ttl import is_dated
+from .bounds import publish_within
+from .keys import Keys
+from .purging import purge
+from .replicas import ConfirmedRedis
+from .scripts import Script
+from .wire import encoded
+
+if TYPE_CHECKING:
+    from redis import Redis
+
+__all__ = ["Publishing"]
+
+
+class Publishing:
+    """The publishing half of a channel: a mixin, because kombu has one channel for Redis and one for Sentinel."""
+
+    _publishing: tuple[Redis, Keys] | None = None
+
+    def _queue_bind(self: Any, exchange: str, routing_key: str, pattern: str, queue: str) -> None:
+        """As kombu's; on a full server by a script that is let through."""
+        try:
+            super()._queue_bind(exchange, routing_key, pattern, queue)  # type: ignore[misc]
+        except ReadOnlyError as exc:
+            msg = f"the broker is read-only, perhaps a replica: {exc}"
+            raise ConnectionError(msg) from None  # as Celery's consumer knows it: it connects again
+        except OutOfMemoryError:
+            client, keys = self._publisher()
+            _BIND(client, [keys.bindings(exchange)], [self.sep.join([routing_key or "", pattern or "", queue or ""])])
+
+    # kombu's transactions: a Redis 7.0 that is full refuses whatever stands in one, also what reads or frees
+
+    def _size(self: Any, queue: str) -> int:
+        """As kombu's: how many messages wait in the queue."""
+        try:
+            return int(super()._size(queue))  # type: ignore[misc]
+        except OutOfMemoryError:
+            client, keys = self._publisher()
+            return sum(int(client.llen(keys.list(name))) for name in keys.list_names(queue))
+
+    def _has_queue(self: Any, queue: str, **kwargs: Any) -> bool:
+        """As kombu's: whether anything waits in the queue."""
+        try:
+            return bool(super()._has_queue(queue, **kwargs))  # type: ignore[misc]
+        except OutOfMemoryError:
+            return bool(self._size(queue))
+
+    def _delete(self: Any, queue: str, *args: Any, **kwargs: Any) -> None:
+        """As kombu's: its bindings go, and then its messages."""
+        try:
+            super()._delete(queue, *args, **kwargs)  # type: ignore[misc]
+        except OutOfMemoryError:
+            client, keys = self._publisher()
+            client.delete(*(keys.list(name) for name in keys.list_names(queue)))
+
+    def _put(self: Any, queue: str, message: dict[str, Any], **kwargs: Any) -> Any:
+        """Publish and record, in one step, where the message is a task of Celery's."""
+        event = published(message, queue)
+        if event is None or kwargs.get("_publish_batch") is not None:
+            return super()._put(queue, message, **kwargs)  # type: ignore[misc]
+        message["headers"][ANNOUNCED] = 1
+        client, keys = self._publisher()
+        list_name = keys.list_name(queue, self._get_message_priority(message, reverse=False))
+        queues_expire = getattr(self, "_expires", None)  # kombu 5.6 has no queues that expire
+        expires = queues_expire.get(queue, "") if queues_expire else ""
+        runtime = getattr(self.connection.client, "redelivery", None)
+        if runtime is not None:
+            bounds = runtime.policies.bounds_of(queue, event.task)
+            if bounds is not None or is_dated(message["headers"]):
+                where = {"queue": queue, "list_name": list_name, "expires": expires}
+                return publish_within(client, keys, runtime, bounds, message=message, event=event, **where)
+        name = keys.list(list_name)
+        lists = [keys.list(each) for each in keys.list_names(queue)] if expires != "" else []
+        text, gaps = with_gaps(message, from_now(message["headers"]))
+        return _PUBLISH(client, [keys.outcomes, name, *lists], [text, expires, *encoded(event), gaps])
+
+    def _purge(self: Any, queue: str) -> int:
+        """Discard what waits in a queue, as kombu does, and record it: `celery purge` is an operator's hand."""
+        client, keys = self._publisher()
+        return purge(client, keys, queue)
+
+    def _publisher(self: Any) -> tuple[Redis, Keys]:
+        """The client that publishes: without kombu's prefixing, which knows no script with several keys; made anew after a fork."""
+        if self._publishing is None or self._publishing[0].connection_pool is not self.pool:
+            runtime = getattr(self.connection.client, "redelivery", None)
+            wanted = 0 if runtime is None else runtime.settings.wait_replicas
+            self._publishing = ConfirmedRedis(self.pool, wanted), Keys.of(self)
+        publishing: tuple[Redis, Keys] = self._publishing
+        return publishing
+
+
+_PUBLISH = Script("publish", answers_last=True)
+_BIND = Script("bind")

@@ -1,0 +1,61 @@
+"""Celery's `purge` on Redis: what waits in a queue goes for good, and each task that goes is recorded, in one step with it.
+
+Enters: a queue, whose messages `celery purge`, `app.control.purge()` or kombu's `Queue.purge()` discards; leaves: nothing but the
+outcome `purged`, by an operator. What a worker holds, and what waits in the delay store, stays, as in Celery. What is no task is
+discarded unrecorded. Limits: one round trip for each message, where Celery deletes the whole list in one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from redelivery.errors import EnvelopeError
+
+from ...messages.events import Event, Outcome, Reason
+from ...messages.recording import about
+from ...messages.steps import ANNOUNCED, HEADER, Envelope, opened
+from ...ports import Held
+from .bounds import Eviction, evict_oldest
+
+if TYPE_CHECKING:
+    from redis import Redis
+
+    from .keys import Keys
+
+__all__ = ["purge"]
+
+
+def purge(client: Redis, keys: Keys, queue: str) -> int:
+    """Discard what waits in a queue, the oldest first, and no more than waited when this began; how many went."""
+    bound = sum(int(client.llen(keys.list(name))) for name in keys.list_names(queue))
+    gone = 0
+    state, at, raw = evict_oldest(client, keys, queue, most=0)
+    while state != "within" and gone < bound:
+        state, at, raw = evict_oldest(client, keys, queue, most=0, known=(at, raw), eviction=_going(raw, queue))
+        if state == "done":
+            gone += 1
+            if not raw:
+                break
+    return gone
+
+
+def _going(raw: bytes, queue: str) -> Eviction:
+    return Eviction(b"", "", must_exist=False, events=tuple(_events(raw, queue)), message={}, detail="")
+
+
+def _events(raw: bytes, queue: str) -> list[Event]:
+    """The events of a message that goes; none where it is no task."""
+    try:
+        headers = opened(raw)["headers"]
+    except EnvelopeError:
+        return []
+    if not isinstance(headers.get("id"), str) or not isinstance(headers.get("task"), str):
+        return []
+    held = Held("", queue, queue, raw, 0)
+    event = about(headers, held, Outcome.PURGED, reason=Reason.OPERATOR)
+    if Envelope.of(headers).is_letter:
+        return [replace(event, delivery=0)]
+    if ANNOUNCED in headers or HEADER in headers:
+        return [event]
+    return [event, about(headers, held, Outcome.RECEIVED, reason="unannounced")]

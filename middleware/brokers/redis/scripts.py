@@ -1,0 +1,153 @@
+"""The Lua scripts, one for each transition, and how they are loaded.
+
+A script's text is its file in `middleware/brokers/redis/lua/`, behind the shared pieces that it names in its line `-- uses:`.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from functools import cache, lru_cache
+from hashlib import sha1
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any
+
+from redis.exceptions import NoScriptError, ResponseError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from redis import Redis
+
+    from .replicas import Replicas
+
+__all__ = ["Script", "packed"]
+
+
+@cache
+def source(name: str) -> str:
+    """The whole text of a script. Raises `FileNotFoundError` where there is none of that name."""
+    text = _file(name)
+    for line in text.splitlines():
+        if line.startswith("-- uses:"):
+            return "".join(_file(piece) for piece in line.removeprefix("-- uses:").split()) + text
+    return text
+
+
+def _file(name: str) -> str:
+    return files("redelivery.middleware.brokers.redis.lua").joinpath(f"{name}.lua").read_text("utf-8")
+
+
+#: No replica is waited for by these: what is lost of theirs is done again from what is still there, or changes nothing.
+UNCONFIRMED = frozenset({"lead", "renew", "extend", "fence", "unregister", "promote", "bound", "read_log"})
+
+
+#: Goes in front of a script that a producer calls. A server writes first to whom it has had something to say last: without it that
+#: is the producer, and the worker that waits for the message is told a sixth of a millisecond later.
+WORD = b"*1\r\n$4\r\nPING\r\n"
+
+
+class Script:
+    """One script: called by its digest, loaded where the server does not know it (after a restart, say).
+
+    `answers_last`: whoever waits for what it adds is told of it before its caller.
+    """
+
+    def __init__(self, name: str, *, answers_last: bool = False) -> None:
+        self.name, self._word = name, WORD if answers_last else b""
+        self.text = source(name)
+        self.sha = sha1(self.text.encode(), usedforsecurity=False).hexdigest()
+
+    def __call__(self, client: Redis, keys: Sequence[str], args: Sequence[Any]) -> Any:
+        """Run it. Raises whatever redis-py raises; a script that the server refused has changed nothing."""
+        replicas = None if self.name in UNCONFIRMED else getattr(client, "replicas", None)
+        try:
+            return _answer(client, packed(self.sha, keys, args), replicas, self._word)
+        except NoScriptError:
+            client.script_load(self.text)
+            return _answer(client, packed(self.sha, keys, args), replicas, self._word)
+
+    def many(self, client: Redis, calls: Iterable[tuple[Sequence[str], Sequence[Any]]]) -> list[Any]:
+        """Run it for each of these names and arguments, in one round trip; each has its answer, or its error as an exception."""
+        replicas = getattr(client, "replicas", None)
+        commands = [_command(b"SCRIPT", b"LOAD", self.text.encode()), *(packed(self.sha, keys, args) for keys, args in calls)]
+        if replicas is not None:
+            commands.append(replicas.question)
+        _, *answers = _answers(client, commands)
+        return answers if replicas is None else client.confirm(answers)  # type: ignore[attr-defined]
+
+
+def packed(sha: str, keys: Sequence[str], args: Sequence[Any]) -> bytes:
+    """The call of a script as it goes over the wire.
+
+    A script has some thirty arguments: redis-py's packing, which looks at each one anew, takes longer than the server does. The
+    names are mostly the same ones, so they are remembered packed.
+    """
+    parts = [b"*%d\r\n" % (3 + len(keys) + len(args)), _packed_names(sha, tuple(keys))]
+    for each in args:
+        value = each if isinstance(each, bytes) else str(each).encode()
+        parts.append(b"$%d\r\n%b\r\n" % (len(value), value))
+    return b"".join(parts)
+
+
+@lru_cache(1024)
+def _packed_names(sha: str, keys: tuple[str, ...]) -> bytes:
+    values = [each.encode() for each in ("EVALSHA", sha, str(len(keys)), *keys)]
+    return b"".join(b"$%d\r\n%b\r\n" % (len(value), value) for value in values)
+
+
+def _command(*words: bytes) -> bytes:
+    return b"".join([b"*%d\r\n" % len(words), *(b"$%d\r\n%b\r\n" % (len(word), word) for word in words)])
+
+
+def _answers(client: Redis, commands: list[bytes]) -> list[Any]:
+    """Send packed commands at once, and read all their answers; what the server refuses is an answer, too."""
+    pool = client.connection_pool
+    connection = pool.get_connection()
+
+    def ask() -> list[Any]:
+        connection.send_packed_command([b"".join(commands)])
+        answers = []
+        for _ in commands:
+            try:
+                answers.append(connection.read_response())
+            except ResponseError as exc:
+                answers.append(exc)
+        return answers
+
+    try:
+        return connection.retry.call_with_retry(ask, lambda _: connection.disconnect())
+    finally:
+        pool.release(connection)
+
+
+def _answer(client: Redis, command: bytes, replicas: Replicas | None, word: bytes) -> Any:
+    """Send a packed command on a connection of the client's, and read the answer; tried again as the client says.
+
+    `WAIT` asks about what its own connection has written, so it goes behind the command on the same one; `word` goes before it.
+    """
+    pool = client.connection_pool
+    connection = pool.get_connection()
+
+    def ask() -> Any:
+        connection.send_packed_command([word + command + (b"" if replicas is None else replicas.question)])
+        if word:
+            with suppress(ResponseError):
+                connection.read_response()
+        if replicas is None:
+            return connection.read_response()
+        try:
+            answer = connection.read_response()
+        except ResponseError:
+            with suppress(ResponseError):
+                connection.read_response()
+            raise
+        try:
+            replicas.heard(connection.read_response())
+        except ResponseError as exc:  # the command stands all the same: to fail now would have it done twice
+            replicas.heard(0, f"the server refuses WAIT: {exc}")
+        return answer
+
+    try:
+        return connection.retry.call_with_retry(ask, lambda _: connection.disconnect())
+    finally:
+        pool.release(connection)

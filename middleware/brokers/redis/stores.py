@@ -1,0 +1,165 @@
+"""The transitions on Redis of what no worker holds: in the delay store, in a dead-letter queue. And who leads in minding these."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from redelivery.errors import BrokerError
+
+from ...logs import log
+from .keys import SEPARATOR
+from .scripts import Script
+from .wire import OnRedis, answer_of, encoded, text_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from redis import Redis
+
+    from ...messages.events import Event
+    from ...ports import Answer
+    from .keys import Keys
+
+__all__ = ["Stores"]
+
+#: Messages of one queue that a test may have waiting; more would keep a broker from others for too long.
+MAX_ADVANCED = 10_000
+
+
+class Stores(OnRedis):
+    """The transitions of what waits and of what is dead."""
+
+    def __init__(self, client: Redis, keys: Keys) -> None:
+        super().__init__(client, keys)
+        self._promote = Script("promote")
+        self._advance = Script("advance")
+        self._cancel = Script("cancel")
+        self._redrive = Script("redrive")
+        self._purge = Script("purge")
+        self._move = Script("move")
+        self._reschedule = Script("reschedule")
+        self._hand_back = Script("hand_back")
+        self._lead = Script("lead")
+
+    def promote(self, limit: int) -> tuple[int, int, float | None]:
+        """Move what is due, at most `limit` messages for each list.
+
+        Returns how many moved, how many ids had no message, and the seconds until the next one is due (None: nothing waits).
+        """
+        lists = [text_of(name) for name in self.client.zrange(self.keys.destinations, 0, -1)]
+        names = [name for each in lists for name in (self.keys.due(each), self.keys.waiting(each), self.keys.list(each))]
+        keys = [self.keys.destinations, self.keys.delayed_tasks, *names]
+        moved, missing, next_ms, error = self._promote(self.client, keys, [limit, SEPARATOR, *lists])
+        if error:
+            log.error("delayed.refused", error=text_of(error), why="its messages wait; mend or remove that list")
+        return int(moved), int(missing), None if int(next_ms) < 0 else int(next_ms) / 1000
+
+    def cancel(self, list_name: str, ident: str, event: Event) -> Answer:
+        """Take one message out of the delay store for good, and record `event`; `ALREADY` where it no longer waits there.
+
+        `ident` is its id in the store.
+        """
+        keys = self.keys
+        names = [keys.destinations, keys.delayed_tasks, keys.due(list_name), keys.waiting(list_name), keys.outcomes]
+        return answer_of(self._cancel(self.client, names, [ident, SEPARATOR, list_name, *encoded(event)]))
+
+    def advance(self, ms: int, aged: Callable[[bytes], bytes]) -> int:
+        """Move whatever waits `ms` milliseconds nearer to its due time: for tests, as if time had moved on. Returns how many moved.
+
+        `aged` makes a message older. Raises `BrokerError` where more waits than a test can have put there.
+        """
+        lists = [text_of(name) for name in self.client.zrange(self.keys.destinations, 0, -1)]
+        names = [self.keys.destinations, *(key for each in lists for key in (self.keys.due(each), self.keys.waiting(each)))]
+        older: list[Any] = []
+        for number, each in enumerate(lists, 1):
+            waiting: dict[Any, Any] = self.client.hgetall(self.keys.waiting(each))
+            for ident, raw in waiting.items():
+                older += (number, ident, aged(raw))
+        moved = int(self._advance(self.client, names, [ms, MAX_ADVANCED, len(lists), *lists, *older]))
+        if moved < 0:
+            msg = f"more than {MAX_ADVANCED} messages wait for one queue: time is moved on by hand for tests only"
+            raise BrokerError(msg)
+        return moved
+
+    def redrive(self, dead_letter_queue: str, letter: bytes, list_name: str, message: bytes, event: Event) -> Answer:
+        """Move one dead letter back to its origin, and record it; `ALREADY` where it no longer lies there."""
+        names = [self.keys.list(dead_letter_queue), self.keys.list(list_name), self.keys.outcomes]
+        return answer_of(self._redrive(self.client, names, [letter, message, *encoded(event)]))
+
+    def redrive_many(self, dead_letter_queue: str, moves: Sequence[tuple[bytes, str, bytes, Event]]) -> list[Answer | Exception]:
+        """Move dead letters back, in one round trip; each is moved whole or not at all, by itself, and has its answer or its error.
+
+        A move is what `redrive` takes behind the queue's name.
+        """
+        letters, outcomes = self.keys.list(dead_letter_queue), self.keys.outcomes
+        return self._many(
+            self._redrive,
+            (
+                ((letters, self.keys.list(list_name), outcomes), (letter, message, *encoded(event)))
+                for letter, list_name, message, event in moves
+            ),
+        )
+
+    def purge_many(
+        self,
+        dead_letter_queue: str,
+        gone: Sequence[tuple[bytes, Event]],
+        *,
+        down_to: int | None = None,
+    ) -> list[Answer | Exception]:
+        """Remove dead letters for good, each with its event, in one round trip; each has its answer or its error.
+
+        With `down_to`, none goes while the queue holds no more than so many.
+        """
+        names = (self.keys.list(dead_letter_queue), self.keys.outcomes)
+        last = () if down_to is None else (down_to,)
+        return self._many(self._purge, ((names, (letter, *encoded(event), *last)) for letter, event in gone))
+
+    def move_many(
+        self,
+        dead_letter_queue: str,
+        target: str,
+        moves: Sequence[tuple[bytes, bytes, str, tuple[Event, Event]]],
+    ) -> list[Answer | Exception]:
+        """Move dead letters to another dead-letter queue, in one round trip; each has its answer or its error.
+
+        A move is the letter, as it lies there, the letter as it is to lie in `target`, its origin queue, and its two events.
+        """
+        keys = self.keys
+        names = (keys.list(dead_letter_queue), keys.list(target), keys.outcomes, keys.dead_letter_queues)
+        return self._many(
+            self._move,
+            (
+                (names, (letter, moved, target, queue, *(value for event in events for value in encoded(event))))
+                for letter, moved, queue, events in moves
+            ),
+        )
+
+    def _many(self, script: Script, calls: Iterable[tuple[Sequence[str], Sequence[Any]]]) -> list[Answer | Exception]:
+        answers = script.many(self.client, calls)
+        return [answer if isinstance(answer, Exception) else answer_of(answer) for answer in answers]
+
+    def reschedule(self, list_name: str, ident: str, message: bytes, event: Event, *, due_ms: int | None) -> Answer:
+        """Give a message in the delay store another due time (None: now); `ALREADY` where it no longer waits there."""
+        keys = self.keys
+        names = [keys.destinations, keys.due(list_name), keys.waiting(list_name), keys.outcomes]
+        args = [ident, list_name, "" if due_ms is None else due_ms, message, keys.wake, *encoded(event)]
+        return answer_of(self._reschedule(self.client, names, args))
+
+    def hand_back(self, list_name: str, ident: str, message: bytes) -> Answer:
+        """Move a message out of the delay store into its list, as `message`; `ALREADY` where it no longer waits there."""
+        keys = self.keys
+        names = [keys.destinations, keys.delayed_tasks, keys.due(list_name), keys.waiting(list_name), keys.list(list_name)]
+        return answer_of(self._hand_back(self.client, names, [ident, SEPARATOR, list_name, message]))
+
+    def keep_letters(self, token: str, seconds: float) -> bool:
+        """Take or keep the lead among those that keep the dead letters, for this long."""
+        return int(self._lead(self.client, [self.keys.letter_keeper], [token, int(seconds * 1000)])) > 0
+
+    def watch_letters(self, token: str, seconds: float) -> bool:
+        """Take or keep the lead among those that say where letters lie unread, for this long."""
+        return int(self._lead(self.client, [self.keys.letter_watcher], [token, int(seconds * 1000)])) > 0
+
+    def lead(self, token: str, seconds: float) -> bool:
+        """Keep or take the lead among the dispatchers for this long."""
+        return int(self._lead(self.client, [self.keys.dispatcher], [token, int(seconds * 1000)])) > 0

@@ -1,0 +1,209 @@
+"""The transitions on Redis and Valkey: each is one script (`middleware/brokers/redis/lua/`), called on a client of its own.
+
+Enters: a tag and what is to become of its message. Leaves: an `Answer`. Nothing is ever half done: a script runs whole or, where
+the server refuses it, not at all. Limits: an asynchronous replica that becomes the master may have lost what was answered last.
+"""
+
+from __future__ import annotations
+
+import uuid
+from typing import TYPE_CHECKING, Any, Self
+
+from kombu.exceptions import OperationalError
+from redis.backoff import NoBackoff
+from redis.exceptions import AuthenticationError, RedisError, ResponseError
+from redis.retry import Retry
+
+from redelivery.errors import BrokerError, BrokerUnavailable
+
+from ...ports import ACCEPTED, Capability
+from ..broker_url import check_broker_url
+from .keys import SEPARATOR, Keys
+from .leases import Owners
+from .replicas import ConfirmedRedis
+from .scripts import Script
+from .stores import Stores
+from .wire import answer_of, encoded, text_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from celery import Celery
+    from redis import ConnectionPool, Redis
+
+    from ...messages.events import Event
+    from ...policy.retry_budget import Pace
+    from ...ports import Answer, Held
+
+__all__ = ["SOCKET_TIMEOUT", "RedisTransport"]
+
+#: How long one call may take before it counts as not answered, in seconds; the outbox then asks again.
+SOCKET_TIMEOUT = 5.0
+
+
+class RedisTransport(Stores, Owners):
+    """The transitions of what a worker holds, and all others with them, on one client; safe to call from any thread."""
+
+    #: All that any transport can do, but for what only a broker that gives messages back by itself needs.
+    capabilities = frozenset(Capability) - {Capability.REDELIVERY_COUNTS}
+
+    #: The app whose broker this is; None for one that was made by hand.
+    app: Celery | None = None
+
+    def __init__(self, client: Redis, keys: Keys) -> None:
+        super().__init__(client, keys)
+        self._acknowledge = Script("acknowledge")
+        self._defer = Script("defer")
+        self._dead_letter = Script("dead_letter")
+        self._start = Script("start")
+        self._release = Script("release")
+        self._held_keys = [keys.unacked, keys.unacked_index, keys.starts, keys.leases]
+
+    @classmethod
+    def of(cls, app: Celery) -> Self:
+        """The transitions on the broker of this app, connected as its settings say (TLS, Sentinel, credentials, database, prefix).
+
+        Raises `BrokerUnavailable` where nothing answers, `BrokerError` where the broker refuses or is no Redis,
+        `ConfigurationError` where its address cannot be read.
+        """
+        check_broker_url(app)
+        connection = app.connection_for_write()
+        try:
+            driver = connection.transport
+            if getattr(driver, "driver_type", None) != "redis":
+                msg = f"broker {connection.as_uri()} is no Redis: this version of redelivery needs a redis:// broker"
+                raise BrokerError(msg)
+            channel = connection.default_channel
+        except (AuthenticationError, ResponseError) as exc:
+            msg = f"broker {connection.as_uri()} refused the connection: {exc}"
+            raise BrokerError(msg) from exc
+        except KeyError as exc:
+            msg = f"broker {exc} is no transport that kombu knows; is broker_url right? It looks like redis://host:6379/0"
+            raise BrokerError(msg) from exc
+        except (OperationalError, *connection.connection_errors, RedisError) as exc:
+            msg = f"broker {connection.as_uri()} does not answer: {exc}; is it running, and is broker_url right?"
+            raise BrokerUnavailable(msg) from exc
+        runtime = getattr(app, "redelivery", None)
+        wanted = 0 if runtime is None else runtime.settings.wait_replicas
+        transport = cls(ConfirmedRedis(_patient(channel._get_pool()), wanted), Keys.of(channel))  # noqa: SLF001 - the app's own settings
+        transport.app = app
+        return transport
+
+    # transitions of a message that a worker holds
+
+    def acknowledge(self, tag: str, event: Event | None) -> Answer:
+        """End the message, and record `event`."""
+        return self._take(self._acknowledge, [self.keys.outcomes], [tag, _token(tag)], event)
+
+    def defer(
+        self,
+        tag: str,
+        list_name: str,
+        message: bytes,
+        *,
+        task_id: str,
+        event: Event | None,
+        delay_ms: int | None = None,
+        due_ms: int | None = None,
+        first: bool = False,
+        pace: Pace | None = None,
+    ) -> Answer:
+        """Move the message to the delay store for `delay_ms`, or until `due_ms`, by the server's clock.
+
+        Where nothing is left to wait it goes straight back to its list: `first`, it is taken next; else behind all others. With
+        `pace` it is due in the next free slot of its queue from then on.
+        """
+        keys = self.keys
+        names = [
+            keys.outcomes,
+            keys.list(list_name),
+            keys.destinations,
+            keys.due(list_name),
+            keys.waiting(list_name),
+            keys.delayed_tasks,
+        ]
+        args = [
+            tag,
+            _token(tag),
+            message,
+            "" if delay_ms is None else delay_ms,
+            "" if due_ms is None else due_ms,
+            SEPARATOR.join((_encodable(task_id), uuid.uuid4().hex[:12])),
+            list_name,
+            SEPARATOR,
+            keys.wake,
+            "next" if first else "last",
+            "" if pace is None else pace.gap,
+            "" if pace is None or pace.latest_ms is None else pace.latest_ms,
+        ]
+        if pace is not None:
+            names.append(keys.slots(pace.queue, pace.per_second))
+        return self._take(self._defer, names, args, event)
+
+    def dead_letter(
+        self,
+        tag: str,
+        message: bytes,
+        *,
+        dead_letter_queue: str,
+        queue: str,
+        event: Event | None,
+        must_exist: bool = False,
+    ) -> Answer:
+        """Move the message to `dead_letter_queue`, and record `event`; a queue that `must_exist` and does not changes nothing."""
+        names = [self.keys.outcomes, self.keys.list(dead_letter_queue), self.keys.dead_letter_queues]
+        if must_exist:
+            names.append(self.keys.bindings(dead_letter_queue))
+        return self._take(self._dead_letter, names, [tag, _token(tag), message, dead_letter_queue, queue], event)
+
+    def start(self, tag: str) -> Answer:
+        """Record that the message is about to run; `REFUSED` where it is no longer held: it must not run."""
+        return answer_of(self._start(self.client, [self.keys.unacked, self.keys.starts], [tag, ""]))
+
+    def accept(self, tag: str) -> Answer:
+        """Record that the message counts as acknowledged from here on: it is held until its outcome, but never run again."""
+        return answer_of(self._start(self.client, [self.keys.unacked, self.keys.starts], [tag, ACCEPTED]))
+
+    def release(self, held: Sequence[Held]) -> int:
+        """Put messages that were not run back to where they were taken from, as they were. Returns how many went back.
+
+        Raises `ResponseError` where a list refused one, after the others have gone back.
+        """
+        if not held:
+            return 0
+        newest_first = sorted(held, key=lambda each: int(each.tag.rpartition(":")[2]), reverse=True)
+        lists = [self.keys.list(each.list_name) for each in newest_first]
+        names = [self.keys.unacked, self.keys.unacked_index, self.keys.starts, *lists]
+        count, error = self._release(self.client, names, [part for each in newest_first for part in (each.tag, each.raw)])
+        if error:
+            raise ResponseError(text_of(error))
+        return int(count)
+
+    def _take(self, script: Script, names: list[str], args: list[Any], event: Event | None) -> Answer:
+        entry = [] if event is None else encoded(event)
+        return self._ask(script, [*self._held_keys, *names], [*args, *entry])
+
+    def _ask(self, script: Script, keys: list[str], args: list[Any]) -> Answer:
+        return answer_of(script(self.client, keys, args))
+
+    def close(self) -> None:
+        """Close the connections."""
+        self.client.connection_pool.disconnect()
+
+
+def _patient(pool: ConnectionPool) -> ConnectionPool:
+    """One try and one more at once: whoever must not lose a transition asks again later (see `outbox`)."""
+    pool.connection_kwargs["retry"] = Retry(NoBackoff(), 1)
+    if pool.connection_kwargs.get("socket_timeout") is None:
+        pool.connection_kwargs["socket_timeout"] = SOCKET_TIMEOUT
+    if pool.connection_kwargs.get("socket_connect_timeout") is None and "path" not in pool.connection_kwargs:
+        pool.connection_kwargs["socket_connect_timeout"] = SOCKET_TIMEOUT
+    return pool
+
+
+def _token(tag: str) -> str:
+    return tag.partition(":")[0]
+
+
+def _encodable(value: str) -> str:
+    return str(value).encode("utf-8", "replace").decode()

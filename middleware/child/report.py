@@ -1,0 +1,155 @@
+"""The report of a redelivery: what a pool's child tells its worker, where nobody asked for more.
+
+Celery reports every failed attempt with a copy of each frame, formatted as text, and pickles both into the pipe; most of what an
+attempt that fails costs is spent there. Where nobody could see it (no result backend stores it, no hook or receiver of `task_retry`
+and no event consumer is told) a redelivery reports the decision alone. Where somebody could, the report is Celery's own.
+
+The way in is Celery's: `build_tracer` takes the class (`Info`) that handles an attempt's end. `lighten` gives the tasks of an app
+tracers with ours, after Celery has built its own: in the worker, and in each child that a pool starts.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from billiard.einfo import ExceptionInfo
+from celery.app.task import Context
+from celery.app.trace import LOG_RETRY, TraceInfo, build_tracer, get_task_name, info
+from celery.exceptions import Retry
+from celery.states import FAILURE, RETRY
+from celery.utils.serialization import get_pickleable_etype, get_pickleable_exception
+
+from redelivery.display import harmless
+
+from ..logs import log
+from ..messages.events import Reason
+from .attempt import CONTEXT, DECIDED, Attempt
+
+if TYPE_CHECKING:
+    from celery import Celery
+
+    from ..runtime import Runtime
+    from .attempt import Redelivering
+
+__all__ = ["Info", "Report", "lighten"]
+
+
+class Report:
+    """Billiard's `ExceptionInfo` for a redelivery, without frames and without text."""
+
+    __slots__ = ("exception",)
+
+    type = None
+    tb = None
+    traceback = ""
+    internal = False
+
+    def __init__(self, exception: Redelivering) -> None:
+        self.exception = exception
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Report, (self.exception,)
+
+    @property
+    def exc_info(self) -> tuple[Any, ...]:
+        """As billiard's."""
+        return type(self.exception), self.exception, None
+
+
+class Info(TraceInfo):
+    """Celery's handling of an attempt's end, but for a redelivery of which nobody hears."""
+
+    __slots__ = ("reported",)
+
+    def handle_retry(self, task: Any, req: Any, store_errors: bool = True, **kwargs: Any) -> Any:
+        """As Celery's; its log line alone, where the redelivery says that this is enough."""
+        reason = self.retval
+        is_unheard = getattr(reason, "is_unheard", None)
+        if is_unheard is None:  # a retry that Celery itself has published
+            return super().handle_retry(task, req, store_errors=store_errors, **kwargs)
+        if not is_unheard:
+            try:
+                return super().handle_retry(task, req, store_errors=store_errors, **kwargs)
+            except Exception as exc:  # noqa: BLE001 - the task's own hook, or its result backend: the redelivery stands
+                log.exception("hook.failed", task_id=req.id, hook="on_retry", exception=type(exc).__name__)
+                return Report(reason)
+        info(LOG_RETRY, {"id": req.id, "name": get_task_name(req, task.name), "exc": harmless(str(reason))})
+        return Report(reason)
+
+    def handle_failure(self, task: Any, req: Any, **kwargs: Any) -> Any:
+        """As Celery's; the copied frames do not go through the pipe, since the worker only reads their text.
+
+        What failed around the attempt is decided about here. To be delivered again, it becomes a retry.
+        """
+        told: Any = self
+        raised = told.retval
+        was_decided = hasattr(raised, DECIDED)
+        told.retval = concluded(task, req, raised)
+        if isinstance(told.retval, Retry):
+            told.state = RETRY
+            self.reported = self.handle_retry(task, req, **kwargs)
+            return self.reported
+        try:
+            self.reported = super().handle_failure(task, req, **kwargs)
+        except Exception as exc:
+            if was_decided or not hasattr(raised, DECIDED):
+                raise  # as Celery
+            # The result backend refuses this as well: what was decided here stands.
+            log.exception("hook.failed", task_id=req.id, hook="on_failure", exception=type(exc).__name__)
+            self.reported = _einfo_of(raised)
+        self.reported.tb = None
+        return self.reported
+
+
+def _einfo_of(raised: BaseException) -> ExceptionInfo:
+    exc = get_pickleable_exception(raised)
+    return ExceptionInfo((get_pickleable_etype(type(raised)), exc, raised.__traceback__))
+
+
+def concluded(task: Any, req: Any, raised: Any) -> Any:
+    """What is to be reported of what was raised: of what the attempt itself has not decided about, the decision."""
+    delivery = req.get(CONTEXT)
+    runtime = getattr(task.app, "redelivery", None)
+    if delivery is None or runtime is None or getattr(raised, DECIDED, (None, None, None))[2] == delivery["tag"]:
+        return raised
+    attempt = Attempt(task, runtime, delivery)
+    task.request_stack.push(req)  # the tracer has taken it away where it was itself what failed
+    try:
+        if delivery.get("has_returned"):
+            then = f"{raised!r:.200}" if runtime.settings.store_failure_texts else type(raised).__name__
+            return attempt.conclude(attempt.end(Reason.RESULT_NOT_STORED, f"the task has run; then {then}"), raised)
+        if delivery.get("has_begun"):
+            return raised  # the attempt has decided, on an exception that could not carry it
+        decided = attempt.decide(raised)
+        assert decided is not None  # noqa: S101 - only a result can be accepted
+        return attempt.conclude(decided, raised)
+    finally:
+        task.request_stack.pop()
+
+
+def lighten(app: Celery, runtime: Runtime, hostname: str | None) -> None:
+    """Build the tracers of this app's tasks anew, as Celery builds them, with our `Info`."""
+    if not runtime.enforces:
+        return
+    for name, task in app.tasks.items():
+        if runtime.policies.is_enabled(name):
+            task.__trace__ = _honest(task, build_tracer(name, task, app.loader, hostname, app=app, Info=Info))
+
+
+def _honest(task: Any, trace: Any) -> Any:
+    """Celery's tracer, which reports a task that it could not begin (its keywords are a list, say) as one that succeeded."""
+
+    def honest(uuid: Any, args: Any, kwargs: Any, request: Any = None) -> Any:
+        traced = trace(uuid, args, kwargs, request)
+        if isinstance(traced[0], ExceptionInfo) and hasattr(traced[1], "reported"):
+            return traced[1].reported, *traced[1:]  # Celery reports the exception itself, where its own code raised it
+        if traced[1] is not None or not isinstance(traced[0], ExceptionInfo):
+            return traced
+        failure = Info(FAILURE, traced[0].exception)
+        try:
+            failure.handle_error_state(task, Context(request or {}, args=(), kwargs={}, called_directly=False))
+        except Exception as exc:  # noqa: BLE001 - the message is anybody's
+            log.exception("hook.failed", task_id=str(uuid), hook="on_failure", exception=type(exc).__name__)
+        return traced[0], failure, *traced[2:]
+
+    return honest

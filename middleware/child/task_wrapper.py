@@ -1,0 +1,118 @@
+"""What runs around a task, in the pool's child: one attempt, and the decision that follows where it fails.
+
+A success returns. A failure becomes a decision (`decision.decide`): to be delivered again, the attempt raises `Redelivering`, a
+`celery.exceptions.Retry`, so that Celery stores RETRY and tells whoever listens, and egress moves the message; to die, it raises
+what the task raised, so that FAILURE, error callbacks, chords and chains are Celery's, and egress finds the decision on the
+exception. `Reject`, `Ignore`, eager runs and direct calls pass through untouched.
+
+Limits: runs in the pool's child and touches no broker there, but for the recorded start of a message that a crash has touched, on
+pools that share the worker's process.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+from celery.app.task import Task as BaseTask
+from celery.exceptions import Ignore, Reject, Retry, WorkerLostError, WorkerShutdown, WorkerTerminate
+from structlog.contextvars import bind_contextvars, reset_contextvars
+
+from redelivery.display import safe
+from redelivery.errors import RedeliveryError
+
+from ..messages.events import Reason
+from .attempt import CONTEXT, DECIDED, Attempt
+from .retry import retry_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from celery import Task
+
+    from ..runtime import Runtime
+
+__all__ = ["ResultRefused", "guard"]
+
+
+class ResultRefused(RedeliveryError):
+    """The task's result was refused by `retry=`, and its deliveries are used up: look at the task, or raise the limit."""
+
+
+def guard(task: Task, runtime: Runtime) -> None:
+    """Put the wrapper around a task, and around its class's own `__call__` where it has one; a second time changes nothing."""
+    if getattr(task, DECIDED, False):
+        return
+    calls = next(cls for cls in type(task).__mro__ if "__call__" in vars(cls)) is not BaseTask
+    run = functools.partial(type(task).__call__, task) if calls else task.run
+    options = runtime.policies.options_of(task.name)
+    asks_for_results = options is not None and options.retry is not None
+
+    @functools.wraps(run)
+    def guarded(*args: Any, **kwargs: Any) -> Any:
+        delivery = task.request.get(CONTEXT)
+        if delivery is None or task.request.is_eager or delivery.get("has_begun"):
+            return run(*args, **kwargs)  # no delivery; or a task with a `__call__` that calls itself
+        delivery["has_begun"] = True
+        facts = {"attempt": delivery["attempt"], "queue": safe(delivery["queue"]), "generation": delivery["generation"]}
+        bound = bind_contextvars(task_id=safe(task.request.id), **facts)
+        try:
+            if delivery["must_start"]:
+                runtime.start(delivery["tag"])
+            return _attempt(Attempt(task, runtime, delivery), run, args, kwargs, asks_for_results=asks_for_results)
+        finally:
+            reset_contextvars(**bound)
+
+    setattr(task, DECIDED, True)
+    if calls:
+        _call(task, guarded)
+    else:
+        task.run = guarded
+    task.retry = retry_of(task, runtime, task.retry)
+
+
+def _call(task: Task, guarded: Callable[..., Any]) -> None:
+    """Give this one task a class whose `__call__` is `guarded`: Python looks for it there, and other tasks may share the class."""
+
+    def __call__(_: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807 - it is one
+        return guarded(*args, **kwargs)
+
+    cls = type(task)
+    members = {"__call__": __call__, "__module__": cls.__module__, "__doc__": cls.__doc__}
+    task.__class__ = type(cls.__name__, (cls,), members)
+
+
+def _attempt(
+    attempt: Attempt,
+    run: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    asks_for_results: bool,
+) -> Any:
+    try:
+        result = run(*args, **kwargs)
+    except (Reject, Ignore, Retry):
+        raise
+    except SystemExit as exc:
+        # On prefork its child ends, and the pool says so. Where tasks share the worker's process nobody would, or the worker ends.
+        if not attempt.runtime.shares_process or isinstance(exc, (WorkerShutdown, WorkerTerminate)):
+            raise
+        lost = WorkerLostError(f"the task asked its process to exit: {exc!r}")
+        decided = attempt.decide(lost, cause=Reason.WORKER_LOST)
+        assert decided is not None  # noqa: S101 - only a result can be accepted
+        raise attempt.conclude(decided, lost) from exc
+    except Exception as exc:
+        if getattr(exc, DECIDED, (None, None, None))[2] == attempt.delivery["tag"]:
+            raise
+        decided = attempt.decide(exc, requested_delay=None)
+        assert decided is not None  # noqa: S101 - only a result can be accepted
+        concluded = attempt.conclude(decided, exc)
+        if concluded is exc:
+            raise
+        raise concluded from exc
+    decided = attempt.decide(None, result=result) if asks_for_results else None
+    if decided is None:
+        attempt.delivery["has_returned"] = True
+        return result
+    raise attempt.conclude(decided, ResultRefused(f"{attempt.task.name} returned {result!r:.200}, which its retry= refuses"))

@@ -1,1 +1,0 @@
-"""The Lua scripts: one file, one transition; see `redelivery.middleware.scripts`."""

@@ -1,0 +1,1 @@
+"""What a message says of itself, and how each step rewrites it. Pure."""

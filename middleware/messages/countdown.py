@@ -1,0 +1,98 @@
+"""Countdowns: a task that is to wait, or to expire, so many seconds from now; counted by the broker's clock, not by its producer's.
+
+Celery makes an ETA of `countdown`, and a time of `expires` where that is a number, as soon as the message is made, by the clock of
+the machine that makes it. Here the text that it writes remembers what it was made of; the broker that publishes it in a script of
+ours (Redis, Valkey) writes its own time instead, so that a plain worker, too, reads the right one. A time that was given as a time
+stays as it is.
+
+Limit: on other brokers the text goes as Celery wrote it.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import time
+import uuid
+from numbers import Real
+from typing import TYPE_CHECKING, Any, Self
+
+from kombu.utils.json import dumps
+
+from .ttl import PUBLISHED
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["FromNow", "from_now", "remember_countdowns", "with_gaps"]
+
+
+class FromNow(str):
+    """A time as Celery has written it, which was given as a number of seconds from then on; `made` is a monotonic clock's."""
+
+    __slots__ = ("made", "seconds")
+    seconds: float
+    made: float
+
+    @classmethod
+    def of(cls, text: str, seconds: float) -> Self:
+        """The time that Celery has just made of so many seconds."""
+        self = cls(text)
+        self.seconds, self.made = seconds, time.monotonic()
+        return self
+
+    def left_ms(self) -> int:
+        """How many milliseconds are left, rounded up: nothing is to run early."""
+        return math.ceil((self.seconds - (time.monotonic() - self.made)) * 1000)
+
+
+def remember_countdowns(amqp: Any) -> None:
+    """Have this app's messages remember what their times were made of; a second time changes nothing."""
+    make = amqp.create_task_message
+    if getattr(make, "remembers_countdowns", False):
+        return
+
+    @functools.wraps(make)
+    def create_task_message(  # noqa: PLR0917 - Celery gives them in this order
+        task_id: Any,
+        name: Any,
+        args: Any = None,
+        kwargs: Any = None,
+        countdown: Any = None,
+        eta: Any = None,
+        group_id: Any = None,
+        group_index: Any = None,
+        expires: Any = None,
+        *rest: Any,
+        **options: Any,
+    ) -> Any:
+        message = make(task_id, name, args, kwargs, countdown, eta, group_id, group_index, expires, *rest, **options)
+        if options.get("now") is None:  # else they count from a moment that somebody gave
+            for header, said in (("eta", countdown), ("expires", expires)):
+                text = message.headers.get(header)
+                if isinstance(said, Real) and isinstance(text, str) and (said or header == "expires"):
+                    message.headers[header] = FromNow.of(text, float(said))
+        return message
+
+    create_task_message.remembers_countdowns = True  # type: ignore[attr-defined]
+    amqp.create_task_message = create_task_message
+
+
+def from_now(headers: Mapping[str, Any]) -> dict[str, int]:
+    """Which of a message's times count from its publication, and how many milliseconds are left of each."""
+    return {name: headers[name].left_ms() for name in ("eta", "expires") if isinstance(headers.get(name), FromNow)}
+
+
+def with_gaps(message: Mapping[str, Any], times: Mapping[str, int]) -> tuple[bytes, str]:
+    """A message's bytes without these headers' times, and where they belong, as the scripts take it (`dated.lua`)."""
+    if not times:
+        return dumps(message).encode(), ""
+    marks = {name: uuid.uuid4().hex for name in times}
+    rest = dumps({**message, "headers": {**message["headers"], **marks}}).encode()
+    whole, gaps = b"", []
+    for name in sorted(marks, key=lambda each, text=rest: text.index(marks[each].encode())):  # type: ignore[misc]
+        is_number = name == PUBLISHED
+        before, _, rest = rest.partition((f'"{marks[name]}"' if is_number else marks[name]).encode())
+        whole += before
+        gaps.append(f"{len(whole)}{'n' if is_number else 't'}{times[name]}")
+    return whole + rest, ",".join(gaps)

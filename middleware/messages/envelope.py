@@ -1,0 +1,389 @@
+"""The header: what a message says of its own history, as a record.
+
+Enters: a message's headers, whoever wrote them; leaves: an `Envelope`, and from it the header again. `envelope` says which step
+writes which field. Refuses nothing: a header that cannot be read, or a field of it, counts as absent, however deep it lies, and
+`unreadable` names it. What a newer version wrote beside the fields that this one knows is kept as it is.
+
+Whoever can publish can write this header. So each number in it is a whole one within bounds, each text has a length and can be
+encoded, and no name in it is a place to send anything to: targets come from the policies and the app (`destinations`).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from .events import Reason
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+__all__ = [
+    "ANNOUNCED",
+    "COPIES",
+    "DELIVERED",
+    "ELIGIBLE",
+    "EXPIRATION",
+    "HEADER",
+    "MAX_MESSAGE",
+    "MAX_TRACEBACK",
+    "Attempt",
+    "Envelope",
+    "Failed",
+    "count",
+    "eligible_of",
+    "mapping",
+    "text",
+    "unreadable",
+]
+
+HEADER = "redelivery"
+#: Set by our own producers, which record what they publish.
+ANNOUNCED = "redelivery-announced"
+ELIGIBLE = "redelivery-dead-letter-eligible"
+#: What a message carries on RabbitMQ, and nowhere else, where the broker does not see it: kombu's `expiration` (milliseconds, a
+#: text of digits); exchange and routing key that it was published to, where it was moved since; the keys of its copies (`CC`).
+EXPIRATION, DELIVERED, COPIES = "redelivery-expiration", "redelivery-delivered", "redelivery-cc"
+VERSION = 1
+#: Every field of the header that this version knows. What a newer version wrote beside them is kept as it is.
+KNOWN = frozenset(
+    {
+        *("version", "attempt", "delivery", "generation", "first_seen", "origin", "attempts", "deaths", "failure", "suspect"),
+        *("served_eta", "undelivered", "first_death", "parked", "handled", "since"),
+    }
+)
+#: What is kept of a failure: characters of its traceback, and of its message (and of any other text in the header).
+MAX_TRACEBACK = 16 * 1024
+MAX_MESSAGE = 1024
+#: How many attempts, deaths, and routing keys of one death there are at most.
+MAX_ATTEMPTS, MAX_DEATHS, MAX_KEYS = 20, 20, 21
+#: The reasons of death, what one looks like that a newer version knows, and how long the name of a queue may be.
+_REASONS = frozenset(Reason)
+_WORD = re.compile(r"[a-z_]{1,64}")
+MAX_NAME = 256
+#: Numbers are below this one, and times (milliseconds) before the year 10000.
+MAX_COUNT, LATEST_MS = 2**53, 253_402_300_800_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failed:
+    """What an attempt died of. `fingerprint` is equal for failures of one cause."""
+
+    type: str
+    message: str = ""
+    traceback: str = ""
+    fingerprint: str = ""
+
+    @property
+    def text(self) -> str:
+        """Type and message, in one line of text; the type alone where no message is kept."""
+        return f"{self.type}: {self.message}" if self.message else self.type
+
+    def to_header(self) -> dict[str, str]:
+        """The header's `failure`, with its caps applied: a traceback keeps its end, where the error is."""
+        return {
+            "type": self.type,
+            "message": self.message[:MAX_MESSAGE],
+            "traceback": self.traceback[-MAX_TRACEBACK:],
+            "fingerprint": self.fingerprint,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """One counted delivery that ended: when (ms), at which worker, of what, and the delay (ms) that followed."""
+
+    at_ms: int
+    worker: str
+    exception: str
+    delay_ms: int | None = None
+
+    def to_header(self) -> dict[str, Any]:
+        """One entry of the header's `attempts`."""
+        return {"at": self.at_ms, "worker": self.worker, "exception": self.exception[:MAX_MESSAGE], "delay": self.delay_ms}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Envelope:
+    """What a message's `redelivery` header says.
+
+    `attempt` counts the deliveries that ended and count; `delivery` every hand-over that ended. `suspect` says that a worker died
+    while it held the message. `served_eta` is the ETA that the delay store has already waited for. `undelivered` names the missing
+    dead-letter queue that a dead message waits for, and is for people to read. `first_death` says queue, reason and time of its
+    very first death; `parked` that it is held where it is; `handled` how often a dead-letter handler has failed on it; `since`
+    which generation was begun on purpose. `unknown` is what a newer `version` wrote beside these.
+    """
+
+    attempt: int = 0
+    delivery: int = 0
+    generation: int = 0
+    first_seen_ms: int | None = None
+    origin: Mapping[str, Any] = field(default_factory=dict)
+    attempts: tuple[Mapping[str, Any], ...] = ()
+    deaths: tuple[Mapping[str, Any], ...] = ()
+    failure: Mapping[str, Any] | None = None
+    suspect: bool = False
+    served_eta: str | None = None
+    undelivered: str | None = None
+    first_death: Mapping[str, Any] | None = None
+    parked: bool = False
+    handled: int = 0
+    since: int = 0
+    version: int = VERSION
+    unknown: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, headers: Mapping[str, Any] | None) -> Envelope:
+        """Read it from a message's headers; what is absent or cannot be read has its default."""
+        header = headers.get(HEADER) if isinstance(headers, dict) else None
+        if not isinstance(header, dict):
+            return UNWRITTEN
+        return cls(
+            attempt=count(header.get("attempt")),
+            delivery=count(header.get("delivery")),
+            generation=count(header.get("generation")),
+            first_seen_ms=_time(header.get("first_seen")) or None,
+            origin=_fields(header.get("origin"), ORIGIN),
+            attempts=_records(header.get("attempts"), ATTEMPT, MAX_ATTEMPTS),
+            deaths=_records(header.get("deaths"), DEATH, MAX_DEATHS),
+            failure=_fields(header.get("failure"), FAILURE) or None,
+            suspect=header.get("suspect") is True,
+            served_eta=_name(header.get("served_eta")),
+            undelivered=_undelivered(header),
+            first_death=_fields(header.get("first_death"), FIRST_DEATH) or None,
+            parked=header.get("parked") is True,
+            handled=count(header.get("handled")),
+            since=count(header.get("since")),
+            version=max(count(header.get("version")), VERSION),
+            unknown={} if header.keys() <= KNOWN else {name: value for name, value in header.items() if name not in KNOWN},
+        )
+
+    @property
+    def is_letter(self) -> bool:
+        """Whether the message has died, lies in a dead-letter queue, and has not been given another life since."""
+        if not self.deaths or self.undelivered is not None:
+            return False
+        died_in = self.deaths[0].get("generation")
+        if isinstance(died_in, int):
+            return died_in == self.generation
+        # A letter of a version that did not write it: what was given another life is seen anew.
+        return self.first_seen_ms is not None and self.first_seen_ms <= count(self.deaths[0].get("last"))
+
+    def closes_circle(self, target: str) -> bool:
+        """Whether dying into `target` would send it round: it died there since it was last sent off, and nobody rejected it.
+
+        RabbitMQ drops such a message; a circle with a rejection in it is somebody's will.
+        """
+        for each in self.deaths:
+            if count(each.get("generation")) < self.since or each.get("reason") == "rejected":
+                return False
+            if each.get("queue") == target:
+                return True
+        return False
+
+    def life_queue(self, queue: str) -> str:
+        """The queue that names the life in the books: its first; a task may have sent itself to `queue` since."""
+        first = self.origin.get("queue")
+        return first if isinstance(first, str) and first else queue
+
+    def to_header(self) -> dict[str, Any]:
+        """What is written; what has its default is left out, but for the counters."""
+        header: dict[str, Any] = {
+            **self.unknown,
+            "version": self.version,
+            "attempt": self.attempt,
+            "delivery": self.delivery,
+            "generation": self.generation,
+            "first_seen": self.first_seen_ms,
+            "origin": dict(self.origin),
+        }
+        if self.attempts:
+            header["attempts"] = [dict(each) for each in self.attempts]
+        if self.deaths:
+            header["deaths"] = [dict(each) for each in self.deaths]
+        if self.failure is not None:
+            header["failure"] = dict(self.failure)
+        if self.suspect:
+            header["suspect"] = True
+        if self.served_eta is not None:
+            header["served_eta"] = self.served_eta
+        if self.undelivered is not None:
+            header["undelivered"] = self.undelivered
+        header.update({name: value for name, value in self._rare() if value})
+        return header
+
+    def _rare(self) -> tuple[tuple[str, Any], ...]:
+        """What few messages have, by the header's names."""
+        return (
+            ("first_death", self.first_death and dict(self.first_death)),
+            ("parked", self.parked),
+            ("handled", self.handled),
+            ("since", self.since),
+        )
+
+
+#: What a first delivery has: nearly every message.
+UNWRITTEN = Envelope()
+
+
+def eligible_of(headers: Mapping[str, Any]) -> bool | None:
+    """What the producer said of keeping the message as a dead letter; None where it said nothing."""
+    said = headers.get(ELIGIBLE)
+    return said if isinstance(said, bool) else None
+
+
+def count(value: object) -> int:
+    """A counter from an untrusted header: a whole number that is not negative, or 0."""
+    return _count(value) or 0
+
+
+def text(value: object, most: int) -> str:
+    """A text of at most so many characters from an untrusted header, or an empty one; what cannot be encoded in it is replaced."""
+    if not isinstance(value, str):
+        return ""
+    cut = value if len(value) <= most else value[:most]
+    return cut if cut.isascii() else cut.encode("utf-8", "replace").decode()
+
+
+def mapping(value: object) -> dict[str, Any]:
+    """A mapping from an untrusted header, or an empty one."""
+    return value if isinstance(value, dict) else {}
+
+
+def _undelivered(header: Mapping[str, Any]) -> str | None:
+    """The missing queue that a letter waits for. Only what has died of something waits, and only for what can be a queue's name.
+
+    It is for people to read: where the letter goes at last its policy says.
+    """
+    name, deaths = header.get("undelivered"), header.get("deaths")
+    first = next((each for each in deaths if isinstance(each, dict)), {}) if isinstance(deaths, list) else {}
+    reason = first.get("reason")
+    if not isinstance(name, str) or not isinstance(reason, str):
+        return None
+    if reason not in _REASONS and (count(header.get("version")) <= VERSION or not _WORD.fullmatch(reason)):
+        return None
+    return name if name.isprintable() and 0 < len(name) <= MAX_NAME else None
+
+
+# the strict reader: what each field may be; None is what cannot be read
+
+
+def _count(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < MAX_COUNT else None
+
+
+def _time(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < LATEST_MS else None
+
+
+def _text(most: int) -> Callable[[object], str | None]:
+    def read(value: object) -> str | None:
+        if not isinstance(value, str):
+            return None
+        return value if len(value) <= most and value.isascii() else text(value, most)
+
+    return read
+
+
+def _traceback(value: object) -> str | None:
+    return text(value[-MAX_TRACEBACK:], MAX_TRACEBACK) if isinstance(value, str) else None
+
+
+def _name(value: object) -> str | None:
+    """A name, whole: one that is too long, or cannot be encoded, is another name when it is cut or replaced."""
+    return value if isinstance(value, str) and text(value, MAX_NAME) == value else None
+
+
+def _names(value: object) -> list[str] | None:
+    read = [_name(each) for each in value[:MAX_KEYS]] if isinstance(value, list) else [None]
+    return None if None in read else [each for each in read if each is not None]
+
+
+def _scalar(value: object) -> str | int | float | None:
+    """What a producer wrote of a lifetime: a text, or a number that is one."""
+    if isinstance(value, float):
+        return value if abs(value) < MAX_COUNT else None
+    if isinstance(value, int):
+        return value if not isinstance(value, bool) and abs(value) < MAX_COUNT else None
+    return text(value, MAX_NAME) if isinstance(value, str) else None
+
+
+_said = _text(MAX_MESSAGE)
+_Shape = dict[str, "Callable[[object], Any]"]
+ORIGIN: _Shape = {"queue": _name, "exchange": _name, "routing_key": _name}
+ATTEMPT: _Shape = {"at": _time, "worker": _said, "exception": _said, "delay": _count}
+DEATH: _Shape = {
+    "queue": _name,
+    "reason": _text(MAX_NAME),
+    "count": _count,
+    "first": _time,
+    "last": _time,
+    "generation": _count,
+    "exchange": _name,
+    "routing_keys": _names,
+    "detail": _said,
+    **dict.fromkeys(("expires", "time_to_live", "expiration", "published"), _scalar),
+}
+FAILURE: _Shape = {"type": _said, "message": _said, "traceback": _traceback, "fingerprint": _text(MAX_NAME)}
+FIRST_DEATH: _Shape = {"queue": _name, "reason": _text(MAX_NAME), "at": _time}
+#: Every other field of the header: whether it can be read.
+_SIMPLE: dict[str, Callable[[object], bool]] = {
+    **dict.fromkeys(("version", "attempt", "delivery", "generation", "handled", "since"), lambda value: _count(value) is not None),
+    "first_seen": lambda value: _time(value) is not None,
+    **dict.fromkeys(("suspect", "parked"), lambda value: isinstance(value, bool)),
+    "served_eta": lambda value: _name(value) is not None,
+    "undelivered": lambda value: _name(value) is not None,
+}
+_NESTED = {"origin": ORIGIN, "failure": FAILURE, "first_death": FIRST_DEATH}
+_LISTS = {"attempts": (ATTEMPT, MAX_ATTEMPTS), "deaths": (DEATH, MAX_DEATHS)}
+
+
+def _fields(value: object, shape: _Shape) -> dict[str, Any]:
+    """A mapping from an untrusted header, without the fields of this shape that cannot be read in it."""
+    read = dict(mapping(value))
+    for name, reader in shape.items():
+        each = read.get(name)
+        if each is not None and (known := reader(each)) is not each:
+            read[name] = known
+            if known is None:
+                del read[name]
+    return read
+
+
+def _records(value: object, shape: _Shape, most: int) -> tuple[Mapping[str, Any], ...]:
+    """A list of such mappings, without what is none in it, and no more than `most`."""
+    given = [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
+    return tuple(_fields(each, shape) for each in given[:most])
+
+
+def unreadable(headers: Mapping[str, Any]) -> list[str]:
+    """The fields of the header that cannot be read, by name (`deaths.last`), each once; the header's own name where it is none."""
+    header = headers.get(HEADER)
+    if header is None:
+        return []
+    return sorted(set(_unreadable(header))) if isinstance(header, dict) else [HEADER]
+
+
+def _unreadable(header: Mapping[str, Any]) -> Iterator[str]:
+    for name, value in header.items():
+        if value is None:
+            continue
+        if name in _SIMPLE and not _SIMPLE[name](value):
+            yield name
+        elif name in _NESTED:
+            yield from _lost(name, value, _NESTED[name])
+        elif name in _LISTS:
+            shape, most = _LISTS[name]
+            if not isinstance(value, list) or len(value) > most:
+                yield name
+            for each in value if isinstance(value, list) else []:
+                yield from _lost(name, each, shape)
+
+
+def _lost(name: str, value: object, shape: _Shape) -> Iterator[str]:
+    """What `_fields` leaves out."""
+    if not isinstance(value, dict):
+        yield name
+        return
+    yield from (f"{name}.{each}" for each in value.keys() - _fields(value, shape).keys())

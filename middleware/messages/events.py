@@ -1,0 +1,198 @@
+"""The outcome events: what is recorded of a message, and the words it is recorded in.
+
+An event says how one step of a message's life ended. It is written by the same script that made the step, so that a step
+without its event, or an event without its step, cannot be. On Redis an event is one entry of a stream; its id is the entry's,
+and its time the server's.
+
+Enters: what a transition knows. Leaves: `Event` objects, or the flat field list that a script appends. Refuses: an entry that
+has no task id or an outcome that is not one of `Outcome`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Self
+
+from redelivery.errors import EnvelopeError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+__all__ = ["SCHEMA_VERSION", "TERMINAL", "Event", "Outcome", "Reason"]
+
+SCHEMA_VERSION = 1
+
+
+class Outcome(StrEnum):
+    """How a step of a message's life ended (design, section 9)."""
+
+    PUBLISHED = "published"
+    RECEIVED = "received"
+    DEFERRED = "deferred"
+    REDELIVERY_SCHEDULED = "redelivery_scheduled"
+    SUCCEEDED = "succeeded"
+    DEAD_LETTERED = "dead_lettered"
+    DISCARDED = "discarded"
+    EXPIRED = "expired"
+    REVOKED = "revoked"
+    IGNORED = "ignored"
+    REDRIVEN = "redriven"
+    PURGED = "purged"
+    CANCELLED = "cancelled"
+    UNOBSERVED = "unobserved"
+
+
+#: Outcomes after which nothing more may happen to a life.
+TERMINAL = frozenset(
+    {
+        Outcome.SUCCEEDED,
+        Outcome.DEAD_LETTERED,
+        Outcome.DISCARDED,
+        Outcome.EXPIRED,
+        Outcome.REVOKED,
+        Outcome.IGNORED,
+        Outcome.PURGED,
+        Outcome.CANCELLED,
+        Outcome.UNOBSERVED,
+    },
+)
+
+
+class Reason(StrEnum):
+    """Why a message died (RabbitMQ's words where it has one)."""
+
+    EXHAUSTED = "exhausted"
+    MAX_AGE = "max_age"
+    NON_RETRYABLE = "non_retryable"
+    REJECTED = "rejected"
+    EXPIRED = "expired"
+    MAX_LENGTH = "max_length"
+    WORKER_LOST = "worker_lost"
+    TIME_LIMIT = "time_limit"
+    UNDECODABLE = "undecodable"
+    UNKNOWN_TASK = "unknown_task"
+    INVALID = "invalid"
+    NOT_ELIGIBLE = "not_eligible"
+    RESULT_NOT_STORED = "result_not_stored"
+    OPERATOR = "operator"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """One entry of the outcome log.
+
+    `task_id` and `generation` name the life; `attempt` counts its deliveries that count, from 1; `delivery` every hand-over.
+    `delay_ms` is the delay that was asked for, `due_ms` when it ends (milliseconds since the epoch). `at_ms` is when the event was
+    recorded, by the clock that `clock` names: `broker` on Redis, `worker` elsewhere. `nesting` is Celery's
+    `replaced_task_nesting`: a replaced task reuses its id. Values that do not apply are empty or None.
+    """
+
+    task_id: str
+    outcome: str
+    event_id: str = ""
+    generation: int = 0
+    task: str = ""
+    queue: str = ""
+    reason: str = ""
+    attempt: int = 0
+    delivery: int = 0
+    delay_ms: int | None = None
+    due_ms: int | None = None
+    at_ms: int = 0
+    clock: str = "broker"
+    worker: str = ""
+    exception: str = ""
+    fingerprint: str = ""
+    root_id: str = ""
+    parent_id: str = ""
+    nesting: int = 0
+    schema_version: int = SCHEMA_VERSION
+
+    def to_entry(self) -> list[str]:
+        """The values of a stream entry, in the order of `ENTRY`; the stream stores the names once."""
+        return [
+            self.task_id,
+            self.outcome,
+            _number(self.generation),
+            self.task,
+            self.queue,
+            self.reason,
+            _number(self.attempt),
+            _number(self.delivery),
+            _number(self.delay_ms),
+            _number(self.due_ms),
+            self.worker,
+            self.exception,
+            self.fingerprint,
+            "" if self.root_id == self.task_id else self.root_id,
+            self.parent_id,
+            _number(self.nesting),
+        ]
+
+    @classmethod
+    def from_entry(cls, entry_id: bytes | str, values: Mapping[Any, Any]) -> Self:
+        """The event that a stream entry holds. Raises `EnvelopeError` where the entry is none of ours."""
+        entry_id = _text(entry_id)
+        read = {_text(key): _text(value) for key, value in values.items()}
+        task_id, outcome = read.get("t", ""), read.get("o", "")
+        if not task_id or outcome not in _OUTCOMES:
+            msg = f"outcome log entry {entry_id} has no task id or no known outcome ({outcome!r}): it was not written by redelivery"
+            raise EnvelopeError(msg)
+        return cls(
+            event_id=entry_id,
+            task_id=task_id,
+            outcome=outcome,
+            generation=_integer(read.get("g")) or 0,
+            task=read.get("n", ""),
+            queue=read.get("q", ""),
+            reason=read.get("r", ""),
+            attempt=_integer(read.get("a")) or 0,
+            delivery=_integer(read.get("d")) or 0,
+            delay_ms=_integer(read.get("l")),
+            due_ms=_integer(read.get("u")),
+            at_ms=int(entry_id.partition("-")[0]),
+            worker=read.get("w", ""),
+            exception=read.get("x", ""),
+            fingerprint=read.get("f", ""),
+            root_id=read.get("R") or task_id,
+            parent_id=read.get("p", ""),
+            nesting=_integer(read.get("N")) or 0,
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """The event as the books read it: every field of the schema by name."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+
+#: The short names of a stream entry's fields, in the order of `Event.to_entry`: always the same ones, so that Redis stores them
+#: once for each block of entries.
+ENTRY: tuple[str, ...] = ("t", "o", "g", "n", "q", "r", "a", "d", "l", "u", "w", "x", "f", "R", "p", "N")
+_OUTCOMES = frozenset(Outcome)
+
+
+LIMIT = 2**63
+
+
+def _number(value: int | None) -> str:
+    """As it is recorded; nothing where a message says what the books cannot hold (64 bits)."""
+    return str(int(value)) if isinstance(value, int) and -LIMIT <= value < LIMIT else ""
+
+
+def _integer(value: str | None) -> int | None:
+    if not value:
+        return None
+    try:
+        return int(value)
+    except ValueError as exc:
+        msg = f"outcome log entry with {value[:40]!r} for a number: it was not written by redelivery"
+        raise EnvelopeError(msg) from exc
+
+
+def _text(value: bytes | str) -> str:
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
+
+
+def entries(raw: Iterable[tuple[bytes, Mapping[bytes, bytes]]]) -> list[Event]:
+    """The events of what XRANGE or XREAD answered."""
+    return [Event.from_entry(entry_id, values) for entry_id, values in raw]

@@ -1,0 +1,322 @@
+"""The envelope: what a message carries of its own history, and every header that this project writes.
+
+The life of a message, and what each step writes:
+
+1. *Published.* `redelivery-announced` says that the publication was recorded. A producer may set `redelivery-dead-letter-eligible`,
+   `redelivery-time-to-live-ms` and `redelivery-delivery-delay-ms`, and no others. `redelivery-published` is when it was published,
+   by the broker's clock, where its lifetime needs that.
+2. *Received.* Nothing is written: a first delivery has attempt 1, generation 0, and is first seen when its worker receives it.
+3. *Redelivered* (`redelivered`). `headers["redelivery"]` appears: one more attempt, the delay it was given, when it was first seen
+   and where it came from. Celery's `retries` is counted on (not by a crash or a `Reject`), its `eta` says until when the message
+   waits, and `delivery_info["redelivered"]` is true.
+4. *Deferred* (`deferred`). An ETA message that waits in the delay store: only `served_eta` is written, so that no clock judges
+   the ETA a second time. One that waits for its delivery delay has an ETA, too, so that a plain worker understands it.
+5. *Published anew* (`republished`), by a task that calls `self.retry` with other arguments, another queue or other options: the
+   header goes with it, one attempt further, so that limits hold and the life stays one.
+6. *Dead* (`dead`). The death is added to `deaths`, the `failure` says what happened, whatever makes it expire is taken off (and
+   kept in the death), and `delivery_info` names the dead-letter queue. Where that queue is missing and may not be made, the letter
+   waits in its origin's delay store and is not run: `undelivered` names the queue that it waits for. `first_death` is written
+   once and never changes. Where the letter is held so that no circle forms, or because it died as a letter already, it is
+   `parked`.
+7. *Handled* (`redelivered`, of a letter). A dead-letter handler that failed is tried again: `handled` counts that, and the counts
+   of the task itself stay.
+8. *Redriven* (`redriven`). `generation` is counted on, `attempt` and `retries` begin anew, `delivery_info` names the origin again;
+   the history stays. `since` is the generation that an operator, or a handler, began; a worker that consumes a dead-letter queue
+   as any other begins a generation too, but circles are looked for from `since` on.
+
+What is written, and read again, is in `header`: `Envelope`, and what it is made of.
+
+The body, all other properties and all other headers are never touched. Histories are bounded: the last 20 attempts, 20 deaths (the
+first one always stays), a traceback of 16 KiB.
+
+Refuses nothing: a `redelivery` header that cannot be read, whoever wrote it, counts as absent. A message is opened with the plain
+JSON codec, not kombu's, so that values with a meaning to kombu come out as they went in.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from redelivery.errors import EnvelopeError
+
+from .envelope import (
+    ANNOUNCED,
+    ELIGIBLE,
+    HEADER,
+    MAX_ATTEMPTS,
+    MAX_DEATHS,
+    MAX_MESSAGE,
+    Attempt,
+    Envelope,
+    Failed,
+    count,
+    eligible_of,
+    mapping,
+)
+from .ttl import PUBLISHED, TIME_TO_LIVE
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = [
+    "ANNOUNCED",
+    "ELIGIBLE",
+    "HEADER",
+    "Attempt",
+    "Envelope",
+    "Failed",
+    "dead",
+    "deferred",
+    "eligible_of",
+    "iso",
+    "opened",
+    "redelivered",
+    "redriven",
+    "republished",
+    "sealed",
+    "undelivered",
+]
+
+#: Characters of a routing key (AMQP's bound).
+MAX_ROUTING_KEY = 255
+
+Raw = dict[str, Any]
+
+_encoded = json.JSONEncoder(separators=(",", ":")).encode
+
+
+def opened(raw: bytes) -> Raw:
+    """The message in these bytes. Raises `EnvelopeError` where they hold none: no JSON, or JSON of another shape."""
+    try:
+        message = json.loads(raw)
+    except (ValueError, RecursionError) as exc:
+        msg = f"the message is no JSON: {exc}; look at its bytes with `redelivery dlq show`"
+        raise EnvelopeError(msg) from exc
+    if (
+        not isinstance(message, dict)
+        or not isinstance(message.get("headers"), dict)
+        or not isinstance(message.get("properties"), dict)
+    ):
+        msg = "the message has no headers or no properties: it was not published by kombu; look at it with `redelivery dlq show`"
+        raise EnvelopeError(msg)
+    return message
+
+
+def sealed(message: Raw) -> bytes:
+    """The bytes of a message."""
+    return _encoded(message).encode()
+
+
+def redelivered(
+    message: Raw,
+    queue: str,
+    *,
+    seen_ms: int,
+    attempt: Attempt | None,
+    crash: bool = False,
+    suspect: bool = False,
+    requeued: bool = False,
+    due_ms: int | None = None,
+) -> Raw:
+    """The message as it is delivered again.
+
+    `attempt` is the counted delivery that ended; None where it does not count (`suspect`: its worker died, and it may not have been
+    running). `crash` and `requeued` (the task raised `Reject`) keep Celery's `retries` as it is, which counts what `Task.retry` is
+    limited by. `due_ms` is until when it waits. A letter goes to its handler again: only that is counted.
+    """
+    envelope = _begun(Envelope.of(message["headers"]), message, queue, seen_ms)
+    if envelope.is_letter:
+        envelope = replace(envelope, handled=envelope.handled + (attempt is not None))
+        attempt = None
+    headers = {**message["headers"], "redelivered": True}
+    if attempt is not None and not crash and not requeued:
+        headers["retries"] = count(headers.get("retries")) + 1
+    if due_ms is not None:
+        headers["eta"] = iso(due_ms)
+    envelope = replace(
+        envelope,
+        attempt=envelope.attempt + (attempt is not None),
+        delivery=envelope.delivery + 1,
+        suspect=envelope.suspect or crash or suspect,
+        attempts=envelope.attempts if attempt is None else (*envelope.attempts, attempt.to_header())[-MAX_ATTEMPTS:],
+        served_eta=envelope.served_eta if due_ms is None else headers["eta"],
+    )
+    headers[HEADER] = envelope.to_header()
+    return {**message, "headers": headers, "properties": _redelivered_properties(message)}
+
+
+def republished(header: object, delivery_info: object, queue: str, *, seen_ms: int, attempt: Attempt) -> dict[str, Any]:
+    """The header of the message that `Task.retry` publishes in place of this one: its history goes on.
+
+    `header` and `delivery_info` are this message's, whatever they are; `attempt` is the delivery that ends.
+    """
+    message = {"headers": {HEADER: header}, "properties": {"delivery_info": mapping(delivery_info)}}
+    again = redelivered(message, queue, seen_ms=seen_ms, attempt=attempt)
+    return {**again["headers"][HEADER], "served_eta": None}
+
+
+def deferred(message: Raw, queue: str, *, seen_ms: int, eta: str | None = None) -> Raw:
+    """The message as it waits for its producer's ETA, or for a later one (`eta`) that its delivery delay gives it."""
+    envelope = _begun(Envelope.of(message["headers"]), message, queue, seen_ms)
+    headers = message["headers"] if eta is None else {**message["headers"], "eta": eta}
+    envelope = replace(envelope, served_eta=headers.get("eta"))
+    return {**message, "headers": {**headers, HEADER: envelope.to_header()}}
+
+
+def dead(
+    message: Raw,
+    queue: str,
+    *,
+    dead_letter_queue: str,
+    reason: str,
+    at_ms: int,
+    seen_ms: int,
+    attempt: Attempt | None,
+    failed: Failed | None,
+    detail: str = "",
+    parked: bool = False,
+) -> Raw:
+    """The message as a dead letter: whole, with the death record in its header.
+
+    A letter that dies again (its handler failed) keeps the failure and the attempts of its task; what the handler died of is the
+    new death's detail.
+    """
+    envelope = _begun(Envelope.of(message["headers"]), message, queue, seen_ms)
+    failure: Mapping[str, Any] | None = None if failed is None else failed.to_header()
+    if envelope.is_letter:
+        said = "" if failed is None else failed.text
+        attempt, failure, detail = None, envelope.failure, " | ".join(part for part in (detail, said) if part)
+    attempts = envelope.attempts if attempt is None else (*envelope.attempts, attempt.to_header())[-MAX_ATTEMPTS:]
+    headers = dict(message["headers"])
+    properties = dict(message["properties"])
+    lifetime = {
+        "expires": headers.pop("expires", None),
+        "time_to_live": headers.pop(TIME_TO_LIVE, None),
+        "expiration": properties.pop("expiration", None),
+        "published": headers.pop(PUBLISHED, None),
+    }
+    envelope = replace(
+        envelope,
+        attempt=envelope.attempt + (attempt is not None),
+        delivery=envelope.delivery + 1,
+        attempts=attempts,
+        deaths=_with_death(envelope, message, queue, reason=reason, at_ms=at_ms, lifetime=lifetime, detail=detail),
+        first_death=_first_death(envelope) or {"queue": queue, "reason": str(reason), "at": at_ms},
+        failure=failure,
+        suspect=False,
+        parked=parked,
+        handled=0,
+    )
+    headers[HEADER] = envelope.to_header()
+    properties["delivery_info"] = {"exchange": "", "routing_key": dead_letter_queue}
+    return {**message, "headers": headers, "properties": properties}
+
+
+def undelivered(letter: Raw, dead_letter_queue: str | None) -> Raw:
+    """The letter as it waits until this dead-letter queue is there; None: as it goes there at last."""
+    envelope = replace(Envelope.of(letter["headers"]), undelivered=dead_letter_queue)
+    return {**letter, "headers": {**letter["headers"], HEADER: envelope.to_header()}}
+
+
+def redriven(
+    message: Raw, address: tuple[str, str] | None = None, *, on_purpose: bool = True, known: Envelope | None = None
+) -> Raw:
+    """The message as it goes to this exchange and routing key for another life; None is its origin queue, as it names it itself.
+
+    `on_purpose`: an operator or a handler wants it so; else a worker merely consumes the queue where it lies. `known` is its
+    envelope, where that has been read already. Raises `EnvelopeError` where it is to go to its origin, and names none.
+    """
+    envelope = Envelope.of(message["headers"]) if known is None else known
+    if address is None:
+        address = ("", str(envelope.origin.get("queue") or ""))
+        if not address[1]:
+            msg = "the letter names no origin queue: move it by hand, or purge it"
+            raise EnvelopeError(msg)
+    generation = envelope.generation + 1
+    envelope = replace(
+        envelope,
+        attempt=0,
+        delivery=0,
+        generation=generation,
+        first_seen_ms=None,
+        failure=None,
+        parked=False,
+        handled=0,
+        since=generation if on_purpose else envelope.since,
+    )
+    headers = {**message["headers"], "retries": 0, HEADER: envelope.to_header()}
+    headers.pop("eta", None)
+    info = {"exchange": address[0], "routing_key": address[1]}
+    return {**message, "headers": headers, "properties": {**message["properties"], "delivery_info": info}}
+
+
+def iso(ms: int) -> str:
+    """This time (milliseconds since the epoch) as Celery writes an ETA."""
+    return datetime.fromtimestamp(ms / 1000, UTC).isoformat()
+
+
+def _begun(envelope: Envelope, message: Raw, queue: str, seen_ms: int) -> Envelope:
+    """The envelope with its origin and its first sight, where this is the first time that we write it."""
+    if envelope.first_seen_ms is None:
+        envelope = replace(envelope, first_seen_ms=seen_ms)
+    if not envelope.origin.get("queue"):
+        info = mapping(message["properties"].get("delivery_info"))
+        origin = {"queue": queue, "exchange": info.get("exchange", ""), "routing_key": info.get("routing_key", queue)}
+        envelope = replace(envelope, origin=origin)
+    return envelope
+
+
+def _redelivered_properties(message: Raw) -> Raw:
+    info = {**mapping(message["properties"].get("delivery_info")), "redelivered": True}
+    return {**message["properties"], "delivery_info": info}
+
+
+def _copies(headers: Mapping[str, Any]) -> list[str]:
+    """The routing keys of a message's copies, as RabbitMQ reads them; as many as we keep of anything."""
+    given = headers.get("CC")
+    return [each[:MAX_ROUTING_KEY] for each in given if isinstance(each, str)][:MAX_DEATHS] if isinstance(given, list) else []
+
+
+def _first_death(envelope: Envelope) -> Mapping[str, Any] | None:
+    """The first death as it is known so far; that of an older version's letter is the one that began first."""
+    if envelope.first_death is not None or not envelope.deaths:
+        return envelope.first_death
+    first = min(envelope.deaths, key=lambda each: count(each.get("first")))
+    return {"queue": first.get("queue"), "reason": first.get("reason"), "at": first.get("first")}
+
+
+def _with_death(
+    envelope: Envelope,
+    message: Raw,
+    queue: str,
+    *,
+    reason: str,
+    at_ms: int,
+    lifetime: Mapping[str, Any],
+    detail: str,
+) -> tuple[Mapping[str, Any], ...]:
+    """One entry for each queue and reason, the newest first (RabbitMQ's `x-death`); the one that began first stays."""
+    deaths, info = envelope.deaths, mapping(message["properties"].get("delivery_info"))
+    known = next((each for each in deaths if each.get("queue") == queue and each.get("reason") == reason), None)
+    death: dict[str, Any] = {
+        "queue": queue,
+        "reason": reason,
+        "count": 1 + (count(known.get("count")) if known else 0),
+        "first": known.get("first", at_ms) if known else at_ms,
+        "last": at_ms,
+        "generation": envelope.generation,
+        "exchange": info.get("exchange", ""),
+        "routing_keys": [info.get("routing_key", queue), *_copies(message["headers"])],
+    }
+    death.update({name: value for name, value in lifetime.items() if value is not None})
+    if detail:
+        death["detail"] = detail[:MAX_MESSAGE]
+    others = [each for each in deaths if each is not known]
+    if len(others) >= MAX_DEATHS:
+        first = min(range(len(others)), key=lambda at: count(others[at].get("first")))
+        staying = [at for at in range(len(others)) if at != first][: MAX_DEATHS - 2]
+        others = [others[at] for at in sorted({*staying, first})]
+    return (death, *others)

@@ -1,0 +1,1 @@
+"""What should follow: the policies of an app, and what they decide. Pure."""

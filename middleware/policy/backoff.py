@@ -1,0 +1,62 @@
+"""The delay before the next attempt: Artemis's formula, with what passes the cap reflected below it.
+
+After n deliveries `base = min(cap, delay x multiplier^(n-1))`, then `d = base + base x factor x (+1 or -1) x U(0, 1)`; where d
+passes the cap it becomes `2 x cap - d`, so that a fleet at the cap does not come back in one instant (Artemis clips). Jitter is of
+the base, so it never compounds; what overflows is the cap; no delay is negative.
+
+Enters: a policy, a count, a source of randomness. Leaves: seconds. It reads no clock and keeps no state.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from redelivery.settings import RedeliveryPolicy
+
+__all__ = ["Randomness", "delay", "delay_range"]
+
+#: Beyond this many deliveries the exponent does not grow: larger integers cannot be made floats.
+MAX_DELIVERIES = 2**53
+
+
+class Randomness(Protocol):
+    """What the jitter is drawn from: the module `random`, a `random.Random`, or a test's own."""
+
+    def choice(self, signs: Sequence[int], /) -> int:
+        """One of the signs, -1 or +1."""
+
+    def random(self) -> float:
+        """A number from 0 to 1, 1 excluded."""
+
+
+def delay(policy: RedeliveryPolicy, deliveries: int, random: Randomness) -> float:
+    """Seconds before the next attempt, after so many deliveries (from 1)."""
+    base = _base(policy, deliveries)
+    spread = base * policy.redelivery_collision_avoidance_factor
+    if not spread:
+        return base
+    return _reflected(base + spread * random.choice((-1, 1)) * random.random(), policy.cap)
+
+
+def delay_range(policy: RedeliveryPolicy, deliveries: int) -> tuple[float, float]:
+    """The least and the greatest that `delay` can answer."""
+    base = _base(policy, deliveries)
+    spread = base * policy.redelivery_collision_avoidance_factor
+    return max(base - spread, 0.0), min(base + spread, policy.cap)
+
+
+def _base(policy: RedeliveryPolicy, deliveries: int) -> float:
+    exponent = min(max(deliveries - 1, 0), MAX_DELIVERIES)
+    if not policy.redelivery_delay:
+        return 0.0
+    try:
+        return min(policy.cap, policy.redelivery_delay * policy.redelivery_delay_multiplier**exponent)
+    except OverflowError:
+        return policy.cap
+
+
+def _reflected(seconds: float, cap: float) -> float:
+    return seconds if seconds <= cap else max(cap - (seconds - cap), 0.0)

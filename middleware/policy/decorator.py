@@ -1,0 +1,134 @@
+"""`@redeliver(...)`: a task's own policy, written on the task.
+
+It stands above or below `@app.task` and `@shared_task`, with or without parentheses, and gives back what it was given. It only
+leaves a note, on the function beneath where there is one, so that every app that registers the function finds it; it evaluates none
+of Celery's lazy tasks. The worker reads the note with `options_of`.
+
+Refuses, with `ConfigurationError`, what `Options` refuses, a second `@redeliver` on the same task, and what is no task.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
+
+from celery import Task
+from celery.local import PromiseProxy, Proxy
+from tenacity.retry import retry_base
+from tenacity.stop import stop_base
+from tenacity.wait import wait_base
+
+from redelivery.errors import ConfigurationError
+
+from .options import Options
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from redelivery.settings import PolicyFields
+
+    from .options import Retry, Stop, Wait
+
+__all__ = ["Options", "options_of", "redeliver"]
+
+#: What is decorated, and given back as it is. A type variable for the whole of it, not a ParamSpec: that would keep the parameters
+#: too, but make a plain callable of a task, without its `delay` (`tests/support/typing_user/` has both).
+T = TypeVar("T", bound="Callable[..., Any]")
+
+#: The attribute in which the note is left; `functools.wraps` carries it on.
+NOTE = "__redelivery_options__"
+#: Decorators around one function; this only bounds a loop that someone made of them.
+MAX_WRAPPERS = 32
+NOTHING: Any = object()
+
+
+@overload
+def redeliver(task: T, /) -> T: ...
+
+
+@overload
+def redeliver(
+    *,
+    wait: Wait | None = None,
+    stop: Stop | None = None,
+    retry: Retry | None = None,
+    **fields: Unpack[PolicyFields],
+) -> Callable[[T], T]: ...
+
+
+def redeliver(task: Any = NOTHING, /, **given: Any) -> Any:
+    """Give a task a policy of its own: any field of `RedeliveryPolicy`, or tenacity's `wait`, `stop` and `retry`.
+
+    It is stronger than the settings' `queues` and `tasks`, and weaker than `override` and what the task raises. The waiting is done
+    by the broker, and each attempt is a delivery. Raises `ConfigurationError`.
+    """
+    options = Options.of(given)
+    if task is not NOTHING:
+        _refuse_if_no_task(task)
+        return _noted(task, options)
+
+    def decorate(decorated: T) -> T:
+        _refuse_if_no_task(decorated)
+        return _noted(decorated, options)
+
+    return decorate
+
+
+def options_of(task: Any) -> Options | None:
+    """What a task's decorator says; None where it has none. `task` may be a Celery task or a plain function."""
+    for place in _places(task):
+        found = getattr(place, NOTE, None)
+        if isinstance(found, Options):
+            return found
+    return None
+
+
+def _places(task: Any) -> Iterator[Any]:
+    yield task
+    for place in (getattr(task, "run", None), getattr(task, "__wrapped__", None)):
+        beneath = place
+        for _ in range(MAX_WRAPPERS):
+            if beneath is None:
+                break
+            yield beneath
+            beneath = getattr(beneath, "__wrapped__", None)
+
+
+def _refuse_if_no_task(task: Any) -> None:
+    if issubclass(type(task), Proxy):
+        return
+    if isinstance(task, (wait_base, stop_base, retry_base)) or not callable(task):
+        msg = f"@redeliver takes keyword arguments only, as in @redeliver(max_delivery_attempts=5) or wait=..., not {task!r}"
+        raise ConfigurationError(msg)
+
+
+def _noted(task: T, options: Options) -> T:
+    place = _beneath(task)
+    if NOTE in vars(place):
+        msg = f"@redeliver stands twice on {getattr(place, '__qualname__', place)}: put all of it into one"
+        raise ConfigurationError(msg)
+    setattr(place, NOTE, options)
+    return task
+
+
+def _beneath(task: Any) -> Any:
+    """Where the note belongs: the function that a task was made of, or else the task itself. Evaluates no lazy task."""
+    if issubclass(type(task), Proxy):
+        task = _beneath_proxy(task)
+    if isinstance(task, Task) and getattr(task, "_decorated", False):
+        task = task.__wrapped__
+    return getattr(task, "__func__", task)
+
+
+def _beneath_proxy(proxy: Any) -> Any:
+    if issubclass(type(proxy), PromiseProxy):
+        if proxy.__evaluated__():
+            return proxy._get_current_object()  # noqa: SLF001 - the task behind Celery's lazy one
+        (function,) = object.__getattribute__(proxy, "_Proxy__args")
+        return function
+    make = object.__getattribute__(proxy, "_Proxy__local")
+    function = inspect.getclosurevars(make).nonlocals.get("fun") if inspect.isfunction(make) else None
+    if function is None:
+        msg = "@redeliver cannot see through this lazy task: write it below @shared_task, directly on the function"
+        raise ConfigurationError(msg)
+    return function

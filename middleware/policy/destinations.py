@@ -1,0 +1,52 @@
+"""Where what dies goes: the dead-letter queue that its policy names, or, where it would go round for ever, one that holds it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from redelivery.settings import RedeliveryPolicy
+
+    from ..messages.envelope import Envelope
+
+__all__ = ["RestingPlace", "named_after", "parking_place", "resting_place"]
+
+#: What names a dead-letter queue where the policy has neither prefix nor suffix.
+DEFAULT_PREFIX = "DLQ."
+
+
+@dataclass(frozen=True, slots=True)
+class RestingPlace:
+    """Where a dead message goes, None where it is not kept; `parked` says that it is held there instead of going round."""
+
+    target: str | None
+    parked: bool = False
+
+
+def resting_place(envelope: Envelope, queue: str, target: str | None, policy: RedeliveryPolicy) -> RestingPlace:
+    """Where what dies in `queue` goes, whose policy names `target`.
+
+    A message that died in `target` before, with no rejection and no redrive since, would go round for ever: it is parked in the
+    dead-letter queue that is named after the queue where it is now. A letter that its handler failed on is parked where its policy
+    says; it is never discarded for that.
+    """
+    if not envelope.deaths or (target is None and not envelope.is_letter):
+        return RestingPlace(target)
+    if target is not None and not envelope.closes_circle(target):
+        return RestingPlace(target, parked=envelope.is_letter)
+    return RestingPlace(parking_place(envelope, queue, policy), parked=True)
+
+
+def named_after(queue: str, policy: RedeliveryPolicy) -> str:
+    """The dead-letter queue that is named after this queue."""
+    prefix, suffix = policy.dead_letter_queue_prefix, policy.dead_letter_queue_suffix
+    return f"{prefix if prefix or suffix else DEFAULT_PREFIX}{queue}{suffix}"
+
+
+def parking_place(envelope: Envelope, queue: str, policy: RedeliveryPolicy) -> str:
+    """The first one named after the queue where it is that the message has not died in; the last death does not change it."""
+    place = named_after(queue, policy)
+    while any(each.get("queue") == place for each in envelope.deaths):
+        place = named_after(place, policy)
+    return place

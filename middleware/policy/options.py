@@ -1,0 +1,156 @@
+"""What `@redeliver(...)` was given: policy fields, and tenacity's `wait`, `stop` and `retry`.
+
+Enters: keyword arguments. Leaves: frozen `Options`. Refuses, with `ConfigurationError`: misspelt names; tenacity's hooks that make
+no sense where every attempt is another delivery, perhaps in another process; strategies that are asynchronous, or classes where an
+object is meant; and `wait` beside the delay fields that it replaces.
+
+`stop` is the task's word on when to end, so it takes the place of the `max_delivery_attempts` and `max_age` of the settings' queues
+and tasks; what stands beside it in the decorator, and `override`, still holds. Where it is made of `stop_after_attempt` the number
+is known and becomes `max_delivery_attempts`, which every part of the worker can judge without asking.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Self
+
+from tenacity import RetryCallState, stop_after_attempt, stop_all, stop_any
+
+from redelivery.errors import ConfigurationError
+from redelivery.settings import FIELDS, UNLIMITED, read_fields
+from redelivery.settings.values import unknown
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["Options", "Retry", "Stop", "Wait"]
+
+#: Tenacity's strategies: its own objects, or any callable.
+Wait = Callable[[RetryCallState], float]
+Stop = Callable[[RetryCallState], bool]
+Retry = Callable[[RetryCallState], bool]
+
+STRATEGIES = ("wait", "stop", "retry")
+WHERE = "@redeliver"
+
+#: Where tenacity's composed strategies keep what they are composed of.
+PARTS = ("retries", "stops", "strategies", "wait_funcs")
+
+#: What `wait` replaces.
+DELAYS = ("redelivery_delay", "redelivery_delay_multiplier", "max_redelivery_delay", "redelivery_collision_avoidance_factor")
+
+#: What `stop` replaces.
+LIMITS = ("max_delivery_attempts", "max_age")
+
+#: Tenacity's other arguments, why they are refused, and what to do instead.
+HOOKS: Mapping[str, str] = {
+    "sleep": "the wait happens in the broker, and no process sleeps; give wait= alone",
+    "before": "each attempt is a delivery of its own; use Celery's task_prerun signal",
+    "after": "each attempt is a delivery of its own; use Celery's task_postrun signal",
+    "before_sleep": "the wait happens in the broker; use Celery's task_retry signal",
+    "retry_error_cls": "the task's own exception is raised after the last attempt; use an error callback (link_error)",
+    "retry_error_callback": "the last attempt ends in the dead-letter queue; use an error callback (link_error)",
+    "reraise": "after the last attempt the task's own exception is always raised; leave it out",
+    "name": "the task's name is used; leave it out",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What one task's decorator says.
+
+    `fields` are policy fields in the form in which they are kept, always the same mapping. `implied` names those of them that
+    `stop` implies. `wait`, `stop` and `retry` are asked by `redelivery.middleware.policy.strategies`.
+    """
+
+    fields: Mapping[str, Any]
+    implied: frozenset[str] = frozenset()
+    wait: Wait | None = None
+    stop: Stop | None = None
+    retry: Retry | None = None
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> Self:
+        """Check what the decorator was given. Raises `ConfigurationError`."""
+        for key in given:
+            if key in HOOKS:
+                msg = f"{WHERE}: {key} is not for redelivery: {HOOKS[key]}"
+                raise ConfigurationError(msg)
+            if key not in FIELDS and key not in STRATEGIES:
+                raise unknown(WHERE, key, (*FIELDS, *STRATEGIES))
+        strategies = {key: given[key] for key in STRATEGIES if given.get(key) is not None}
+        for key, strategy in strategies.items():
+            _refuse_unusable(key, strategy)
+        fields = read_fields({key: value for key, value in given.items() if key in FIELDS}, WHERE)
+        _refuse_both("wait" in strategies, fields)
+        implied = _implied(strategies["stop"]) if "stop" in strategies else {}
+        implied = {key: value for key, value in implied.items() if key not in fields}
+        return cls(fields=MappingProxyType({**fields, **implied}), implied=frozenset(implied), **strategies)
+
+    @property
+    def has_strategy(self) -> bool:
+        """Whether a strategy of tenacity's must be asked."""
+        return self.wait is not None or self.stop is not None or self.retry is not None
+
+    def under(self, sources: Mapping[str, str]) -> Options:
+        """These options where the settings' `override` speaks of the same thing: the strategy gives way to it.
+
+        `sources` says where each field of the merged policy came from.
+        """
+        overridden = {key for key, origin in sources.items() if origin.startswith("override.")}
+        wait = None if overridden.intersection(DELAYS) else self.wait
+        stop = None if overridden.intersection(LIMITS) else self.stop
+        return self if wait is self.wait and stop is self.stop else replace(self, wait=wait, stop=stop)
+
+
+def _refuse_unusable(key: str, strategy: Any) -> None:
+    if not callable(strategy):
+        hint = "; for a fixed delay write redelivery_delay=... or wait=wait_fixed(...)" if key == "wait" else ""
+        rule = f"one of tenacity's {key} objects, or a callable that takes a RetryCallState"
+        msg = f"{WHERE}: {key} must be {rule}, not {strategy!r}{hint}"
+        raise ConfigurationError(msg)
+    if isinstance(strategy, type):
+        msg = f"{WHERE}: {key} is the class {strategy.__name__}, and must be an object: write {strategy.__name__}(...)"
+        raise ConfigurationError(msg)
+    if _is_asynchronous(strategy):
+        msg = f"{WHERE}: {key} is asynchronous, and Celery's tasks are not: use what tenacity offers outside tenacity.asyncio"
+        raise ConfigurationError(msg)
+
+
+def _is_asynchronous(strategy: Any) -> bool:
+    """Whether a strategy, or one that it is composed of, answers with a coroutine, which a composed one would take for a yes."""
+    called = strategy.func if isinstance(strategy, functools.partial) else strategy
+    if inspect.iscoroutinefunction(called) or inspect.iscoroutinefunction(type(called).__call__):
+        return True
+    return any(_is_asynchronous(part) for name in PARTS for part in getattr(strategy, name, ()))
+
+
+def _refuse_both(waits: bool, fields: Mapping[str, Any]) -> None:
+    both = [key for key in DELAYS if key in fields]
+    if waits and both:
+        msg = f"{WHERE}: wait and {both[0]} both say how long to wait: keep one"
+        raise ConfigurationError(msg)
+
+
+def _implied(stop: Stop) -> dict[str, Any]:
+    most = _most_attempts(stop)
+    return {"max_delivery_attempts": UNLIMITED if most is None else most, "max_age": None}
+
+
+def _most_attempts(stop: Any) -> int | None:
+    """After how many attempts this stops in any case; None where that cannot be known without asking."""
+    if type(stop) is stop_after_attempt:
+        most = stop.max_attempt_number
+        return max(math.ceil(most), 1) if math.isfinite(most) else None
+    if type(stop) not in {stop_any, stop_all}:
+        return None
+    parts = [_most_attempts(each) for each in stop.stops]
+    known = [each for each in parts if each is not None]
+    if type(stop) is stop_any:
+        return min(known, default=None)
+    return max(known, default=None) if len(known) == len(parts) else None

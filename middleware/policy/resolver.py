@@ -1,0 +1,113 @@
+"""The policies of one app: what holds for a queue and a task, whoever said it, and what follows from it for a failure."""
+
+from __future__ import annotations
+
+import functools
+import random
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from redelivery.settings import RedeliverySettings
+from redelivery.settings.general import read_general
+
+from ..logs import log, redacting
+from .bounds import Bounds
+from .decorator import options_of
+from .retry_budget import Pace
+from .strategies import StrategyFailed, decide_with_tenacity
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from celery import Celery
+
+    from redelivery.settings import RedeliveryPolicy
+
+    from .decision import Decision, Failure
+    from .options import Options
+
+__all__ = ["Resolver"]
+
+#: Queues and tasks are few; this only bounds what strange names can make a producer remember.
+MAX_BOUNDS = 10_000
+#: The fields of a policy that say how long messages live, or how late they may run.
+TIMES = ("max_time_to_live", "respect_time_to_live", "delivery_delay")
+
+
+class Resolver:
+    """The policies of one app. `given` are its settings, or None for those of `app.conf`; `mode`, where it is one, beats theirs."""
+
+    def __init__(self, app: Celery, given: Mapping[str, Any] | None, mode: str | None) -> None:
+        self._app, self._given, self._mode = app, given, mode
+        self._options: dict[str, Options | None] = {}
+        self._bounds: dict[tuple[str, str], Bounds | None] = {}
+
+    @functools.cached_property
+    def settings(self) -> RedeliverySettings:
+        """The settings, from the app's configuration, the environment and the TOML file. Raises `ConfigurationError`."""
+        given = self._given if self._given is not None else self._app.conf.get("redelivery")
+        settings = RedeliverySettings.load(given)
+        if settings.redact:
+            redacting.add(self)
+        return settings if self._mode is None else replace(settings, mode=read_general("mode", self._mode, "Redelivery"))
+
+    @property
+    def enforces(self) -> bool:
+        """Whether the settings are carried out; false in `mode="observe"`."""
+        return self.settings.mode == "enforce"
+
+    def policy_for(self, queue: str, task: str | None = None) -> RedeliveryPolicy:
+        """What holds for this task on this queue."""
+        options = None if task is None else self.options_of(task)
+        return self.settings.policy_for(queue, task, decorator=None if options is None else options.fields).policy
+
+    def is_enabled(self, task: str, queue: str | None = None) -> bool:
+        """Whether this task obeys the settings at all; Celery's own tasks (`celery.*`) do."""
+        return self.policy_for("" if queue is None else queue, task).enabled
+
+    def options_of(self, task: str) -> Options | None:
+        """What the decorator of this task says; None where it has none, or where there is no such task."""
+        if task not in self._options:
+            if task not in self._app.tasks:
+                return None
+            self._options[task] = options_of(self._app.tasks[task])
+        return self._options[task]
+
+    @functools.cached_property
+    def keeps_time(self) -> bool:
+        """Whether any policy says how long messages live or how late they may run; where none does, none is asked on arrival."""
+        decorated = (self.options_of(name) for name in self._app.tasks)
+        rows = [*(row.fields for row in self.settings.rows), *(each.fields for each in decorated if each is not None)]
+        return any(name in row for row in rows for name in TIMES)
+
+    def bounds_of(self, queue: str, task: str) -> Bounds | None:
+        """What a publication of this task to this queue must keep to; None where there is nothing. Raises `ConfigurationError`."""
+        if not self.enforces:
+            return None
+        if (queue, task) not in self._bounds:
+            if len(self._bounds) >= MAX_BOUNDS:
+                self._bounds.clear()
+            self._bounds[queue, task] = Bounds.of(self.policy_for(queue), self.policy_for(queue, task))
+        return self._bounds[queue, task]
+
+    def pace_of(self, queue: str, latest_ms: int | None = None) -> Pace | None:
+        """The pace of what is delivered again to this queue; None where it has no budget."""
+        per_second = self.policy_for(queue).redeliveries_per_second
+        return None if per_second is None else Pace(queue, per_second, latest_ms)
+
+    def strategies_of(self, queue: str, task: str) -> Options | None:
+        """What the decorator of this task says, but for the strategies that the settings' `override` for this queue beats."""
+        options = self.options_of(task)
+        if options is None or not options.has_strategy:
+            return options
+        return options.under(self.settings.policy_for(queue, task, decorator=options.fields).sources)
+
+    def decide(self, queue: str, task: str, policy: RedeliveryPolicy, failure: Failure, **asked: Any) -> Decision:
+        """What follows from a failure of this task, by its strategies and its policy. `asked` is for `decide_with_tenacity`."""
+        try:
+            decided = decide_with_tenacity(self.strategies_of(queue, task), policy, failure, random=random, **asked)
+        except StrategyFailed as failed:
+            log.exception("decision.failed", task=task)
+            decided = failed.decision
+        assert decided is not None  # noqa: S101 - only a result can be accepted
+        return decided

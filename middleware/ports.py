@@ -1,0 +1,348 @@
+"""What a broker offers the middleware: the moves of a message that a worker holds, and its answers.
+
+A move is asked for with the tag under which the message is held. It is answered `DONE`; or `ALREADY`, when an earlier asking of the
+same move was carried out and its answer was lost; or `REFUSED`, when the message has meanwhile been given to another worker; or
+`MISSING`, when the queue that it should go to is not there and may not be made: then nothing has changed.
+
+What a kind of broker cannot do is missing in its transport's `capabilities`; whoever needs one asks for it, and says plainly what
+is not there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from celery import Celery
+    from celery.worker.consumer import Consumer
+
+    from .messages.events import Event
+    from .policy.retry_budget import Pace
+
+__all__ = ["ACCEPTED", "Answer", "Capability", "Carrier", "Deliveries", "Held", "Names", "Pipeline", "Transport"]
+
+#: How the start of a message is recorded that was acknowledged before its task ran (`acks_late=False`).
+ACCEPTED = "accepted"
+
+
+class Capability(StrEnum):
+    """What a transport can do.
+
+    - `ATOMIC_MOVES`: acknowledging, moving and recording are one step; else a crash between them delivers a message again.
+    - `KEPT_UNTIL_ACKNOWLEDGED`: what a worker holds is delivered again when it is killed; else it is lost with it.
+    - `LEASES`: workers hold messages under leases that others watch; else it is the broker that delivers again, where anybody does.
+    - `STARTS`: a start can be recorded, so that a crash counts against what had begun, and not against what was beside it.
+    - `SERVER_TIME`: the broker's clock is the one that counts; else each machine's own.
+    - `BROKER_DELAYS`: what is not due waits in the broker; else in the worker.
+    - `EXACT_DELAYS`: delays are milliseconds; else whole seconds, rounded up.
+    - `DELAY_STORE_LISTING`, `CANCEL_DELAYED`, `PROMOTE_DELAYED`: what waits can be listed, taken out, and be made due earlier.
+    - `DEAD_LETTER_QUEUES`: dead letters are kept.
+    - `BROWSE_LETTERS_UNMARKED`: looking at a letter leaves no mark on it.
+    - `HEAD_OF_QUEUE`: what was not run goes back to where it was taken from; else behind all others.
+    - `QUEUE_BOUNDS`, `LETTER_BOUNDS`: `max_length`, and `dead_letter_time_to_live` with `max_dead_letters`, are kept by us.
+    - `REDELIVERY_BUDGETS`: `redeliveries_per_second` is kept by us.
+    - `OUTCOME_LOG`: the outcome events are kept on the broker.
+    - `REDELIVERY_COUNTS`: the broker says that it has handed a message over before.
+    """
+
+    ATOMIC_MOVES = "atomic_moves"
+    KEPT_UNTIL_ACKNOWLEDGED = "kept_until_acknowledged"
+    LEASES = "leases"
+    STARTS = "starts"
+    SERVER_TIME = "server_time"
+    BROKER_DELAYS = "broker_delays"
+    EXACT_DELAYS = "exact_delays"
+    DELAY_STORE_LISTING = "delay_store_listing"
+    CANCEL_DELAYED = "cancel_delayed"
+    PROMOTE_DELAYED = "promote_delayed"
+    DEAD_LETTER_QUEUES = "dead_letter_queues"
+    BROWSE_LETTERS_UNMARKED = "browse_letters_unmarked"
+    HEAD_OF_QUEUE = "head_of_queue"
+    QUEUE_BOUNDS = "queue_bounds"
+    LETTER_BOUNDS = "letter_bounds"
+    REDELIVERY_BUDGETS = "redelivery_budgets"
+    OUTCOME_LOG = "outcome_log"
+    REDELIVERY_COUNTS = "redelivery_counts"
+
+
+class Answer(StrEnum):
+    """How a transition ended."""
+
+    DONE = "done"
+    ALREADY = "already"
+    REFUSED = "refused"
+    MISSING = "missing"
+    #: It was only asked for (`underway`).
+    ASKED = "asked"
+
+
+@dataclass(slots=True, eq=False)
+class Held:
+    """A message that this worker holds: the tag it is held under, where it came from, its bytes, and when it came (server's ms).
+
+    `release_credit` gives its place in the prefetch window back; the receiver sets it. `request` is Celery's, once there is one and
+    until the message `has_left`: the two refer to each other, and are to go away without the help of a garbage collector.
+    `handed_over_before` is how often the broker says that it has handed the message over before, to somebody who has not ended it;
+    `was_cut` says that a connection which broke explains that: this worker's did, too, and it lives. `was_moved` says that one of
+    us has moved the message before.
+    """
+
+    tag: str
+    queue: str
+    list_name: str
+    raw: bytes
+    seen_ms: int
+    release_credit: Callable[[], None] = field(default=lambda: None)
+    request: Any = None
+    handed_over_before: int = 0
+    was_cut: bool = False
+    was_moved: bool = False
+    has_left: bool = False
+
+    def leave(self) -> None:
+        """Its transition has been answered."""
+        self.request, self.has_left = None, True
+
+
+class Deliveries(Protocol):
+    """What one worker holds: `held` maps tag → message, from its receipt until its transition has been answered.
+
+    Where the broker has leases, `token` is the one that the messages are held under.
+    """
+
+    worker: str
+    held: dict[str, Held]
+    token: str
+
+    def begin(self, instead_of: str) -> None:
+        """Take a new token, and open its lease; `instead_of` is the one that was lost."""
+        ...
+
+    def is_alive(self) -> bool:
+        """Renew the lease; False where the token has been fenced."""
+        ...
+
+    def part(self) -> None:
+        """Nothing is held any more: end the lease."""
+        ...
+
+    def holds(self, tag: str) -> bool:
+        """Whether this tag was minted under the token, or the connection, that there is now."""
+        ...
+
+    def has_minted(self, tag: str) -> bool:
+        """Whether this tag is held under a lease."""
+        ...
+
+    def take(self, message: Any) -> Held | None:
+        """A message of kombu's as this worker holds it, from now on; None where it is none of a task queue's."""
+        ...
+
+    def drop(self, tag: str) -> None:
+        """Its transition has been answered: the message is no longer held."""
+        ...
+
+    def make_room(self, tag: str) -> None:
+        """Give a message's place in the prefetch window back; it stays held."""
+        ...
+
+    def release(self, keep: set[str]) -> int:
+        """Give back, uncounted, what is held, but for the tags to `keep`; how many went back."""
+        ...
+
+    def now_ms(self) -> int:
+        """The broker's time, as far as this worker can tell without asking."""
+        ...
+
+
+class Pipeline(Protocol):
+    """Transitions that the broker was asked for, and whose answers nobody waits for."""
+
+    def __len__(self) -> int: ...
+
+    def tags(self) -> set[str]:
+        """The tags of the messages whose transitions are under way."""
+        ...
+
+    def is_here(self) -> bool:
+        """Whether this thread may ask."""
+        ...
+
+    def begin(self, tag: str, transition: Callable[[Any], Answer], then: Callable[[Answer], None]) -> None:
+        """Ask for the transition; `then` gets the answer, here or later."""
+        ...
+
+    def settle(self) -> None:
+        """Wait for every answer."""
+        ...
+
+
+class Carrier(Protocol):
+    """Carries transitions out, each once, in order, and again where the broker cannot now (`outbox`)."""
+
+    under_way: Pipeline | None
+
+    def __len__(self) -> int: ...
+
+    def tags(self) -> set[str]:
+        """The tags of the messages whose transitions are not carried out yet."""
+        ...
+
+    def ask(self, tag: str, transition: Callable[[Any], Answer], then: Callable[[Answer], None], transport: Any) -> None:
+        """As `carry_out`, of a transition that is told the transport; nobody waits for its answer, where that can be."""
+        ...
+
+    def carry_out(self, tag: str, transition: Callable[[], Answer], then: Callable[[Answer], None]) -> None:
+        """Try the transition now; `then` gets the answer, here or later."""
+        ...
+
+    def settle(self) -> None:
+        """From here on every answer is waited for."""
+        ...
+
+    def drain(self, seconds: float) -> bool:
+        """Wait until nothing is in line any more, at most this long; False where something still is."""
+        ...
+
+
+class Names(Protocol):
+    """How a broker calls the place where the messages of a queue lie."""
+
+    def list_name(self, queue: str, priority: int = 0) -> str:
+        """The name of the place where a message of this priority lies."""
+        ...
+
+
+class Transport(Protocol):
+    """The transitions; with `ATOMIC_MOVES`, each is one step of the broker's, which happens whole or not at all."""
+
+    #: The app whose broker this is; None for one that was made by hand.
+    app: Celery | None
+
+    @property
+    def capabilities(self) -> frozenset[Capability]:
+        """What this kind of broker can do."""
+        ...
+
+    @property
+    def keys(self) -> Names:
+        """How this broker calls its places."""
+        ...
+
+    def claim_for(self, worker: str) -> Deliveries:
+        """What holds this worker's messages. Raises `BrokerError`."""
+        ...
+
+    def attach(self, consumer: Consumer) -> None:
+        """From here on this consumer's deliveries are ours. Raises `BrokerError`."""
+        ...
+
+    def receive(
+        self, consumer: Consumer, owner: Deliveries, limit: Callable[[], int], on_garbage: Callable[[Held, Exception], None]
+    ) -> bool:
+        """Receive by ourselves from now on, `limit` messages at the most, where that can be; else kombu does."""
+        ...
+
+    def pipeline(self, hub: Any, wait_for: Callable[..., None]) -> Pipeline | None:
+        """Transitions whose answers this event loop reads; None where each is waited for. `wait_for` is `Carrier.carry_out`."""
+        ...
+
+    def is_transient(self, exc: BaseException) -> bool:
+        """Whether this failure is the broker's for now: the same transition may be carried out a little later."""
+        ...
+
+    def is_driver_error(self, exc: BaseException) -> bool:
+        """Whether the driver says by this that the broker refuses, or is away."""
+        ...
+
+    def has_queue(self, name: str) -> bool:
+        """Whether the broker has this queue."""
+        ...
+
+    def warn(self, queues: Sequence[str], letters: Iterable[str], management_url: str | None) -> None:
+        """Say in the log where the broker ends messages by itself: of the queues that are consumed, or of their dead letters."""
+        ...
+
+    def acknowledge(self, tag: str, event: Event | None) -> Answer:
+        """End the message."""
+        ...
+
+    def defer(
+        self,
+        tag: str,
+        list_name: str,
+        message: bytes,
+        *,
+        task_id: str,
+        event: Event | None,
+        delay_ms: int | None = None,
+        due_ms: int | None = None,
+        first: bool = False,
+        pace: Pace | None = None,
+    ) -> Answer:
+        """Move the message to the delay store, or straight back to its list where nothing is left to wait.
+
+        With `pace` (`REDELIVERY_BUDGETS`) it waits for its turn among what is delivered again, too.
+        """
+        ...
+
+    def dead_letter(
+        self,
+        tag: str,
+        message: bytes,
+        *,
+        dead_letter_queue: str,
+        queue: str,
+        event: Event | None,
+        must_exist: bool = False,
+    ) -> Answer:
+        """Move the message to a dead-letter queue, where that is there, or (unless it `must_exist`) may be made."""
+        ...
+
+    def start(self, tag: str) -> Answer:
+        """Record that the message is about to run."""
+        ...
+
+    def release(self, held: Sequence[Held]) -> int:
+        """Put messages that were not run back to where they were taken from."""
+        ...
+
+    def accept(self, tag: str) -> Answer:
+        """Record that the message counts as acknowledged from here on (`STARTS`, `LEASES`)."""
+        ...
+
+    def recorded_start(self, held: Held) -> str | None:
+        """How the start of a message that came again was recorded, where the broker says so: `ACCEPTED`, or when, or not at all."""
+        ...
+
+    def extend(self, tags: Iterable[str], seconds: float) -> None:
+        """Keep plain workers' sweeps away from these tags (`LEASES`)."""
+        ...
+
+    def objection_to(self, queue: str) -> str | None:
+        """Why nothing may be sent to a queue of this name, beside what every broker refuses; None where it may."""
+        ...
+
+    def origin_of(self, dead_letter_queue: str) -> str | None:
+        """The queue whose worker used this dead-letter queue last, where the broker keeps that."""
+        ...
+
+    def now_ms(self) -> int:
+        """The broker's time, or this machine's where it tells nobody; milliseconds since the epoch."""
+        ...
+
+    def drain(self, seconds: float) -> bool:
+        """Wait for what the broker has not answered, at most this long; False where something is left."""
+        ...
+
+    def waiting(self) -> int:
+        """How many moves the broker has not answered."""
+        ...
+
+    def close(self) -> None:
+        """Close the connections."""
+        ...

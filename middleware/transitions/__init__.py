@@ -1,0 +1,1 @@
+"""How a decision is carried out, by what a broker offers (`ports`)."""

@@ -1,0 +1,194 @@
+"""Destinations: where a message may be sent that somebody wants sent, and where a dead letter's home is.
+
+Enters: the name that a person or a handler gives, or the origin that a letter's header names. Leaves: a `Home`, a place that this
+app uses. A letter's header was written by whoever could publish, so it is believed only where something else says the same:
+
+- the queue is declared by the app (`task_queues`, what a worker consumes), or named in `task_routes`, as the `queue` of a task, or
+  without wildcards in the policies' tables;
+- or the dead-letter queue where the letter lies is named after it, as the policies name dead-letter queues;
+- or a worker of ours, which consumed that queue, used this dead-letter queue last (Redis).
+
+Exchange and routing key are believed where the app's own declaration of that queue has them; else the letter goes to its queue
+alone.
+
+Refuses, with `EnvelopeError`: any other origin, and each name that `settings.names` refuses, or under which Redis holds something
+that is no queue.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from redelivery.errors import ConfigurationError, EnvelopeError, InputError
+from redelivery.settings import RedeliveryPolicy, names
+from redelivery.settings.matching import AddressPattern
+
+from ..messages.envelope import MAX_DEATHS
+from ..policy.destinations import named_after
+from ..ports import Capability
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from celery import Celery
+
+    from ..messages.steps import Envelope
+
+__all__ = ["Home", "Homes", "address_of", "objection", "required"]
+
+#: Letters' origins that are remembered; a stranger may have written as many as there are letters.
+MAX_REMEMBERED = 1000
+NO_ORIGIN = "it names no origin queue"
+
+
+@dataclass(frozen=True, slots=True)
+class Home:
+    """Where a letter goes: a queue, and, where the app declares it so, the exchange and routing key that lead there."""
+
+    queue: str
+    exchange: str = ""
+    routing_key: str = ""
+
+    @property
+    def address(self) -> tuple[str, str]:
+        """Exchange and routing key; the default exchange where there is no other."""
+        return (self.exchange, self.routing_key) if self.exchange else ("", self.queue)
+
+    def __str__(self) -> str:
+        return f"{self.queue} (exchange {self.exchange}, key {self.routing_key})" if self.exchange else self.queue
+
+
+class Homes:
+    """The homes of the letters of one dead-letter queue. `transport` is any broker's, or an operator's desk."""
+
+    def __init__(self, transport: Any, dead_letter_queue: str) -> None:
+        self.transport = transport
+        self._dead_letter_queue = dead_letter_queue
+        self._app: Celery | None = getattr(transport, "app", None)
+        self._named = frozenset(_named(self._app)) if self._app is not None else frozenset()
+        self._known: dict[str, str | None] = {}
+
+    def of(self, envelope: Envelope) -> Home:
+        """Where a letter came from. Raises `EnvelopeError`, whose message is the reason why it cannot go back there."""
+        origin = envelope.origin
+        queue = origin.get("queue")
+        if not queue:
+            raise EnvelopeError(NO_ORIGIN)
+        if (why := self.objection_to(queue)) is not None:
+            raise EnvelopeError(why)
+        exchange, key = address_of(self._app, queue, str(origin.get("exchange") or ""), str(origin.get("routing_key") or ""))
+        return Home(queue, exchange, key if exchange else "")
+
+    def to(self, queue: str) -> Home:
+        """Where a person or a handler wants it. Raises `EnvelopeError`."""
+        if (why := objection(self.transport, queue)) is not None:
+            msg = f"queue {queue!r} {why}"
+            raise EnvelopeError(msg)
+        return Home(queue)
+
+    def told(self, home: Home) -> str:
+        """What people are told of it: on Redis a message goes to its queue, whatever its exchange is called."""
+        return home.queue if Capability.LEASES in self.transport.capabilities else str(home)
+
+    def objection_to(self, queue: str) -> str | None:
+        """Why a letter that names this origin is not believed; None where it is."""
+        if queue not in self._known:
+            if len(self._known) >= MAX_REMEMBERED:
+                self._known.clear()
+            self._known[queue] = self._judged(queue)
+        return self._known[queue]
+
+    def _judged(self, queue: str) -> str | None:
+        why = names.objection(queue)
+        if why is not None:
+            return f"its origin {why}"
+        if not (queue in self._named or self._is_named_after(queue) or self._is_recorded(queue)):
+            return "its origin is no queue of the app: declare it in task_queues, or redrive it elsewhere with --to"
+        why = objection(self.transport, queue)
+        return None if why is None else f"its origin {why}"
+
+    def _is_named_after(self, queue: str) -> bool:
+        """Whether the dead-letter queue has its name from this queue, at first or at second hand."""
+        name = queue
+        for _ in range(MAX_DEATHS):
+            if queue not in self._dead_letter_queue or len(name) >= len(self._dead_letter_queue):
+                return False
+            name = named_after(name, self._policy_for(name))
+            if name == self._dead_letter_queue:
+                return True
+        return False
+
+    def _policy_for(self, queue: str) -> RedeliveryPolicy:
+        runtime = getattr(self._app, "redelivery", None)
+        policy: RedeliveryPolicy = RedeliveryPolicy() if runtime is None else runtime.policies.policy_for(queue)
+        return policy
+
+    def _is_recorded(self, queue: str) -> bool:
+        return bool(queue == self.transport.origin_of(self._dead_letter_queue))
+
+
+def objection(transport: Any, queue: str) -> str | None:
+    """Why nothing may be sent to a queue of this name; None where it may."""
+    why = names.objection(queue)
+    return transport.objection_to(queue) if why is None else why
+
+
+def required(transport: Any, queue: str) -> str:
+    """The name again. Raises `InputError` where nothing may be sent there."""
+    if (why := objection(transport, queue)) is not None:
+        msg = f"{queue!r} {why}: name a queue of the app"
+        raise InputError(msg)
+    return queue
+
+
+def _named(app: Celery) -> Iterator[str]:
+    """Every queue that the app itself names."""
+    yield from app.amqp.queues
+    yield from _routed(app.conf.task_routes)
+    yield from (str(queue) for task in app.tasks.values() if (queue := getattr(task, "queue", None)))
+    runtime = getattr(app, "redelivery", None)
+    for row in () if runtime is None else runtime.settings.rows:
+        if "queues" in row.table and not {"*", "#"} & {*row.pattern.words}:
+            yield row.pattern.text
+
+
+def _routed(routes: Any) -> Iterator[str]:
+    """The queues in `task_routes`, where it says them; what a function of the app would answer is not asked."""
+    if isinstance(routes, (list, tuple)):
+        for each in routes:
+            if isinstance(each, (list, tuple)) and each and not isinstance(each[0], (list, tuple, dict)):
+                yield from _queue_of(each[-1])  # a pattern and its route
+            else:
+                yield from _routed(each)
+    elif hasattr(routes, "values"):
+        for route in routes.values():
+            yield from _queue_of(route)
+
+
+def _queue_of(route: Any) -> Iterator[str]:
+    queue = route.get("queue") if hasattr(route, "get") else route
+    name = getattr(queue, "name", queue)
+    if isinstance(name, str):
+        yield name
+
+
+def address_of(app: Celery | None, queue: str, exchange: str, routing_key: str) -> tuple[str, str]:
+    """Exchange and routing key that a message of this queue claims to have come by; the queue's own where the app knows of none."""
+    queues: Mapping[str, Any] = {} if app is None else app.amqp.queues
+    if exchange and queue in queues and names.objection(routing_key or "-") is None:
+        declared = queues[queue]
+        ways = [(declared.exchange, declared.routing_key), *((each.exchange, each.routing_key) for each in declared.bindings or ())]
+        if any(way.name == exchange and _leads(way.type, str(key or ""), routing_key) for way, key in ways if way is not None):
+            return exchange, routing_key
+    return "", queue
+
+
+def _leads(kind: str, key: str, routing_key: str) -> bool:
+    """Whether an exchange of this kind, bound by this key, lets this routing key through."""
+    if kind == "topic":
+        try:
+            return AddressPattern(key).matches(routing_key)
+        except ConfigurationError:
+            return key == routing_key
+    return kind in {"fanout", "headers"} or key == routing_key

@@ -1,0 +1,262 @@
+"""Arrival: what becomes of one message that has arrived, before Celery looks at it.
+
+- A message that is not due for a while (its ETA, its queue's delivery delay) moves to the delay store, so that no worker keeps it
+  in memory; until it expires, where that is earlier.
+- One that has been delivered too often is a death before it runs.
+- A dead letter, on a dead-letter queue that this worker consumes, goes to its handler, or lives once more.
+- What the broker hands over again is recovered, where no lease tells who has died.
+- All others are Celery's to run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from celery.worker import state
+
+from redelivery.errors import EnvelopeError
+
+from ..logs import log, told
+from ..messages.body import without_chord
+from ..messages.events import Outcome, Reason
+from ..messages.recording import about
+from ..messages.steps import ANNOUNCED, HEADER, Envelope, Failed, deferred, iso, opened, redriven, sealed
+from ..messages.ttl import DELIVERY_DELAY, due_ms, expiry_ms, milliseconds
+from ..ports import Capability, Held
+from ..transitions.death import bury, bury_at_last, carry_out
+from ..transitions.recovery import recover
+from .observer import queue_of, record
+
+if TYPE_CHECKING:
+    from redelivery.settings import RedeliveryPolicy
+
+    from ..runtime import Runtime
+
+__all__ = ["Arrivals"]
+
+#: How long after its expiry a message that a worker holds is looked at (milliseconds): Celery's timers may be some early.
+EXPIRED_MS = 50
+#: How often a connection may break under a message before that is held against it: a task may be what breaks it, or what its broker
+#: has no patience for (`consumer_timeout`).
+FREE_CUTS = 3
+#: How often a message may be handed over again uncounted, whatever is known of its starts: workers that may not record any (a right
+#: is missing) must not die of one task for ever. RabbitMQ 4 allows a quorum queue as many (`delivery-limit`).
+MAX_UNCOUNTED = 20
+
+
+class Arrivals:
+    """The arrivals of one worker.
+
+    `letter_handlers`: the task that handles each dead-letter queue.
+    """
+
+    def __init__(self, runtime: Runtime, letter_handlers: dict[str, str]) -> None:
+        self.runtime = runtime
+        self._letter_handlers = letter_handlers
+
+    def held(self, message: Any) -> Held | None:
+        """The message as we hold it, whoever received it; None where it is Celery's alone."""
+        held: Held | None = getattr(message, "held", None)
+        if held is not None or not self.runtime.enforces:
+            return held
+        return self.runtime.owner.take(message)
+
+    def leave_alone(self, held: Held | None) -> None:
+        """Celery alone ends this message, on its own channel."""
+        if held is not None and not self.runtime.has_leases:
+            self.runtime.owner.drop(held.tag)
+
+    def is_enabled(self, message: Any, held: Held) -> bool:
+        """Whether this message is ours to end; else Celery alone does."""
+        headers = message.headers
+        return self.runtime.policies.is_enabled(str(headers.get("task")) if isinstance(headers, dict) else "", held.queue)
+
+    def observe(self, message: Any) -> None:
+        """Record what Celery alone is to run, where the books could not know of it otherwise."""
+        headers = message.headers
+        if isinstance(headers, dict) and isinstance(headers.get("id"), str) and HEADER not in headers:
+            queue = queue_of(message)
+            self._note_arrival(headers, message.properties, Held("", queue, queue, headers["id"].encode(), 0))
+
+    def note_end(self, message: Any, reason: Reason) -> None:
+        """Celery alone has dropped the message."""
+        headers = message.headers
+        if isinstance(headers, dict) and isinstance(headers.get("id"), str):
+            record(self.runtime, headers, queue_of(message), Outcome.DISCARDED, reason=reason)
+
+    def has_left(self, message: Any, held: Held) -> bool:
+        """Whether the message is not Celery's to run: it has gone back, to the delay store, or to its dead-letter queue."""
+        if not held.handed_over_before:
+            return self._must_stop(message, held)
+        transport: Any = self.runtime.transport
+        transport.ask_moved(held, lambda was_moved: self._end_copy(held) if was_moved else self._recover(message, held))
+        return True
+
+    def _must_stop(self, message: Any, held: Held) -> bool:
+        """Whether the message has left already: to the delay store, or to its dead-letter queue."""
+        headers = message.headers
+        if not isinstance(headers, dict):
+            return False
+        known = Envelope.of(headers) if HEADER in headers else None
+        if known is not None and known.is_letter:
+            return self._meet_letter(message, held, known)
+        if headers.get(HEADER) is None:
+            self._note_arrival(headers, message.properties, held)
+        if not _is_sound(headers):
+            failed = Failed(type="redelivery.InvalidHeaders", message="timelimit or retries is no number", fingerprint="headers")
+            bury(self.runtime, held, Reason.INVALID, failed, told=False)
+            return True
+        eta, envelope = headers.get("eta"), headers.get(HEADER)
+        if eta is None and envelope is None and not self.runtime.policies.keeps_time and DELIVERY_DELAY not in headers:
+            return False
+        known = Envelope.of(headers) if known is None else known
+        if known.undelivered is not None:
+            bury_at_last(self.runtime, held, known, str(headers.get("task")))
+            return True
+        return self._must_wait_or_die(message, held, known)
+
+    def _must_wait_or_die(self, message: Any, held: Held, known: Envelope) -> bool:
+        headers = message.headers
+        policy = self.runtime.policies.policy_for(held.queue, str(headers.get("task")))
+        if headers.get("id") not in state.revoked and self._defer(held, message, known, policy):
+            return True
+        if 0 <= policy.most_deliveries <= known.attempt and known.attempt:
+            failed = Failed(type="redelivery.Exhausted", message=f"{known.attempt} deliveries", fingerprint="exhausted")
+            bury(self.runtime, held, Reason.EXHAUSTED, failed, told=False)
+            return True
+        return False
+
+    def _end_copy(self, held: Held) -> None:
+        """Its successor lies on the broker, and its move is recorded: whoever moved it died before the acknowledgement."""
+        log.info("message.moved_already", tag=held.tag, queue=held.queue, times=held.handed_over_before)
+        self.runtime.transport.acknowledge(held.tag, None)
+        self.runtime.owner.drop(held.tag)
+
+    def _recover(self, message: Any, held: Held) -> None:
+        """The broker hands over again what a dead worker held: as `workers.duties.recoverer` does where messages are leased.
+
+        Nobody can tell what it had begun the first time; from then on its starts are recorded. Where it was the connection that
+        broke, and not the worker, as this worker can tell by its own, nothing is held against the message, the first few times.
+        """
+        headers = message.headers if isinstance(message.headers, dict) else {}
+        policy = self.runtime.policies.policy_for(held.queue, str(headers.get("task")))
+        known, transport = Envelope.of(headers), self.runtime.transport
+        uncounted = known.delivery - known.attempt
+        is_innocent = held.was_cut and uncounted < FREE_CUTS
+        is_recorded = known.suspect or policy.persist_delivery_count == "always"
+        started = transport.recorded_start(held) if is_recorded else None
+        if started is None and uncounted >= MAX_UNCOUNTED:
+            started = ""
+        counts = started is not None and not is_innocent
+        log.info("message.handed_over_again", tag=held.tag, queue=held.queue, times=held.handed_over_before, counts=counts)
+        given, is_suspect = started if counts else None, known.suspect or not is_innocent
+        recover(self.runtime, held, started=given, worker="", now_ms=held.seen_ms, is_suspect=is_suspect)
+        self.runtime.owner.drop(held.tag)
+
+    def _meet_letter(self, message: Any, held: Held, letter: Envelope) -> bool:
+        """A dead-letter queue is consumed: its handler decides, or, where it has none, the task runs in a new generation."""
+        name = self._letter_handlers.get(held.queue)
+        if name is None:
+            self._revive(held)
+            return True
+        limit = self.runtime.policies.policy_for(held.queue, name).most_deliveries
+        if 0 <= limit <= letter.handled:
+            failed = Failed(type="redelivery.Exhausted", message=f"{letter.handled} deliveries to {name}", fingerprint="exhausted")
+            bury(self.runtime, held, Reason.EXHAUSTED, failed)
+            return True
+        from .letter_handler import call_for  # noqa: PLC0415 - few apps have one
+
+        call_for(message, held.raw, name, self.runtime.app)
+        return False
+
+    def _revive(self, held: Held) -> None:
+        """Put a letter back to where it was taken from as a message that lives: its next generation, recorded as redriven."""
+        message = opened(held.raw)
+        try:
+            again = redriven(without_chord(message)[0], ("", held.queue), on_purpose=False)
+        except EnvelopeError as exc:
+            bury(self.runtime, held, Reason.INVALID, self.runtime.failed_of(exc))
+            return
+        event = about(again["headers"], held, Outcome.REDRIVEN, worker=self.runtime.worker)
+        event, raw, transport = replace(event, attempt=0, delivery=0), sealed(again), self.runtime.transport
+        carry_out(
+            self.runtime,
+            held,
+            lambda: transport.defer(held.tag, held.list_name, raw, task_id=event.task_id, event=event, delay_ms=0, first=True),
+        )
+
+    def _note_arrival(self, headers: dict[str, Any], properties: Any, held: Held) -> None:
+        """Record what the books could not know otherwise: nobody recorded the publication, or some other client put it back."""
+        delivery_info = properties.get("delivery_info") if isinstance(properties, dict) else None
+        was_restored = isinstance(delivery_info, dict) and delivery_info.get("redelivered") is True
+        is_announced = ANNOUNCED in headers
+        reasons = [name for name, holds in (("unannounced", not is_announced), ("redelivered", was_restored)) if holds]
+        for reason in reasons:
+            event = about(headers, held, Outcome.RECEIVED, reason=reason, worker=self.runtime.worker)
+            self.runtime.outbox.carry_out("", partial(self.runtime.transport.acknowledge, "", event), _nothing)
+
+    def _defer(self, held: Held, message: Any, known: Envelope, policy: RedeliveryPolicy) -> bool:
+        """Whether the message has gone to the delay store: until it is due, or until it expires, where that is earlier."""
+        headers, app = message.headers, self.runtime.app
+        eta = headers.get("eta")
+        eta_ms = milliseconds(eta, app) if eta is not None and eta != known.served_eta else None
+        in_worker = Capability.BROKER_DELAYS not in self.runtime.transport.capabilities
+        threshold_ms = 0 if in_worker else self.runtime.settings.eta_threshold * 1000
+        wanted_ms = due_ms(headers, known, policy, seen_ms=held.seen_ms, eta_ms=eta_ms, eta_threshold_ms=threshold_ms)
+        if wanted_ms is None:
+            return False
+        expires_ms = milliseconds(headers.get("expires"), app)
+        ends_ms = expiry_ms(headers, message.properties, known, policy, seen_ms=held.seen_ms, expires_ms=expires_ms)
+        if ends_ms is not None and ends_ms <= held.seen_ms:
+            return False  # expired: Celery asks the request, and egress ends it
+        until_ms = wanted_ms if ends_ms is None else min(wanted_ms, ends_ms)
+        if in_worker:  # it holds the message, as Celery does with any ETA; until it has expired, where that is earlier
+            if until_ms == ends_ms:
+                until_ms += EXPIRED_MS
+            if until_ms != eta_ms:
+                message.headers = {**headers, "eta": iso(until_ms)}
+            return False
+        raw = opened(held.raw)
+        waiting = sealed(deferred(raw, held.queue, seen_ms=held.seen_ms, eta=None if wanted_ms == eta_ms else iso(wanted_ms)))
+        event = about(raw["headers"], held, Outcome.DEFERRED, worker=self.runtime.worker)
+        carry_out(
+            self.runtime,
+            held,
+            lambda: self.runtime.transport.defer(
+                held.tag,
+                held.list_name,
+                waiting,
+                task_id=event.task_id,
+                event=event,
+                due_ms=until_ms,
+            ),
+        )
+        return True
+
+    def on_garbage(self, held: Held, exc: Exception) -> None:
+        """Bury what kombu could not even take apart."""
+        log.error("message.undecodable", tag=held.tag, queue=held.queue, error=told(exc))
+        try:
+            message = opened(held.raw)
+        except EnvelopeError:
+            message = {"headers": {}, "properties": {}}
+        if message["headers"].get(HEADER) is None:
+            self._note_arrival(message["headers"], message["properties"], held)  # under the id that its death has
+        bury(self.runtime, held, Reason.UNDECODABLE, self.runtime.failed_of(exc))
+
+
+def _is_sound(headers: dict[str, Any]) -> bool:
+    """Whether what Celery hands to its pool and its timers unseen is what they can take."""
+    limits, retries = headers.get("timelimit"), headers.get("retries")
+    if limits is not None:
+        if not isinstance(limits, (list, tuple)) or len(limits) != 2:  # noqa: PLR2004 - hard and soft
+            return False
+        if not all(each is None or isinstance(each, (int, float)) for each in limits):
+            return False
+    return retries is None or isinstance(retries, int)
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    pass

@@ -1,0 +1,298 @@
+"""Ingress: what arrives, looked at before Celery does.
+
+A consumer bootstep. It arms the receiving of the worker's task channel, wraps every task and its request class, and puts itself in
+front of Celery's message handlers. What becomes of a message before Celery sees it is said in `arrival`; one that is no task, or
+cannot be read, or names a task that nobody has, is a death with its bytes kept (`unrun`): Celery would drop it.
+
+Whatever else goes wrong with one message is its own death, not its neighbours' and not the worker's.
+"""
+
+from __future__ import annotations
+
+import sys
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from celery import bootsteps, signals
+from celery.exceptions import Ignore
+from celery.utils.imports import symbol_by_name
+from celery.worker import state
+from celery.worker.request import Request
+from kombu.exceptions import ContentDisallowed
+
+from redelivery.display import harmless
+from redelivery.errors import BrokerError, RedeliveryError
+
+from ..child.report import lighten
+from ..child.task_defaults import settle
+from ..child.task_wrapper import guard
+from ..known import is_known
+from ..logs import log
+from ..messages.events import Reason
+from ..messages.steps import Envelope, Failed
+from ..transitions.death import bury
+from .admission import Arrivals
+from .celery_lines import hide_in_celery_lines
+from .contradictions import contradictions
+from .dispatch import hand_over
+from .lifecycle import begin, end
+from .own_strategy import own_strategies
+from .pool_patches.begun import listen_first
+from .pool_patches.dying_child import hear_the_dying
+from .pool_patches.idle_child import feeding
+from .pool_patches.stop import spare_the_handler, stop_of
+from .pool_patches.unreaped_child import ask_again
+from .request import Egress, request_class
+from .startup_checks import announce, check_dead_letter_queues, check_policies
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from celery.worker.consumer import Consumer
+
+    from ..ports import Held
+    from ..runtime import Runtime
+
+__all__ = ["Ingress"]
+
+
+class Ingress(bootsteps.StartStopStep):
+    """The bootstep."""
+
+    requires = ("celery.worker.consumer.tasks:Tasks",)
+    label = "redelivery"
+
+    def __init__(self, consumer: Consumer, **kwargs: Any) -> None:
+        super().__init__(consumer, **kwargs)
+        self.runtime: Runtime = consumer.app.redelivery
+        hide_in_celery_lines()
+        self._hostname = consumer.hostname
+        self._feed: Callable[[], None] = _nothing
+        self._strategies: dict[str, str] = {}
+        with _refusing():
+            check_policies(self.runtime)
+        _refuse(contradictions(self.runtime))
+        letter_handlers: dict[str, str] = {}
+        if self.runtime.letter_handlers:
+            from .letter_handler import handlers_of  # noqa: PLC0415 - few apps have one
+
+            with _refusing():
+                letter_handlers = handlers_of(self.runtime)
+        self._arrivals = Arrivals(self.runtime, letter_handlers)
+        self.runtime.shares_process = "prefork" not in type(consumer.pool).__module__
+        self.runtime.is_ending = False
+        self._stop = stop_of(consumer, self.runtime)
+        for task in consumer.app.tasks.values():
+            if self.runtime.enforces:
+                settle(task)
+                guard(task, self.runtime)
+            task.Request = request_class(symbol_by_name(task.Request) if task.Request is not None else Request)
+        self._strategies = own_strategies(consumer.app)
+        consumer.update_strategies = self._lightening(consumer)
+        signals.worker_process_init.connect(self._lighten, weak=False, dispatch_uid=f"redelivery:{id(consumer.app)}")
+        consumer.create_task_handler = self._in_front_of(consumer.create_task_handler)
+        consumer.on_task_request = self._starting(consumer.on_task_request, consumer.timer)
+        consumer.on_decode_error = self._dying(consumer.on_decode_error, Reason.UNDECODABLE, at=0)
+        consumer.on_unknown_message = self._dying(consumer.on_unknown_message, Reason.INVALID, at=1)
+        consumer.on_unknown_task = self._dying(consumer.on_unknown_task, Reason.UNKNOWN_TASK, at=1)
+        consumer.on_invalid_task = self._dying(consumer.on_invalid_task, Reason.INVALID, at=1)
+
+    def _lightening(self, consumer: Consumer) -> Callable[[], None]:
+        """Celery's building of the strategies and tracers, and ours after it."""
+        update = consumer.update_strategies
+
+        def update_strategies() -> None:
+            update()
+            lighten(consumer.app, self.runtime, consumer.hostname)
+
+        return update_strategies
+
+    def _lighten(self, **_: Any) -> None:
+        """A child of the pool has built its tracers."""
+        lighten(self.runtime.app, self.runtime, str(self._hostname))
+
+    def start(self, consumer: Consumer) -> None:
+        """The consumer has connected, for the first time or again."""
+        is_first = not self.runtime.worker
+        begin(self.runtime, consumer.hostname)
+        if not self.runtime.has_leases and self.runtime.enforces:
+            self._attach(consumer)
+        self._use_loop(consumer)
+        if self._stop is not None:
+            self._stop.watch(consumer)
+        if self.runtime.enforces:
+            spare_the_handler(consumer, self.runtime)
+        is_ours = self._receive(consumer)
+        if is_first:
+            with _refusing():
+                check_dead_letter_queues(self.runtime)
+            announce(self.runtime, consumer, is_ours=is_ours)
+
+    def _receive(self, consumer: Consumer) -> bool:
+        """Whether we receive the messages ourselves, from now on."""
+        runtime = self.runtime
+        if not (runtime.enforces and runtime.settings.fast_receive):
+            return False
+        return runtime.transport.receive(consumer, runtime.owner, self._limit(consumer), self._arrivals.on_garbage)
+
+    def _use_loop(self, consumer: Consumer) -> None:
+        """Where there is an event loop, and it runs no tasks itself, it brings what children and broker have to say."""
+        runtime, hub = self.runtime, consumer.hub
+        if hub is None or runtime.shares_process or not runtime.enforces:
+            return
+        if is_known("celery", "billiard"):
+            listen_first(consumer.pool, hub, runtime.owner, self._stop)
+            hear_the_dying(consumer.pool)
+            ask_again(consumer.pool)
+            self._feed = feeding(consumer.pool, hub)
+        runtime.outbox.under_way = runtime.transport.pipeline(hub, runtime.outbox.carry_out)
+
+    def _attach(self, consumer: Consumer) -> None:
+        """Where the broker itself gives back what a dead worker held: from here on, this channel's deliveries are ours."""
+        try:
+            self.runtime.transport.attach(consumer)
+        except BrokerError as exc:  # as Celery's consumer knows it: it connects again
+            raise ConnectionError(str(exc)) from exc
+
+    def stop(self, consumer: Consumer) -> None:  # noqa: ARG002 - Celery's signature
+        """The consumer has stopped, or lost its connection; its loop turns no more. Nothing goes back yet: tasks are running."""
+        self.runtime.outbox.settle()
+
+    def shutdown(self, consumer: Consumer) -> None:  # noqa: ARG002 - Celery's signature
+        """The pool has stopped: give back what has not run."""
+        end(self.runtime)
+        if self._stop is not None:
+            self._stop.close()
+
+    # in front of Celery's handler
+
+    def _in_front_of(self, create: Callable[[], Any]) -> Callable[[], Any]:
+        def create_task_handler(*args: Any, **kwargs: Any) -> Any:
+            handle = create(*args, **kwargs)
+
+            def on_task_received(message: Any) -> Any:
+                held = self._arrivals.held(message)
+                if held is None or not self._arrivals.is_enabled(message, held):
+                    self._arrivals.leave_alone(held)
+                    self._arrivals.observe(message)
+                    return handle(message)
+                if self.runtime.is_ending:  # nothing more is begun: it goes back with what has not run
+                    return None
+                try:
+                    if self._arrivals.has_left(message, held) or (self._strategies and not self._may_begin(message, held)):
+                        return None
+                    return handle(message)
+                except Exception as exc:
+                    if self.runtime.transport.is_driver_error(exc):  # not kombu's connection errors: they include KeyError
+                        raise
+                    if state.should_terminate:  # what the handler of a signal raises comes out of what it has interrupted
+                        log.exception("message.interrupted", tag=held.tag, queue=held.queue)
+                        return None
+                    log.exception("message.invalid", tag=held.tag, queue=held.queue)
+                    request = held.request
+                    if not (held.has_left or (request is not None and (request.is_running() or request.was_handed_over()))):
+                        bury(self.runtime, held, Reason.INVALID, self.runtime.failed_of(exc), told=False)
+                    return None
+
+            return on_task_received
+
+        return create_task_handler
+
+    def _may_begin(self, message: Any, held: Held) -> bool:
+        """Whether a task's own `Strategy` may be given its message, now that its start is recorded, where it must be."""
+        name = message.headers.get("task")
+        if name not in self._strategies:
+            return True
+        policy = self.runtime.policies.policy_for(held.queue, name)
+        if not Envelope.of(message.headers).suspect and policy.persist_delivery_count != "always":
+            return True
+        try:
+            self.runtime.start(held.tag)
+        except Ignore:  # another worker's by now
+            self.runtime.owner.drop(held.tag)
+            return False
+        return True
+
+    def _starting(self, handle: Callable[[Any], Any], timer: Any) -> Callable[[Any], Any]:
+        """Stand by when a request is handed to the pool (`handover`); before its ETA it is not."""
+
+        def on_task_request(request: Any) -> Any:
+            if not isinstance(request, Egress):
+                return handle(request)
+            if request.is_held and request.early > 0:  # gevent counts from when its loop last looked at the clock
+                return timer.call_after(request.early, on_task_request, (request,))
+            if request.is_held:
+                hand_over(request, self.runtime)
+            answer = handle(request)
+            self._feed()
+            return answer
+
+        return on_task_request
+
+    def _limit(self, consumer: Consumer) -> Callable[[], int]:
+        """How many messages `worker_disable_prefetch` allows."""
+        if not consumer.app.conf.worker_disable_prefetch:
+            return lambda: 64
+
+        def limit() -> int:
+            processes = getattr(consumer.controller, "max_concurrency", None) or consumer.pool.num_processes
+            return max(int(processes) - self._occupied(), 0)
+
+        return limit
+
+    def _occupied(self) -> int:
+        """How many messages have a place of their own: all that are held, but for those that leave or wait for an ETA."""
+        leaving = self.runtime.outbox.tags() if len(self.runtime.outbox) else set()
+        requests = [held.request for tag, held in list(self.runtime.owner.held.items()) if tag not in leaving]
+        apart = [state.reserved_requests, getattr(state, "scheduled_requests", ())]  # Celery 5.6 does not tell what is scheduled
+        return len(state.reserved_requests) + sum(1 for each in requests if each is None or not any(each in kind for kind in apart))
+
+    # deaths
+
+    def _dying(self, original: Callable[..., Any], reason: Reason, *, at: int) -> Callable[..., Any]:
+        """Celery's own handler still logs, stores and signals; the message then goes to its dead-letter queue, not away."""
+
+        def dying(*args: Any) -> Any:
+            message = args[at]
+            held = self._arrivals.held(message)
+            if held is None or not self._arrivals.is_enabled(message, held):
+                self._arrivals.leave_alone(held)
+                answer = original(*args)
+                self._arrivals.note_end(message, reason)
+                return answer
+            cause = next((arg for arg in args if isinstance(arg, BaseException)), None)
+            failed = (
+                self.runtime.failed_of(cause) if cause is not None else Failed(type="redelivery.UnknownMessage", fingerprint=reason)
+            )
+            why = Reason.UNDECODABLE if isinstance(cause, ContentDisallowed) else reason
+            message.ack = message.reject = message.ack_log_error = message.reject_log_error = _nothing
+            try:
+                return original(*args)
+            except Exception:  # noqa: BLE001 - the message is anybody's
+                log.exception("message.invalid", tag=held.tag, queue=held.queue)
+                return None
+            finally:
+                bury(self.runtime, held, why, failed, told=reason is Reason.UNKNOWN_TASK)
+
+        return dying
+
+
+def _refuse(lines: list[str]) -> None:
+    """What contradicts ends the worker, with a line for each."""
+    if lines:
+        sys.stderr.writelines(f"redelivery: error: {harmless(line)}\n" for line in lines)
+        raise SystemExit(1)
+
+
+@contextmanager
+def _refusing() -> Iterator[None]:
+    """What is refused ends the worker with one line, not with a traceback."""
+    try:
+        yield
+    except RedeliveryError as exc:
+        sys.stderr.write(f"redelivery: error: {harmless(str(exc))}\n")
+        raise SystemExit(1) from None
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    pass

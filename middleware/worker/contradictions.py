@@ -1,0 +1,156 @@
+"""Settings of Celery's that cannot hold together with ours: what each would break, and what to do.
+
+Enters: an app. Leaves: one line for each contradiction, or none. It refuses only what breaks a guarantee; what is merely without
+effect is told by `redelivery adopt`. It opens no connection.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from kombu.transport import virtual
+
+from ..child.task_defaults import UNSET, explicit_app_setting, explicit_task_option
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from celery import Celery
+    from kombu import Connection
+
+    from ..runtime import Runtime
+
+__all__ = ["contradictions"]
+
+CRASH = "a crash is a counted attempt here, and its message is delivered again or dead-lettered"
+ENDED = "a failed message is dead-lettered and ended in one step here, and must not be rejected beside it"
+TWICE = "Celery would publish the task again, and Redelivery deliver it again: it would run twice"
+
+#: Setting, the value that cannot be, why, and what to do.
+REFUSED: tuple[tuple[str, Any, str, str], ...] = (
+    ("task_reject_on_worker_lost", False, CRASH, "remove the setting, or set enabled = false for the tasks that need it"),
+    ("task_acks_on_failure_or_timeout", False, ENDED, "remove the setting"),
+    ("task_acks_on_failure", False, ENDED, "remove the setting"),
+    ("task_acks_on_timeout", False, ENDED, "remove the setting"),
+    ("task_retry_on_worker_lost", True, TWICE, "remove the setting; max_delivery_attempts is the limit"),
+    (
+        "worker_cancel_long_running_tasks_on_connection_loss",
+        True,
+        "a task goes on when the connection is lost, its lease outlives that, and nobody would deliver a cancelled one again",
+        "remove the setting",
+    ),
+    ("task_protocol", 1, "its messages have no headers to count attempts in", "remove the setting, or set it to 2"),
+)
+
+
+def contradictions(runtime: Runtime) -> list[str]:
+    """What must be changed before a worker of this app can start, a line each. In `mode="observe"` only the broker is looked at."""
+    app = runtime.app
+    found = list(_broker(app))
+    if runtime.enforces:
+        found += _settings(app)
+        found += _tasks(runtime)
+    return found
+
+
+def _settings(app: Celery) -> Iterator[str]:
+    for setting, value, why, fix in REFUSED:
+        said = explicit_app_setting(app, setting)
+        if said is not UNSET and said == value:
+            yield f"{setting} = {value!r} contradicts Redelivery: {why}; {fix}"
+
+
+def _tasks(runtime: Runtime) -> Iterator[str]:
+    queues = list(runtime.app.amqp.queues.consume_from)
+    for name, task in sorted(runtime.app.tasks.items()):
+        if not any(runtime.policies.is_enabled(name, queue) for queue in queues):
+            continue
+        for setting, value, why, fix in REFUSED:
+            attribute = setting.removeprefix("task_")
+            if attribute == "reject_on_worker_lost":  # without effect on one task: `adopt` tells
+                continue
+            said = explicit_task_option(task, attribute) if setting.startswith("task_") else UNSET
+            if said is not UNSET and said == value:
+                yield f"task {name!r}: {attribute}={value!r} contradicts Redelivery: {why}; {fix.replace('setting', 'option')}"
+
+
+#: Policy fields that only Redis's transport keeps, and what does the same on RabbitMQ.
+ON_RABBITMQ = {
+    "redeliveries_per_second": "use longer delays, or a rate_limit on the task",
+    "max_length": "declare the queue with x-max-length and x-overflow=reject-publish",
+    "dead_letter_time_to_live": "purge with `redelivery dlq purge`",
+    "max_dead_letters": "purge with `redelivery dlq purge`",
+    "auto_delete_dead_letter_resources": "delete the empty queue with rabbitmqctl delete_queue --if-empty",
+}
+
+
+#: The same where nothing is known of the broker but that kombu speaks to it.
+ELSEWHERE = {
+    "redeliveries_per_second": "use longer delays, or a rate_limit on the task",
+    "max_length": "bound the queue by the broker's own means, if it has any",
+    "dead_letter_time_to_live": "let a dead_letter_handler decide about old letters",
+    "max_dead_letters": "let a dead_letter_handler decide about letters",
+    "auto_delete_dead_letter_resources": "delete empty queues by the broker's own means",
+}
+
+
+def _rows(app: Celery) -> list[Mapping[str, Any]]:
+    """The policy fields that somebody has set, row by row, wherever he has set them."""
+    runtime = app.redelivery
+    rows = [row.fields for row in runtime.settings.rows]
+    return [*rows, *(options.fields for name in app.tasks if (options := runtime.policies.options_of(name)) is not None)]
+
+
+def _not_kept(app: Celery, broker: str, instead: Mapping[str, str]) -> Iterator[str]:
+    """What the policies ask for and this broker cannot keep: refused, rather than left out in silence."""
+    rows = _rows(app)
+    for field, remedy in instead.items():
+        if any(fields.get(field) for fields in rows):
+            yield f"{field} is not kept on {broker}: take it out; {remedy}"
+
+
+def _on_rabbitmq(app: Celery) -> Iterator[str]:
+    yield from _not_kept(app, "RabbitMQ", ON_RABBITMQ)
+    if app.redelivery.settings.wait_replicas:
+        yield "wait_replicas is Redis's: take it out; a quorum queue confirms what most of its replicas have"
+
+
+def _elsewhere(app: Celery, broker: str) -> Iterator[str]:
+    """The same for a broker that is neither Redis nor RabbitMQ (`transports.generic`)."""
+    settings, rows = app.redelivery.settings, _rows(app)
+    yield from _not_kept(app, broker, ELSEWHERE)
+    if any(fields.get("persist_delivery_count") == "always" for fields in rows):
+        yield f"persist_delivery_count is not kept on {broker}: take it out; nothing there can record a start"
+    if any(fields.get("auto_create_dead_letter_resources") is False for fields in rows):
+        yield f"auto_create_dead_letter_resources = False is not kept on {broker}: take it out; nobody can see its queues"
+    if settings.wait_replicas:
+        yield f"wait_replicas is Redis's, and not kept on {broker}: take it out"
+    if settings.outcome_export is not None:
+        yield f"outcome_export finds no outcome log on {broker}: take it out; the workers' logs say it (outcome.recorded)"
+
+
+def _broker(app: Celery) -> Iterator[str]:
+    read, write = app.conf.broker_read_url, app.conf.broker_write_url
+    if read != write:
+        yield "broker_read_url and broker_write_url differ: a message is moved where it was received; set broker_url alone"
+        return
+    try:
+        connection: Connection = app.connection_for_write()
+        transport = connection.get_transport_cls()
+    except KeyError as exc:
+        yield f"broker_url cannot be used: {exc.args[0]}; it looks like redis://host:6379/0"
+        return
+    if getattr(transport, "driver_type", None) == "amqp":
+        yield from _on_rabbitmq(app)
+        return
+    if getattr(transport, "driver_type", None) != "redis":
+        if issubclass(transport, virtual.Transport):
+            yield from _elsewhere(app, f"{connection.transport_cls}://")
+        else:
+            named = f"{connection.transport_cls}://"
+            yield f"broker {named} is none that redelivery can work on: use redis://, amqp:// or a virtual transport of kombu's"
+        return
+    if len(connection.alt) > 1 and not all(str(each).startswith("sentinel") for each in connection.alt):
+        yield "broker_url names several servers: a message lives on one; use Sentinel (sentinel://…), or name one"
+    if (connection.transport_options or {}).get("ack_emulation", True) is False:
+        yield "broker_transport_options: ack_emulation = False loses what a dying worker holds; remove it"

@@ -1,0 +1,116 @@
+"""A worker's life as the broker sees it: what it claims when it connects, and what it gives back when it stops."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+from celery.worker import state
+
+from redelivery.errors import BrokerError
+
+from ..logs import log
+from ..transitions.recovery import recover
+
+if TYPE_CHECKING:
+    from ..ports import Deliveries, Held
+    from ..runtime import Runtime
+
+__all__ = ["begin", "end"]
+
+#: Seconds that a stopping worker waits for transitions which the broker has not answered.
+DRAIN = 10.0
+#: Two threads may find out at the same time that the connection is back.
+_BEGINNING = threading.RLock()
+
+
+def begin(runtime: Runtime, worker: str) -> None:
+    """A worker's consumer has connected: claim what it will hold; after a lost connection, say what it still holds."""
+    with _BEGINNING:
+        runtime.worker = worker
+        if not runtime.enforces:
+            _reach(runtime)
+            return
+        if not runtime.holds_messages:
+            try:
+                runtime.hold(runtime.transport.claim_for(worker))
+            except BrokerError as exc:  # as Celery's consumer knows it: it connects again
+                raise ConnectionError(str(exc)) from exc
+        if not runtime.has_leases:
+            return  # the broker itself gives back what a dead worker held
+        owner = runtime.owner
+        token = owner.token
+        if not owner.is_alive():
+            owner.begin(token)
+            return
+    leaving = runtime.outbox.tags()  # they are over, and leave as soon as the broker hears of it
+    keep, suspects = _standing(owner)
+    keep |= {held.tag for held in suspects if held.request.is_with_strategy}  # it has them still, and will run them
+    suspects = [held for held in suspects if held.tag not in leaving | keep]
+    _recover(runtime, suspects)
+    given_back = owner.release(keep | leaving | runtime.outbox.tags())
+    log.info("owner.reconnected", worker=worker, holds=len(keep), suspects=len(suspects), given_back=given_back)
+
+
+def end(runtime: Runtime) -> None:
+    """The worker stops: wait for what the broker has not answered, then give back what has not run."""
+    if not runtime.holds_messages:
+        runtime.outbox.drain(DRAIN)
+        return
+    owner = runtime.owner
+    if not runtime.has_leases:
+        _end_without_lease(runtime, owner)
+        return
+    if not runtime.outbox.drain(DRAIN):
+        log.error("outbox.abandoned", waiting=len(runtime.outbox), why="the broker does not answer; the lease will end")
+        return
+    running, suspects = _standing(owner)
+    # Those that a cold shutdown has cut off: they have begun, or may have.
+    _recover(runtime, [each for each in suspects if state.should_terminate or each.request.time_start is not None])
+    given_back = owner.release(keep=running | runtime.outbox.tags())
+    if owner.held:
+        why = "tasks were still running; the lease will end"
+        log.warning("owner.stopped", worker=runtime.worker, running=len(owner.held), why=why)
+    else:
+        owner.part()
+    log.info("owner.released", worker=runtime.worker, given_back=given_back)
+    runtime.hold(None)
+
+
+def _end_without_lease(runtime: Runtime, owner: Deliveries) -> None:
+    """Give back what has not begun; what has, or may have, comes again marked, as soon as the connection is closed."""
+    transport = runtime.transport
+    running, suspects = _standing(owner)
+    given_back = owner.release(keep=running | {held.tag for held in suspects} | runtime.outbox.tags())
+    if not (runtime.outbox.drain(DRAIN) and transport.drain(DRAIN)):
+        waiting = len(runtime.outbox) + transport.waiting()
+        log.error("outbox.abandoned", waiting=waiting, why="the broker does not answer; the messages come again")
+    log.info("owner.released", worker=runtime.worker, given_back=given_back)
+    transport.close()
+    runtime.hold(None)
+
+
+def _recover(runtime: Runtime, suspects: list[Held]) -> None:
+    """Give these back one by one, as a dead worker's: nobody can tell whether they have begun."""
+    owner = runtime.owner
+    for held in suspects:
+        recover(runtime, held, started=None, worker=runtime.worker, now_ms=owner.now_ms())
+        owner.held.pop(held.tag, None)
+
+
+def _reach(runtime: Runtime) -> None:
+    """Where we only observe: the client that records is there."""
+    try:
+        runtime.transport  # noqa: B018 - it is made when it is first asked for
+    except BrokerError as exc:
+        raise ConnectionError(str(exc)) from exc
+
+
+def _standing(owner: Deliveries) -> tuple[set[str], list[Held]]:
+    """The tags of what runs here, and the messages of which nobody can tell: handed to the pool, not known to have begun.
+
+    The newest comes first: each that goes back is the next to be taken, and they are to be taken in their order.
+    """
+    requests = [(held, held.request) for held in reversed(list(owner.held.values())) if held.request is not None]
+    running = {held.tag for held, request in requests if request.is_running()}
+    return running, [held for held, request in requests if held.tag not in running and request.was_handed_over()]

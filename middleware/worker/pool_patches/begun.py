@@ -1,0 +1,73 @@
+"""What the children of the pool have begun when the consumer closes, of which Celery has not heard yet.
+
+When its consumer closes, to stop or to connect again, Celery forgets each task that no child has said to have begun. One that was
+given its task a moment ago has, or is about to: the task then runs, its message is given back and runs again, and a worker that
+stops waits half a minute for the child, which waits for its result to be taken. So whoever was given a task is listened to first;
+and of what no child was given it is known then that it has not begun.
+
+Limits: pools of processes whose children are given one task at a time (`-O fair`, Celery's default); after `TIMEOUT` all is as it
+was.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from .processes import PoolProcesses
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ...ports import Deliveries
+    from .stop import Stop
+
+__all__ = ["listen_first"]
+
+#: How long a child may take to say that it has begun, in seconds.
+TIMEOUT = 1.0
+TURN = 0.05
+
+
+def listen_first(pool: Any, hub: Any, owner: Deliveries, stop: Stop | None) -> None:
+    """Have this pool listen to its children before Celery forgets what they have not said; the owner's messages are looked at.
+
+    Where the worker stops, and the `stop` is ours, nothing is forgotten: it hears the children to their end.
+    """
+    flush = getattr(pool, "flush", None)
+    if flush is not None and hasattr(pool, "_pool"):
+        pool.flush = Listening(PoolProcesses(pool, hub), owner, flush.flush if isinstance(flush, Listening) else flush, stop)
+
+
+class Listening:
+    """The pool's own `flush`, and before it the listening."""
+
+    def __init__(self, pool: PoolProcesses, owner: Deliveries, flush: Callable[[], None], stop: Stop | None) -> None:
+        self._pool, self._owner, self.flush, self._stop = pool, owner, flush, stop
+
+    def __call__(self) -> None:
+        """What Celery calls."""
+        if self._stop is not None and self._pool.is_closed():
+            return
+        if self._pool.is_known():
+            until = time.monotonic() + TIMEOUT
+            while self._is_unheard() and time.monotonic() < until:
+                self._pool.turn(TURN)
+            self._take_back({job for job in self._pool.not_begun() if _child_of(job) is None})
+        self.flush()
+
+    def _is_unheard(self) -> bool:
+        """Whether a child was given a task and has not said that it began it."""
+        children = [child for job in self._pool.not_begun() if (child := _child_of(job)) is not None]
+        return any(child._is_alive() for child in children)  # noqa: SLF001 - Celery's
+
+    def _take_back(self, jobs: set[Any]) -> None:
+        """No child was given these: they are no suspects."""
+        for held in list(self._owner.held.values()):
+            if held.request is not None and held.request.is_one_of(jobs):
+                held.request.take_back()
+
+
+def _child_of(job: Any) -> Any:
+    """Whom the job was given; None where it was not."""
+    return getattr(job, "_write_to", None)

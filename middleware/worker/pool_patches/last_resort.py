@@ -1,0 +1,64 @@
+"""The last resort of a worker that was told to stop at once, and does not: its process ends.
+
+A native thread, for the main thread may be held by anything: a library, a hook of the application, a broker. It waits from the
+worker's start on, because a signal's handler may start no thread; the handler only writes a byte. What the worker holds comes back
+as from any dead worker: when its lease ends, or its connection.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from celery.platforms import EX_FAILURE
+
+from ...logs import log
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+__all__ = ["LAST", "LastResort"]
+
+#: Seconds that a worker has to stop, beyond those of a soft shutdown: all that it waits for on its way takes less.
+LAST = 60.0
+
+
+class LastResort:
+    """The thread. `pids` are the children that end with the process."""
+
+    def __init__(self, pids: Callable[[], Iterable[int]]) -> None:
+        self._pids = pids
+        self._hears, self._says = socket.socketpair()
+        self._says.settimeout(0)
+        self._soft = 0.0
+        self._pid = 0
+
+    def begin(self) -> None:
+        """Wait to be asked; a second time changes nothing."""
+        if self._pid != os.getpid():
+            self._pid = os.getpid()
+            threading.Thread(target=self._run, name="redelivery-last-resort", daemon=True).start()
+
+    def ask(self, soft: float) -> None:
+        """A stop was asked for, which may take so many seconds more. Called by a signal's handler."""
+        self._soft = soft
+        with suppress(OSError):
+            self._says.send(b"!")
+
+    def _run(self) -> None:
+        self._hears.recv(1)
+        time.sleep(self._soft + LAST)
+        frame = sys._current_frames().get(threading.main_thread().ident or 0)  # noqa: SLF001 - Python's own way
+        where = "".join(traceback.format_stack(frame)[-5:])
+        log.critical("stop.overdue", after=self._soft + LAST, where=where, why="the process ends; what it holds is delivered again")
+        for pid in self._pids():
+            with suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        os._exit(EX_FAILURE)

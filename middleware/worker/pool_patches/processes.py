@@ -1,0 +1,201 @@
+"""A pool of processes, heard and written to without the event loop, and ended without Celery's own joining.
+
+Celery ends its pool by writing a sentinel to each child, whatever else is half written there, sets the pipes blocking, and then
+joins the children one after the other. A child that has the first half of a task waits for the rest for ever, and so does whoever
+waits for that child. Here each child is told to end when its task is written, is heard until it has ended, and what it has said is
+read to its end before its death counts. So it is known of each task that was given to a child whether it began.
+
+Limits: Celery's own pool (`AsynPool`) in an event loop; of another one nothing is used (`is_known`).
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import time
+from contextlib import suppress
+from inspect import isgenerator
+from typing import TYPE_CHECKING, Any
+
+from billiard.pool import RUN, TERMINATE, WorkersJoined
+from celery.concurrency import prefork
+
+from ...logs import log
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["PoolProcesses"]
+
+#: Seconds that children have to end after they were told to at once; then they are killed.
+GRACE = 3.0
+#: How long a killed child is waited for, in seconds.
+KILLED = 1.0
+#: What is used of Celery's pool.
+USED = (
+    "_active_writers",
+    "_cache",
+    "_fileno_to_outq",
+    "_join_exited_workers",
+    "_pool",
+    "_result_handler",
+    "_state",
+    "outbound_buffer",
+    "process_flush_queues",
+)
+
+
+class PoolProcesses:
+    """The children of a pool. For the main thread alone."""
+
+    grace = GRACE
+
+    def __init__(self, pool: Any, hub: Any) -> None:
+        self._pool, self._hub = pool, hub
+        self._told: set[int] = set()
+
+    @property
+    def inner(self) -> Any:
+        """Celery's pool inside the pool; None before it is started and once it is stopped."""
+        return self._pool._pool  # noqa: SLF001 - Celery's
+
+    def lacks(self) -> list[str]:
+        """What this pool should have and has not, so that its inner workings are others than we know."""
+        return [] if self.inner is None else [name for name in USED if not hasattr(self.inner, name)]
+
+    def is_known(self) -> bool:
+        """Whether this is a pool whose inner workings we know, and whose children the loop has begun to hear."""
+        inner = self.inner
+        if inner is None or self.lacks():
+            return False
+        return "handle_event" in vars(inner._result_handler)  # noqa: SLF001 - a worker that refuses to start has no loop yet
+
+    def is_closed(self) -> bool:
+        """Whether the pool is given nothing more: it is being stopped, or is."""
+        return self.inner is None or self.inner._state != RUN  # noqa: SLF001
+
+    def is_over(self) -> bool:
+        """Whether no child is left."""
+        return self.inner is None or not self.inner._pool  # noqa: SLF001
+
+    def not_begun(self) -> list[Any]:
+        """What the pool has, and no child has said to have begun."""
+        return [] if self.inner is None else [job for job in list(self.inner._cache.values()) if not job._accepted]  # noqa: SLF001
+
+    def turn(self, seconds: float) -> None:
+        """Hear what comes next, and write on what is half written, as the event loop does; for so long at most."""
+        heard = {child.outqR_fd for child in self.inner._pool}  # noqa: SLF001
+        written = self._half_written()
+        poll = select.poll()
+        for pipe in heard:
+            poll.register(pipe, select.POLLIN)
+        for pipe in written:
+            poll.register(pipe, select.POLLOUT)
+        for pipe, _ in poll.poll(round(seconds * 1000)):
+            if pipe in heard:
+                self._hear(pipe)
+            else:
+                with suppress(StopIteration, OSError, EOFError):  # that child is gone
+                    next(written[pipe])
+
+    def tell(self) -> None:
+        """Tell each child to end after what it was given; whoever is in the middle of being given a task is told later."""
+        busy = self._half_written()
+        for child in list(self.inner._pool):  # noqa: SLF001
+            if child.pid not in self._told and child.inqW_fd not in busy:
+                with suppress(BlockingIOError):  # its pipe is full
+                    self._put_end(child)
+                    self._told.add(child.pid)
+        self._reap()
+
+    def cut(self, cancel: Callable[[], None]) -> None:
+        """End what runs, as Celery does (`cancel`), and whoever was given a task and has not said that it began."""
+        with suppress(Exception):
+            cancel()
+        given = {job._write_to.pid for job in self.not_begun() if job._write_to is not None}  # noqa: SLF001
+        for child in self._alive():
+            if child.pid in given:
+                child._controlled_termination = True  # noqa: SLF001 - Celery's: no error line
+                child.terminate()
+
+    def kill(self) -> None:
+        """End whoever is left, at once."""
+        until = time.monotonic() + KILLED
+        while not self.is_over() and time.monotonic() < until:
+            for child in self._alive():
+                child._controlled_termination = True  # noqa: SLF001
+                os.kill(child.pid, signal.SIGKILL)
+            self.turn(0.01)
+            self._reap()
+
+    def close(self, _: Callable[[], None]) -> None:
+        """Forget what never began, and leave the pool as Celery's own stopping leaves it, which is not asked for."""
+        inner, self._pool._pool = self.inner, None  # noqa: SLF001
+        inner._cache.clear()  # noqa: SLF001
+        inner._active_writers.clear()  # noqa: SLF001
+        inner.outbound_buffer.clear()
+        inner._state = TERMINATE  # noqa: SLF001
+        self._pool._state = self._pool.TERMINATE  # noqa: SLF001
+        if (run := getattr(prefork, "_run_ready_callbacks", None)) is not None:  # Celery 5.6 leaves them to the loop's own end
+            with suppress(Exception):
+                run(self._hub)
+
+    def pids(self) -> list[int]:
+        """The children, for whoever must end them from another thread."""
+        inner = self.inner
+        return [] if inner is None else [child.pid for child in list(inner._pool)]  # noqa: SLF001
+
+    def _alive(self) -> list[Any]:
+        return [child for child in list(self.inner._pool) if child._is_alive()]  # noqa: SLF001
+
+    def _half_written(self) -> dict[int, Any]:
+        """What is being written to children that live, by their pipes."""
+        writers = self.inner._active_writers  # noqa: SLF001
+        found = {}
+        for job in self.not_begun():
+            writer = getattr(job, "_writer", lambda: None)()
+            child = job._write_to  # noqa: SLF001
+            if writer is not None and writer in writers and child is not None and child._is_alive():  # noqa: SLF001
+                found[child.inqW_fd] = writer
+        return found
+
+    @staticmethod
+    def _put_end(child: Any) -> None:
+        try:
+            child.inq.put(None)
+        except BlockingIOError:
+            raise
+        except OSError:  # nobody reads there any more
+            log.debug("child.not_told", pid=child.pid)
+
+    def _hear(self, pipe: int) -> None:
+        """A message may come in pieces: the loop keeps what has come of it."""
+        reading, _ = self._hub.readers.get(pipe, (None, ()))
+        try:
+            if isgenerator(reading):
+                next(reading, None)
+            else:
+                self.inner._result_handler.handle_event(pipe)  # noqa: SLF001
+        except (OSError, EOFError):  # a child that died in the middle of it; Celery sees to that
+            return
+        except Exception:  # noqa: BLE001 - a callback of the application's, or bytes that are no message: the others go on
+            log.exception("child.unheard")
+
+    def _reap(self) -> None:
+        """Have Celery count who has died, once that one is heard to its end."""
+        self.inner.process_flush_queues = self._hear_to_its_end
+        try:
+            self.inner._join_exited_workers(shutdown=True)  # noqa: SLF001
+        except WorkersJoined:
+            return
+        except Exception:  # noqa: BLE001 - a callback of the application's: the others go on
+            log.exception("child.unheard")
+
+    def _hear_to_its_end(self, child: Any) -> None:
+        poll = select.poll()
+        poll.register(child.outqR_fd, select.POLLIN)
+        while any(event & select.POLLIN for _, event in poll.poll(0)):
+            if self.inner._fileno_to_outq.get(child.outqR_fd) is not child:  # noqa: SLF001
+                return
+            self._hear(child.outqR_fd)

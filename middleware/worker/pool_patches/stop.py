@@ -1,0 +1,247 @@
+"""The stop of a worker whose pool has processes or threads: a signal is only noted, and what it asks for is done at a safe moment.
+
+Celery does a cold shutdown inside the signal's handler, wherever that has interrupted the main thread: in the middle of a task that
+is being written to a child, of a frame to the broker, with a lock in its hands. Whatever the handler then touches is half done, and
+the worker may wait for ever. Here the handler's calls only note that they were made. Celery itself looks at its flags between two
+turns of its loop, and wherever it waits for the broker; it then closes the consumer and stops the pool, in this order:
+
+1. *What was given to the pool goes on*, nothing more is given: to its end in a warm stop, and in a soft one for as long as
+   `worker_soft_shutdown_timeout` says, or until the next signal.
+2. *A cold stop ends what runs*, and in `GRACE` whoever has not ended is killed.
+3. *What no child had begun* goes back uncounted; what had begun, and was ended, is a suspect.
+
+A third signal ends the children at once. Where the main thread does not come so far, because a library or a hook of the application
+holds it, the process ends itself `LAST` seconds after that (`last_resort`): its lease then ends as that of any dead worker, and
+others go on.
+
+Limits: Celery's pools of processes and threads, with an event loop, and a `celery.apps.worker` that asks for a cold shutdown as
+that of 5.6 and 5.7 does; on any other all is Celery's own, and a line says so (`stop.unknown`). Threads cannot be ended: what runs
+runs on, and Python waits for it.
+"""
+
+from __future__ import annotations
+
+import socket
+import sys
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from celery import signals
+from celery.apps import worker as celerys
+from celery.platforms import EX_FAILURE
+from celery.utils.log import get_logger
+from celery.worker import state
+
+from ...logs import log
+from .last_resort import LastResort
+from .processes import PoolProcesses
+from .threads import PoolThreads
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import FrameType
+
+    from celery.worker.consumer import Consumer
+
+    from ...runtime import Runtime
+
+__all__ = ["Stop", "is_known", "spare_the_handler", "stop_of"]
+
+#: Seconds that one turn takes at most: so long may a signal be unheard.
+TURN = 0.05
+#: What Celery's handler of a cold shutdown calls, and nothing else that reaches the pool or the broker.
+CALLS = {"wait_for_soft_shutdown", "cancel_active_requests", "cancel", "stop"}
+CELERYS = "this Celery is none that we know: a stop is its own, and may wait for what a signal has interrupted"
+#: The second signal takes the rest of a soft shutdown's time away.
+AT_ONCE = 2
+
+logger = get_logger(__name__)
+
+
+def stop_of(consumer: Consumer, runtime: Runtime) -> Stop | None:
+    """The stop of this consumer's worker; None where all is Celery's own."""
+    kinds = {each.__module__ for each in type(consumer.pool).__mro__}
+    has_kind = "celery.concurrency.prefork" in kinds or "celery.concurrency.thread" in kinds
+    if consumer.hub is None or not runtime.enforces or not has_kind:
+        return None
+    if not is_known():
+        log.warning("stop.unknown", lacks=",".join(sorted(CALLS - _calls())), why=CELERYS)
+        return None
+    return Stop(consumer, runtime)
+
+
+def is_known() -> bool:
+    """Whether Celery's handler of a cold shutdown is one that we know."""
+    return _calls() >= CALLS
+
+
+def _calls() -> set[str]:
+    """What Celery's handler of a cold shutdown calls."""
+    code = getattr(getattr(celerys, "on_cold_shutdown", None), "__code__", None)
+    return set() if code is None else {*code.co_names}
+
+
+def spare_the_handler(consumer: Consumer, runtime: Runtime) -> None:
+    """The consumer has connected: on every pool, the handler of a cold shutdown does not talk to the broker.
+
+    Waiting for an answer there, it would be handed the next messages, in the middle of whatever it has interrupted: of a task, of
+    another question to the broker, with a lock in its hands. Celery closes the consumer again when its loop has ended; what comes
+    until then stays held, and goes back.
+    """
+    cancel = consumer.task_consumer.cancel
+
+    def cancel_later() -> None:
+        if is_known() and _in_handler():
+            runtime.is_ending = True
+        else:
+            cancel()
+
+    consumer.task_consumer.cancel = cancel_later
+
+
+class Stop:
+    """Takes the place of what a signal's handler calls of a worker, and of its pool's own stopping."""
+
+    def __init__(self, consumer: Consumer, runtime: Runtime) -> None:
+        self._runtime, self._hub, self._conf = runtime, consumer.hub, consumer.app.conf
+        pool: Any = consumer.pool
+        processes = None if runtime.shares_process else PoolProcesses(pool, consumer.hub)
+        self._tasks = PoolThreads(pool, runtime) if processes is None else processes
+        self._asked, self._asked_at, self._is_announced, self._has_ended = 0, 0.0, False, False
+        self._wakes, self._wake = socket.socketpair()
+        self._wakes.settimeout(0)
+        self._wake.settimeout(0)
+        self._last_resort = None if processes is None else LastResort(processes.pids)
+        self._is_celerys = False
+        self._cancel, self._wait_softly = consumer.cancel_active_requests, consumer.controller.wait_for_soft_shutdown
+        self._stop, self._terminate = pool.stop, pool.terminate
+        consumer.controller.wait_for_soft_shutdown = self._note
+        consumer.cancel_active_requests = self._note_again
+        pool.stop, pool.terminate = self.stop, self.terminate
+        signals.worker_shutting_down.connect(self._wake_up, weak=False, dispatch_uid=f"redelivery:stop:{id(consumer.app)}")
+
+    def watch(self, consumer: Consumer) -> None:
+        """The consumer has connected: a signal wakes its loop."""
+        consumer.hub.add_reader(self._wakes, self._awake)
+        if self._last_resort is not None:
+            self._last_resort.begin()
+
+    def close(self) -> None:
+        """The worker has stopped."""
+        self._wakes.close()
+        self._wake.close()
+
+    # what Celery's handler calls, inside a signal's handler
+
+    def _note(self) -> None:
+        if not self._asked:
+            self._asked_at = time.monotonic()
+        self._wake_up()
+
+    def _note_again(self) -> None:
+        self._asked += 1
+        self._wake_up()
+        if self._last_resort is not None:
+            self._last_resort.ask(self._soft)
+        if self._is_celerys:
+            self._cancel()
+
+    def _wake_up(self, **_: Any) -> None:
+        with suppress(OSError):  # it is full, so that the loop wakes anyway; or closed
+            self._wake.send(b"!")
+
+    def _awake(self) -> None:
+        with suppress(OSError):
+            self._wakes.recv(4096)
+
+    # what Celery calls at a safe moment
+
+    def stop(self) -> None:
+        """A warm stop, which a signal may make a cold one."""
+        if not _in_handler():
+            self._end(self._stop)
+
+    def terminate(self) -> None:
+        """A cold stop."""
+        if not self._asked:  # no signal has asked for it
+            self._asked = AT_ONCE
+        self._end(self._terminate)
+
+    @property
+    def _soft(self) -> float:
+        return float(getattr(self._conf, "worker_soft_shutdown_timeout", 0) or 0)
+
+    @property
+    def _is_soft(self) -> bool:
+        """Whether a cold stop was asked for, and the time of its soft one is not over."""
+        return 0 < self._asked < AT_ONCE and time.monotonic() < self._asked_at + self._soft
+
+    def _end(self, celerys_own: Callable[[], None]) -> None:
+        tasks = self._tasks
+        if self._has_ended or not tasks.is_known():
+            self._end_as_celery_does(celerys_own)
+            return
+        self._has_ended = True
+        try:
+            self._let_end()
+            if self._asked:
+                state.should_terminate = state.should_terminate or EX_FAILURE
+            if not tasks.is_over():
+                self._cut()
+        finally:
+            tasks.kill()
+            self._take_back(set(tasks.not_begun()))
+            tasks.close(celerys_own)
+
+    def _end_as_celery_does(self, celerys_own: Callable[[], None]) -> None:
+        """The pool is over, or none that we know: then what signals ask for is done as Celery does it, in their handler, too."""
+        if missing := self._tasks.lacks():
+            log.warning("stop.unknown", lacks=",".join(missing), why=CELERYS)
+            self._is_celerys = True
+            if self._asked:
+                self._wait_softly()
+                self._cancel()
+        celerys_own()
+
+    def _let_end(self) -> None:
+        """What was given to the pool goes on, until it has ended, or may no longer."""
+        while (not self._asked or self._is_soft) and (not self._tasks.is_over() or self._waits_when_idle()):
+            if self._asked:
+                state.should_terminate = None  # what fails meanwhile has failed, and was not ended by us
+                self._announce()
+            self._turn()
+            with suppress(Exception):  # time limits, heartbeats
+                self._hub.fire_timers()
+
+    def _waits_when_idle(self) -> bool:
+        return self._is_soft and bool(getattr(self._conf, "worker_enable_soft_shutdown_on_idle", False))
+
+    def _announce(self) -> None:
+        if not self._is_announced:
+            self._is_announced = True
+            logger.warning("Initiating Soft Shutdown, terminating in %s seconds", self._soft)
+
+    def _cut(self) -> None:
+        self._tasks.cut(self._cancel)
+        until = time.monotonic() + self._tasks.grace
+        while not self._tasks.is_over() and time.monotonic() < until:
+            self._turn()
+
+    def _turn(self) -> None:
+        self._tasks.tell()
+        self._tasks.turn(TURN)
+
+    def _take_back(self, jobs: set[Any]) -> None:
+        """No child had begun these: they are no suspects."""
+        for held in list(self._runtime.owner.held.values()) if jobs else ():
+            if held.request is not None and held.request.is_one_of(jobs):
+                held.request.take_back()
+
+
+def _in_handler() -> bool:
+    """Whether Celery's handler of a cold shutdown is who calls."""
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - Python's own way
+    while frame is not None and frame.f_code is not celerys.on_cold_shutdown.__code__:
+        frame = frame.f_back
+    return frame is not None

@@ -1,0 +1,139 @@
+"""What is looked at before a worker takes its first message, and the one line that says what it will do.
+
+Refuses, with `ConfigurationError`: policies that contradict themselves, and a dead-letter queue that nobody has made where it may
+not be made by us. Every other broker discards in that case; we do not start.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from redelivery.errors import ConfigurationError
+from redelivery.settings import UNLIMITED
+
+from ..known import warn_unless_known
+from ..logs import log
+from ..ports import Capability
+from ..transitions.homes import objection
+from .own_strategy import WHY, own_strategies
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from celery.worker.consumer import Consumer
+
+    from redelivery.settings import RedeliveryPolicy
+
+    from ..runtime import Runtime
+
+__all__ = ["announce", "check_dead_letter_queues", "check_policies", "summary", "targets_of"]
+
+#: What a worker's line says of a broker that cannot do it.
+OF_A_WORKER = frozenset(Capability) - {Capability.REDELIVERY_COUNTS, Capability.LEASES}
+#: What follows from leaving Celery's pool as it is.
+WITHOUT = "what a child has begun when it is lost may begin twice, and a dead child's place may stay empty for some seconds"
+
+
+def check_policies(runtime: Runtime) -> None:
+    """Build the policy of every task on every queue that the app consumes."""
+    for queue in runtime.app.amqp.queues.consume_from:
+        for task in runtime.app.tasks:
+            runtime.policies.policy_for(queue, task).dead_letter_queue_for(queue)
+
+
+def check_dead_letter_queues(runtime: Runtime) -> None:
+    """Look for dead-letter queues whose names are taken, or that may not be made on the way; to observe, none is needed."""
+    if not runtime.enforces:
+        return
+    for queue in runtime.app.amqp.queues.consume_from:
+        for target in targets_of(runtime, queue, lambda policy: policy.enabled):
+            if (why := objection(runtime.transport, target)) is not None:
+                msg = f"queue {queue!r}: dead-letter queue {target!r} {why}; name another with dead_letter_queue or expiry_queue"
+                raise ConfigurationError(msg)
+        for target in _required(runtime, queue):
+            if not runtime.transport.has_queue(target):
+                words = f"Queue({target!r}, Exchange({target!r}), routing_key={target!r})(channel).declare()"
+                msg = (
+                    f"queue {queue!r}: dead-letter queue {target!r} does not exist, and auto_create_dead_letter_resources is off; "
+                    f"declare it (kombu: {words}), or let it be created"
+                )
+                raise ConfigurationError(msg)
+
+
+def _required(runtime: Runtime, queue: str) -> list[str]:
+    """Where the dead letters and the expired of this queue go, by the policies of all its tasks, and may not be made on the way."""
+    return targets_of(runtime, queue, lambda policy: policy.enabled and not policy.auto_create_dead_letter_resources)
+
+
+def targets_of(runtime: Runtime, queue: str, which: Callable[[RedeliveryPolicy], bool] = lambda _: True) -> list[str]:
+    """Where the dead letters and the expired of this queue go, by the policies of all its tasks."""
+    policies = [runtime.policies.policy_for(queue), *(runtime.policies.policy_for(queue, task) for task in runtime.app.tasks)]
+    targets = [
+        find(queue) for policy in filter(which, policies) for find in (policy.dead_letter_queue_for, policy.expiry_queue_for)
+    ]
+    return sorted({target for target in targets if target is not None})
+
+
+def warn_of_strategies(runtime: Runtime) -> None:
+    """Say of which tasks no end will be seen."""
+    found = {name: own for name, own in own_strategies(runtime.app).items() if runtime.policies.is_enabled(name)}
+    if found:
+        log.warning("tasks.unobserved", tasks=",".join(f"{name} ({own})" for name, own in sorted(found.items())), why=WHY)
+
+
+def announce(runtime: Runtime, consumer: Consumer, *, is_ours: bool) -> None:
+    """Say which broker, which guarantees, which policies, and where the dead letters go; `is_ours` is who receives."""
+    queues = list(runtime.app.amqp.queues.consume_from)
+    policies = {queue: runtime.policies.policy_for(queue) for queue in queues}
+    letters = {target for queue in queues for target in targets_of(runtime, queue)}
+    runtime.transport.warn(queues, letters, runtime.settings.management_url)
+    warn_of_strategies(runtime)
+    if runtime.enforces:
+        warn_unless_known("celery", WITHOUT)
+        warn_unless_known("billiard", WITHOUT)
+    early = sorted(name for name, task in runtime.app.tasks.items() if not task.acks_late)
+    log.info(
+        "worker.started",
+        worker=consumer.hostname,
+        mode=runtime.settings.mode,
+        broker=consumer.connection.as_uri(),
+        guarantees=_guarantees(runtime, is_ours=is_ours),
+        received_by="redelivery" if is_ours else "kombu",
+        queues=",".join(queues),
+        dead_letter_queues=",".join(policies[queue].dead_letter_queue_for(queue) or "none: discarded" for queue in queues),
+        acknowledged_early=(",".join(early) or "none") if runtime.enforces else "as the app says",
+        max_delivery_attempts=",".join(str(policy.max_delivery_attempts) for policy in policies.values()),
+        policies="; ".join(f"{queue}: {summary(policy)}" for queue, policy in policies.items()),
+        not_enabled=",".join(queue for queue, policy in policies.items() if not policy.enabled) or "none",
+        broker_lacks=",".join(sorted(OF_A_WORKER - runtime.transport.capabilities)) or "nothing",
+    )
+
+
+def _guarantees(runtime: Runtime, *, is_ours: bool) -> str:
+    if not runtime.enforces:
+        return "Celery's own: observed, nothing is changed"
+    if not runtime.has_leases:
+        return _without_leases(runtime.transport.capabilities)
+    if not is_ours:
+        return "each transition atomic; kombu's own receive may lose what a crash interrupts"
+    return "at least once, each transition atomic"
+
+
+def _without_leases(capabilities: frozenset[Capability]) -> str:
+    if Capability.OUTCOME_LOG in capabilities:
+        return "at least once: published with confirm, recorded, then acknowledged; a crash between two of these repeats a message"
+    if Capability.KEPT_UNTIL_ACKNOWLEDGED in capabilities:
+        return "at least once: published, then acknowledged; a crash between the two repeats a message"
+    return "published, then acknowledged; what a worker holds when it is killed is lost"
+
+
+def summary(policy: RedeliveryPolicy) -> str:
+    """A policy in a few words, for a line of the log or a table."""
+    if not policy.enabled:
+        return "not enabled"
+    limit = "no limit" if policy.max_delivery_attempts == UNLIMITED else f"{policy.max_delivery_attempts} attempts"
+    if policy.redeliveries_per_second is not None:
+        limit = f"{limit}, {policy.redeliveries_per_second:g} redeliveries/s at most"
+    if not policy.redelivery_delay:
+        return f"{limit}, at once"
+    return f"{limit}, {policy.redelivery_delay:g} s x {policy.redelivery_delay_multiplier:g} up to {policy.cap:g} s"

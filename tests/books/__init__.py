@@ -1,0 +1,1 @@
+"""Tests of the books: the export, the reconciliation, the report."""

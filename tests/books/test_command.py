@@ -1,0 +1,203 @@
+"""`redelivery reconcile` as its users meet it: exit codes, what it prints, and what it leaves or does not leave behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from redelivery.workers.export.tables import EVENTS as EXPORTED_EVENTS
+from redelivery.workers.export.tables import INVENTORY as EXPORTED_INVENTORY
+from redelivery.workers.export.tables import write_rows
+from redelivery.workers.reconciliation.schema import EVENTS, INVENTORY
+from tests.support.books_command import COMMAND, SUCCEEDED, arguments, run, told
+from tests.support.spark_session import NOON, Histories, rows, spark, write_lines
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pyspark.sql.types import StructType
+
+__all__ = ["spark", "told"]
+
+pytestmark = pytest.mark.xdist_group("spark")
+
+
+@pytest.mark.usefixtures("spark", "told")
+def test_balanced_books_end_with_zero_and_one_json_object(tmp_path: Path) -> None:
+    """What is printed is what is written; progress goes to standard error."""
+    result = run(tmp_path, "--json")
+    assert result.exit_code == 0
+    assert json.loads(result.stdout) == json.loads((tmp_path / "books" / "summary.json").read_text(encoding="utf-8"))
+    assert "judging 2 lives" in result.stderr
+    assert [row["verdict"] for row in rows(tmp_path, "verdicts")] == ["in_flight"]
+
+
+@pytest.mark.usefixtures("spark")
+def test_a_second_run_replaces_the_first_and_says_the_same(told: Histories, tmp_path: Path) -> None:
+    """The same inputs give the same books, and nothing but them is left in the folder."""
+    assert told.events
+    first, second = run(tmp_path, "--json", "--all"), run(tmp_path, "--json", "--all")
+    assert first.stdout == second.stdout
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["books", "inventory", "outcomes"]
+
+
+@pytest.mark.usefixtures("spark", "told")
+def test_a_gap_in_the_export_makes_the_books_not_balance(tmp_path: Path) -> None:
+    """What left the outcome log unexported cannot be accounted for: it is listed, and the exit code is 1."""
+    gap = {"count": 7, "first_id": "1-0", "last_id": "8-0"}
+    write_lines(tmp_path / "outcomes" / "_gaps.jsonl", [gap])
+    result = run(tmp_path, "--json")
+    assert result.exit_code == 1
+    summary = json.loads(result.stdout)
+    assert (summary["balanced"], summary["gaps"]) == (False, [gap])
+
+
+@pytest.mark.usefixtures("spark", "told")
+def test_ages_are_counted_up_to_the_moment_that_is_given(tmp_path: Path) -> None:
+    """A task without an end is in flight at first, and lost when the grace is over."""
+    events = [{"event_id": "9-0", "task_id": "c", "outcome": "published", "queue": "orders", "at_ms": NOON}]
+    write_lines(tmp_path / "outcomes" / "late.jsonl", events)
+    young = run(tmp_path, "--json", "--as-of", "2026-01-31T12:00:59.999Z", "--grace", "60")
+    old = run(tmp_path, "--json", "--as-of", "2026-01-31T12:01:00", "--grace", "60")
+    assert (young.exit_code, json.loads(young.stdout)["verdicts"]["lost"]) == (0, 0)
+    assert (old.exit_code, json.loads(old.stdout)["verdicts"]["lost"]) == (1, 1)
+
+
+@pytest.mark.usefixtures("spark")
+def test_parquet_and_json_lines_may_lie_side_by_side(told: Histories, tmp_path: Path) -> None:
+    """Written by the export's own writer, in folders by date and hour; empty files do no harm."""
+    told.tell("c", "published", SUCCEEDED)
+    write_rows(told.events[2:], str(tmp_path / "outcomes" / "date=2026-02-01" / "hour=00"), EXPORTED_EVENTS, name="outcomes")
+    write_rows([], str(tmp_path / "outcomes" / "date=2026-02-02" / "hour=00"), EXPORTED_EVENTS, name="outcomes")
+    write_rows([], str(tmp_path / "empty"), EXPORTED_INVENTORY, name="inventory")
+    result = run(tmp_path, "--json", inventory=str(tmp_path / "empty"))
+    assert result.exit_code == 0, result.stderr
+    assert json.loads(result.stdout)["outcomes"]["succeeded"] == 2
+
+
+@pytest.mark.usefixtures("spark")
+@pytest.mark.parametrize("kind", [pa.int32(), pa.int64()])
+def test_counts_of_either_width_are_read(told: Histories, tmp_path: Path, kind: pa.DataType) -> None:
+    """Whoever writes Parquet without a schema of its own writes 64 bits."""
+    counts = {"generation": pa.array([0, 0], kind), "delivery": pa.array([0, 1], kind), "attempt": pa.array([0, 1], kind)}
+    texts = {"event_id": ["x-1", "x-2"], "task_id": ["wide", "wide"], "outcome": ["published", "succeeded"], "queue": ["q", "q"]}
+    (tmp_path / "outcomes").mkdir(exist_ok=True)
+    parquet.write_table(pa.table({**texts, **counts, "at_ms": [NOON, NOON + 1]}), tmp_path / "outcomes" / "wide.parquet")
+    result = run(tmp_path, "--json")
+    assert result.exit_code == 0, result.stderr
+    assert json.loads(result.stdout)["outcomes"]["succeeded"] == 1 + sum(event["outcome"] == "succeeded" for event in told.events)
+
+
+@pytest.mark.usefixtures("spark")
+@pytest.mark.parametrize(
+    ("taken_ms", "verdict"),
+    [(None, "in_flight"), (NOON - 1, "in_flight"), (NOON + 3_600_000, "lost")],
+    ids=["nobody-knows-when", "before-the-last-event", "an-hour-later"],
+)
+def test_an_empty_inventory_counts_from_when_it_was_taken(tmp_path: Path, taken_ms: int | None, verdict: str) -> None:
+    """The last task of a quiet system is lost when the broker was looked at later and did not have it."""
+    quiet = Histories()
+    quiet.tell("last", "published")
+    quiet.write(tmp_path)
+    if taken_ms is not None:
+        (tmp_path / "inventory" / "_taken.json").write_text(json.dumps({"seen_ms": taken_ms}))
+    result = run(tmp_path, "--json")
+    assert json.loads(result.stdout)["verdicts"][verdict] == 1
+    assert result.exit_code == (verdict == "lost")
+
+
+@pytest.mark.parametrize(("ours", "exported"), [(EVENTS, EXPORTED_EVENTS), (INVENTORY, EXPORTED_INVENTORY)])
+def test_the_export_writes_the_columns_that_the_books_read(ours: StructType, exported: pa.Schema) -> None:
+    """By name and by type; only their order may differ."""
+    kinds = {pa.string(): "string", pa.int64(): "bigint"}
+    assert {each.name: each.dataType.simpleString() for each in ours} == {each.name: kinds[each.type] for each in exported}
+
+
+@pytest.mark.usefixtures("spark", "told")
+def test_a_folder_of_somebody_elses_is_not_overwritten(tmp_path: Path) -> None:
+    """Neither one with other files in it, nor one of the inputs, nor one within them."""
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "chapter.txt").write_text("1")
+    for output in ("thesis", "outcomes", "outcomes/books", "."):
+        result = run(tmp_path, output=str(tmp_path / output))
+        assert result.exit_code == 2
+        assert "give" in result.stderr
+    assert (tmp_path / "thesis" / "chapter.txt").read_text() == "1"
+
+
+@pytest.mark.usefixtures("spark", "told")
+def test_an_output_that_a_run_left_half_done_is_done_again(tmp_path: Path) -> None:
+    """On an object store a rename is a copy, and may end in the middle: what lies beside the output tells that it was ours."""
+    (tmp_path / "books" / "metrics").mkdir(parents=True)
+    assert run(tmp_path).exit_code == 2, "somebody's folder of that name"
+    (tmp_path / ".books.new-0123").mkdir()
+    assert run(tmp_path).exit_code == 0
+    assert (tmp_path / "books" / "summary.json").exists()
+
+
+@pytest.mark.usefixtures("spark", "told")
+def test_what_a_killed_run_left_goes_a_day_later(tmp_path: Path) -> None:
+    """A run that goes on beside this one keeps what it has."""
+    old, new = tmp_path / ".books.new-0123", tmp_path / ".books.old-4567"
+    for each in (old, new):
+        (each / "metrics").mkdir(parents=True)
+    two_days_ago = time.time() - 2 * 86_400
+    os.utime(old, (two_days_ago, two_days_ago))
+    assert run(tmp_path).exit_code == 0
+    assert (old.exists(), new.exists()) == (False, True)
+
+
+@pytest.mark.parametrize("words", [["--as-of", "soon"], ["--grace", "-1"], ["--keep", "0"]])
+def test_options_that_make_no_sense_are_usage_errors(tmp_path: Path, words: list[str]) -> None:
+    """Exit code 2, before Spark is started."""
+    result = run(tmp_path, *words)
+    assert result.exit_code == 2
+    assert "Usage" in result.stderr
+
+
+def _without_java(folder: Path) -> dict[str, str]:
+    """An environment whose only Java is one that does not work."""
+    (folder / "bin").mkdir()
+    (folder / "bin" / "java").write_text("#!/bin/sh\nexit 1\n")
+    (folder / "bin" / "java").chmod(0o700)
+    kept = {name: value for name, value in os.environ.items() if name != "JAVA_HOME"}
+    return kept | {"PATH": f"{folder / 'bin'}:{os.environ['PATH']}"}
+
+
+@pytest.mark.slow
+@pytest.mark.full
+def test_a_machine_without_java_uses_the_embedded_one_and_prints_nothing_of_sparks(told: Histories, tmp_path: Path) -> None:
+    """The whole command in a process of its own: only our lines reach the terminal, and a lost task is exit code 1."""
+    told.tell("lost", "published")
+    told.write(tmp_path)
+    environment = _without_java(tmp_path)
+    done = subprocess.run(
+        [*COMMAND, *arguments(tmp_path)], env=environment, capture_output=True, text=True, check=False, timeout=150
+    )
+    assert done.returncode == 1, done.stderr
+    assert done.stdout.rstrip().endswith("The books DO NOT BALANCE.")
+    assert all(" s  " in line for line in done.stderr.splitlines()), done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("told")
+def test_an_interrupted_run_leaves_nothing_and_ends_with_130(tmp_path: Path) -> None:
+    """SIGTERM while it works, as an orchestrator sends it."""
+    with subprocess.Popen([*COMMAND, *arguments(tmp_path)], stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if "folding" in line:
+                process.send_signal(signal.SIGTERM)
+                break
+        rest = process.stderr.read()
+    assert process.returncode == 130, rest
+    assert rest.splitlines()[-1] == "interrupted; nothing was written"
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["inventory", "outcomes"]

@@ -1,0 +1,98 @@
+"""What the reconciliation reads of an export: the files that its commits name, and no others of its own."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from redelivery.errors import InputError
+from redelivery.workers.export.export import export_outcomes
+from redelivery.workers.reconciliation.commits import key_of, listing, root_of
+from redelivery.workers.reconciliation.files import Files
+from tests.support.recorded import KEYS, record
+from tests.support.spark_session import spark
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+    from redelivery.workers.reconciliation.commits import Listing
+    from tests.support.servers import Server
+
+__all__ = ["spark"]
+
+pytestmark = pytest.mark.xdist_group("spark-days")
+
+#: Two days, a second before midnight and at midnight (UTC).
+EVENING, MORNING = 1_769_903_999_000, 1_769_904_000_000
+
+
+def listed(spark: SparkSession, uri: Path, **known: object) -> Listing:
+    """What there is to read at a path."""
+    files = Files(spark)
+    return listing(files, str(uri), list(files.walk(str(uri))), **known)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def out(server: Server, folder: Path) -> Path:
+    """A real export of two days, in one batch."""
+    for ms in (EVENING, MORNING):
+        record(server.client, 2, entry_id=f"{ms}-*")
+    export_outcomes(server.client, KEYS, str(folder / "out"))
+    return folder / "out"
+
+
+def test_all_that_was_exported_is_read_and_what_is_known_is_not_read_again(spark: SparkSession, out: Path) -> None:
+    """Files by their path from the date on, so that an export may be moved; commits once all their files are listed."""
+    first = listed(spark, out)
+    assert sorted(key.split("/")[0] for key in first.files) == ["date=2026-01-31", "date=2026-02-01"]
+    assert (len(first.commits), first.uncommitted) == (1, 0)
+    moved = out.rename(out.parent / "moved")
+    again = listed(spark, moved, known={*first.files, *first.commits})
+    assert (again.files, again.commits) == ({}, set())
+    assert [key.split("/")[0] for key in listed(spark, moved, since="2026-02-01").files] == ["date=2026-02-01"]
+
+
+def test_a_day_s_folder_is_read_with_the_commits_of_the_whole_export(spark: SparkSession, out: Path) -> None:
+    """Its files are committed; the batch is not done with before its other day is read too."""
+    day = listed(spark, out / "date=2026-01-31")
+    assert [key.split("/")[0] for key in day.files] == ["date=2026-01-31"]
+    assert day.commits == set()
+
+
+def test_what_an_export_that_died_left_behind_is_left_aside(spark: SparkSession, out: Path) -> None:
+    """It has its name, and perhaps not all of its rows: its events are written again; files of somebody else's are read."""
+    hour = next(out.glob("date=2026-01-31/*"))
+    (hour / "outcomes-1769903999000-9-1769903999000-9.parquet").write_bytes(b"PAR1")
+    (hour / "mine.jsonl").write_text("{}\n")
+    found = listed(spark, out)
+    assert found.uncommitted == 1
+    assert len([key for key in found.files if key.endswith(".jsonl")]) == 1
+    assert len(found.files) == 3
+
+
+def test_a_day_that_was_removed_is_refused_by_name(spark: SparkSession, out: Path) -> None:
+    """Books without it would call its tasks orphans; and a commit's gaps are told."""
+    for file in out.glob("date=2026-01-31/*/*.parquet"):
+        file.unlink()
+    with pytest.raises(InputError, match=r"1 files of 2026-01-31 were exported and are not there"):
+        listed(spark, out)
+
+
+def test_the_gaps_of_a_commit_are_read_with_it(spark: SparkSession, out: Path) -> None:
+    """One list of gaps may be written over another's by two exports at once."""
+    [commit] = out.glob("_commits/*/*.json")
+    told = json.loads(commit.read_text())
+    commit.write_text(json.dumps({**told, "gaps": [{"after": "1-0", "lost": 3}]}))
+    assert listed(spark, out).gaps == [{"after": "1-0", "lost": 3}]
+
+
+def test_a_folder_and_a_file_have_a_root_and_a_key() -> None:
+    """By the date in their path, where there is one."""
+    assert root_of("s3://b/out/date=2026-01-31/hour=12") == "s3://b/out"
+    assert root_of("s3://b/out/") == "s3://b/out"
+    assert key_of("s3://b/out/date=2026-01-31/hour=12/x.parquet", "s3://b/out") == "date=2026-01-31/hour=12/x.parquet"
+    assert key_of("file:/out/x.parquet", "file:/out") == "x.parquet"

@@ -1,0 +1,54 @@
+"""File operations of the books, and paths that Spark would take for patterns."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from redelivery.workers.reconciliation.files import Files
+from redelivery.workers.reconciliation.job import reconcile
+from tests.support.lanes import first_quick
+from tests.support.spark_session import NOON, Histories, rows, spark, write_lines
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+__all__ = ["spark"]
+
+pytestmark = pytest.mark.xdist_group("spark-days")
+
+
+@pytest.mark.parametrize("name", ["books", "books[1]", "books{a,b}", "books*?", "bo\\oks", "bücher 100%20"])
+def test_what_lies_beside_an_output_is_known_by_its_whole_name(spark: SparkSession, tmp_path: Path, name: str) -> None:
+    """Also by one that would be a pattern, in a folder that would be one."""
+    folder = tmp_path / f"in {name}"
+    for each in (f".{name}.new-1", f".{name}.new-2", f".{name}.old-3", ".books1.new-4", ".booksa.new-5", "else"):
+        (folder / each).mkdir(parents=True)
+    files = Files(spark)
+    assert files.beginning(files.absolute(str(folder)), f".{name}.new-") == [f".{name}.new-1", f".{name}.new-2"]
+    assert files.beginning(str(tmp_path / "nowhere"), f".{name}.new-") == []
+
+
+@pytest.mark.parametrize("name", first_quick(["books[1]", "{a,b}", "*?", "bo\\oks", "bücher 100%20"]))
+def test_books_may_lie_wherever_a_file_system_lets_them(spark: SparkSession, tmp_path: Path, name: str) -> None:
+    """Events, inventory, state and output in a folder whose name would be a pattern, beside what that pattern would find."""
+    told, elsewhere = Histories(), Histories()
+    elsewhere.tell("other", "published", "succeeded")
+    for matched in ("books1", "a", "xy"):
+        elsewhere.write(tmp_path / matched)
+    folder = tmp_path / name
+    told.tell("lost", "published", start_ms=NOON)
+    told.tell("open", "published", start_ms=NOON + 3_600_000)
+    books = told.write(folder, state=str(folder / "state"))
+    first = reconcile(spark, books)
+    assert (first.verdicts["lost"], first.verdicts["in_flight"], first.lives) == (1, 1, 2)
+    assert first.figures is not None
+    assert [row["verdict"] for row in first.figures.faults] == ["lost"]
+    end = {"event_id": "9-0", "task_id": "open", "outcome": "succeeded", "queue": "orders", "at_ms": NOON + 3_601_000}
+    write_lines(folder / "outcomes" / "date=2026-01-31" / "hour=13" / "outcomes.jsonl", [end])
+    second = reconcile(spark, books)
+    assert (second.verdicts["balanced"], second.standing) == (1, {"lost": 1})
+    assert [row["task_id"] for row in rows(folder, "verdicts")] == []

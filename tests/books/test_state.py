@@ -1,0 +1,281 @@
+"""The books kept day by day: what one run leaves open, the next one closes; together they say what one run over all would."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from pyarrow import parquet
+
+from redelivery.errors import InputError
+from redelivery.workers.reconciliation.job import Books, reconcile
+from redelivery.workers.reconciliation.state import Run
+from tests.books.test_oracle import ENDS, opinion, told_at_random
+from tests.support.spark_session import NOON, Histories, Row, rows, spark, write_lines
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+    from redelivery.workers.reconciliation.summary import Summary
+
+__all__ = ["parts_of", "spark"]
+
+pytestmark = [pytest.mark.xdist_group("spark-days"), pytest.mark.timeout(1800)]
+
+HOUR = 3_600_000
+Life = tuple[str, int, int, str]
+SUCCEEDED = ("succeeded", {"delivery": 1, "attempt": 1})
+DIED = ("dead_lettered", {"delivery": 1, "attempt": 1, "reason": "exhausted"})
+
+
+@dataclass
+class Ledger:
+    """Books in a folder, kept run by run; `said` holds what each run said: its summary, and its verdicts by life.
+
+    `told` are the histories of all runs.
+    """
+
+    spark: SparkSession
+    folder: Path
+    said: list[tuple[Summary, dict[Life, Row]]] = field(default_factory=list)
+    told: Histories = field(default_factory=Histories)
+
+    def arrive(self, hour: int, events: list[Row]) -> None:
+        """Events become a file."""
+        write_lines(self.folder / "outcomes" / "date=2026-01-31" / f"hour={hour:02}" / "outcomes.jsonl", events)
+
+    def run(self, inventory: list[Row], **options: Any) -> Summary:
+        """Take the inventory, and reconcile."""
+        write_lines(self.folder / "inventory" / "inventory.jsonl", inventory)
+        places = {name: str(self.folder / name) for name in ("outcomes", "inventory", "state")}
+        summary = reconcile(self.spark, Books(output=str(self.folder / "books"), all_lives=True, **{**places, **options}))
+        self.said.append((summary, {life_of(row): row for row in rows(self.folder, "verdicts")}))
+        return summary
+
+
+def life_of(row: Row) -> Life:
+    """Which life a row is of."""
+    return row["task_id"], row["nesting"], row["generation"], row["queue"]
+
+
+def hand_made(told: Histories) -> tuple[list[Row], list[Row]]:
+    """Histories whose end is known, added to the others: what is told in the first part of them, and what in the second."""
+    start = len(told.events)
+    told.tell("ends-later", "published")
+    told.tell("letter", "published", DIED)
+    told.tell("late-end", "published")
+    told.tell("late-second-end", "published", SUCCEEDED)
+    told.tell("exported-again", "published", SUCCEEDED)
+    told.tell("lost-for-good", "published")
+    first, middle = told.events[start:], len(told.events)
+    told.tell("ends-later", SUCCEEDED, start_ms=NOON + HOUR * 5 // 6)
+    told.tell("letter", "redriven", SUCCEEDED, generation=1, start_ms=NOON + HOUR * 5 // 6)
+    told.tell("late-end", SUCCEEDED, start_ms=NOON + 500)
+    told.tell("late-second-end", ("succeeded", {"delivery": 2}), start_ms=NOON + 700)
+    for event in told.events[start:]:
+        for name in ("nesting", "generation", "delivery"):
+            event.setdefault(name, 0)
+    again = [event for event in first if event["task_id"] == "exported-again"]
+    return first, [*told.events[middle:], *again]
+
+
+@pytest.fixture(scope="module")
+def ledger(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Ledger:
+    """Two parts, reconciled one after the other; the second once more; and a run long after."""
+    chance = random.Random(5)  # noqa: S311 - a seed makes it repeatable
+    ledger, told = Ledger(spark, tmp_path_factory.mktemp("ledger")), told_at_random(chance, 150)
+    _without_copies_of_what_ended(told)
+    at_random, mine = parts_of(told.events, chance), hand_made(told)
+    held = Histories()
+    held.hold("ends-later", "queue")
+    held.hold("letter", "dead_letter")
+    inventories = [told.inventory[::2] + held.inventory, told.inventory]
+    for number in range(2):
+        ledger.arrive(12 + number, at_random[number] + mine[number])
+        ledger.run(inventories[number], as_of_ms=NOON + HOUR * (number + 1) // 2)
+    ledger.run(inventories[1], as_of_ms=NOON + HOUR)
+    ledger.told = told
+    ledger.run([], as_of_ms=NOON + 80 * 24 * HOUR)
+    return ledger
+
+
+@pytest.mark.full
+@pytest.mark.slow
+def test_runs_over_parts_say_together_what_one_run_over_all_says(ledger: Ledger) -> None:
+    """Random histories in two parts, with events late and repeated in the second: each life's last verdict is the whole's.
+
+    What one run over all would say is the second opinion's, with which such a run agrees (`test_reconciliation_oracle.py`).
+    """
+    (_, first), (_, second), *_ = ledger.said
+    last = {life: row["verdict"] for life, row in (first | second).items()}
+    whole = opinion(ledger.told)
+    assert {life: (last.get(life), verdict) for life, verdict in whole.items() if last.get(life) != verdict} == {}
+    assert len(whole) > 150
+
+
+def test_each_event_is_counted_once(ledger: Ledger) -> None:
+    """Events of files that were read before, and events that were exported again, are counted by the run that saw them first."""
+    (first, _), (second, _), _, (after, _) = ledger.said
+    told = list({event["event_id"]: event["outcome"] for event in ledger.told.events}.values())
+    assert first.events + second.events == len(told)
+    assert {name: count + second.outcomes[name] for name, count in first.outcomes.items()} == {
+        name: told.count(name) for name in first.outcomes
+    }
+    assert after.events == 0
+
+
+def test_the_last_run_repeated_gives_the_same_books(ledger: Ledger) -> None:
+    """It begins where that one began."""
+    _, (second, rows_then), (again, rows_now), _ = ledger.said
+    assert (again, rows_now) == (second, rows_then)
+
+
+def test_an_open_life_is_carried_over_and_closed_when_it_ends(ledger: Ledger) -> None:
+    """Its end is told in a file without its publication; and a letter's redrive finds the letter's life."""
+    (_, first), (_, second), *_ = ledger.said
+    life, letter = ("ends-later", 0, 0, "orders"), ("letter", 0, 0, "orders")
+    assert (first[life]["verdict"], second[life]["verdict"], second[life]["events"]) == ("in_flight", "balanced", 2)
+    assert (first[letter]["verdict"], second[letter]["verdict"], second[letter]["was"]) == ("balanced", "balanced", None)
+
+
+def test_a_late_event_corrects_a_settled_life_and_says_so(ledger: Ledger) -> None:
+    """What was lost has ended, what balanced has ended twice: both are marked with what was said of them."""
+    (summary, verdicts) = ledger.said[1]
+    told = {
+        life[0]: (row["was"], row["verdict"], [step["outcome"] for step in row["history"]])
+        for life, row in verdicts.items()
+        if life[0].startswith("late-")
+    }
+    assert told == {
+        "late-end": ("lost", "balanced", ["published", "succeeded"]),
+        "late-second-end": ("balanced", "duplicated", ["published", "succeeded", "succeeded"]),
+    }
+    assert summary.corrections == len([row for row in verdicts.values() if row["was"]])
+
+
+def test_a_discrepancy_is_reported_once_and_stands_from_then_on(ledger: Ledger) -> None:
+    """The second run does not raise it again, and still counts it."""
+    (_, first), (summary, second), *_ = ledger.said
+    life = "lost-for-good", 0, 0, "orders"
+    assert first[life]["verdict"] == "lost"
+    assert life not in second
+    assert summary.standing["lost"] >= 1
+
+
+def test_what_is_old_is_forgotten_and_one_earlier_version_is_kept(ledger: Ledger) -> None:
+    """What was reported goes in the end, files of such days count as read, and nothing piles up."""
+    state = ledger.folder / "state"
+    assert sorted(each.name for each in state.glob("v*")) == ["v00000002", "v00000003"]
+    before, after = (json.loads((state / name / "run.json").read_text()) for name in ("v00000002", "v00000003"))
+    assert (len(before["read"]), after["read"], after["forgotten"]) == (2, {}, "2026-03-17")
+    assert before["lives"] > after["lives"]
+
+
+def _without_copies_of_what_ended(told: Histories) -> None:
+    """A copy of a settled task's message is in flight to a run that has none of its events, and nothing to one that has all."""
+    ended = {event["task_id"] for event in told.events if event["outcome"] in ENDS}
+    told.inventory = [row for row in told.inventory if row["place"] == "dead_letter" or row["task_id"] not in ended]
+
+
+def parts_of(events: list[Row], chance: random.Random) -> list[list[Row]]:
+    """By time, but for a twentieth that comes late, and another that comes again.
+
+    All openings of a life come together: an id that is published anew after its life was settled is a new life to such a run.
+    """
+    parts: list[list[Row]] = [[], []]
+    opened: dict[tuple[Any, ...], int] = {}
+    for event in sorted(events, key=lambda each: each["at_ms"]):
+        ms = event["at_ms"] - NOON
+        number = 0 if ms <= 1000 else 1
+        if event["outcome"] in {"published", "redriven"}:
+            number = opened.setdefault((event["task_id"], event.get("nesting"), event.get("generation")), number)
+        elif chance.random() < 0.05:
+            number = 1
+        parts[number].append(event)
+        if chance.random() < 0.05:
+            parts[chance.randint(number, 1)].append(event)
+    for part in parts:
+        chance.shuffle(part)
+    return parts
+
+
+def test_a_state_of_somebody_elses_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+    """And so is one within the inputs or around the output, one that is broken, and one of a version that says more."""
+    told = Histories()
+    told.tell("a", "published", SUCCEEDED)
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "chapter.txt").write_text("1")
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "current.json").write_text("{")
+    (tmp_path / "newer" / "v00000001").mkdir(parents=True)
+    (tmp_path / "newer" / "current.json").write_text(json.dumps({"version": 1, "format": 1}))
+    (tmp_path / "newer" / "v00000001" / "run.json").write_text(json.dumps({"version": 1, "format": 1, "said_since": True}))
+    for state, said in {
+        "thesis": "is no state of these books|is not empty, and no state",
+        "outcomes/state": "lie within each other",
+        "books/state": "lie within each other",
+        "broken": "is no JSON",
+        "newer": "was written by another version of redelivery",
+    }.items():
+        with pytest.raises(InputError, match=said):
+            told.reconcile(spark, tmp_path, state=str(tmp_path / state))
+    assert not (tmp_path / "books").exists()
+
+
+def test_a_state_whose_name_was_on_its_way_is_not_forgotten(spark: SparkSession, tmp_path: Path) -> None:
+    """Where nothing is renamed over a file, the old name goes first: a run that died then has left the new one beside it."""
+    told = Histories()
+    told.tell("a", "published")
+    told.hold("a", "queue")
+    state = tmp_path / "state"
+    state.mkdir()
+    (state / ".current.json.new").write_text("{")  # a first run that died while it wrote it
+    assert told.reconcile(spark, tmp_path, state=str(state)).verdicts["in_flight"] == 1
+    (state / "current.json").rename(state / ".current.json.new")
+    later = Histories()
+    later.tell("a", SUCCEEDED, start_ms=NOON + HOUR)
+    write_lines(tmp_path / "outcomes" / "date=2026-01-31" / "hour=13" / "outcomes.jsonl", later.events)
+    again = reconcile(spark, told.write(tmp_path, state=str(state)))
+    assert (again.events, again.verdicts["balanced"], again.lives) == (1, 1, 1)
+    assert sorted(each.name for each in state.glob("v*")) == ["v00000001", "v00000002"]
+    assert not (state / ".current.json.new").exists()
+
+
+@pytest.mark.full
+def test_a_state_from_before_an_outcome_was_known_goes_on(spark: SparkSession, tmp_path: Path) -> None:
+    """It has no column for it: none of its lives had that end; one that gets it now balances, and none is lost by it."""
+    told = Histories()
+    for task in ("waits", "ends", "is gathered"):
+        told.tell(task, "published", "deferred")
+        told.hold(task, "queue")
+    state = tmp_path / "state"
+    told.reconcile(spark, tmp_path, state=str(state))
+    for file in (state / "v00000001" / "lives").glob("*.parquet"):
+        table = parquet.read_table(file)
+        file.with_name(f".{file.name}.crc").unlink(missing_ok=True)
+        parquet.write_table(table.drop_columns(["unobserved"]), file)
+    later = Histories()
+    later.tell("ends", SUCCEEDED, start_ms=NOON + HOUR)
+    later.tell("is gathered", ("unobserved", {"delivery": 1, "attempt": 1}), start_ms=NOON + HOUR)
+    later.hold("waits", "queue")
+    write_lines(tmp_path / "outcomes" / "date=2026-01-31" / "hour=13" / "outcomes.jsonl", later.events)
+    told.inventory = later.inventory
+    again = reconcile(spark, told.write(tmp_path, state=str(state)))
+    assert (again.verdicts["balanced"], again.verdicts["in_flight"], again.lives) == (2, 1, 3)
+    assert (again.outcomes["unobserved"], again.outcomes["succeeded"]) == (1, 1)
+
+
+def test_a_run_forgets_whole_days_and_does_not_remember_them_again() -> None:
+    """The day of the moment that is kept stays whole; files without a date are kept; a shorter memory later changes nothing."""
+    read = {f"date=2026-01-{day}/hour=00/x.parquet": f"file:/{day}" for day in (29, 30, 31)} | {"x.jsonl": "file:/x.jsonl"}
+    run = Run(read=read, commits=["2026-01-29/a.json", "2026-01-30/b.json"])
+    left = run.forgetting(NOON, 24 * HOUR)
+    assert sorted(left.read.values()) == ["file:/30", "file:/31", "file:/x.jsonl"]
+    assert (left.commits, left.forgotten) == (["2026-01-30/b.json"], "2026-01-30")
+    assert left.forgetting(NOON, 90 * 24 * HOUR).forgotten == "2026-01-30"
+    assert left.forgotten_ms == NOON - 36 * HOUR

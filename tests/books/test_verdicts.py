@@ -1,0 +1,293 @@
+"""The books, on histories made by hand: every verdict, and what is counted. One run of the job serves all tests here."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pytest
+
+from redelivery.workers.reconciliation.verdicts import DISCREPANCIES, RULES, VERDICTS
+from tests.support.spark_session import NOON, Histories, Row, rows, spark
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+    from redelivery.workers.reconciliation.summary import Summary
+
+__all__ = ["spark"]
+
+pytestmark = pytest.mark.xdist_group("spark")
+
+HOUR = 3_600_000
+DIED = ("dead_lettered", {"delivery": 1, "attempt": 1, "reason": "exhausted"})
+SUCCEEDED = ("succeeded", {"delivery": 1, "attempt": 1})
+AGAIN = ("redelivery_scheduled", {"delivery": 1, "attempt": 1})
+
+#: task id → the verdict of its generation 0, and of later ones as `task id/generation`.
+EXPECTED = {
+    "first-time": "balanced",
+    "after-redelivery": "balanced",
+    "reordered": "balanced",
+    "exported-twice": "balanced",
+    "kept": "balanced",
+    "kept-then-purged": "balanced",
+    "kept-then-discarded": "balanced",
+    "redriven": "balanced",
+    "redriven/1": "balanced",
+    "moved": "balanced",
+    "moved/1": "balanced",
+    "unannounced": "balanced",
+    "no-queue": "balanced",
+    "cancelled-by-an-operator": "balanced",
+    "run-by-its-own-strategy": "balanced",
+    "run-by-its-own-strategy-twice": "duplicated",
+    "replaced": "balanced",
+    "two-queues": "balanced",
+    "two-queues@mail": "lost",
+    "orphan": "orphaned",
+    "ended-twice": "duplicated",
+    "died-and-succeeded": "duplicated",
+    "purged-twice": "duplicated",
+    "back-again": "resurrected",
+    "ended-and-crashed": "duplicated",
+    "ended-and-crashed-just-now": "resurrected",
+    "crashed-and-copied": "duplicated",
+    "copy-that-failed": "resurrected",
+    "closed-since": "balanced",
+    "letter-of-a-success": "phantom_dead_letter",
+    "letter-of-the-purged": "phantom_dead_letter",
+    "letter-of-nobody": "phantom_dead_letter",
+    "letter-gone": "missing_dead_letter",
+    "other-queue-redriven": "balanced",
+    "other-queue-redriven/1": "balanced",
+    "other-queue-redriven@mail": "missing_dead_letter",
+    "young-letter-gone": "balanced",
+    "overdue": "stuck",
+    "owner-gone": "stuck",
+    "waiting": "in_flight",
+    "running": "in_flight",
+    "queued": "in_flight",
+    "young": "in_flight",
+    "only-in-the-broker": "in_flight",
+    "vanished": "lost",
+    "held-and-gone": "lost",
+    "redriven-and-vanished": "balanced",
+    "redriven-and-vanished/1": "lost",
+    "published-twice": "lost",
+    "restored": "balanced",
+    "crashed": "balanced",
+}
+
+
+def _balanced(told: Histories) -> None:
+    told.tell("first-time", "published", SUCCEEDED)
+    told.tell("after-redelivery", "published", AGAIN, ("succeeded", {"delivery": 2, "attempt": 2}))
+    told.tell("reordered", SUCCEEDED, "published")
+    told.tell("exported-twice", "published", SUCCEEDED)
+    told.events += told.events[-2:]
+    told.tell("kept", "published", DIED)
+    told.hold("kept", "dead_letter")
+    told.tell("closed-since", "published", DIED, "purged")
+    told.hold("closed-since", "dead_letter", seen_ms=NOON + 1500)
+    told.tell("kept-then-purged", "published", DIED, "purged")
+    told.tell("kept-then-discarded", "published", DIED, ("discarded", {"reason": "operator"}))
+    told.tell("unannounced", ("received", {"reason": "unannounced", "delivery": 1}), SUCCEEDED)
+    told.tell("no-queue", "published", (*SUCCEEDED[:1], {**SUCCEEDED[1], "queue": ""}))
+    told.tell("run-by-its-own-strategy", "published", ("unobserved", {"delivery": 1, "attempt": 1}))
+    told.tell("run-by-its-own-strategy-twice", "published", ("unobserved", {"delivery": 1}), ("unobserved", {"delivery": 1}))
+    told.tell("cancelled-by-an-operator", "published", ("redelivery_scheduled", {"delivery": 3}), "cancelled")
+    told.tell("replaced", "published", ("ignored", {"delivery": 1}))
+    told.tell("replaced", "published", SUCCEEDED, nesting=1)
+    told.tell("restored", "published", ("received", {"delivery": 2, "reason": "redelivered"}), ("succeeded", {"delivery": 2}))
+    told.tell(
+        "crashed", "published", (AGAIN[0], {**AGAIN[1], "reason": "worker_lost"}), ("succeeded", {"delivery": 2, "attempt": 2})
+    )
+
+
+def _redriven(told: Histories) -> None:
+    told.tell("redriven", "published", DIED)
+    told.tell("redriven", "redriven", SUCCEEDED, generation=1, start_ms=NOON + 60_000)
+    told.tell("moved", "published", DIED)
+    told.tell("moved", "redriven", SUCCEEDED, generation=1, queue="repairs")
+    told.tell("redriven-and-vanished", "published", DIED)
+    told.tell("redriven-and-vanished", "redriven", generation=1)
+    for queue in ("orders", "mail"):
+        told.tell("other-queue-redriven", "published", DIED, queue=queue)
+    told.tell("other-queue-redriven", "redriven", SUCCEEDED, generation=1)
+
+
+def _wrong(told: Histories) -> None:
+    told.tell("two-queues", "published", SUCCEEDED)
+    told.tell("two-queues", "published", queue="mail")
+    told.tell("orphan", SUCCEEDED)
+    told.tell("ended-twice", "published", SUCCEEDED, ("succeeded", {"delivery": 2}))
+    told.tell("died-and-succeeded", "published", DIED, ("succeeded", {"delivery": 2}))
+    told.hold("died-and-succeeded", "dead_letter")
+    told.tell("purged-twice", "published", DIED, "purged", "purged")
+    told.tell("back-again", "published", SUCCEEDED, ("redelivery_scheduled", {"delivery": 2}))
+    told.tell("copy-that-failed", "published", SUCCEEDED, AGAIN)
+    lost = (AGAIN[0], {**AGAIN[1], "reason": "worker_lost"})
+    told.tell("ended-and-crashed", "published", SUCCEEDED, lost, ("succeeded", {"delivery": 2, "attempt": 2}))
+    told.tell("ended-and-crashed-just-now", "published", SUCCEEDED, lost)
+    told.tell("crashed-and-copied", "published", lost, *[("succeeded", {"delivery": 2, "attempt": 2})] * 2)
+    told.tell("letter-of-a-success", "published", SUCCEEDED)
+    told.hold("letter-of-a-success", "dead_letter")
+    told.tell("letter-of-the-purged", "published", DIED, "purged")
+    told.hold("letter-of-the-purged", "dead_letter")
+    told.hold("letter-of-nobody", "dead_letter")
+    told.tell("letter-gone", "published", DIED)
+    told.tell("vanished", "published", AGAIN)
+    told.tell("held-and-gone", ("received", {"reason": "unannounced", "delivery": 1, "worker": "w1@shop"}))
+    told.tell("published-twice", "published", "published", SUCCEEDED)
+
+
+def _open(told: Histories) -> None:
+    told.tell("young-letter-gone", "published", DIED, start_ms=NOON + HOUR - 300_000)
+    told.tell("overdue", "published", AGAIN)
+    told.hold("overdue", "delayed", due_ms=NOON + HOUR - 600_001)
+    told.tell("waiting", "published", AGAIN)
+    told.hold("waiting", "delayed", due_ms=NOON + HOUR - 600_000)
+    told.tell("owner-gone", "published")
+    told.hold("owner-gone", "unacked", owner="")
+    told.tell("running", "published")
+    told.hold("running", "unacked", owner="5d0e")
+    told.tell("queued", "published")
+    told.hold("queued", "queue")
+    told.tell("young", "published", start_ms=NOON + HOUR - 599_999)
+    told.hold("only-in-the-broker", "queue")
+
+
+@dataclass
+class Run:
+    """What one run of the job left."""
+
+    folder: Path
+    summary: Summary
+    told: Histories
+
+    def verdicts(self) -> dict[str, Row]:
+        """The verdict rows by life, named as in `EXPECTED`."""
+        named = {}
+        for row in rows(self.folder, "verdicts"):
+            name = row["task_id"] + (f"/{row['generation']}" if row["generation"] else "")
+            named[name + ("@mail" if row["queue"] == "mail" else "") + ("+" if row["nesting"] else "")] = row
+        return named
+
+
+@pytest.fixture(scope="module")
+def run(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """All histories of this module, reconciled once."""
+    told, folder = Histories(), tmp_path_factory.mktemp("books")
+    for tell in (_balanced, _redriven, _wrong, _open):
+        tell(told)
+    return Run(folder, told.reconcile(spark, folder, all_lives=True), told)
+
+
+@pytest.mark.parametrize("life", EXPECTED)
+def test_each_life_has_the_verdict_of_the_first_rule_that_holds(run: Run, life: str) -> None:
+    """One history for each way that a life can go."""
+    row = run.verdicts()[life]
+    assert row["verdict"] == EXPECTED[life], row
+    assert row["rule"] == RULES[EXPECTED[life]]
+
+
+def test_no_life_is_judged_that_nobody_told(run: Run) -> None:
+    """The replaced task is two lives; all others are in the table above."""
+    assert set(run.verdicts()) == EXPECTED.keys() | {"replaced+"}
+
+
+def test_the_summary_counts_what_was_told(run: Run) -> None:
+    """Every number of the summary follows from the histories; an event that was exported twice counts once."""
+    summary = run.summary
+    told = {event["event_id"]: event["outcome"] for event in run.told.events}
+    assert summary.events == len(told)
+    assert summary.outcomes == {name: list(told.values()).count(name) for name in summary.outcomes}
+    expected = [*EXPECTED.values(), "balanced"]
+    assert summary.verdicts == {name: expected.count(name) for name in VERDICTS}
+    assert (summary.lives, summary.balanced, summary.gaps, summary.unannounced) == (len(expected), False, [], 2)
+    assert summary.as_of_ms == NOON + HOUR
+
+
+def test_the_summary_is_written_as_it_is_returned(run: Run) -> None:
+    """`summary.json` has the keys that programs rely on."""
+    written = json.loads((run.folder / "books" / "summary.json").read_text(encoding="utf-8"))
+    assert written == run.summary.to_dict()
+    assert written.keys() >= {"balanced", "as_of_ms", "events", "lives", "verdicts", "outcomes", "possible_repeats", "gaps"}
+
+
+def test_what_was_handed_over_again_without_a_redelivery_of_ours_is_a_possible_repeat(run: Run) -> None:
+    """A lost worker, a broker that restored the message, and two ends; an ordinary redelivery is none."""
+    repeats = {row["task_id"] for row in rows(run.folder, "repeats")}
+    twice = {"ended-twice", "died-and-succeeded", "purged-twice", "run-by-its-own-strategy-twice"}
+    assert repeats == {"crashed", "restored", *twice, "ended-and-crashed", "ended-and-crashed-just-now", "crashed-and-copied"}
+    assert run.summary.possible_repeats == len(repeats)
+
+
+@pytest.mark.parametrize(
+    ("task_id", "is_crash"),
+    [
+        ("ended-and-crashed", True),
+        ("ended-and-crashed-just-now", True),
+        ("crashed-and-copied", False),
+        ("ended-twice", False),
+        ("back-again", False),
+    ],
+)
+def test_a_crash_that_the_history_holds_is_named_as_the_cause(run: Run, task_id: str, *, is_crash: bool) -> None:
+    """Behind the end that it undid; one that came before is no cause of what was copied later."""
+    row = run.verdicts()[task_id]
+    said = "a worker died, or lost its connection, after it had recorded an end and before it acknowledged the message"
+    assert (said in row["cause"]) is is_crash
+    assert ("visibility timeout" in row["cause"]) is (not is_crash and row["verdict"] == "duplicated")
+
+
+def test_a_verdict_comes_with_what_is_known(run: Run) -> None:
+    """The last word, its reason and attempt, its time, and whether the broker has the message."""
+    row = run.verdicts()["letter-gone"]
+    said = "last heard of as dead_lettered (exhausted) at attempt 1 at 2026-01-31 12:00:01.000 UTC; the broker does not have it"
+    assert row["cause"] == f"{said}; likely taken out without the command `dlq`: LREM, DEL, an eviction, or a consumer"
+    assert (row["task"], row["first_ms"], row["last_ms"], row["events"]) == ("shop.charge", NOON, NOON + 1000, 2)
+    nobody = run.verdicts()["letter-of-nobody"]["cause"]
+    assert nobody.startswith("no event names it; the broker has it in dead letter; likely put there without the command `dlq`")
+    assert "published 2 times under one id, and ended less often" in run.verdicts()["published-twice"]["cause"]
+    held = run.verdicts()["held-and-gone"]["cause"]
+    assert "held by w1@shop, which was last heard of at 2026-01-31 12:00:00 UTC: lost between its hand-over and its end" in held
+
+
+def test_a_discrepancy_comes_with_its_events_in_order_and_with_what_to_do(run: Run) -> None:
+    """In the order in which they were judged, each once, with what an operator asks next; a balanced life has none."""
+    judged = run.verdicts()
+    history = [(step["outcome"], step["delivery"], step["reason"]) for step in judged["died-and-succeeded"]["history"]]
+    assert history == [("published", 0, ""), ("dead_lettered", 1, "exhausted"), ("succeeded", 2, "")]
+    assert [step["outcome"] for step in judged["copy-that-failed"]["history"]] == ["published", "redelivery_scheduled", "succeeded"]
+    assert all(
+        row["advice"] and (row["history"] or not row["events"]) for row in judged.values() if row["verdict"] in DISCREPANCIES
+    )
+    assert (judged["reordered"]["history"], judged["reordered"]["advice"], judged["waiting"]["history"]) == (None, None, None)
+
+
+def test_a_row_of_the_metrics_adds_up(run: Run) -> None:
+    """By queue, task and the day on which lives were opened."""
+    mail = next(row for row in rows(run.folder, "metrics") if row["queue"] == "mail")
+    expected = {"lives": 2, "published": 2, "dead_lettered": 1, "discrepancies": 2, "succeeded_at_first_attempt": 0}
+    assert mail | expected == mail
+    assert dict(mail["dead_lettered_by_reason"]) == {"exhausted": 1}
+    orders = next(row for row in rows(run.folder, "metrics") if row["queue"] == "orders")
+    assert orders["succeeded_after_redelivery"] == 4
+    assert orders["day"].isoformat() == "2026-01-31"
+
+
+def test_the_table_for_people_names_every_verdict(run: Run) -> None:
+    """And says at its end whether the books balance."""
+    table = run.summary.to_table()
+    assert all(name in table for name in VERDICTS)
+    assert table.endswith("The books DO NOT BALANCE.")
+
+
+def test_only_in_flight_and_balanced_are_no_discrepancies() -> None:
+    """The other seven make the books not balance."""
+    assert set(VERDICTS) - set(DISCREPANCIES) == {"in_flight", "balanced"}

@@ -1,0 +1,1 @@
+"""Tests of brokers that kombu alone knows."""

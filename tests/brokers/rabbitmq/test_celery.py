@@ -1,0 +1,214 @@
+"""RabbitMQ as Celery's users have it: exchanges of their own, quorum queues, native delays, confirmed publishing; on one worker."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+import amqp
+import pytest
+from celery import Celery
+from kombu import Exchange, Queue
+
+from redelivery import Redelivery
+from redelivery.middleware.messages.steps import Envelope
+from redelivery.middleware.messages.ttl import PUBLISHED
+from tests.support.amqp_queues import configure
+from tests.support.running import Shop, until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from redelivery.middleware.messages.events import Event
+    from tests.support.rabbit import Node, Rabbit
+
+pytestmark = pytest.mark.xdist_group("amqp-celery")
+
+SETTINGS = {"queues": {"#": {"redelivery_delay": 0.1, "redelivery_delay_multiplier": 1.0, "max_delivery_attempts": 2}}}
+#: What is sent: the task, its arguments, and where to.
+SENT: dict[str, tuple[str, tuple[Any, ...], dict[str, Any]]] = {
+    "native delay": ("ok", (), {"countdown": 3}),
+    "direct delay": ("ok", (), {"queue": "mails", "countdown": 3}),
+    "like-named delay": ("ok", (), {"queue": "eu.mails", "countdown": 3}),
+    "topic": ("fails", (), {}),
+    "topic of another key": ("fails", (), {"exchange": "shop", "routing_key": "orders.eu.big"}),
+    "direct": ("fails", (), {"exchange": "post", "routing_key": "mail", "reply_to": "answers", "app_id": "till"}),
+    "to a queue": ("fails", (), {"exchange": "", "routing_key": "mails"}),
+    "urgent": ("fails", (), {"exchange": "post", "routing_key": "urgent", "priority": 7}),
+    "retries": ("retries", (), {"exchange": "post", "routing_key": "mail"}),
+    "copied": ("fails", (), {"exchange": "", "routing_key": "mails", "headers": {"CC": ["eu.mails"]}}),
+}
+
+
+@dataclass
+class Floor:
+    """The shop on one virtual host, and what was sent."""
+
+    rabbit: Rabbit
+    shop: Shop
+    ids: dict[str, str] = field(default_factory=dict)
+    at: dict[str, float] = field(default_factory=dict)
+
+    def ended(self, name: str, outcome: str, queue: str) -> Event:
+        """The event with which it ended in this queue."""
+
+        def found() -> Event | None:
+            events = self.shop.events_of(self.ids[name])
+            return next((each for each in events if each.outcome == outcome and each.queue == queue), None)
+
+        event: Event = until(found, what=f"{name} to be {outcome} in {queue}")
+        return event
+
+    def letter(self, name: str, queue: str) -> dict[str, Any]:
+        """Its letter, once it lies there."""
+
+        def found() -> dict[str, Any] | None:
+            return next((each for each in self.shop.letters(queue) if each["headers"]["id"] == self.ids[name]), None)
+
+        letter: dict[str, Any] = until(found, what=f"a letter of {name} in {queue}")
+        return letter
+
+
+@pytest.fixture(scope="module")
+def floor(rabbit_node: Node) -> Iterator[Floor]:
+    """One worker on all the queues."""
+    rabbit = rabbit_node.vhost()
+    with TemporaryDirectory(prefix="rd-", ignore_cleanup_errors=True) as folder:
+        server: Any = rabbit
+        shop = Shop(server, Path(folder), settings=SETTINGS, module="tests.support.amqp_shop")
+        configure(shop.app)
+        shop.start(concurrency=3)
+        floor = Floor(rabbit, shop)
+        for name, (task, args, options) in SENT.items():
+            floor.at[name] = time.time()
+            floor.ids[name] = str(shop.app.send_task(f"tests.support.shop.{task}", args, **options).id)
+        yield floor
+        shop.stop()
+    rabbit.remove()
+
+
+@pytest.mark.parametrize(
+    ("name", "queue", "exchange", "routing_key"),
+    [
+        ("topic", "orders", "shop", "orders.#"),  # what Celery publishes with, where it is told neither queue nor key
+        ("topic of another key", "orders", "shop", "orders.eu.big"),
+        ("topic", "audit", "shop", "orders.#"),
+        ("direct", "mails", "post", "mail"),
+        ("to a queue", "mails", "", "mails"),
+        ("urgent", "urgent", "post", "urgent"),
+    ],
+)
+def test_a_letter_knows_the_exchange_and_the_key_it_was_published_with(
+    floor: Floor, name: str, queue: str, exchange: str, routing_key: str
+) -> None:
+    """However often it was moved since, so that it can go back to exactly them; each of two bound queues has a life of its own."""
+    assert floor.ended(name, "dead_lettered", queue).attempt == 2
+    letter = floor.letter(name, f"DLQ.{queue}")
+    envelope = Envelope.of(letter["headers"])
+    assert dict(envelope.origin) == {"queue": queue, "exchange": exchange, "routing_key": routing_key}
+    assert (envelope.deaths[0]["exchange"], envelope.deaths[0]["routing_keys"]) == (exchange, [routing_key])
+
+
+def test_a_redelivery_goes_to_its_own_queue_alone(floor: Floor) -> None:
+    """Two queues of one topic exchange: two deliveries in each, and none of the other's."""
+    for queue in ("orders", "audit"):
+        floor.ended("topic", "dead_lettered", queue)
+    assert len(floor.shop.runs(floor.ids["topic"])) == 4
+
+
+@pytest.mark.parametrize("queue", ["mails", "eu.mails"])
+def test_a_copy_is_sent_once_and_lives_by_itself(floor: Floor, queue: str) -> None:
+    """RabbitMQ's `CC` header: neither a redelivery nor a death sends copies again; each letter goes back to its own queue."""
+    for each in ("mails", "eu.mails"):
+        floor.ended("copied", "dead_lettered", each)
+    events = [event for event in floor.shop.events_of(floor.ids["copied"]) if event.queue == queue]
+    assert [(event.outcome, event.attempt) for event in events] == [
+        ("received", 1),
+        ("redelivery_scheduled", 1),
+        ("dead_lettered", 2),
+    ]
+    letter = floor.letter("copied", f"DLQ.{queue}")
+    envelope = Envelope.of(letter["headers"])
+    assert dict(envelope.origin) == {"queue": queue, "exchange": "", "routing_key": queue}
+    assert envelope.deaths[0]["routing_keys"] == [queue, "eu.mails"]
+    assert letter["headers"]["CC"] == ["eu.mails"]
+    assert len(floor.shop.runs(floor.ids["copied"])) == 4
+
+
+def test_properties_and_priority_survive_every_move(floor: Floor) -> None:
+    """`reply_to`, `app_id`, a priority in a queue with priorities."""
+    direct, urgent = floor.letter("direct", "DLQ.mails"), floor.letter("urgent", "DLQ.urgent")
+    assert (direct["properties"]["reply_to"], direct["properties"]["app_id"]) == ("answers", "till")
+    assert urgent["properties"]["priority"] == 7
+
+
+@pytest.mark.parametrize(("queue", "kind"), [("orders", "quorum"), ("mails", "classic")])
+def test_a_dead_letter_queue_is_of_the_type_of_its_origin(floor: Floor, queue: str, kind: str) -> None:
+    """Declared durable; whoever declares it otherwise is refused."""
+    floor.ended({"orders": "topic", "mails": "direct"}[queue], "dead_lettered", queue)
+    other = {"quorum": "classic", "classic": "quorum"}[kind]
+    with floor.rabbit.connection() as connection, pytest.raises(amqp.PreconditionFailed, match="x-queue-type"):
+        connection.default_channel.queue_declare(f"DLQ.{queue}", durable=True, arguments={"x-queue-type": other}, auto_delete=False)
+
+
+def test_what_celery_has_delayed_itself_is_not_delayed_twice(floor: Floor) -> None:
+    """A quorum queue of a topic exchange: the message comes when it is due, and runs at once, after its time."""
+    floor.ended("native delay", "succeeded", "orders")
+    outcomes = [each.outcome for each in floor.shop.events_of(floor.ids["native delay"]) if each.queue == "orders"]
+    assert outcomes == ["received", "succeeded"]
+    assert all(run["at"] >= floor.at["native delay"] + 3 for run in floor.shop.runs(floor.ids["native delay"]))
+
+
+@pytest.mark.parametrize(("name", "queue"), [("direct delay", "mails"), ("like-named delay", "eu.mails")])
+def test_a_delay_works_with_direct_exchanges_and_reaches_one_queue(floor: Floor, name: str, queue: str) -> None:
+    """Celery's own delay does not; and what waits for `eu.mails` does not come to `mails` as well."""
+    floor.ended(name, "succeeded", queue)
+    assert floor.shop.outcomes_of(floor.ids[name]) == ["published", "deferred", "succeeded"]
+    (run,) = floor.shop.runs(floor.ids[name])
+    assert run["at"] >= floor.at[name] + 3
+
+
+def test_a_task_that_retries_itself_stays_in_its_queue(floor: Floor) -> None:
+    """`self.retry` on a queue with an exchange of its own."""
+    event = floor.ended("retries", "dead_lettered", "mails")
+    assert event.attempt == 2
+    assert len(floor.shop.runs(floor.ids["retries"])) == 2
+
+
+def test_a_publication_straight_to_a_queue_is_recorded(floor: Floor) -> None:
+    """With confirms, too; what an exchange may have brought to several queues opens its life in each of them."""
+    floor.ended("to a queue", "dead_lettered", "mails")
+    assert floor.shop.outcomes_of(floor.ids["to a queue"])[0] == "published"
+    floor.ended("direct", "dead_lettered", "mails")
+    first = floor.shop.events_of(floor.ids["direct"])[0]
+    assert (first.outcome, first.reason) == ("received", "unannounced")
+
+
+def test_a_publication_is_dated_where_the_policy_of_a_queue_needs_it(rabbit: Rabbit) -> None:
+    """Straight to the queue, and through an exchange that may bring it there; nowhere else."""
+    app = Celery("dated", broker=rabbit.url, set_as_current=False)
+    app.conf.task_queues = [Queue("brief", Exchange("post", "topic"), routing_key="mail.#"), Queue("plain"), Queue("calm")]
+    Redelivery(app, {"queues": {"brief": {"max_time_to_live": 5}, "plain": {"delivery_delay": 5}}})
+    sent: dict[str, Any] = {
+        "brief": {"exchange": "post", "routing_key": "mail.eu"},
+        "plain": {"queue": "plain"},
+        "calm": {"queue": "calm"},
+    }
+    with rabbit.connection() as connection:
+        channel = connection.default_channel
+        for queue in app.amqp.queues.values():
+            queue.bind(channel).declare()
+        for name, where in sent.items():
+            app.send_task("shop.pack", **where)
+            message = until(lambda name=name: channel.basic_get(name, no_ack=True), what=f"a message in {name}")  # type: ignore[misc]
+            assert (PUBLISHED in message.headers) == (name != "calm")
+
+
+def test_nothing_is_left_behind(floor: Floor) -> None:
+    """When all have ended, nothing waits, and nothing is held."""
+    for name, queue in (("native delay", "orders"), ("direct delay", "mails"), ("like-named delay", "eu.mails")):
+        floor.ended(name, "succeeded", queue)
+    until(lambda: not floor.rabbit.leftovers(), what="nothing to be left")

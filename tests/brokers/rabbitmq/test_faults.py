@@ -1,0 +1,274 @@
+"""RabbitMQ that goes wrong under a worker: queues deleted, connections closed, an alarm, a restart. Nothing is lost."""
+
+from __future__ import annotations
+
+import struct
+import threading
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+from structlog.testing import capture_logs
+
+from redelivery.middleware.brokers.rabbitmq.messages import message_of
+from redelivery.middleware.brokers.rabbitmq.names import OUTCOMES
+from redelivery.middleware.brokers.rabbitmq.publisher import Move
+from redelivery.middleware.brokers.rabbitmq.transport import AmqpTransport
+from redelivery.middleware.messages.steps import Envelope, sealed
+from redelivery.middleware.ports import Answer
+from tests.faults.chaos.proxy import Proxy
+from tests.support.desk import task_message
+from tests.support.rabbit import TAP
+from tests.support.running import Shop, until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from tests.support.rabbit import Rabbit
+
+#: Without confirms a producer cannot know that what it published into a closed connection is gone.
+CONFIRMED = {"broker_transport_options": {"confirm_publish": True}}
+#: How each frame with an acknowledgement begins, behind its channel: thirteen bytes, basic.ack.
+ACKNOWLEDGEMENT = struct.pack(">IHH", 13, 60, 80)
+POLICY = {"redelivery_delay": 0.1, "redelivery_delay_multiplier": 1.0, "max_delivery_attempts": 2}
+
+
+@pytest.fixture
+def rabbit_shop(rabbit: Rabbit, folder: Path) -> Iterator[Callable[..., Shop]]:
+    """Makes shops on the test's virtual host."""
+    made: list[Shop] = []
+
+    def make(**policy: Any) -> Shop:
+        server: Any = rabbit
+        made.append(Shop(server, folder, settings={"queues": {"#": {**POLICY, **policy}}}, conf=CONFIRMED))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.stop()
+
+
+@pytest.fixture
+def private_shop(private_rabbit: Rabbit, folder: Path) -> Iterator[Shop]:
+    """A shop on a node of its own."""
+    server: Any = private_rabbit
+    shop = Shop(server, folder, settings={"queues": {"#": POLICY}}, conf={**CONFIRMED, "broker_connection_max_retries": None})
+    yield shop
+    shop.stop()
+
+
+def delete(rabbit: Rabbit, *queues: str) -> None:
+    """Delete them, whatever is in them."""
+    with rabbit.connection() as connection:
+        for queue in queues:
+            connection.default_channel.queue_delete(queue)
+
+
+def gone_on(shop: Shop, seen: int) -> None:
+    """Wait until more is recorded than was seen."""
+    until(lambda: len(shop.events) > seen, what="the worker to go on")
+
+
+def all_ended(shop: Shop, ids: list[str], outcome: str = "succeeded") -> None:
+    """Wait until all of them have this outcome."""
+
+    def are() -> bool:
+        return set(ids) <= {event.task_id for event in shop.events if event.outcome == outcome}
+
+    try:
+        until(are, 500)
+    except AssertionError:
+        found = [(each, shop.outcomes_of(each), len(shop.runs(each))) for each in ids]
+        missing = [each for each in found if outcome not in each[1]]
+        message = f"{len(missing)} of {len(ids)} are not {outcome}: {missing[:5]}; on the broker: {shop.leftovers()}"
+        raise AssertionError(message) from None
+
+
+def test_what_is_deleted_under_a_worker_is_declared_again(rabbit: Rabbit, rabbit_shop: Callable[..., Shop]) -> None:
+    """The dead-letter queue, the outcome log: the next letter and the next event find them again."""
+    here = rabbit_shop()
+    here.start()
+    here.ended(here.send("raises", "dead_letter"), "dead_lettered")
+    until(here.letters, what="the first letter")
+    delete(rabbit, "DLQ.celery")
+    second = here.send("raises", "dead_letter")
+    here.ended(second, "dead_lettered")
+    assert [each["headers"]["id"] for each in until(here.letters, what="the second letter")] == [second]
+    delete(rabbit, OUTCOMES, TAP)
+    third = here.send("fails", 1)
+    until(lambda: len(here.runs(third)) == 2, what="the task to have succeeded")
+    until(lambda: (rabbit.depth(OUTCOMES) or 0) >= 2, what="its events to be in a log that is there again")
+
+
+def test_a_dead_letter_queue_that_may_not_be_made_is_waited_for(rabbit: Rabbit, rabbit_shop: Callable[..., Shop]) -> None:
+    """Deleted under the worker, with auto-creation off: the letter waits in the delay store, and is never run or discarded."""
+    here = rabbit_shop(auto_create_dead_letter_resources=False)
+    with rabbit.connection() as connection:
+        connection.default_channel.queue_declare("DLQ.celery", durable=True, auto_delete=False)
+    worker = here.start()
+    delete(rabbit, "DLQ.celery")
+    task_id = here.send("raises", "dead_letter")
+    until(lambda: "dead_letter_queue.missing" in worker.text, what="the missing queue to be told")
+    assert here.outcomes_of(task_id) == ["published"]
+    with rabbit.connection() as connection:
+        connection.default_channel.queue_declare("DLQ.celery", durable=True, auto_delete=False)
+    here.ended(task_id, "dead_lettered")
+    (letter,) = until(here.letters, what="the letter")
+    assert Envelope.of(letter["headers"]).deaths[0]["reason"] == "non_retryable"
+    assert len(here.runs(task_id)) == 1
+
+
+def test_a_missing_dead_letter_queue_refuses_the_worker_in_one_line(rabbit_shop: Callable[..., Shop]) -> None:
+    """With auto-creation off: every other broker would discard in that case."""
+    worker = rabbit_shop(auto_create_dead_letter_resources=False).start(wait=False)
+    assert worker.process.wait(120) != 0
+    (line,) = [line for line in worker.text.splitlines() if "redelivery: error:" in line]
+    assert "DLQ.celery" in line
+
+
+@pytest.mark.slow
+def test_connections_that_the_broker_closes_lose_nothing(private_rabbit: Rabbit, private_shop: Shop) -> None:
+    """Ten times, while tasks succeed, fail and wait: each ends; whatever ran twice is named."""
+    here, worker = private_shop, private_shop.start()
+    ids, dying = [], []
+    for _ in range(10):
+        ids += [here.send("ok") for _ in range(10)] + [here.send("fails", 1), here.send("ok", countdown=1.2)]
+        dying.append(here.send("raises", "dead_letter"))
+        gone_on(here, len(here.events))
+        private_rabbit.node.evaluate('[rabbit_networking:close_connection(P, "tests") || P <- rabbit_networking:connections()].')
+    all_ended(here, ids)
+    all_ended(here, dying, "dead_lettered")
+    assert set(dying) <= {each["headers"]["id"] for each in here.letters()}
+    assert worker.process.poll() is None
+    until(lambda: not private_rabbit.leftovers(), what="nothing to be left")
+
+
+@pytest.mark.parametrize(
+    ("task", "args", "ends"),
+    [("ok", (), ["succeeded"] * 2), ("raises", ("dead_letter",), ["dead_lettered"]), ("fails", (1,), ["succeeded"])],
+)
+def test_what_is_recorded_and_not_acknowledged_when_its_connection_is_cut_ends_once_or_is_named(
+    rabbit: Rabbit, folder: Path, task: str, args: tuple[Any, ...], ends: list[str]
+) -> None:
+    """Cut before it is acknowledged: it comes again. What was moved is only acknowledged; a success is repeated, and named."""
+    proxy, server = Proxy(rabbit.node.port).start(), cast("Any", rabbit)
+    through = rabbit.url.replace(f":{rabbit.node.port}/", f":{proxy.port}/")
+    here = Shop(server, folder, settings={"queues": {"#": POLICY}}, conf=CONFIRMED, broker=through)
+    try:
+        worker = here.start(pool="threads")
+        proxy.withhold_request(ACKNOWLEDGEMENT)
+        task_id = here.send(task, *args)
+
+        def are_told() -> bool:
+            return [each for each in here.outcomes_of(task_id) if each in {"succeeded", "dead_lettered"}] == ends
+
+        word = "message.handed_over_again" if task == "ok" else "message.moved_already"
+        until(lambda: word in worker.text, what="it to come again")
+        until(are_told, what="its ends to be recorded")
+        until(lambda: not here.leftovers(), what="nothing to be left")
+        assert proxy.withheld == 1
+        assert are_told()
+        assert [event.reason for event in here.events_of(task_id)].count("worker_lost") == (task == "ok")
+        assert [each["headers"]["id"] for each in here.letters()] == ([task_id] if task == "raises" else [])
+    finally:
+        here.stop()
+        proxy.stop()
+
+
+def test_what_waits_for_a_queue_that_is_deleted_comes_to_the_one_that_is_declared_again(
+    rabbit: Rabbit, rabbit_shop: Callable[..., Shop]
+) -> None:
+    """The origin queue is deleted under its worker: what runs and what waits for its time ends, and the worker goes on."""
+    here = rabbit_shop(redelivery_delay=4.0)
+    worker = here.start(pool="threads")
+    waiting, running = here.send("fails", 1), here.send("naps", 2)
+    until(lambda: "redelivery_scheduled" in here.outcomes_of(waiting), what="the one to wait")
+    until(lambda: here.runs(running), what="the other to run")
+    delete(rabbit, "celery")
+    until(lambda: rabbit.depth("celery") is not None, what="the worker to declare its queue again")
+    all_ended(here, [waiting, running])
+    all_ended(here, [here.send("ok")])
+    assert worker.process.poll() is None
+    assert [len(here.runs(each)) for each in (waiting, running)] == [2, 2]  # a start and an end of the one that naps
+
+
+def test_a_letter_that_its_queue_refuses_is_never_acknowledged_away(rabbit: Rabbit, rabbit_shop: Callable[..., Shop]) -> None:
+    """A dead-letter queue that is full and rejects: the delivery stays unacknowledged, and becomes a letter when there is room."""
+    here = rabbit_shop()
+    with rabbit.connection() as connection:
+        channel = connection.default_channel
+        full = {"x-max-length": 1, "x-overflow": "reject-publish"}
+        channel.queue_declare("DLQ.celery", durable=True, auto_delete=False, arguments=full)
+        channel.basic_publish(message_of(sealed(task_message("filler")), target=("", "DLQ.celery")), "", "DLQ.celery")
+    worker = here.start()
+    task_id = here.send("raises", "dead_letter")
+    until(lambda: "transition.unroutable" in worker.text, what="the refusal to be told")
+    assert here.outcomes_of(task_id) == ["published"]
+    assert here.leftovers() == {"unacked": 1}
+    with rabbit.connection() as connection:
+        connection.default_channel.queue_purge("DLQ.celery")
+    here.ended(task_id, "dead_lettered")
+    assert [each["headers"]["id"] for each in here.letters()] == [task_id]
+    assert len(here.runs(task_id)) == 1
+
+
+def test_a_letter_that_cannot_be_routed_is_kept_and_tried_again(rabbit: Rabbit, rabbit_shop: Callable[..., Shop]) -> None:
+    """The broker returns it (`mandatory`): the publisher has it until there is a queue, and only then says that it is done."""
+    transport = AmqpTransport.of(rabbit_shop().app)
+    ended = threading.Event()
+    message = message_of(sealed(task_message("letter")), target=("", "DLQ.nowhere"))
+    try:
+        with capture_logs() as told:
+            move = transport.publisher.submit(Move(None, lambda _: ended.set(), message, ("", "DLQ.nowhere")))
+            until(lambda: any(line["event"] == "transition.unroutable" for line in told), what="it to be put aside")
+        assert not ended.is_set()
+        with rabbit.connection() as connection:
+            connection.default_channel.queue_declare("DLQ.nowhere", durable=True, auto_delete=False)
+        until(ended.is_set, what="it to be routed")
+        assert (move.answer, rabbit.depth("DLQ.nowhere")) == (Answer.DONE, 1)
+    finally:
+        transport.close()
+
+
+@pytest.mark.parametrize("resource", ["memory", "disk"])
+@pytest.mark.full
+@pytest.mark.slow
+def test_an_alarm_is_waited_out(private_rabbit: Rabbit, private_shop: Shop, resource: str) -> None:
+    """Memory or disk run short, and the broker blocks whoever publishes: nothing is lost or recorded twice, and it goes on then.
+
+    Meanwhile tasks go on, beyond the prefetch window of eight, although the broker confirms no event of theirs. (Celery's heartbeat
+    would wait for its own confirmation, and keep the worker from everything else.)
+    """
+    here, worker = private_shop, private_shop.start("--without-heartbeat")
+    ids = [here.send("naps", 5) for _ in range(2)]
+    until(lambda: len(here.runs()) == 2, what="both to have begun")
+    ids += [here.send("naps", 0) for _ in range(30)]
+    private_rabbit.node.evaluate(f"rabbit_alarm:set_alarm({{{{resource_limit, {resource}, node()}}, []}}).")
+    until(lambda: sum(run["event"] == "end" for run in here.runs()) == 32, what="all to have ended")
+    private_rabbit.node.evaluate(f"rabbit_alarm:clear_alarm({{resource_limit, {resource}, node()}}).")
+    all_ended(here, ids)
+    assert all(here.outcomes_of(each) == ["published", "succeeded"] for each in ids)
+    assert worker.process.poll() is None
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.full
+@pytest.mark.slow
+def test_a_broker_that_is_killed_and_comes_back_has_lost_nothing(private_rabbit: Rabbit, private_shop: Shop) -> None:
+    """SIGKILL of the node in the middle of the work: after its restart every task ends, and the letters are there.
+
+    What the node was handing on from one delay level to the next comes at its next try, three minutes later. Its quorum queues are
+    some seconds old: one that is killed right after it was made does not find its leader again, with 3.10.8 on a node of its own.
+    """
+    here, worker = private_shop, private_shop.start()
+    all_ended(here, [here.send("ok", countdown=4)])
+    ids = [here.send("ok") for _ in range(20)] + [here.send("fails", 1) for _ in range(10)]
+    ids += [here.send("ok", countdown=2) for _ in range(5)]
+    dying = [here.send("raises", "dead_letter") for _ in range(5)]
+    until(lambda: len(here.runs()) > 5, what="some to have run")
+    private_rabbit.node.kill()
+    private_rabbit.node.start()
+    all_ended(here, ids)
+    all_ended(here, dying, "dead_lettered")
+    assert set(dying) <= {each["headers"]["id"] for each in here.letters()}
+    assert worker.process.poll() is None

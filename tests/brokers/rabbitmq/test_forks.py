@@ -1,0 +1,280 @@
+"""A worker that dies between publishing a message's successor and acknowledging the message, on RabbitMQ: one of them goes on."""
+
+from __future__ import annotations
+
+import signal
+import time
+from typing import TYPE_CHECKING, Any, cast
+
+import amqp
+import pytest
+from structlog.testing import capture_logs
+
+from redelivery.middleware.brokers.rabbitmq import journal as amqp_journal
+from redelivery.middleware.brokers.rabbitmq.journal import HAS_HAD, HAS_MOVED, IS_MOVING, Journal, Moved, entry, moved_of, word_of
+from redelivery.middleware.brokers.rabbitmq.messages import message_of
+from redelivery.middleware.brokers.rabbitmq.names import JOURNAL
+from redelivery.middleware.brokers.rabbitmq.topology import declare_journal
+from redelivery.middleware.messages.steps import deferred, redelivered, redriven, sealed
+from redelivery.workers.testing.rabbit_node import USER
+from tests.support.desk import task_message
+from tests.support.running import Shop, until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from tests.support.rabbit import Rabbit
+
+POLICY = {"redelivery_delay": 0.1, "redelivery_delay_multiplier": 1.0, "max_delivery_attempts": 2}
+QUORUM = {"task_default_queue_type": "quorum", "task_create_missing_queue_type": "quorum"}
+KNOWN = "event=message.moved_already"
+
+
+@pytest.fixture(params=["classic", "quorum"])
+def here(request: pytest.FixtureRequest, rabbit: Rabbit, folder: Path) -> Iterator[Shop]:
+    """A shop on each type of queue."""
+    conf: dict[str, Any] = {"broker_transport_options": {"confirm_publish": True}}
+    conf |= QUORUM if request.param == "quorum" else {}
+    shop = Shop(cast("Any", rabbit), folder, settings={"queues": {"#": POLICY}}, conf=conf, module="tests.support.fork_shop")
+    yield shop
+    shop.stop()
+
+
+@pytest.fixture
+def dying(here: Shop, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    """Starts a worker that is to die at a step, and has it run a task until it has; the task's id."""
+
+    def die(order: str, task: str, *args: Any) -> str:
+        with monkeypatch.context() as told:
+            told.setenv("CHAOS_KILLS", str(here.folder / "kills"))
+            told.setenv("CHAOS_ORDER", f"{order}:1")
+            worker = here.start(pool="threads")
+        task_id = str(here.app.send_task(f"tests.support.shop.{task}", args).id)
+        assert worker.process.wait(60) == -signal.SIGKILL, worker.text[-3000:]
+        return task_id
+
+    return die
+
+
+def quiet(shop: Shop) -> None:
+    """Wait until nothing is left on the broker, for long enough that nothing is on its way."""
+    since, deadline = time.monotonic(), time.monotonic() + 90
+    while time.monotonic() < since + 2:
+        since = time.monotonic() if shop.leftovers() else since
+        assert since < deadline, shop.leftovers()
+        time.sleep(0.1)  # the broker can only be asked
+
+
+@pytest.mark.parametrize("order", ["moved.after", "record.after", "acknowledge.before"])
+def test_what_was_moved_when_its_worker_died_is_only_acknowledged(here: Shop, dying: Callable[..., str], order: str) -> None:
+    """It is due again, and runs once more, once: its original comes back to a worker that knows."""
+    task_id = dying(order, "fails", 1)
+    worker = here.start(pool="threads")
+    here.ended(task_id, "succeeded")
+    quiet(here)
+    assert [run["attempt"] for run in here.runs(task_id)] == [1, 2], worker.text[-3000:]
+    assert worker.text.count(KNOWN) == 1
+    assert here.letters() == []
+
+
+@pytest.mark.parametrize("order", ["confirm.before", "defer.after", "record.before"])
+@pytest.mark.parametrize("times", [1, 10])
+def test_what_was_being_moved_is_known_by_its_successor(here: Shop, dying: Callable[..., str], order: str, times: int) -> None:
+    """Its worker died before it had heard that the successor was there: whoever is handed that ends well or fails, and says so."""
+    task_id = dying(order, "fails", times)
+    worker = here.start(pool="threads")
+    here.ended(task_id, "succeeded" if times == 1 else "dead_lettered")
+    until(lambda: KNOWN in worker.text, what="the original to be known")
+    quiet(here)
+    assert [run["attempt"] for run in here.runs(task_id)] == [1, 2], worker.text[-3000:]
+    assert worker.text.count(KNOWN) == 1
+    assert len(here.letters()) == (times > 1)
+
+
+@pytest.mark.parametrize("order", ["moving.before", "moving.after"])
+def test_what_was_to_be_moved_and_was_not_is_delivered_again(here: Shop, dying: Callable[..., str], order: str) -> None:
+    """Whatever was written: nobody is ever handed a successor, and the message itself goes on."""
+    task_id = dying(order, "fails", 1)
+    worker = here.start(pool="threads")
+    here.ended(task_id, "succeeded", 120)
+    quiet(here)
+    assert [run["attempt"] for run in here.runs(task_id)] == [1, 1, 2]
+    assert KNOWN not in worker.text
+
+
+@pytest.mark.parametrize("order", ["moved.after", "record.after", "acknowledge.before"])
+def test_what_was_dead_when_its_worker_died_is_one_letter(here: Shop, dying: Callable[..., str], order: str) -> None:
+    """And is recorded as dead once."""
+    task_id = dying(order, "raises", "dead_letter")
+    worker = here.start(pool="threads")
+    until(lambda: KNOWN in worker.text, what="the original to be known")
+    quiet(here)
+    assert [letter["headers"]["id"] for letter in here.letters()] == [task_id]
+    assert here.outcomes_of(task_id).count("dead_lettered") == len(here.runs(task_id)) == 1
+
+
+@pytest.mark.parametrize("order", ["dead_letter.before", "confirm.before", "dead_letter.after", "record.before"])
+def test_what_died_before_its_word_was_written_is_never_acknowledged_away(
+    here: Shop, dying: Callable[..., str], order: str
+) -> None:
+    """Whether its letter arrived or not, it is delivered again. Where it did arrive, there may be two then: none is too few."""
+    task_id = dying(order, "raises", "dead_letter")
+    before = len(here.letters())
+    worker = here.start(pool="threads")
+    here.ended(task_id, "dead_lettered")
+    quiet(here)
+    assert len(here.letters()) == before + 1
+    assert KNOWN not in worker.text
+
+
+def test_a_letter_that_was_refused_has_no_word(here: Shop, rabbit: Rabbit) -> None:
+    """Its worker dies while the queue is full: the message comes again, and is a letter when there is room."""
+    with rabbit.connection() as connection:
+        channel = connection.default_channel
+        full = {"x-max-length": 1, "x-overflow": "reject-publish"}
+        channel.queue_declare("DLQ.celery", durable=True, auto_delete=False, arguments=full)
+        channel.basic_publish(message_of(sealed(task_message("filler")), target=("", "DLQ.celery")), "", "DLQ.celery")
+    first = here.start(pool="threads")
+    task_id = str(here.app.send_task("tests.support.shop.raises", ("dead_letter",)).id)
+    until(lambda: "transition.unroutable" in first.text, what="the refusal to be told")
+    first.kill()
+    second = here.start(pool="threads")
+    until(lambda: "transition.unroutable" in second.text, what="it to be refused again")
+    with rabbit.connection() as connection:
+        connection.default_channel.queue_purge("DLQ.celery")
+    here.ended(task_id, "dead_lettered")
+    assert [letter["headers"]["id"] for letter in here.letters()] == [task_id]
+    assert KNOWN not in second.text
+
+
+def test_what_went_back_without_having_run_is_run_however_often_it_comes_again(here: Shop) -> None:
+    """Given back by a worker that stops, it is the same message: no word may stand for it, or the next crash would end it."""
+    running = str(here.app.send_task("tests.support.shop.naps", (2,)).id)
+    waiting = str(here.app.send_task("tests.support.shop.ok").id)
+    first = here.start(pool="threads", concurrency=1)
+    until(lambda: here.runs(running), what="the first to run")
+    first.stop()
+    assert not here.runs(waiting)
+    blocking = str(here.app.send_task("tests.support.shop.naps", (3600,)).id)
+    second = here.start("--prefetch-multiplier=10", pool="threads", concurrency=1)
+    until(lambda: here.runs(blocking) or here.runs(waiting), what="the second to have them")
+    second.kill()
+    third = here.start(pool="threads", concurrency=2)
+    here.ended(waiting, "succeeded")
+    assert KNOWN not in third.text
+
+
+def test_without_a_right_to_a_journal_all_goes_on_as_without_one(here: Shop, rabbit: Rabbit, dying: Callable[..., str]) -> None:
+    """The worker says so once; what was moved when it died goes on twice, and nothing is lost."""
+    rabbit.ctl("set_permissions", USER, f"^(?!{JOURNAL})", ".*", ".*")
+    task_id = dying("acknowledge.before", "raises", "dead_letter")
+    worker = here.start(pool="threads")
+    until(lambda: len(here.letters()) == 2, what="the second letter")
+    assert {letter["headers"]["id"] for letter in here.letters()} == {task_id}
+    assert worker.text.count("event=journal.missing") == 1
+
+
+# the journal itself
+
+
+@pytest.fixture
+def journal(rabbit: Rabbit) -> Iterator[Journal]:
+    """A journal, declared, on the test's virtual host."""
+    with rabbit.connection() as connection:
+        connection.connect()
+        assert declare_journal(connection.connection, JOURNAL)
+    made = Journal(lambda: opened(rabbit), JOURNAL)
+    yield made
+    made.close()
+
+
+def opened(rabbit: Rabbit) -> Any:
+    """A connection that is open."""
+    connection = rabbit.connection()
+    connection.connect()
+    return connection
+
+
+def write(rabbit: Rabbit, *messages: amqp.Message) -> None:
+    """Write into the journal, as anybody may who may publish."""
+    with rabbit.connection() as connection:
+        for message in messages:
+            connection.default_channel.basic_publish(message, routing_key=JOURNAL)
+
+
+def answers(journal: Journal, words: list[bytes]) -> dict[bytes, bool]:
+    """Ask for these words; the answers, by and by."""
+    told: dict[bytes, bool] = {}
+    for word in words:
+        journal.ask(word, lambda is_there, word=word: told.update({word: is_there}))  # type: ignore[misc]
+    return told
+
+
+def test_each_word_is_found_and_no_other(rabbit: Rabbit, journal: Journal) -> None:
+    """Whatever else is written there, by whomever; and a word that comes within the second that a reader waits."""
+    words = [bytes([number]) * 16 for number in range(100)]
+    nonsense = [
+        amqp.Message("no word"),
+        amqp.Message(b"\xff" * 100_001),
+        amqp.Message(HAS_MOVED + b"short"),
+        amqp.Message(IS_MOVING + b"x" * 37),
+    ]
+    write(rabbit, entry(HAS_MOVED, words[:50]), *nonsense, entry(HAS_MOVED, words[50:98]), entry(HAS_HAD, words[99:]))
+    told = answers(journal, words)
+    write(rabbit, entry(HAS_MOVED, [words[98]]))
+    until(lambda: len(told) == len(words), what="the answers")
+    assert [told[word] for word in words] == [True] * 99 + [False]
+
+
+@pytest.mark.parametrize("kind", [HAS_HAD, HAS_MOVED])
+def test_what_became_of_a_successor_tells_that_it_was_there(
+    rabbit: Rabbit, journal: Journal, monkeypatch: pytest.MonkeyPatch, kind: bytes
+) -> None:
+    """However late that comes. One that is only being moved may be gone with its broker, and one of which nobody speaks, too."""
+    monkeypatch.setattr(amqp_journal, "MARGIN", 8.0)
+    known, unknown, successor, other, third = (bytes([number]) * 16 for number in range(5))
+    moves = [Moved(known, successor), Moved(unknown, other), Moved(other, third)]
+    write(rabbit, entry(IS_MOVING, [move.moving for move in moves]))
+    told = answers(journal, [known, unknown])
+    time.sleep(4)  # longer than a reader waits for a word: nothing may be told yet
+    assert told == {}
+    write(rabbit, entry(kind, [successor]))
+    until(lambda: len(told) == 2, 30, "the answers")
+    assert told == {known: True, unknown: False}
+
+
+def test_a_successor_that_is_long_in_coming_is_not_waited_for() -> None:
+    """Nor is a letter, which nobody is handed."""
+    assert Moved(b"w" * 16, b"s" * 16, 60).moving
+    assert not Moved(b"w" * 16, b"s" * 16, 61).moving
+    assert not Moved(b"w" * 16).moving
+
+
+def test_a_journal_that_cannot_be_read_holds_nobody_up(rabbit: Rabbit) -> None:
+    """Nothing is known then, and the log says so."""
+    told: list[bool] = []
+    made = Journal(lambda: opened(rabbit), JOURNAL)  # never declared
+    with capture_logs() as lines:
+        made.ask(b"w" * 16, told.append)
+        until(lambda: told, what="the answer")
+    assert told == [False]
+    assert [line["event"] for line in lines] == ["journal.unread"]
+    made.close()
+
+
+def test_a_word_is_of_one_delivery_of_one_message() -> None:
+    """Whatever else differs makes another word; what the broker writes when it hands a message over does not."""
+    first = task_message("a")
+    again = redelivered(first, "celery", seen_ms=1, attempt=None)
+    waiting = deferred(first, "celery", seen_ms=1, eta="2026-01-01T00:00:00+00:00")
+    alive = redriven(again, ("", "celery"))
+    raws = [sealed(each) for each in (first, task_message("b"), {**first, "body": "YQ=="}, again, waiting, alive)]
+    assert len({word_of(each, "celery") for each in raws} | {word_of(raws[0], "other")}) == len(raws) + 1
+    handed = {**first, "properties": {**first["properties"], "delivery_tag": "7"}}
+    assert word_of(sealed(handed), "celery") == word_of(raws[0], "celery")
+    for before, after in ((first, again), (first, waiting), (waiting, again), (again, alive)):
+        made = moved_of(sealed(before), sealed(after), "celery", 3)
+        assert made == Moved(word_of(sealed(before), "celery"), word_of(sealed(after), "celery"), 3)
+        assert moved_of(sealed(after), sealed(before), "celery", 3) is None
+    assert moved_of(raws[0], raws[0], "celery", 0) is None

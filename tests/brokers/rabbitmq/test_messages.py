@@ -1,0 +1,240 @@
+"""A message of RabbitMQ and its envelope: one into the other and back, without loss; names and events, too. Pure."""
+
+from __future__ import annotations
+
+import base64
+import json
+from datetime import UTC, datetime
+from decimal import Decimal
+from types import SimpleNamespace
+from typing import Any
+
+import amqp
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from redelivery.errors import EnvelopeError
+from redelivery.middleware.brokers.rabbitmq.events import events_of, packed
+from redelivery.middleware.brokers.rabbitmq.messages import (
+    DELIVERED,
+    EXPIRATION,
+    MAX_HEADERS,
+    delivery_count,
+    envelope_of,
+    message_of,
+)
+from redelivery.middleware.brokers.rabbitmq.names import BITS, MAX_DELAY, AmqpNames, address, delay_key
+from redelivery.middleware.messages.events import ENTRY, Event, Outcome
+from redelivery.middleware.messages.numbering import Numbering
+from redelivery.middleware.messages.steps import HEADER, Envelope, opened
+
+
+def received(message: amqp.Message, **info: Any) -> Any:
+    """The message as a consumer is given it: through py-amqp's own writing and reading."""
+    wire = amqp.Message()
+    wire._load_properties(60, message._serialize_properties(), 0)
+    body = message.body.encode() if isinstance(message.body, str) else message.body
+    properties = dict(wire.properties)
+    return SimpleNamespace(body=body, properties=properties, delivery_info={"exchange": "", "routing_key": "orders", **info})
+
+
+def there_and_back(message: amqp.Message, **info: Any) -> Any:
+    """Received, opened, sealed, published again, and received again."""
+    raw = envelope_of(received(message, **info), queue="orders")
+    return received(message_of(raw, target=("", "orders")))
+
+
+values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**63 - 1)
+    | st.floats(allow_nan=False)
+    | st.text(st.characters(codec="utf-8")),
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(st.text(st.characters(codec="ascii"), max_size=20), inner, max_size=4)
+    ),
+    max_leaves=12,
+)
+
+
+@given(st.binary(max_size=300), st.dictionaries(st.from_regex(r"h[a-z-]{0,20}", fullmatch=True), values, max_size=5))
+def test_body_and_headers_come_back_as_they_were(body: bytes, headers: dict[str, Any]) -> None:
+    """Bytes of any kind; numbers, texts, nothing, lists and tables in tables."""
+    again = there_and_back(amqp.Message(body, application_headers=headers, content_type="x/y", content_encoding="binary"))
+    assert (again.body, again.properties["application_headers"]) == (body, headers)
+    assert (again.properties["content_type"], again.properties["content_encoding"]) == ("x/y", "binary")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        b"\xff\x00 bytes",
+        datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC).replace(tzinfo=None),
+        Decimal("1.25"),
+        [b"\xfe"],
+        {"in": {"a": b"\xfd"}},
+        {"redelivery:is": "bytes"},
+    ],
+    ids=repr,
+)
+def test_what_json_has_no_word_for_comes_back_too(value: Any) -> None:
+    """Bytes, times, decimals, nested; and a table that looks like one of our marks."""
+    again = there_and_back(amqp.Message(b"", application_headers={"h": value}))
+    assert again.properties["application_headers"] == {"h": value}
+
+
+def test_all_properties_come_back() -> None:
+    """Each that a producer may set; whatever we move is persistent."""
+    properties = {
+        "correlation_id": "c",
+        "reply_to": "r",
+        "message_id": "m",
+        "timestamp": 1_700_000_000,
+        "type": "t",
+        "app_id": "a",
+        "cluster_id": "k",
+        "priority": 7,
+    }
+    again = there_and_back(amqp.Message(b"x", delivery_mode=1, application_headers={}, **properties))
+    assert {name: again.properties[name] for name in properties} == properties
+    assert again.properties["delivery_mode"] == 2
+
+
+def test_an_absent_priority_stays_absent() -> None:
+    """A queue with priorities takes it for the least; nobody else sees one."""
+    assert "priority" not in there_and_back(amqp.Message(b"x", application_headers={})).properties
+
+
+def test_what_the_broker_wrote_is_taken_off() -> None:
+    """`x-death`, its companions and the count; what merely begins like them stays."""
+    ours = {"x-mine": 1, "x-death-star": 2}
+    theirs = {"x-death": [{"count": 1}], "x-first-death-queue": "q", "x-last-death-reason": "expired", "x-delivery-count": 3}
+    again = there_and_back(amqp.Message(b"", application_headers={**ours, **theirs}))
+    assert again.properties["application_headers"] == ours
+
+
+def test_an_expiration_travels_where_the_broker_does_not_see_it() -> None:
+    """It would throw the message away in silence, and end a delay early; the envelope has it where kombu has it."""
+    raw = envelope_of(received(amqp.Message(b"", application_headers={}, expiration="1500")), queue="orders")
+    assert opened(raw)["properties"]["expiration"] == "1500"
+    moved = received(message_of(raw, target=("", "orders")))
+    assert "expiration" not in moved.properties
+    assert moved.properties["application_headers"][EXPIRATION] == "1500"
+    again = opened(envelope_of(moved, queue="orders"))
+    assert again["properties"]["expiration"] == "1500"
+    assert EXPIRATION not in again["headers"]
+
+
+def test_where_a_message_was_published_to_is_remembered() -> None:
+    """Through a move to its queue, through a delay of ours, and through one of Celery's own."""
+    raw = envelope_of(received(amqp.Message(b"", application_headers={}), exchange="shop", routing_key="orders.eu"), queue="orders")
+    moved = received(message_of(raw, target=("level", delay_key("orders", 5))))
+    assert moved.properties["application_headers"][DELIVERED] == {"exchange": "shop", "routing_key": "orders.eu"}
+    again = opened(envelope_of(moved, queue="orders"))
+    assert again["properties"]["delivery_info"] == {"exchange": "shop", "routing_key": "orders.eu"}
+    assert DELIVERED not in again["headers"]
+    delayed = received(
+        amqp.Message(b"", application_headers={}), exchange="celery_delayed_delivery", routing_key=delay_key("orders", 9)
+    )
+    late = opened(envelope_of(delayed, queue="orders", origin=("shop", "orders.#")))
+    assert late["properties"]["delivery_info"] == {"exchange": "shop", "routing_key": "orders"}
+    ours = received(
+        amqp.Message(b"", application_headers={}), exchange=AmqpNames().delivery_exchange, routing_key=delay_key("orders", 9)
+    )
+    late = opened(envelope_of(ours, queue="orders", origin=("shop", "orders.#")))
+    assert late["properties"]["delivery_info"] == {"exchange": "shop", "routing_key": "orders.#"}
+
+
+def test_the_broker_is_believed_how_often_it_has_handed_over() -> None:
+    """A quorum queue counts; a classic one only marks."""
+
+    def count(headers: dict[str, Any], redelivered: bool) -> int:
+        return delivery_count(received(amqp.Message(b"", application_headers=headers), redelivered=redelivered))
+
+    assert (count({}, redelivered=False), count({}, redelivered=True)) == (0, 1)
+    assert (count({"x-delivery-count": 4}, redelivered=True), count({"x-delivery-count": "no"}, redelivered=False)) == (4, 0)
+
+
+@given(st.text(st.characters(codec="utf-8"), min_size=1, max_size=300), st.integers(1, MAX_DELAY - 1))
+def test_a_delay_key_fits_and_ends_in_one_queues_address(queue: str, seconds: int) -> None:
+    """255 bytes at the most; the bits say the seconds; wildcards stand only in bindings."""
+    key = delay_key(queue, seconds)
+    words = key.split(".")
+    assert len(key.encode()) <= 255
+    assert int("".join(words[:BITS]), 2) == seconds
+    assert key.endswith(f".{address(queue)}")
+    assert not {"*", "#"} & set(address(queue).split("."))
+
+
+def test_a_queues_binding_matches_its_own_address_alone() -> None:
+    """`orders` is not given what waits for `eu.orders`: as many words as the bits have, then the name."""
+    assert AmqpNames().binding_of("orders") == ".".join(["*"] * BITS + ["orders"])
+
+
+@given(
+    st.lists(
+        st.builds(
+            Event,
+            task_id=st.text(st.characters(codec="utf-8"), min_size=1, max_size=20),
+            outcome=st.sampled_from(list(Outcome)),
+            queue=st.text(st.characters(codec="utf-8"), max_size=20),
+            attempt=st.integers(0, 100),
+            delay_ms=st.none() | st.integers(0, 2**40),
+            nesting=st.integers(0, 3),
+        ),
+        max_size=5,
+    ),
+)
+def test_events_come_out_of_a_message_as_they_went_in(events: list[Event]) -> None:
+    """Their fields, their ids, the time of their ids, and that the clock is a worker's."""
+    numbers = Numbering()
+    numbered = [(numbers.next_id(), event) for event in events]
+    found = events_of(packed(numbered))
+    assert [each.to_entry() for each in found] == [each.to_entry() for each in events]
+    assert [each.event_id for each in found] == [event_id for event_id, _ in numbered]
+    assert all(each.clock == "worker" and each.at_ms == int(each.event_id.partition("-")[0]) for each in found)
+
+
+def test_the_ids_of_one_publisher_have_no_gap() -> None:
+    """A missing number shows that an event was lost."""
+    numbers = Numbering()
+    assert [each.rpartition(".")[2] for each in (numbers.next_id(), numbers.next_id(), numbers.next_id())] == ["1", "2", "3"]
+
+
+@pytest.mark.parametrize("body", [b"", b"{}", b"[1]", b'[{"i": "x"}]', b"\xff", json.dumps([{"i": "1-a", ENTRY[0]: "t"}]).encode()])
+def test_what_is_no_event_of_ours_is_refused(body: bytes) -> None:
+    """With what it is; but an empty list holds no event."""
+    with pytest.raises(EnvelopeError, match="not written by redelivery"):
+        events_of(body)
+
+
+def test_headers_that_fill_a_frame_cost_our_history_and_nothing_of_the_producers() -> None:
+    """126,000 bytes: one frame, with room for the rest; below it nothing is touched."""
+    envelope = Envelope(
+        attempt=20,
+        first_seen_ms=1,
+        origin={"queue": "orders"},
+        attempts=({"at": 1, "exception": "x" * 1000},) * 20,
+        deaths=({"queue": "orders", "reason": "exhausted", "detail": "d" * 1000},) * 20,
+        failure={"type": "ValueError", "traceback": "t" * 16_000},
+    )
+
+    def moved(size: int) -> Any:
+        headers = {"mine": "m" * size, HEADER: envelope.to_header()}
+        return message_of(
+            envelope_of(received(amqp.Message(b"", application_headers=headers)), queue="orders"), target=("", "orders")
+        )
+
+    fits, cut = moved(60_000), moved(100_000)
+    assert fits.properties["application_headers"][HEADER] == envelope.to_header()
+    assert len(cut._serialize_properties()) <= MAX_HEADERS
+    left = Envelope.of(cut.properties["application_headers"])
+    assert (left.attempt, left.failure, left.deaths[0]["reason"]) == (20, None, "exhausted")
+    assert cut.properties["application_headers"]["mine"] == "m" * 100_000
+
+
+def test_bytes_that_are_no_envelope_are_refused() -> None:
+    """Before anything is published."""
+    with pytest.raises(EnvelopeError):
+        message_of(base64.b64encode(b"x"), target=("", "orders"))

@@ -1,0 +1,366 @@
+"""What an operator meets on RabbitMQ alone: the cost of a look, queues that are gone, exchanges, and what the broker cannot do."""
+
+from __future__ import annotations
+
+import functools
+import json
+import time
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
+
+import amqp
+import pytest
+from celery import Celery
+from kombu import Exchange, Queue
+from pyarrow import parquet
+
+from redelivery import Redelivery
+from redelivery.errors import BrokerError
+from redelivery.middleware.brokers.rabbitmq import channel as amqp_channel
+from redelivery.middleware.brokers.rabbitmq.events import packed
+from redelivery.middleware.brokers.rabbitmq.names import OUTCOMES, OUTCOMES_EXCHANGE, AmqpNames
+from redelivery.middleware.brokers.rabbitmq.topology import declare_outcomes
+from redelivery.middleware.messages.events import Event, Outcome
+from redelivery.middleware.messages.numbering import Numbering
+from redelivery.workers.brokers.rabbitmq import gaps as amqp_gaps
+from redelivery.workers.brokers.rabbitmq.outcome_log import Listening, export_outcomes
+from redelivery.workers.brokers.rabbitmq.peek import Look, depth_of
+from tests.conformance.brokers import Place, letter
+from tests.faults.chaos.proxy import Proxy
+from tests.support.desk import LETTERS, QUEUE, Desk, task_message
+from tests.support.running import until
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.support.rabbit import Rabbit
+
+#: When the events of these tests were recorded: a minute before they begin.
+AT = round(time.time() * 1000) - 60_000
+TYPES = pytest.mark.parametrize("kind", ["classic", "quorum"])
+
+
+def place_of(rabbit: Rabbit, folder: Path, kind: str = "classic") -> Place:
+    """The same desk and letters as in the conformance suite."""
+    return Place(f"rabbit-{kind}", rabbit, folder)
+
+
+def numbers(look: Look) -> list[int]:
+    """The numbers of the task ids of what is looked at."""
+    return [int(json.loads(found.raw)["headers"]["id"]) for found in look]
+
+
+def fill(place: Place, count: int) -> None:
+    """So many letters, numbered."""
+    place.put(*(letter(task_message(str(number))) for number in range(count)))
+
+
+# looking
+
+
+@TYPES
+def test_looks_of_any_length_keep_the_order(rabbit: Rabbit, tmp_path: Path, kind: str) -> None:
+    """More letters than a broker keeps in order by itself; short looks after long ones; every look begins at the oldest."""
+    place, count = place_of(rabbit, tmp_path, kind), 150
+    fill(place, count)
+    with rabbit.connection() as connection:
+        for most in (count, 7, 60, 1, count, 33, count):
+            with Look(connection, LETTERS, most=most) as look:
+                assert numbers(look) == list(range(most))
+            assert until(lambda: depth_of(connection, LETTERS) == count, what="all to be back")
+
+
+def test_a_quorum_queue_counts_looks_and_a_classic_one_marks(rabbit: Rabbit, tmp_path: Path) -> None:
+    """What `--help` says that a look costs: so it is on this broker."""
+    for kind, after in (("classic", 1), ("quorum", 3)):
+        name = f"DLQ.{kind}"
+        place_of(rabbit, tmp_path, kind).put(letter(), name=name)
+        with rabbit.connection() as connection:
+            taken = []
+            for _ in range(4):
+                with Look(connection, name) as look:
+                    taken += [found.taken for found in look]
+        assert (taken[0], taken[-1]) == (0, after)
+
+
+@TYPES
+def test_a_looker_that_dies_loses_nothing(rabbit: Rabbit, tmp_path: Path, kind: str) -> None:
+    """Its connection is cut while it holds every letter, and has taken two: the others are back."""
+    fill(place_of(rabbit, tmp_path, kind), 20)
+    connection = rabbit.connection()
+    look = Look(connection, LETTERS)
+    look.__enter__()
+    found = list(look)
+    look.take(found[3])
+    look.take(found[9])
+    depth_of(connection, LETTERS)  # the acknowledgements have arrived
+    connection.collect()
+    assert until(lambda: rabbit.depth(LETTERS) == 18, what="the letters to be back")
+    with rabbit.connection() as again, Look(again, LETTERS) as look:
+        assert sorted(numbers(look)) == [number for number in range(20) if number not in {3, 9}]
+
+
+@TYPES
+def test_letters_that_were_taken_stay_away(rabbit: Rabbit, tmp_path: Path, kind: str) -> None:
+    """Two hundred acknowledgements, one behind the other, and the channel closed at once: none comes back."""
+    fill(place_of(rabbit, tmp_path, kind), 200)
+    with rabbit.connection() as connection:
+        with Look(connection, LETTERS) as look:
+            for found in list(look):
+                look.take(found)
+        with Look(connection, LETTERS) as look:
+            assert numbers(look) == []
+
+
+# going back
+
+
+def test_a_letter_goes_back_to_its_exchange_and_routing_key(rabbit: Rabbit, tmp_path: Path) -> None:
+    """A topic exchange with two queues: the key that it came by decides again; `--to` goes to one queue alone."""
+    place = place_of(rabbit, tmp_path)
+    desk = place.desk()
+    topic = Exchange("shop", type="topic")
+    desk.app.amqp.queues.add(Queue(QUEUE, topic, routing_key="eu.#"))
+    with rabbit.connection() as connection:
+        for name in ("eu", "all"):
+            key = "#" if name == "all" else "eu.#"
+            Queue(name, topic, routing_key=key).bind(connection.default_channel).declare()
+    for task_id in ("by-key", "by-queue"):
+        message = task_message(task_id)
+        message["properties"]["delivery_info"] = {"exchange": "shop", "routing_key": "eu.paris"}
+        place.put(letter(message))
+    desk.json("dlq", "redrive", LETTERS, "--id", "by-key")
+    assert (place.ids("eu"), place.ids("all")) == (["by-key"], ["by-key"])
+    with rabbit.connection() as connection:
+        message = connection.default_channel.basic_get("eu", no_ack=True)
+        assert (message.delivery_info["exchange"], message.delivery_info["routing_key"]) == ("shop", "eu.paris")
+    desk.app.amqp.queues["eu"].bind(desk.app.connection_for_write().default_channel)
+    assert desk.json("dlq", "redrive", LETTERS, "--id", "by-queue", "--to", "eu")["moved"] == 1
+    assert (place.ids("eu"), place.ids("all")) == (["by-queue"], ["by-key"])
+
+
+@TYPES
+def test_a_letter_whose_queue_is_gone_stays_and_says_why(rabbit: Rabbit, tmp_path: Path, kind: str) -> None:
+    """Unroutable is not lost: nothing is recorded, the letter lies where it lay, and the command says what to do."""
+    place = place_of(rabbit, tmp_path, kind)
+    desk = place.desk()
+    fill(place, 3)
+    with rabbit.connection() as connection:
+        connection.default_channel.queue_delete(QUEUE)
+    done = desk.json("dlq", "redrive", LETTERS, "--all", "--yes")
+    assert done["moved"] == 0
+    ((why, count),) = done["left"].items()
+    assert count == 3
+    assert "--to" in why
+    assert place.ids(LETTERS) == ["0", "1", "2"]
+    assert rabbit.events() == []
+
+
+def test_a_letter_whose_exchange_is_gone_stays_and_the_others_go(rabbit: Rabbit, tmp_path: Path) -> None:
+    """One letter's exchange was deleted; its neighbours are sent back all the same."""
+    place = place_of(rabbit, tmp_path)
+    desk = place.desk()
+    desk.app.amqp.queues.add(Queue(QUEUE, Exchange("deleted"), routing_key="x"))
+    gone = task_message("gone")
+    gone["properties"]["delivery_info"] = {"exchange": "deleted", "routing_key": "x"}
+    place.put(letter(task_message("before")), letter(gone), letter(task_message("behind")))
+    done = desk.json("dlq", "redrive", LETTERS, "--all")
+    assert (done["moved"], list(done["left"].values())) == (2, [1])
+    assert (place.ids(QUEUE), place.ids(LETTERS)) == (["before", "behind"], ["gone"])
+
+
+# the outcome log
+
+
+def record(rabbit: Rabbit, count: int, *, after: int = 0) -> None:
+    """So many events, five in a message, and a message of somebody else among them; `after` so many others."""
+    with rabbit.connection() as connection:
+        channel = connection.connection.channel()
+        declare_outcomes(connection.connection, AmqpNames(), 2**20)
+        channel.confirm_select()
+        for start in range(after, after + count, 5):
+            events = [
+                (f"{AT}-abc.{number + 1}", Event(task_id=str(number), outcome=Outcome.SUCCEEDED))
+                for number in range(start, start + 5)
+            ]
+            amqp.Channel.basic_publish_confirm(channel, amqp.Message(packed(events), delivery_mode=2), OUTCOMES_EXCHANGE, OUTCOMES)
+        amqp.Channel.basic_publish_confirm(channel, amqp.Message(b"not ours", delivery_mode=2), OUTCOMES_EXCHANGE, OUTCOMES)
+
+
+def test_an_export_that_dies_before_it_acknowledges_is_done_again(
+    rabbit: Rabbit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The files were written, the events are still in the log: the next export writes them again, under the same ids."""
+    record(rabbit, 20)
+    names = AmqpNames()
+
+    def dies(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, rabbit.connection() as connection:
+        patched.setattr(Look, "take", dies)
+        with pytest.raises(KeyboardInterrupt):
+            export_outcomes(connection, names, str(tmp_path), format="jsonl")
+    assert len(list(tmp_path.rglob("outcomes-*.jsonl"))) == 1
+    with rabbit.connection() as connection:
+        done = export_outcomes(connection, names, str(tmp_path), format="jsonl")
+        assert (done.events, done.refused) == (20, 1)
+        assert export_outcomes(connection, names, str(tmp_path), format="jsonl").events == 0
+    lines = [line for file in tmp_path.rglob("outcomes-*.jsonl") for line in file.read_text().splitlines()]
+    assert {json.loads(line)["event_id"] for line in lines} == {f"{AT}-abc.{number}" for number in range(1, 21)}
+
+
+def test_an_export_in_small_batches_has_every_event_once(rabbit: Rabbit, tmp_path: Path) -> None:
+    """Each batch is acknowledged by itself, and ends with a whole message of the log."""
+    record(rabbit, 50)
+    names = AmqpNames()
+    with rabbit.connection() as connection:
+        done = export_outcomes(connection, names, str(tmp_path), format="jsonl", batch=7)
+    lines = [json.loads(line)["task_id"] for file in tmp_path.rglob("outcomes-*.jsonl") for line in file.read_text().splitlines()]
+    assert sorted(lines, key=int) == [str(number) for number in range(50)]
+    assert done.events == 50
+
+
+def test_what_left_the_log_unexported_is_a_gap(rabbit: Rabbit, tmp_path: Path) -> None:
+    """Ten events go at the log's head between two exports: ten are reported; nothing is, where all are there."""
+    names = AmqpNames()
+    for gone, lost in ((0, []), (2, [10])):
+        record(rabbit, 20, after=20 * bool(gone))
+        with rabbit.connection() as connection:
+            for _ in range(gone):
+                assert connection.default_channel.basic_get("redelivery.outcomes", no_ack=True) is not None
+        with rabbit.connection() as connection:
+            done = export_outcomes(connection, names, str(tmp_path), format="jsonl")
+        assert [gap.lost for gap in done.gaps] == lost
+    (noted,) = [json.loads(line) for line in (tmp_path / "_gaps.jsonl").read_text().splitlines()]
+    assert (noted["after"], noted["before"], noted["why"]) == ("abc.20", f"{AT}-abc.31", "cap")
+
+
+def test_an_announcement_that_did_not_arrive_is_no_gap(rabbit: Rabbit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its connection is cut just after an export; Celery publishes the task again, and its event with it: nothing left the log."""
+    monkeypatch.setattr(amqp_gaps, "YOUNG_MS", -60_000)  # as if a minute had gone
+    monkeypatch.setattr(amqp_channel, "NUMBERS", Numbering())  # as in a process that has published nothing yet
+    proxy, names = Proxy(rabbit.node.port).start(), AmqpNames()
+    app = Celery("cut", broker=rabbit.url.replace(f":{rabbit.node.port}/", f":{proxy.port}/"), set_as_current=False)
+    app.conf.broker_transport_options = {"confirm_publish": True}
+    Redelivery(app)
+    try:
+        for withheld in (0, 1):
+            app.send_task("shop.pack")
+            if not withheld:
+                proxy.withhold_request(b'"o":"published"')
+                with rabbit.connection() as connection:
+                    done = export_outcomes(connection, names, str(tmp_path), format="jsonl")
+                assert (done.events, done.gaps) == (1, [])
+            assert proxy.withheld == withheld
+        with rabbit.connection() as connection:
+            done = export_outcomes(connection, names, str(tmp_path), format="jsonl")
+        assert (done.events, done.gaps) == (1, [])
+    finally:
+        app.close()
+        proxy.stop()
+
+
+def test_of_two_exports_at_once_one_is_refused(rabbit: Rabbit, tmp_path: Path) -> None:
+    """It says so; and when the first has ended, the next may go."""
+    record(rabbit, 5)
+    names = AmqpNames()
+    with rabbit.connection() as one:
+        assert export_outcomes(one, names, str(tmp_path)).events == 5
+        with rabbit.connection() as other, pytest.raises(BrokerError, match="another export runs"):
+            export_outcomes(other, names, str(tmp_path))
+    with rabbit.connection() as other:
+        until(lambda: not is_refused(other, names, tmp_path), what="the first export's connection to be closed")
+
+
+def is_refused(connection: Any, names: AmqpNames, folder: Path) -> bool:
+    """Whether another export is still known to the broker."""
+    try:
+        export_outcomes(connection, names, str(folder))
+    except BrokerError:
+        return True
+    return False
+
+
+def hears(listener: Listening, heard: list[Event], count: int) -> bool:
+    """Whether so many events have been heard by now."""
+    heard += listener.heard()
+    return len(heard) == count
+
+
+def test_whoever_listens_takes_nothing_from_the_log(rabbit: Rabbit) -> None:
+    """Two listeners hear every event; the log still has all of its messages."""
+    names = AmqpNames()
+    with rabbit.connection() as one, rabbit.connection() as other:
+        listeners = [Listening(one, names), Listening(other, names)]
+        record(rabbit, 10)
+        for listener in listeners:
+            heard: list[Event] = []
+            until(functools.partial(hears, listener, heard, 10), what="ten events")
+    assert rabbit.depth("redelivery.outcomes") == 3
+
+
+def test_whoever_follows_is_told_each_event_as_it_comes(rabbit: Rabbit) -> None:
+    """`outcomes tail -f`: from now on, in their order."""
+    with rabbit.connection() as connection:
+        following = Listening(connection, AmqpNames()).follow()
+        record(rabbit, 10)
+        assert [next(following).task_id for _ in range(10)] == [str(number) for number in range(10)]
+
+
+def test_a_worker_exports_the_log_by_itself(rabbit: Rabbit, tmp_path: Path) -> None:
+    """`outcome_export` in the settings: the events are in files, and no longer in the log."""
+    place = place_of(rabbit, tmp_path)
+    shop = place.shop(settings={"outcome_export": str(tmp_path / "events"), "outcome_export_every": 1})
+    shop.start(pool="threads", concurrency=1)
+    try:
+        task_id = shop.send("ok")
+        shop.ended(task_id, "succeeded")
+        until(lambda: {"published", "succeeded"} <= exported(tmp_path / "events"), what="the export")
+        until(lambda: rabbit.depth(OUTCOMES) == 0, what="the log to be empty")
+    finally:
+        shop.stop()
+
+
+def exported(folder: Path) -> set[str]:
+    """The outcomes in the files of an export."""
+    files = [file for file in folder.rglob("outcomes-*.parquet") if not file.name.startswith(".")]
+    return {str(row["outcome"]) for file in files for row in parquet.read_table(file).to_pylist()}
+
+
+# what is there
+
+
+def test_what_waits_to_be_run_is_counted_and_listed_only_when_asked(rabbit: Rabbit, tmp_path: Path) -> None:
+    """`inventory export`: a number and a warning; with `--look`, rows; `task show` says what it did not look at."""
+    place = place_of(rabbit, tmp_path)
+    desk = place.desk()
+    task_id = desk.app.send_task("desk.pack").id
+    done = desk.run("inventory", "export", "--to", str(tmp_path / "one"), "--format", "jsonl")
+    assert f"{QUEUE}: 1 message counted and not listed" in done.stderr
+    assert json.loads((tmp_path / "one" / "_taken.json").read_text())["unlisted"] == {QUEUE: 1}
+    assert desk.json("inventory", "export", "--to", str(tmp_path / "two"), "--format", "jsonl", "--look")["places"]["queue"] == 1
+    (row,) = [json.loads(line) for line in (tmp_path / "two" / "inventory.jsonl").read_text().splitlines()]
+    assert (row["task_id"], row["place"]) == (task_id, "queue")
+    shown = desk.json("task", "show", task_id)
+    assert [event["outcome"] for event in shown["events"]] == ["published"]
+    assert shown["cut"] == [f"{QUEUE}: 1 messages wait to be run, and a look would count as a delivery of each"]
+
+
+@pytest.mark.parametrize("words", [("dispatcher",), ("leave", "--yes")])
+def test_what_rabbitmq_needs_no_tool_for_is_refused_with_a_line(rabbit: Rabbit, words: tuple[str, ...]) -> None:
+    """Exit code 2, one line, and what happens instead."""
+    done = Desk(cast("Any", rabbit)).run(*words)
+    assert done.exit_code == 2
+    assert "on RabbitMQ" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_broker_that_does_not_answer_is_one_line() -> None:
+    """Exit code 2, and the address without its password."""
+    nowhere: Any = SimpleNamespace(url="amqp://u:secret@127.0.0.1:1//")
+    done = Desk(nowhere).run("dlq", "list")
+    assert done.exit_code == 2
+    assert "amqp://u:**@127.0.0.1:1//" in done.stderr
+    assert "secret" not in done.stderr
+    assert len(done.stderr.splitlines()) == 1

@@ -1,0 +1,159 @@
+"""What a worker on RabbitMQ says and refuses when it starts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from celery import Celery
+from kombu import Queue
+from structlog.testing import capture_logs
+
+from redelivery import Redelivery
+from redelivery.middleware.brokers import kind_of
+from redelivery.middleware.brokers.rabbitmq.names import BITS, AmqpNames
+from redelivery.middleware.brokers.rabbitmq.policies import warn_of_bypasses
+from redelivery.middleware.brokers.rabbitmq.topology import declare_delays, declare_letters, has_queue
+from redelivery.middleware.brokers.rabbitmq.transport import AmqpTransport
+from redelivery.middleware.brokers.redis.transport import RedisTransport
+from redelivery.middleware.ports import Capability
+from redelivery.middleware.worker.contradictions import contradictions
+from tests.support.lanes import first_quick
+from tests.support.running import Shop, until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tests.support.rabbit import Rabbit
+
+NOWHERE = "amqp://127.0.0.1:1//"
+
+
+@pytest.mark.parametrize(
+    ("settings", "word"),
+    [
+        ({"queues": {"orders": {"max_length": 5}}}, "x-max-length"),
+        ({"queues": {"#": {"dead_letter_time_to_live": 60}}}, "dlq purge"),
+        ({"queues": {"#": {"max_dead_letters": 60}}}, "dlq purge"),
+        ({"queues": {"#": {"redeliveries_per_second": 5}}}, "longer delays"),
+        ({"queues": {"#": {"auto_delete_dead_letter_resources": True}}}, "--if-empty"),
+        ({"wait_replicas": 1}, "quorum"),
+    ],
+    ids=str,
+)
+def test_what_rabbitmq_cannot_keep_is_refused_with_what_to_do(settings: dict[str, Any], word: str) -> None:
+    """Rather than left out in silence; on Redis it holds."""
+    (line,) = contradictions(Redelivery(Celery("refused", broker=NOWHERE, set_as_current=False), settings))
+    assert word in line
+    assert contradictions(Redelivery(Celery("kept", broker="redis://127.0.0.1:1/0", set_as_current=False), settings)) == []
+
+
+@pytest.mark.parametrize(
+    ("broker", "kind"), [("redis://x", "redis"), ("amqp://x", "amqp"), ("amqps://x", "amqp"), ("memory://", "generic")]
+)
+def test_the_kind_of_a_broker_is_told_by_its_address(broker: str, kind: str) -> None:
+    """Nobody is asked."""
+    app = Celery("kinds", broker=broker, set_as_current=False)
+    Redelivery(app)
+    assert kind_of(app) == kind
+
+
+def test_what_the_brokers_can_do_is_declared() -> None:
+    """Redis everything but what only a broker that gives back by itself needs."""
+    assert RedisTransport.capabilities | {Capability.REDELIVERY_COUNTS} == frozenset(Capability)
+    assert Capability.LEASES not in AmqpTransport.capabilities
+    assert {Capability.BROKER_DELAYS, Capability.DEAD_LETTER_QUEUES, Capability.OUTCOME_LOG} <= AmqpTransport.capabilities
+
+
+def test_queues_whose_declaration_bypasses_us_are_named(rabbit: Rabbit) -> None:
+    """What a queue's own arguments make the broker do: a line for each queue, with the arguments."""
+    app = Celery("bypassed", broker=rabbit.url, set_as_current=False)
+    arguments = {"x-dead-letter-exchange": "elsewhere", "x-delivery-limit": 3}
+    app.conf.task_queues = [
+        Queue("fine"),
+        Queue("argued", queue_arguments=arguments),
+        Queue("timed", expires=300.0, message_ttl=30.0),
+    ]
+    with capture_logs() as logs:
+        warn_of_bypasses(app, app.amqp.queues.consume_from)
+    said = {line["queue"]: line["arguments"] for line in logs if line["event"] == "broker.bypasses"}
+    assert said == {"argued": "x-dead-letter-exchange,x-delivery-limit", "timed": "x-message-ttl,x-expires"}
+
+
+def test_what_is_looked_at_has_no_delivery_limit(rabbit: Rabbit) -> None:
+    """Each look counts as a delivery, and RabbitMQ 4 lets a message of a quorum queue go after twenty: a delayed one too early."""
+    with rabbit.connection() as connection:
+        declare_delays(connection.connection, AmqpNames())
+        declare_letters(connection.connection, "DLQ.orders", "quorum")
+    arguments = rabbit.node.evaluate(f'[amqqueue:get_arguments(Q) || Q <- rabbit_amqqueue:list(<<"{rabbit.name}">>)].')
+    assert arguments.count(str(2**31 - 1)) == BITS + 1
+
+
+def test_a_delay_store_that_was_left_half_declared_is_declared_again(rabbit: Rabbit) -> None:
+    """Its end is there, as a worker left it that died meanwhile, and none of its levels leads there."""
+    names = AmqpNames()
+    with rabbit.connection() as connection:
+        made = connection.connection
+        connection.default_channel.exchange_declare(names.delivery_exchange, "topic", durable=True, auto_delete=False)
+        declare_delays(made, names)
+        assert all(has_queue(made, names.level(bit)) for bit in range(BITS))
+        bound = rabbit.node.evaluate(f'length(rabbit_binding:list(<<"{rabbit.name}">>)).')
+        connection.default_channel.exchange_delete(names.delays_declared)
+        declare_delays(made, names)
+        assert rabbit.node.evaluate(f'length(rabbit_binding:list(<<"{rabbit.name}">>)).') == bound
+
+
+def test_a_workers_line_says_what_its_broker_lacks(rabbit: Rabbit, folder: Path) -> None:
+    """Guarantee, and each capability that is missing; and a worker that cannot keep its settings ends with a line."""
+    server: Any = rabbit
+    shop = Shop(server, folder)
+    try:
+        worker = shop.start()
+        find: Callable[[], str] = lambda: next((each for each in worker.text.splitlines() if "worker.started" in each), "")  # noqa: E731 - short
+        line = until(find, what="the line")
+        assert "at least once: published with confirm, recorded, then acknowledged" in line
+        for name in sorted({"atomic_moves", "cancel_delayed", "exact_delays", "head_of_queue", "queue_bounds", "server_time"}):
+            assert name in line.partition("broker_lacks=")[2]
+        worker.stop()
+    finally:
+        shop.stop()
+    refused = Shop(server, folder, settings={"queues": {"#": {"max_length": 5}}}).start(wait=False)
+    assert refused.process.wait(120) != 0
+    assert "redelivery: error: max_length is not kept on RabbitMQ" in refused.text
+    assert "Traceback" not in refused.text
+
+
+def test_an_observing_worker_records_and_changes_nothing(rabbit: Rabbit, folder: Path) -> None:
+    """`mode="observe"`: Celery alone acknowledges, and drops what fails; no queue of letters appears."""
+    server: Any = rabbit
+    shop = Shop(server, folder, settings={"mode": "observe"})
+    try:
+        worker = shop.start()
+        fine, fails = shop.send("ok"), shop.send("fails")
+        shop.ended(fine, "succeeded")
+        assert shop.ended(fails, "discarded").reason == "exhausted"
+        assert len(shop.runs(fails)) == 1
+        assert rabbit.depth("DLQ.celery") is None
+        until(lambda: not rabbit.leftovers(), what="nothing to be left")
+        assert worker.stop() == 0
+    finally:
+        shop.stop()
+
+
+@pytest.mark.parametrize("pool", first_quick(["solo", "gevent"]))
+def test_other_pools_work_too(rabbit: Rabbit, folder: Path, pool: str) -> None:
+    """A retry, a letter and a delay, on pools without a hub or without processes; and a stop that leaves nothing behind."""
+    server: Any = rabbit
+    shop = Shop(server, folder, settings={"queues": {"#": {"redelivery_delay": 0.1, "max_delivery_attempts": 2}}})
+    try:
+        worker = shop.start(pool=pool)
+        once, always, later = shop.send("fails", 1), shop.send("fails"), shop.send("ok", countdown=2)
+        assert shop.ended(once, "succeeded").attempt == 2
+        assert shop.ended(always, "dead_lettered").reason == "exhausted"
+        shop.ended(later, "succeeded")
+        assert worker.stop() == 0
+        until(lambda: not rabbit.leftovers(), what="nothing to be left")
+        assert len(shop.letters()) == 1
+    finally:
+        shop.stop()

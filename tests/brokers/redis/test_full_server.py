@@ -1,0 +1,150 @@
+"""A full server (`maxmemory`, noeviction): it takes no more, and whatever frees memory goes on, until it is empty.
+
+Redis 7.0 refuses, when it is full, each command that stands in a transaction, and each script that adds before it has freed. Valkey
+9.1 forgives some of that, so all of it is tried on both.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from kombu.exceptions import OperationalError
+from redis.exceptions import RedisError
+from structlog.testing import capture_logs
+
+from redelivery.middleware.worker.lifecycle import begin
+from redelivery.workers.duties.lease import HELD_FOR, Lease
+from redelivery.workers.export.export import export_outcomes
+from redelivery.workers.operations.letters.filter import Filter
+from redelivery.workers.operations.letters.purge import purge
+from redelivery.workers.operations.letters.redrive import redrive
+from tests.support.desk import LETTERS, QUEUE, Desk, task_message
+from tests.support.running import Shop, until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.support.servers import Server
+
+
+@pytest.fixture
+def desk(any_server: Server) -> Iterator[Desk]:
+    """A desk on each kind of server."""
+    desk = Desk(any_server)
+    yield desk
+    any_server.client.config_set("maxmemory", 0)
+    desk.transport.close()
+
+
+def fill(server: Server) -> None:
+    """No more fits."""
+    server.client.config_set("maxmemory", 1)
+    with pytest.raises(RedisError, match="maxmemory"):
+        server.client.set("more", "x")
+
+
+def test_a_worker_starts_works_and_stops_on_a_full_server(any_server: Server, folder: Path) -> None:
+    """It declares and binds its queues, runs what is there, buries what fails, and leaves nothing behind."""
+    here = Shop(any_server, folder, settings={"queues": {"#": {"max_delivery_attempts": 1}}})
+    ids = [here.send("ok") for _ in range(8)]
+    doomed = here.send("fails", 1)
+    fill(any_server)
+    worker = here.start("-Q", "celery,fresh")
+    with pytest.raises((OperationalError, RedisError)):
+        here.send("ok", retry=False)
+    for task_id in ids:
+        here.ended(task_id, "succeeded")
+    here.ended(doomed, "dead_lettered")
+    any_server.client.client_kill_filter(_type="normal", skipme=True)  # it connects again, all of it
+    until(lambda: "owner.reconnected" in worker.text, what="the worker to come back")
+    assert worker.stop(seconds=60) == 0
+    assert here.leftovers() == {}
+    assert any_server.client.hgetall("redelivery:leases") == any_server.client.hgetall("redelivery:owners") == {}
+    assert "OutOfMemoryError" not in worker.text, worker.text[-3000:]
+    here.stop()
+
+
+def test_the_log_is_exported_from_a_full_server(desk: Desk, folder: Path) -> None:
+    """Which is what frees the most."""
+    for number in range(5):
+        desk.die(task_message(f"t{number}"))
+    recorded = [event.event_id for event in desk.events]
+    fill(desk.server)
+    assert export_outcomes(desk.client, desk.keys, str(folder / "out"), batch=3).events == len(recorded)
+    assert desk.client.xlen(desk.keys.outcomes) == 0
+    assert desk.server.client.hget(desk.keys.exported, "id").decode() == recorded[-1]
+    assert export_outcomes(desk.client, desk.keys, str(folder / "out")).events == 0
+
+
+def test_letters_go_back_and_away_on_a_full_server(desk: Desk) -> None:
+    """A redrive frees what it adds, and a purge frees."""
+    for name in ("a", "b", "c"):
+        desk.die(task_message(name))
+    fill(desk.server)
+    assert redrive(desk.transport, LETTERS, Filter(task_ids=frozenset({"a"}))).moved == 1
+    assert purge(desk.transport, LETTERS, Filter(task_ids=frozenset({"b"}))).moved == 1
+    assert (desk.ids(QUEUE), desk.ids(LETTERS)) == (["a"], ["c"])
+
+
+def test_what_is_due_leaves_the_delay_store_of_a_full_server(desk: Desk) -> None:
+    """And what is not due is told of."""
+    soon = desk.delay(task_message(), delay_ms=200)
+    desk.delay(task_message())
+    fill(desk.server)
+    assert desk.transport.promote(100)[:2] == (0, 0)
+    until(lambda: desk.transport.promote(100)[0] == 1, what="the first one to be due")
+    moved, _, seconds = desk.transport.promote(100)
+    assert moved == 0
+    assert 0 < (seconds or 0) <= 3600
+    assert desk.ids() == [soon]
+
+
+def test_what_is_held_is_kept_from_plain_workers_on_a_full_server(desk: Desk) -> None:
+    """For a day from now on; what is no longer held stays away."""
+    desk.publish()
+    tag, index = desk.hold(), desk.keys.unacked_index
+    desk.client.zadd(index, {tag: 1})
+    fill(desk.server)
+    desk.transport.extend([tag, "w:99"], HELD_FOR)
+    [(name, score)] = desk.server.client.zrange(index, 0, -1, withscores=True)
+    assert name.decode() == tag
+    assert abs(score - desk.transport.now_ms() / 1000 - HELD_FOR) < 60
+
+
+def test_an_owner_is_forgotten_on_a_full_server(desk: Desk) -> None:
+    """All that was noted of it."""
+    desk.publish()
+    tag = desk.hold("w")
+    desk.transport.acknowledge(tag, None)
+    fill(desk.server)
+    desk.transport.unregister("w")
+    assert desk.client.keys("*") == []
+
+
+def test_a_watch_goes_on_where_nothing_can_be_extended(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The right to do so is missing, say: the line says it, once in an hour, and a dead worker is fenced all the same."""
+    fenced: list[int] = []
+    lease = Lease(desk.install, lambda: fenced.append(1))
+    begin(desk.install, "here@desk")
+    desk.transport.register("dead", {"worker": "w@desk"})
+    desk.publish()
+    desk.client.rename(desk.keys.list(QUEUE), desk.keys.unacked_index)  # of another type: the server refuses
+    desk.install.owner.held["w:1"] = desk.install.owner.held.get("w:1")  # type: ignore[assignment]
+    clock = time.monotonic
+    with capture_logs() as logs:
+        for seconds in (0, 2, 4, 3601, 3603, 3605, 3607, 3609, 3611, 3613, 3615):
+            monkeypatch.setattr("redelivery.workers.duties.lease.time.monotonic", lambda seconds=seconds: clock() + seconds)
+            _step(lease)
+    assert [line["event"] for line in logs if line["event"].startswith("lease.not")] == ["lease.not_extended"]
+    assert fenced == [1]
+
+
+def _step(lease: Any) -> None:
+    """As its thread takes it."""
+    try:
+        lease.step()
+    except RedisError as exc:
+        lease.unanswered(exc)

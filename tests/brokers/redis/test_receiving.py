@@ -1,0 +1,186 @@
+"""Receiving on Redis, by its script on real servers and by a worker: what is taken, in which order, and when it asks again."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from redis import Redis
+from redis.exceptions import ResponseError
+
+from redelivery.middleware.brokers.redis.keys import Keys
+from redelivery.middleware.brokers.redis.receiver import Receiver
+from redelivery.middleware.brokers.redis.scripts import Script
+from redelivery.middleware.brokers.redis.wire import encoded
+from redelivery.middleware.messages.events import Event, Outcome
+from tests.support.bench import QUEUE, Bench
+from tests.support.running import until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.support.running import Shop
+    from tests.support.servers import Server
+
+
+@pytest.fixture
+def bench(any_server: Server) -> Bench:
+    """A bench on each kind of server."""
+    return Bench(any_server)
+
+
+def test_receive_takes_in_the_order_of_publication_and_holds_what_it_takes(bench: Bench) -> None:
+    """The oldest is first; each is in `unacked` under a minted tag, to be restored to its queue alone."""
+    bench.publish("a", "b", "c")
+    answer = bench.receive(2)
+    assert bench.bodies(answer) == ["a", "b"]
+    assert [answer[3], answer[6]] == [b"w:1", b"w:2"]
+    assert bench.waiting() == ["c"]
+    raw, exchange, queue = json.loads(bench.client.hget("unacked", "w:1"))
+    assert (raw["body"], exchange, queue) == ("a", "", QUEUE)
+
+
+def test_held_messages_are_hidden_from_plain_workers_sweeps_for_a_day(bench: Bench) -> None:
+    """The score in kombu's index lies a day ahead of the server's clock."""
+    tag = bench.take()
+    assert bench.client.zscore("unacked_index", tag) == pytest.approx(time.time() + 86_400, abs=60)
+
+
+def test_receive_takes_the_most_urgent_first_and_one_of_each_queue_in_turn(bench: Bench) -> None:
+    """Priority 0 is kombu's most urgent; within a priority no queue starves."""
+    bench.publish("slow", priority=9)
+    bench.publish("a1", "a2", "a3")
+    bench.publish("b1", queue="other")
+    assert bench.bodies(bench.receive(4, queues=(QUEUE, "other"))) == ["a1", "b1", "a2", "a3"]
+    assert bench.bodies(bench.receive(4)) == ["slow"]
+
+
+@pytest.mark.parametrize("budget", [2, 3, 4])
+def test_receive_keeps_its_budget(bench: Bench, budget: int) -> None:
+    """At one below, exactly and one above what is there."""
+    bench.publish("a", "b", "c")
+    assert len(bench.bodies(bench.receive(budget))) == min(budget, 3)
+
+
+def test_receive_stops_after_the_message_that_passes_the_byte_bound(bench: Bench) -> None:
+    """One message always goes through, however large it is."""
+    bench.publish("x" * 500, "b")
+    assert len(bench.bodies(bench.receive(10, room=100))) == 1
+    assert bench.waiting() == ["b"]
+
+
+def test_a_repeated_number_returns_the_same_batch(bench: Bench) -> None:
+    """A reply that was lost on its way is asked for again, and nothing more is taken."""
+    bench.publish("a", "b", "c")
+    first = bench.receive(2)
+    bench.transport.acknowledge("w:1", None)
+    again = bench.receive(2, number=1)
+    assert bench.bodies(first) == ["a", "b"]
+    assert bench.bodies(again) == ["b"]
+    assert bench.waiting() == ["c"]
+
+
+def test_an_overtaken_number_returns_nothing(bench: Bench) -> None:
+    """A request that comes late takes nothing for a reader that has gone."""
+    bench.publish("a")
+    bench.receive(1, number=1)
+    bench.receive(1, number=2)
+    bench.publish("b")
+    assert bench.receive(1, number=1)[0] == b"stale"
+    assert bench.waiting() == ["b"]
+
+
+def test_a_fenced_owner_is_given_nothing(bench: Bench) -> None:
+    """Its lease is gone: it must take a new token first."""
+    bench.publish("a")
+    assert bench.transport.fence("w", b"0")
+    assert bench.receive(1)[0] == b"fenced"
+    assert bench.waiting() == ["a"]
+
+
+def test_garbage_is_received_as_bytes(bench: Bench) -> None:
+    """The script never decodes, so what cannot be decoded does not stop it."""
+    bench.client.lpush(QUEUE, b"\xff\x00{not json")
+    assert bench.receive(1)[5] == b"\xff\x00{not json"
+
+
+def test_an_empty_receive_arms_a_push_for_at_most_so_many_owners(bench: Bench) -> None:
+    """The first owners are woken by the server; the others must ask."""
+    bench.transport.register("v", {})
+    assert bench.receive(1, number=1, token="w", most_armed=1)[2] == 1
+    assert bench.receive(1, number=1, token="v", most_armed=1)[2] == 0
+    assert bench.receive(1, number=2, token="w", most_armed=1)[2] == 1
+
+
+def test_a_message_that_cannot_be_held_stays_in_its_list(bench: Bench) -> None:
+    """Where the record fails, the message is put back in the same step."""
+    bench.publish("a")
+    bench.client.set("unacked", "not a hash")
+    with pytest.raises(ResponseError):
+        bench.receive(1)
+    assert bench.waiting() == ["a"]
+
+
+@pytest.mark.parametrize(("waiting", "budget", "spare", "is_armed"), [(2, 10, 2, True), (3, 10, 2, False), (2, 2, 4, False)])
+def test_who_has_taken_all_there_was_is_armed_with_the_same_call(
+    bench: Bench, waiting: int, budget: int, spare: int, is_armed: bool
+) -> None:
+    """Unless it has taken as much as it can use for now, or there may be more."""
+    bench.publish(*map(str, range(waiting)))
+    answer = bench.receive(budget, spare=spare)
+    assert (len(bench.bodies(answer)), answer[2]) == (min(waiting, budget), int(is_armed))
+    assert bool(bench.client.exists(bench.keys.armed(QUEUE))) is is_armed
+
+
+def test_a_list_of_another_type_arms_nobody(bench: Bench) -> None:
+    """What there is beside it is taken all the same, and the next call is told."""
+    bench.publish("a")
+    bench.client.set(bench.keys.list(bench.keys.list_name(QUEUE, 9)), "no list")
+    answer = bench.receive(10, spare=4)
+    assert (bench.bodies(answer), answer[2]) == (["a"], 0)
+    with pytest.raises(ResponseError, match="WRONGTYPE"):
+        bench.receive(10, spare=4)
+
+
+def test_an_idle_worker_asks_once_for_each_task(shop: Callable[..., Shop]) -> None:
+    """It is woken, takes the task, and is armed for the next one; besides that it asks every four or five seconds, to be safe."""
+    here = shop()
+    here.start()
+    client, keys = here.server.client, Keys()
+
+    def asked() -> int:
+        (token,) = client.hkeys(keys.leases)
+        return int(client.hget(keys.received(token.decode()), "number") or 0)
+
+    here.ended(here.send("ok"), "succeeded")
+    until(lambda: client.zcard(keys.armed("celery")) == 1, what="the worker to be armed")
+    before, began = asked(), time.monotonic()
+    for _ in range(20):
+        here.ended(here.send("ok"), "succeeded")
+    assert 20 <= asked() - before <= 21 + (time.monotonic() - began) / 4
+
+
+@pytest.mark.parametrize("refused", ["", "-ping"])
+def test_a_producer_is_answered_behind_a_word_and_by_its_own_answer(any_server: Server, refused: str) -> None:
+    """The word makes the server write to the waiting worker first; a user who may not say it publishes all the same."""
+    any_server.client.execute_command("ACL", "SETUSER", "producer", "on", ">secret", "~*", "&*", "+@all", *refused.split())
+    client = Redis(unix_socket_path=any_server.socket, username="producer", password="secret")
+    publish = Script("publish", answers_last=True)
+    event = encoded(Event(task_id="a", outcome=Outcome.PUBLISHED))
+    assert [publish(client, ["redelivery:outcomes", QUEUE], [message, "", *event]) for message in "abc"] == [1, 2, 3]
+    assert client.get("another command") is None
+
+
+def test_what_changes_while_it_asks_is_asked_about_at_once() -> None:
+    """An answer that was under way knows nothing of a queue that has just been added."""
+    owner: Any = type("Owner", (), {"held": {}})()
+    receiver = Receiver(owner, lambda: 8, lambda: 4, lambda *_: None)
+    receiver.asked()
+    receiver.wake()
+    receiver.found_nothing(is_armed=True)
+    assert receiver.seconds_to_wait() == 0
+    receiver.asked()
+    receiver.found_nothing(is_armed=True)
+    assert receiver.seconds_to_wait() > 3

@@ -1,0 +1,56 @@
+"""The server's clock, as a worker knows it: pure."""
+
+from __future__ import annotations
+
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from redelivery.middleware.brokers.redis import server_clock
+from redelivery.middleware.brokers.redis.server_clock import MEMORY, ServerClock
+
+
+@pytest.fixture
+def passing(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """This machine's monotonic clock (seconds), moved by hand."""
+    now = [1000.0]
+    monkeypatch.setattr(server_clock, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    return now
+
+
+def test_an_answer_that_is_read_late_does_not_set_the_clock_back(passing: list[float]) -> None:
+    """A busy worker reads an answer 0.9 s after it was given: what it knew before was truer."""
+    clock = ServerClock()
+    clock.heard(5_000_000)
+    passing[0] += 1.0
+    clock.heard(5_000_100)
+    assert clock.now_ms() == 5_001_000
+
+
+def test_an_answer_that_is_read_sooner_sets_it_right(passing: list[float]) -> None:
+    """The first answer had been read late."""
+    clock = ServerClock()
+    clock.heard(5_000_000)
+    passing[0] += 1.0
+    clock.heard(5_001_700)
+    passing[0] += 0.5
+    assert clock.now_ms() == 5_002_200
+
+
+def test_a_clock_that_was_set_back_is_believed_within_two_memories(passing: list[float]) -> None:
+    """What was heard before is forgotten in time."""
+    clock = ServerClock()
+    clock.heard(5_000_000)
+    for _ in range(3):
+        passing[0] += MEMORY
+        clock.heard(round(passing[0] * 1000))
+    assert clock.now_ms() == round(passing[0] * 1000)
+
+
+def test_it_is_known_once_it_was_heard() -> None:
+    """Before that it must be asked."""
+    clock = ServerClock()
+    assert not clock.is_known
+    clock.heard(round(time.time() * 1000))
+    assert clock.is_known

@@ -1,0 +1,1 @@
+"""Tests of Celery's own features, with ours around them."""

@@ -1,0 +1,1 @@
+"""Tests of a message's life on real workers."""

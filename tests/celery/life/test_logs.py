@@ -1,0 +1,171 @@
+"""The log: its events are a promise, and a host's own lines can carry what ours do."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import structlog
+from structlog.contextvars import bound_contextvars
+from structlog.testing import capture_logs
+
+from redelivery.middleware.logs import HIDDEN, TaskContext, log, redacting, told
+from tests.support.desk import harmless
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROOT = Path(__file__).resolve().parents[3]
+CALL = re.compile(r"\blog\.(debug|info|warning|error|exception|critical)\(\s*\"([a-z_]+\.[a-z_]+)\"")
+ROW = re.compile(r"^\| `([a-z_]+\.[a-z_]+)` \| (\w+) \|", re.MULTILINE)
+
+
+@pytest.fixture(autouse=True)
+def _unconfigured() -> Iterator[None]:
+    """Other tests capture logs, which configures structlog: here it begins as a host finds it."""
+    structlog.reset_defaults()
+    yield
+    structlog.reset_defaults()
+
+
+def written() -> Iterator[tuple[str, str]]:
+    """Every event that the code writes, with its level."""
+    for room in ("middleware", "workers", "settings"):
+        for path in (ROOT / room).rglob("*.py"):
+            for level, event in CALL.findall(path.read_text()):
+                yield event, "error" if level == "exception" else level
+
+
+def test_every_event_is_documented_with_its_level_and_nothing_else_is() -> None:
+    """`docs/logging.md` is the promise."""
+    assert set(ROW.findall((ROOT / "docs" / "logging.md").read_text())) == set(written())
+
+
+def test_our_lines_go_through_the_hosts_processors(caplog: pytest.LogCaptureFixture) -> None:
+    """Where the host has configured structlog, it decides what a line looks like."""
+    structlog.configure(processors=[structlog.processors.JSONRenderer(sort_keys=True)])
+    with caplog.at_level(logging.INFO, "redelivery"):
+        log.info("dispatcher.leads", worker="w")
+    with capture_logs() as captured:
+        log.info("dispatcher.leads", worker="w")
+    assert caplog.messages == ['{"event": "dispatcher.leads", "worker": "w"}']
+    assert captured == [{"event": "dispatcher.leads", "worker": "w", "log_level": "info"}]
+
+
+def test_a_line_is_rendered_once_where_the_hosts_handler_renders_too() -> None:
+    """As in Airflow: structlog writes JSON by loggers of its own, and the handlers of standard logging format by structlog."""
+    structlog.configure(processors=[structlog.processors.JSONRenderer()], logger_factory=structlog.PrintLoggerFactory())
+    out = io.StringIO()
+    handler, logger = logging.StreamHandler(out), logging.getLogger("redelivery")
+    renderer = structlog.processors.JSONRenderer(sort_keys=True)
+    chain: list[Any] = [structlog.stdlib.ProcessorFormatter.remove_processors_meta, structlog.processors.format_exc_info, renderer]
+    handler.setFormatter(structlog.stdlib.ProcessorFormatter(processors=chain))
+    logger.addHandler(handler)
+    try:
+        log.warning("owner.fenced", worker="w")
+        try:
+            raise ValueError("no")  # noqa: EM101, TRY301 - what is logged
+        except ValueError:
+            log.exception("hook.failed", hook="on_retry")
+    finally:
+        logger.removeHandler(handler)
+    first, second = (json.loads(line) for line in out.getvalue().splitlines())
+    assert first == {"event": "owner.fenced", "worker": "w", "level": "warning", "logger": "redelivery"}
+    assert (second["event"], second["hook"]) == ("hook.failed", "on_retry")
+    assert "ValueError: no" in second["exception"]
+
+
+def test_without_a_hosts_configuration_a_line_is_keys_and_values(caplog: pytest.LogCaptureFixture) -> None:
+    """It is written to the standard logger `redelivery`, at its level."""
+    with caplog.at_level(logging.INFO, "redelivery"):
+        log.warning("owner.fenced", worker="w", why="two words")
+    assert caplog.messages == ['event=owner.fenced worker=w why="two words"']
+    assert caplog.records[0].levelno == logging.WARNING
+
+
+def test_the_filter_puts_a_tasks_values_on_standard_records() -> None:
+    """Outside a task they are empty, so that a format may name them always."""
+    seen: list[dict[str, Any]] = []
+
+    class Keep(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            seen.append({name: getattr(record, name) for name in ("task_id", "attempt", "queue", "generation")})
+
+    logger, handler = logging.getLogger("tests.host"), Keep()
+    handler.addFilter(TaskContext())
+    logger.addHandler(handler)
+    with bound_contextvars(task_id="a", attempt=2, queue="orders", generation=0):
+        logger.warning("inside")
+    logger.warning("outside")
+    assert seen == [
+        {"task_id": "a", "attempt": 2, "queue": "orders", "generation": 0},
+        {"task_id": "", "attempt": "", "queue": "", "generation": ""},
+    ]
+
+
+SECRET = "4111-1111"
+HOSTILE = "x\x1b[2J\r\ny\u202ez"
+
+
+@pytest.mark.parametrize("processors", [None, [structlog.processors.KeyValueRenderer(repr_native_str=False)]])
+def test_what_strangers_wrote_moves_no_cursor(caplog: pytest.LogCaptureFixture, processors: list[Any] | None) -> None:
+    """In a value, a list, the text of an exception below the line; where the host renders, and where it does not."""
+    if processors is not None:
+        structlog.configure(processors=processors)
+    caplog.handler.setFormatter(logging.Formatter("%(message)s"))
+    try:
+        raise ValueError(HOSTILE)  # noqa: TRY301 - what is logged was raised
+    except ValueError:
+        log.exception("message.invalid", queue=HOSTILE, tags=[HOSTILE], facts={HOSTILE: HOSTILE})
+    assert harmless(caplog.text)
+    assert "x\\x1b[2J\\r" in caplog.text.replace("\\\\", "\\")
+    assert caplog.records[0].exc_info is not None  # for whoever wants the exception itself
+    with bound_contextvars(task_id=HOSTILE):
+        record = logging.LogRecord("host", logging.INFO, "", 0, "", None, None)
+        TaskContext().filter(record)
+    assert harmless(record.task_id)  # type: ignore[attr-defined]
+
+
+def test_no_line_has_credentials(caplog: pytest.LogCaptureFixture) -> None:
+    """In a destination, an error that repeats it, and a traceback."""
+    try:
+        raise OSError("no s3://KEY:SECRET@bucket/x")  # noqa: EM101, TRY003, TRY301 - as pyarrow's
+    except OSError as exc:
+        log.exception("outcome_log.export_failed", to="s3://KEY:SECRET@bucket/x?secret_key=SECRET", error=str(exc))
+    assert ("SECRET" in caplog.text, "s3://**@bucket/x" in caplog.text) == (False, True)
+
+
+@pytest.mark.parametrize("given", [True, "exception", "tuple"])
+def test_texts_of_exceptions_are_hidden_where_an_app_asks_for_it(caplog: pytest.LogCaptureFixture, given: Any) -> None:
+    """The places stay, and the types, of the whole chain."""
+
+    class App:
+        pass
+
+    app = App()
+    redacting.add(app)
+    with pytest.raises(ValueError, match=SECRET) as caught:
+        fail()
+    exc = caught.value
+    info = {"exception": exc, "tuple": (type(exc), exc, exc.__traceback__)}.get(given, given)
+    try:
+        raise exc
+    except ValueError:
+        log.error("hook.failed", exc_info=info, detail=SECRET)
+        log.exception("hook.failed")
+    assert told(exc) == "ValueError"
+    assert SECRET not in caplog.text
+    assert all(part in caplog.text for part in (f"KeyError: {HIDDEN}", f"ValueError: {HIDDEN}", "test_logs.py"))
+
+
+def fail() -> None:
+    """Raise an exception from another one."""
+    try:
+        raise KeyError(SECRET)  # noqa: TRY301 - what is chained was raised
+    except KeyError as exc:
+        raise ValueError(SECRET) from exc

@@ -1,0 +1,1 @@
+"""Tests of libraries beside Celery."""

@@ -1,0 +1,1 @@
+"""Tests of what a plain worker does, and ours does alike."""

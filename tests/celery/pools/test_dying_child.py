@@ -1,0 +1,31 @@
+"""Children that die beside each other: each attempt is counted, and none runs again unseen."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.support.running import Shop
+
+POLICY = {"redelivery_delay": 0.1, "redelivery_delay_multiplier": 1.0, "max_delivery_attempts": 3}
+
+
+@pytest.mark.full
+@pytest.mark.slow
+def test_of_children_that_die_beside_each_other_each_counts(shop: Callable[..., Shop]) -> None:
+    """Forty tasks kill their processes, six at a time: each of them runs as often as it may, and no other task runs twice."""
+    here = shop(settings={"queues": {"#": POLICY}})
+    here.start(concurrency=6)
+    poisons = [here.send("kills") for _ in range(40)]
+    innocents = [here.send("ok") for _ in range(40)]
+    for poison in poisons:
+        assert here.ended(poison, "dead_lettered", 240).reason == "worker_lost"
+    assert Counter(len(here.runs(poison)) for poison in poisons) == {3: len(poisons)}
+    for innocent in innocents:
+        here.ended(innocent, "succeeded", 60)
+    assert Counter(len(here.runs(innocent)) for innocent in innocents) == {1: len(innocents)}

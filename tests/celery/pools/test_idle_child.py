@@ -1,0 +1,36 @@
+"""An idle child has its task before the event loop comes round; one that has just died loses none."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.support.running import Shop
+
+
+def test_an_idle_child_begins_while_its_worker_looks_at_the_next_message(shop: Callable[..., Shop]) -> None:
+    """Both come in one batch; the second keeps the main process from its loop until the first has begun."""
+    here = shop()
+    first = here.send("ok")
+    second = here.send("follows", first)
+    here.start()
+    here.ended(second, "succeeded")
+    assert [run["begun"] for run in here.runs(second)] == [True]
+    here.ended(first, "succeeded")
+
+
+def test_what_is_written_to_children_that_have_just_died_runs_once(shop: Callable[..., Shop]) -> None:
+    """They are killed while they are idle, and a task comes at once: another child gets it, as its first delivery."""
+    here = shop()
+    here.start()
+    for _ in range(10):
+        before = here.send("ok")
+        here.ended(before, "succeeded")
+        os.kill(here.runs(before)[0]["pid"], signal.SIGKILL)
+        task_id = here.send("ok")
+        assert here.ended(task_id, "succeeded").attempt == 1
+        assert len(here.runs(task_id)) == 1

@@ -1,0 +1,183 @@
+"""Each way in which a stop could hang, or run a task again: what a signal interrupts is finished, or known not to have begun."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+
+from redelivery.middleware.messages.steps import HEADER, Envelope
+from redelivery.middleware.worker.pool_patches.threads import GRACE
+from tests.support.pooled import POOLS, pool_param
+from tests.support.running import ROOT, Shop, until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tests.support.rabbit import Rabbit
+    from tests.support.running import Worker
+
+#: More than a pipe holds, so that it is written in pieces.
+LARGE = "x" * 1_500_000
+SIGNALS = {"quit": (signal.SIGQUIT,), "int-twice": (signal.SIGINT, signal.SIGINT), "term-quit": (signal.SIGTERM, signal.SIGQUIT)}
+#: What a worker says when it has heard the first of two, and the last.
+HEARD = {signal.SIGTERM: "Warm shutdown", signal.SIGINT: "will initiate cold shutdown"}
+COLD = "will terminate all running tasks"
+
+
+def told(worker: Worker, signals: tuple[signal.Signals, ...]) -> None:
+    """Send these, each when the one before is heard."""
+    for at, number in enumerate(signals):
+        worker.process.send_signal(number)
+        words = COLD if at == len(signals) - 1 else HEARD[number]
+        until(lambda words=words: words in worker.text or worker.process.poll() is not None, what=words)  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("goes_on", [True, False], ids=["child-goes-on", "child-stands-still"])
+@pytest.mark.parametrize("signals", SIGNALS.values(), ids=SIGNALS)
+def test_a_task_that_is_half_written_to_its_child_goes_back(
+    shop: Callable[..., Shop], signals: tuple[signal.Signals, ...], goes_on: bool
+) -> None:
+    """Its child stands still, so that its pipe is full: it has not begun, and another worker runs it, as its first attempt."""
+    here = shop()
+    worker = here.start(concurrency=1)
+    before = here.send("ok")
+    here.ended(before, "succeeded")
+    (child,) = [run["pid"] for run in here.runs(before)]
+    os.kill(child, signal.SIGSTOP)
+    task_id = here.send("ok", LARGE)
+    until(lambda: f"[{task_id}] received" in worker.text, what="it to be received")
+    told(worker, signals)
+    if goes_on:
+        os.kill(child, signal.SIGCONT)
+    worker.process.wait(30)
+    assert not here.runs(task_id)
+    assert here.leftovers() == {"celery": 1}
+    here.start()
+    assert here.ended(task_id, "succeeded").attempt == 1
+    assert here.outcomes_of(task_id) == ["published", "succeeded"]
+
+
+def test_a_task_that_has_begun_unheard_is_ended(shop: Callable[..., Shop]) -> None:
+    """The main process is busy when the signal comes, and knows nothing of the task, which would run for an hour."""
+    here = shop()
+    task_id = here.send("naps", 3600)
+    here.send("follows", "nobody")
+    worker = here.start(wait=False)
+    until(lambda: here.runs(task_id), what="it to begin")
+    worker.process.send_signal(signal.SIGQUIT)
+    worker.process.wait(60)
+    assert here.outcomes_of(task_id) == ["published", "redelivery_scheduled"]
+    assert "unacked" not in here.leftovers()
+
+
+def test_a_child_that_does_not_end_when_it_is_told_to_is_killed(shop: Callable[..., Shop]) -> None:
+    """It stands still in the middle of its task; Celery would wait for it."""
+    here = shop()
+    worker = here.start(concurrency=1)
+    task_id = here.send("naps", 3600)
+    until(lambda: here.runs(task_id), what="it to begin")
+    os.kill(here.runs(task_id)[0]["pid"], signal.SIGSTOP)
+    worker.process.send_signal(signal.SIGQUIT)
+    worker.process.wait(30)
+    assert here.outcomes_of(task_id) == ["published", "redelivery_scheduled"]
+    assert here.leftovers() == {"celery": 1}
+
+
+@pytest.mark.parametrize("kind", ["classic", "quorum"])
+def test_what_ends_just_after_a_cold_shutdown_of_threads_does_not_run_again(rabbit: Rabbit, folder: Path, kind: str) -> None:
+    """RabbitMQ hands over again whatever is not acknowledged when the connection is closed: a worker waits for a moment."""
+    conf = {"task_default_queue_type": kind, "task_create_missing_queue_type": kind}
+    here = Shop(cast("Any", rabbit), folder, conf=conf)
+    try:
+        worker = here.start(pool="threads")
+        ids = [here.send("naps", GRACE / 2) for _ in range(2)]
+        until(lambda: len(here.runs()) == len(ids), what="both to begin")
+        worker.process.send_signal(signal.SIGQUIT)
+        worker.process.wait(60)
+        assert {tuple(here.outcomes_of(each)) for each in ids} == {("published", "succeeded")}
+        assert here.leftovers() == {}
+    finally:
+        here.stop()
+
+
+@pytest.mark.parametrize("pool", [pool_param(pool) for pool in POOLS])
+def test_a_signal_in_the_middle_of_a_question_about_a_start_holds_nobody_up(rabbit: Rabbit, folder: Path, pool: str) -> None:
+    """With the lock of that connection taken: a handler that talked to the broker would be given the next message there."""
+    here = Shop(cast("Any", rabbit), folder, module="tests.support.interrupted_shop")
+    try:
+        suspect = {HEADER: Envelope(delivery=1, suspect=True).to_header()}
+        ids = [str(here.app.send_task("tests.support.shop.ok", headers=suspect).id) for _ in range(4)]
+        worker = here.start(pool=pool, wait=False)
+        worker.process.wait(30)
+        assert COLD in worker.text
+        ended = [each for each in ids if here.outcomes_of(each)[-1] == "succeeded"]
+        assert len(here.runs()) == len(ended)
+        assert here.leftovers() == ({"celery": len(ids) - len(ended)} if len(ended) < len(ids) else {})
+    finally:
+        here.stop()
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+@pytest.mark.parametrize("signals", [SIGNALS["quit"], SIGNALS["term-quit"]], ids=["quit", "term-quit"])
+@pytest.mark.parametrize("part", ["handler", "pool"])
+def test_a_celery_that_a_stop_does_not_know_stops_as_its_own_does_and_a_line_says_so(
+    shop: Callable[..., Shop], part: str, signals: tuple[signal.Signals, ...], pool: str
+) -> None:
+    """A task of an hour is ended in a process; a thread ends by itself, and its task is not lost."""
+    here = shop(module="tests.support.unrecognised_shop", conf={"unrecognised": part})
+    worker = here.start(pool=pool)
+    task_id = str(here.app.send_task("tests.support.shop.naps", (3600 if pool == "prefork" else 5,)).id)
+    until(lambda: here.runs(task_id), what="it to begin")
+    assert ("event=stop.unknown" in worker.text) is (part == "handler")
+    told(worker, signals)
+    worker.process.wait(40)
+    assert "event=stop.unknown" in worker.text
+    assert "stop.overdue" not in worker.text
+    ended, left = ("redelivery_scheduled", {"celery": 1}) if pool == "prefork" else ("succeeded", {})
+    assert (here.outcomes_of(task_id), here.leftovers()) == (["published", ended], left)
+
+
+def test_what_is_received_after_a_cold_shutdown_has_begun_is_not_begun(rabbit: Rabbit, folder: Path) -> None:
+    """It was read together with the message in whose middle the signal comes, and takes none of the stop's time."""
+    here = Shop(cast("Any", rabbit), folder)
+    try:
+        here.send("follows", "nobody")
+        ids = [here.send("ok") for _ in range(3)]
+        worker = here.start(concurrency=1, wait=False)
+        until(
+            lambda: f"tests.support.shop.follows[{here.events[0].task_id}] received" in worker.text, what="the first to be received"
+        )
+        worker.process.send_signal(signal.SIGQUIT)
+        worker.process.wait(60)
+        assert [each for each in ids if f"[{each}] received" in worker.text] == []
+        assert here.leftovers() == {"celery": 4}
+    finally:
+        here.stop()
+
+
+STUCK = """
+import subprocess, sys, time
+from redelivery.middleware import last_resort
+last_resort.LAST = 0.2
+child = subprocess.Popen(["sleep", "3600"])
+print(child.pid, flush=True)
+made = last_resort.LastResort(lambda: [child.pid])
+made.begin()
+made.ask(0.1)
+time.sleep(3600)
+"""
+
+
+def test_a_process_that_is_held_by_something_else_ends_itself() -> None:
+    """Its children end with it, and it says where it was held."""
+    done = subprocess.run([sys.executable, "-c", STUCK], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert "stop.overdue" in done.stdout + done.stderr
+    with pytest.raises(ProcessLookupError):
+        until(lambda: os.kill(int(done.stdout.split()[0]), 0), 10)

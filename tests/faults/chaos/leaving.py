@@ -1,0 +1,62 @@
+"""Leaving in a run: now and then all workers are killed at once, and `redelivery leave` is killed in what it hands back.
+
+The next `leave` goes on, and so do the workers, when they are let in again: what was handed back is waited for once more.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from redis.exceptions import RedisError
+
+from tests.faults.chaos.faults import LEASE
+from tests.faults.chaos.turns import TIMEOUT
+
+if TYPE_CHECKING:
+    from tests.faults.chaos.fleet import Fleet
+    from tests.faults.chaos.plan import Plan
+
+__all__ = ["Leaving"]
+
+#: Messages that wait for long enough before the fleet is made to stand still, and seconds from one time to the next.
+ENOUGH, PAUSE = 6, 10.0
+
+
+class Leaving:
+    """Has the fleet stand still (`is_on`) while `leave` has anything to hand back."""
+
+    def __init__(self, fleet: Fleet, plan: Plan) -> None:
+        self.is_on = False
+        self._fleet, self._plan = fleet, plan
+        self._next = time.monotonic() + PAUSE
+
+    def turn(self) -> None:
+        """Begin, kill the next one, or end. Raises nothing where the broker is away: it is asked again."""
+        try:
+            if not self.is_on:
+                self._begin()
+            elif (running := self._fleet.alive("leave")) is not None:
+                if running.age > TIMEOUT:
+                    self._fleet.slay(running, "at_random")
+            elif self._plan.left("leave") and self._fleet.delayed(1):
+                self._fleet.start("leave", ["redelivery", "leave", "--yes"], self._plan.next("leave"), slot="leave")
+            else:
+                self.end()
+        except RedisError:
+            return
+
+    def end(self) -> None:
+        """Let the workers in again."""
+        self.is_on, self._next = False, time.monotonic() + PAUSE
+
+    def needs_messages(self) -> bool:
+        """Whether producers should publish what waits for long."""
+        return bool(self._plan.left("leave")) and not self.is_on and time.monotonic() >= self._next
+
+    def _begin(self) -> None:
+        if not self.needs_messages() or self._fleet.delayed(LEASE * 2) < ENOUGH:
+            return
+        self.is_on = True
+        for worker in self._fleet.workers():
+            self._fleet.slay(worker, "all_at_once")

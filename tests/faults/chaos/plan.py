@@ -1,0 +1,99 @@
+"""The plan: which process dies where, so that every boundary is come to often enough with a message in hand.
+
+A seed makes the order repeatable; what a run makes of it is not, because real processes and a real broker answer in their own time.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from tests.faults.chaos.boundary import Order
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+__all__ = ["BOUNDARIES", "FILE", "Plan", "around"]
+
+
+def around(*steps: str) -> tuple[str, ...]:
+    """Both sides of each step."""
+    return tuple(f"{step}.{side}" for step in steps for side in ("before", "after"))
+
+
+#: A file is written as a whole, and named when its bytes are on the disk; behind that, nothing is left but to say so.
+FILE = ("write.before", "name.before", "write.after")
+#: Nobody waits for the answers to these, in a worker with an event loop.
+UNDER_WAY = ("acknowledge.asked", "defer.asked")
+#: Who can be killed where. What a worker's pool child does is in `child`; commands are killed in the steps that they are there for.
+BOUNDARIES: dict[str, tuple[str, ...]] = {
+    "worker": (
+        *around("receive", "hand_over", "acknowledge", "defer", "dead_letter", "start", "accept", "release"),
+        *around("register", "unregister", "renew", "extend", "fence", "recover", "bind"),
+        *around("evict", "forget", "bound", "lead", "purge", "watch", "cancel"),
+        *UNDER_WAY,
+        *FILE,
+    ),
+    "child": (*around("run", "publish", "publish_within"), *FILE),
+    "dispatcher": around("promote", "lead", "resign"),
+    "producer": around("publish", "publish_within"),
+    "redrive": around("redrive"),
+    "purge": (*around("purge"), *FILE),
+    "move": around("move"),
+    "archivist": FILE,
+    "cancel": around("cancel"),
+    "reschedule": around("reschedule"),
+    "exporter": (*around("exported", "lead"), *FILE),
+    "inventory": FILE,
+    "leave": around("hand_back"),
+}
+#: Of these there are many in the life of a process that goes on: any of the first few may be the one.
+GOING_ON = {"worker", "producer"}
+FREQUENT = {"receive", "acknowledge", "defer", "hand_over", "publish", "run", "record", "announce"}
+
+
+class Plan:
+    """What is still to be hit. Boundaries are named `<role>:<boundary>`; `wanted` is how often each is to be."""
+
+    def __init__(
+        self,
+        seed: int,
+        wanted: int,
+        only: Iterable[str] | None = None,
+        boundaries: Mapping[str, tuple[str, ...]] = BOUNDARIES,
+    ) -> None:
+        self.chance = random.Random(seed)  # noqa: S311 - a scenario, no secret
+        names = [f"{role}:{each}" for role, its in boundaries.items() for each in its]
+        self.wanted = {name: wanted for name in names if only is None or name in set(only)}
+        self.hits: Counter[str] = Counter()
+        self.given: Counter[str] = Counter()
+
+    def next(self, role: str) -> Order | None:
+        """An order for a process of this role: of what is missing, what was given out least; None where nothing is missing."""
+        missing = [name for name in self.missing if name.startswith(f"{role}:")]
+        if not missing:
+            return None
+        fewest = min(self.given[name] for name in missing)
+        name = self.chance.choice([name for name in missing if self.given[name] == fewest])
+        self.given[name] += 1
+        boundary = name.partition(":")[2]
+        frequent = role in GOING_ON and boundary.partition(".")[0] in FREQUENT
+        return Order(boundary, self.chance.randint(1, 6) if frequent else 1)
+
+    def left(self, role: str) -> int:
+        """How many hits this role's boundaries lack."""
+        return sum(max(wanted - self.hits[name], 0) for name, wanted in self.wanted.items() if name.startswith(f"{role}:"))
+
+    def lacks(self, *boundaries: str) -> bool:
+        """Whether any of these, as they are named here, has not been hit often enough; a step stands for both its sides."""
+        return any(name.startswith(boundaries) for name in self.missing)
+
+    def hit(self, role: str, boundary: str) -> None:
+        """A process has died there."""
+        self.hits[f"{role}:{boundary}"] += 1
+
+    @property
+    def missing(self) -> list[str]:
+        """What has not been hit often enough."""
+        return sorted(name for name, wanted in self.wanted.items() if self.hits[name] < wanted)

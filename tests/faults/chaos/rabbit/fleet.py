@@ -1,0 +1,136 @@
+"""The fleet on RabbitMQ: a node behind a proxy, and the processes of a run.
+
+Enters: what to start, and a node, where it need not be the run's own. Leaves: as `tests.faults.chaos.fleet`; what is on the broker
+is asked of the node itself, past the proxy.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from kombu import Queue
+
+from redelivery.middleware.brokers.rabbitmq.names import JOURNAL, OUTCOMES
+from redelivery.workers.brokers.rabbitmq.peek import Look
+from redelivery.workers.letters import Letter
+from redelivery.workers.testing.rabbit_node import USER
+from tests.faults.chaos.fleet import Fleet
+from tests.faults.chaos.proxy import Proxy
+from tests.support.rabbit import TAP, Node
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+__all__ = ["DIED", "QUORUM", "RabbitFleet", "queues"]
+
+#: A quorum queue; one that lets its messages die by itself, and the queue where they lie then; one that gives `DLQ.spare` its name.
+QUORUM, BRIEF, DIED = "counted", "brief", "died"
+QUEUES = ("celery", QUORUM, BRIEF, "judged", "DLQ.judged", "spare")
+#: At least once, as only a quorum queue can, and where it may refuse a publication instead of dropping a message.
+OF_BRIEF = {
+    "x-queue-type": "quorum",
+    "x-message-ttl": 300,
+    "x-dead-letter-exchange": "",
+    "x-dead-letter-routing-key": DIED,
+    "x-dead-letter-strategy": "at-least-once",
+    "x-overflow": "reject-publish",
+}
+ARGUMENTS: Mapping[str, Mapping[str, Any]] = {QUORUM: {"x-queue-type": "quorum"}, BRIEF: OF_BRIEF}
+
+#: Seconds for which an answer of the node's is believed: each costs a process.
+LOOK_EVERY = 0.7
+
+
+def queues() -> list[Queue]:
+    """Of the fleet's app, as whoever publishes to them must know them."""
+    return [Queue(name, routing_key=name, queue_arguments=ARGUMENTS.get(name)) for name in QUEUES]
+
+
+class RabbitFleet(Fleet):
+    """The node, the proxy and the processes."""
+
+    ROOM = "tests.faults.chaos.rabbit"
+    #: Without confirms a producer cannot know that what it published into a connection that is cut is gone.
+    CONF: ClassVar[dict[str, Any]] = {"broker_transport_options": {"confirm_publish": True}, "broker_connection_max_retries": None}
+
+    NEEDLE = OUTCOMES.encode()
+
+    def __init__(self, folder: Path, settings: dict[str, Any], node: Node | None = None) -> None:
+        super().__init__(folder, settings)
+        self._is_own = node is None
+        self.node = Node(folder / "rabbit") if node is None else node
+        self._depths: dict[str, tuple[int, int]] | None = None
+        self._looked_at = 0.0
+
+    def _open_broker(self) -> None:
+        if self._is_own:
+            self.node.start()
+        self.rabbit = self.node.vhost()
+        with self.rabbit.connection() as connection:
+            connection.default_channel.queue_declare(DIED, durable=True, auto_delete=False)
+        self.proxy = Proxy(self.node.port).start()
+
+    def _close_broker(self) -> None:
+        self.proxy.stop()
+        if self._is_own:
+            self.node.stop()
+        else:
+            self.rabbit.remove()
+
+    @property
+    def _url(self) -> str:
+        return f"amqp://{USER}:{USER}@127.0.0.1:{self.proxy.port}/{self.rabbit.name}"
+
+    def restart(self) -> None:
+        """Kill the node, and start it again: all that it had confirmed is there."""
+        self.node.kill()
+        self.node.start()
+
+    def _told_besides(self, queues: str) -> Mapping[str, str]:
+        """A worker that consumes the quorum queue knows it."""
+        return {"CHAOS_QUORUM": "1" if QUORUM in queues.split(",") else ""}
+
+    # what is on the broker
+
+    def depths(self) -> dict[str, tuple[int, int]] | None:
+        """Messages that are ready and that are unacknowledged, by queue; None where the node does not answer."""
+        if time.monotonic() > self._looked_at + LOOK_EVERY:
+            try:
+                self._depths = self.rabbit.depths()
+            except (AssertionError, subprocess.SubprocessError):
+                self._depths = None
+            self._looked_at = time.monotonic()
+        return self._depths
+
+    def depth(self, queue: str) -> int:
+        """Messages that are ready in a queue; none where nobody answers."""
+        return (self.depths() or {}).get(queue, (0, 0))[0]
+
+    def waiting(self) -> int | None:
+        """How many messages wait or are held, dead letters and the outcome log aside, but for those that a handler is to see."""
+        depths = self.depths()
+        if depths is None:
+            return None
+        counted = {name: both for name, both in depths.items() if name in {"DLQ.judged", DIED} or not name.startswith("DLQ.")}
+        return sum(sum(both) for name, both in counted.items() if name not in {OUTCOMES, JOURNAL, TAP})
+
+    def held(self) -> int:
+        """How many messages are unacknowledged."""
+        return sum(unacked for _, unacked in (self.depths() or {}).values())
+
+    def letters(self) -> list[tuple[str, int, int, str]]:
+        """The life of each letter in a dead-letter queue: its task's id, nesting and generation, and its queue."""
+        found = []
+        with self.rabbit.connection() as connection:
+            for name in (name for name in self.rabbit.depths() if name.startswith("DLQ.")):
+                with Look(connection, name) as look:
+                    letters = [Letter.of(each.raw) for each in look]
+                found += [
+                    (each.contents.task_id, each.contents.nesting, envelope.generation, envelope.life_queue(each.queue or name))
+                    for each in letters
+                    for envelope in (each.contents.envelope,)
+                ]
+        return found

@@ -1,0 +1,28 @@
+"""Who can be killed where, on RabbitMQ (`tests.faults.chaos.rabbit.boundary` says what the steps are)."""
+
+from __future__ import annotations
+
+from tests.faults.chaos.plan import FILE, around
+
+__all__ = ["BOUNDARIES"]
+
+#: What is published and not confirmed.
+SENT = ("confirm.before",)
+BOUNDARIES: dict[str, tuple[str, ...]] = {
+    "worker": (
+        *around("receive", "acknowledge", "defer", "dead_letter", "recover", "release", "redrive", "record"),
+        *around("start", "declare", "keep", "rest"),
+        *SENT,
+    ),
+    "child": (*around("run", "announce", "publish"), *FILE),
+    "producer": around("announce", "publish", "declare"),
+    "redrive": (*around("redrive", "record", "acknowledge", "look", "give_back"), *SENT),
+    "move": (*around("move", "record", "acknowledge", "keep"), *SENT),
+    "importer": (*around("import", "record", "acknowledge", "keep"), *SENT),
+    "purge": (*around("record", "acknowledge"), *FILE),
+    "archivist": (*around("look", "give_back"), *FILE),
+    "cancel": around("record", "acknowledge"),
+    "reschedule": (*around("reschedule", "record", "acknowledge"), *SENT),
+    "exporter": (*around("acknowledge", "lock"), *FILE),
+    "inventory": (*around("look", "give_back", "listen"), *FILE),
+}

@@ -1,0 +1,161 @@
+"""One bounded chaos run on RabbitMQ, and that its account of a run sees each kind of fault."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+
+from redelivery.middleware.brokers.rabbitmq.names import OUTCOMES
+from tests.faults.chaos.plan import Plan
+from tests.faults.chaos.rabbit.account import Account, account
+from tests.faults.chaos.rabbit.harness import RabbitRun
+from tests.faults.chaos.rabbit.plan import BOUNDARIES
+from tests.support.lanes import seed
+from tests.support.running import Shop
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.support.rabbit import Node, Rabbit
+
+SEED = seed()
+#: Between all steps of a transition, and in each kind of process; the others are for `./dev chaos --broker rabbitmq`.
+CHOSEN = {
+    *("worker:receive.after", "worker:confirm.before", "worker:defer.after", "worker:dead_letter.after", "worker:record.after"),
+    *("worker:acknowledge.before", "worker:acknowledge.after", "worker:recover.after"),
+    *("child:run.after", "producer:announce.after", "producer:publish.after", "redrive:redrive.after", "exporter:write.after"),
+}
+LIFE = ("t", 0, 0, "celery")
+
+
+@pytest.mark.full
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_kill_between_any_two_steps_on_rabbitmq_loses_nothing_and_is_named(folder: Path, rabbit_node: Node) -> None:
+    """Nothing is lost; what ended twice has a word for it in the account, and what ran twice has one in the log."""
+    plan = Plan(SEED, 1, CHOSEN, BOUNDARIES)
+    faults = ("cut", "swallow", "kill_group")
+    run = RabbitRun(folder, SEED, plan, node=rabbit_node, faults=faults, pools=("threads", "prefork"))
+    run.open()
+    try:
+        run.go(seconds=300)
+        run.settle(300)
+        made = run.judge()
+    finally:
+        run.close()
+    again = f"again with: ./dev chaos --broker rabbitmq --seed {SEED}"
+    assert not run.plan.missing, f"{run.plan.missing} were not hit; {again}"
+    assert not made.faults, f"{made.faults[:10]}; {again}"
+    assert made.lives > 40
+
+
+def test_what_came_after_the_export_is_told_from_what_is_lost(folder: Path, rabbit: Rabbit) -> None:
+    """Both were recorded and are in no export; one is still in the log."""
+    run = RabbitRun(folder, SEED, Plan(SEED, 0, ()), node=rabbit.node)
+    run.fleet.rabbit = rabbit
+    shop = Shop(cast("Any", rabbit), folder, conf={"broker_transport_options": {"confirm_publish": True}})
+    task_id = shop.send("ok")
+    (late,) = run._unexported(set())
+    assert late.startswith(f"{task_id}: published was recorded, and is still in the log")
+    with rabbit.connection() as connection:
+        connection.default_channel.queue_purge(OUTCOMES)
+    assert run._unexported(set()) == [f"{task_id}: published was recorded, and no export has it"]
+    assert run._unexported({event.event_id for event in rabbit.events()}) == []
+
+
+# the account
+
+
+def told(*outcomes: str, **facts: Any) -> list[dict[str, Any]]:
+    """These events of one life."""
+    life = {"task_id": "t", "generation": 0, "queue": "celery", "reason": ""}
+    return [{**life, "event_id": str(at), "at_ms": at, "outcome": outcome, **facts} for at, outcome in enumerate(outcomes)]
+
+
+def made_of(*outcomes: str, letters: int = 0, said: str = "published", died: str = "", runs: int = 1) -> Account:
+    """The account of a task whose producer has said this, and died there."""
+    ledger = [{"id": "t", "said": "asked", "pid": 7}, {"id": "t", "said": said, "pid": 7}]
+    notes = [{"id": "t", "attempt": 1}] * runs
+    return account(told(*outcomes), [LIFE] * letters, notes, ledger, {7: died} if died else {})
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "facts"),
+    [
+        (["published", "succeeded"], {}),
+        (["published", "dead_lettered"], {"letters": 1}),
+        (["published", "dead_lettered", "purged"], {}),
+        (["published", "dead_lettered"], {"letters": 2}),
+        (["received", "succeeded"], {}),
+    ],
+)
+def test_a_life_that_balances_has_no_word(outcomes: list[str], facts: dict[str, Any]) -> None:
+    """One end, and a letter where it died; a letter that lies there twice is counted."""
+    made = made_of(*outcomes, **facts)
+    assert (made.words, made.faults, made.lives) == ({}, [], 1)
+    assert made.twice == (facts.get("letters", 0) > 1)
+
+
+@pytest.mark.parametrize(
+    ("word", "outcomes", "facts"),
+    [
+        ("duplicated", ["published", "succeeded", "succeeded"], {"runs": 2}),
+        ("duplicated", ["published", "dead_lettered", "succeeded"], {"letters": 1}),
+        ("orphaned", ["succeeded"], {}),
+        ("phantom_dead_letter", ["published", "succeeded"], {"letters": 1}),
+        ("phantom_dead_letter", ["published", "dead_lettered", "purged"], {"letters": 1}),
+        ("never_sent", ["published"], {"said": "failed"}),
+        ("never_sent", ["published"], {"said": "failed", "died": "announce.after"}),
+    ],
+)
+def test_what_a_crash_may_leave_is_named_and_no_fault(word: str, outcomes: list[str], facts: dict[str, Any]) -> None:
+    """And the books have to have the same word."""
+    made = made_of(*outcomes, **facts)
+    assert (made.words, made.faults) == ({LIFE: word}, [])
+    made.compare({LIFE: "lost" if word == "never_sent" else word})
+    assert made.faults == []
+    made.compare({})
+    assert made.faults == [f"{LIFE}: {'lost' if word == 'never_sent' else word} by this account, balanced in the books"]
+
+
+@pytest.mark.parametrize(
+    ("word", "outcomes", "facts"),
+    [
+        ("lost", ["published"], {}),
+        ("lost", ["published"], {"said": "failed", "died": "publish.after"}),
+        ("lost", ["published", "redelivery_scheduled"], {"said": "failed"}),
+        ("missing_dead_letter", ["published", "dead_lettered"], {}),
+        ("resurrected", ["published", "succeeded", "redelivery_scheduled"], {}),
+    ],
+)
+def test_what_must_not_be_is_a_fault(word: str, outcomes: list[str], facts: dict[str, Any]) -> None:
+    """Whatever was published and answered has to end, and what was put back after its end was lost on its way."""
+    made = made_of(*outcomes, **facts)
+    assert made.words == {LIFE: word}
+    assert len(made.faults) == 1
+    assert word in made.faults[0]
+
+
+def test_what_a_crash_put_back_after_its_end_is_named() -> None:
+    """It has not ended again; the history holds the crash."""
+    made = account(told("published", "succeeded", "redelivery_scheduled", reason="worker_lost"), [], [], [], {})
+    assert (made.words, made.faults) == ({LIFE: "resurrected"}, [])
+
+
+def test_a_letter_of_a_life_that_nobody_recorded_is_named() -> None:
+    """Moved by a command that died before it recorded it."""
+    made = account([], [LIFE], [], [], {})
+    assert (made.words, made.faults) == ({LIFE: "phantom_dead_letter"}, [])
+
+
+def test_a_repeat_that_nobody_names_is_a_fault() -> None:
+    """It ran twice for one attempt, and neither the log nor the books say so."""
+    (fault,) = made_of("published", "succeeded", runs=2).faults
+    assert "nothing names it" in fault
+
+
+def test_a_publication_that_was_answered_and_left_no_trace_is_a_fault() -> None:
+    """Its event is recorded before it: the books must know it."""
+    made = account([], [], [], [{"id": "t", "said": "published", "pid": 7}], {})
+    assert "the books do not know it" in made.faults[0]

@@ -1,0 +1,89 @@
+"""The plan of the chaos run on RabbitMQ names every call of the product that changes that broker.
+
+The calls are looked for in the product's own text by the names that py-amqp and kombu have for them; what only asks (`passive`) is
+no change.
+"""
+
+from __future__ import annotations
+
+import ast
+
+from tests.faults.chaos.page import RABBITMQ, read_kills
+from tests.faults.chaos.rabbit.plan import BOUNDARIES
+from tests.faults.chaos.test_plan import calls
+from tests.support.running import ROOT
+
+#: AMQP's methods that change a broker, or who has a message, as py-amqp and kombu call them; and our own ways around both.
+CHANGES = {
+    *("basic_publish", "basic_publish_confirm", "basic_consume", "basic_get", "basic_cancel", "basic_recover", "basic_qos"),
+    *("basic_ack", "basic_ack_multiple", "basic_reject", "basic_nack", "send_method", "frames"),
+    *("queue_declare", "queue_bind", "queue_unbind", "queue_delete", "queue_purge"),
+    *("exchange_declare", "exchange_bind", "exchange_unbind", "exchange_delete"),
+    *("tx_select", "tx_commit", "tx_rollback"),
+}
+#: Where it does: the function, and the steps that its calls belong to.
+CALLS = {
+    "middleware/brokers/rabbitmq/channel.py:acknowledge": "acknowledge",
+    "middleware/brokers/rabbitmq/channel.py:await_acknowledged": "rest",
+    "middleware/brokers/rabbitmq/channel.py:basic_publish_confirm": "publish",
+    "middleware/brokers/rabbitmq/publisher.py:_publish": "confirm",
+    "middleware/brokers/rabbitmq/topology.py:bind_to_delays": "declare",
+    "middleware/brokers/rabbitmq/topology.py:declare_delays": "declare",
+    "middleware/brokers/rabbitmq/topology.py:declare_journal": "declare",
+    "middleware/brokers/rabbitmq/topology.py:declare_letters": "keep",
+    "middleware/brokers/rabbitmq/topology.py:declare_outcomes": "declare",
+    "middleware/brokers/rabbitmq/topology.py:declare_start": "start",
+    "workers/brokers/rabbitmq/peek.py:_give_back": "give_back",
+    "workers/brokers/rabbitmq/peek.py:_next": "look",
+    "workers/brokers/rabbitmq/peek.py:take": "acknowledge",
+    "workers/brokers/rabbitmq/outcome_log.py:__init__": "listen",
+    "workers/brokers/rabbitmq/outcome_log.py:_lock": "lock",
+}
+#: Calls of Celery's own that pass through our channels, and what only listens to the log; a message is in nobody's hand there.
+NO_STEP = {
+    "middleware/brokers/rabbitmq/channel.py:basic_ack": "Celery's, where a message is not ours to end",
+    "middleware/brokers/rabbitmq/channel.py:basic_reject": "as before",
+    "middleware/brokers/rabbitmq/channel.py:basic_publish": "without confirms: a producer that asked for none, and knows nothing",
+    "middleware/brokers/rabbitmq/journal.py:__init__": "reading a stream takes nothing out of it",
+    "middleware/brokers/rabbitmq/journal.py:_note": "as before",
+    "middleware/brokers/rabbitmq/journal.py:catch_up": "a marker, which says nothing of any message",
+    "middleware/brokers/rabbitmq/start_markers.py:forget": "nobody waits for it, and what is left behind expires",
+    "middleware/brokers/rabbitmq/window.py:basic_consume": "Celery's: what it brings is `receive`",
+    "middleware/brokers/rabbitmq/window.py:basic_cancel": "Celery's: the broker keeps what the consumer was handed",
+    "middleware/brokers/rabbitmq/window.py:begin_second": "what it brings is `receive`; a consumer goes with its channel",
+    "middleware/brokers/rabbitmq/window.py:end_second": "the broker keeps what the consumer was handed",
+    "middleware/brokers/rabbitmq/window.py:basic_qos": "the prefetch window goes with its channel",
+    "middleware/brokers/rabbitmq/window.py:widen": "as before",
+    "middleware/brokers/rabbitmq/window.py:_set_for_each": "as before",
+    "workers/brokers/rabbitmq/outcome_log.py:follow": "a queue of one's own, that goes with its connection",
+    "workers/brokers/rabbitmq/outcome_log.py:heard": "as before",
+    "middleware/brokers/redis/channel.py:basic_consume": "kombu's on Redis",
+    "middleware/brokers/kombu/generic.py:_publish": "other brokers'",
+    "workers/brokers/rabbitmq/watching.py:begin": "a queue of one's own, that goes with its connection",
+}
+
+
+def steps() -> set[str]:
+    """The steps that the plan kills at."""
+    return {each.partition(".")[0] for boundaries in BOUNDARIES.values() for each in boundaries}
+
+
+def test_every_call_that_changes_a_rabbitmq_is_a_boundary() -> None:
+    """One that is added without a step is found here, and so is a step whose call has gone."""
+    found = {where for where, name, call in calls() if name in CHANGES and not _only_asks(call)}
+    assert found == CALLS.keys() | NO_STEP.keys()
+    assert set(CALLS.values()) <= steps()
+
+
+def _only_asks(call: ast.Call) -> bool:
+    return any(
+        word.arg == "passive" and isinstance(word.value, ast.Constant) and word.value.value is True for word in call.keywords
+    )
+
+
+def test_the_page_has_a_run_of_five_hundred_kills_with_every_boundary_hit() -> None:
+    """Each boundary five times at the least, with a message in hand."""
+    kills = read_kills((ROOT / "docs" / "chaos.md").read_text("utf-8"), RABBITMQ)
+    names = {f"{role}:{each}" for role, boundaries in BOUNDARIES.items() for each in boundaries}
+    assert {name for name in names if kills.get(name, 0) < 5} == set()
+    assert sum(kills.values()) >= 500

@@ -1,0 +1,255 @@
+"""Outages, each by itself, on a real worker: replies lost in flight, a full broker, a stalled worker, silence, large bodies.
+
+Somebody inspects the workers all the while, and beside them one worker's only task blocks it for a minute. After each, the whole
+outcome log is judged: nothing is lost, each life has one end, what ran twice is named.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import signal
+import tempfile
+import threading
+import uuid
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from celery import Celery
+from kombu.exceptions import OperationalError
+from redis.exceptions import RedisError
+
+from redelivery import Redelivery
+from redelivery.middleware.brokers.redis.scripts import Script
+from tests.faults.chaos.proxy import Proxy
+from tests.support.balance import assert_balanced
+from tests.support.running import Shop, until
+from tests.support.servers import Server, binaries
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = [pytest.mark.xdist_group("outages"), pytest.mark.usefixtures("inspector")]
+
+LEASE = 2
+MINUTE = 60
+INSPECTED = ("active", "reserved", "scheduled", "revoked", "stats", "active_queues", "registered")
+SETTINGS = {"lease": LEASE, "queues": {"#": {"redelivery_delay": 0.2, "max_delivery_attempts": 3}}}
+
+
+class Floor(Shop):
+    """A broker behind a proxy, with one worker that the tests share; producers and questions go to the broker directly."""
+
+    proxy: Proxy
+
+    def send(self, task: str, *args: Any, **options: Any) -> str:
+        """Publish directly, whatever becomes of the proxy."""
+        module = "tests.faults.chaos.floor" if task == "lags" else "tests.support.shop"
+        options.setdefault("queue", None if "exchange" in options else "celery")
+        return str(self.direct.send_task(f"{module}.{task}", args, **options).id)
+
+    @property
+    def direct(self) -> Any:
+        """The producer's app."""
+        if self._app is None:
+            self._app = self.producer()
+        return self._app
+
+    def producer(self) -> Any:
+        """A new app that goes round the proxy."""
+        app = Celery("producer", broker=self.server.url, set_as_current=False)
+        app.conf.update(redelivery=self.settings)
+        Redelivery(app)
+        return app
+
+
+class Inspector:
+    """Asks the workers what remote control can be asked, again and again; `answers` counts what was answered."""
+
+    def __init__(self, floor: Floor) -> None:
+        self.answers: Counter[str] = Counter()
+        self._app = floor.producer()
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="inspector", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End, after the question that is under way."""
+        self._stopped.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stopped.is_set():
+            for name in INSPECTED:
+                try:
+                    self.answers[name] += bool(getattr(self._app.control.inspect(timeout=1), name)())
+                except (OperationalError, RedisError):
+                    self.answers["refused"] += 1  # by a full broker, for one
+
+
+@pytest.fixture(scope="module")
+def inspector(floor: Floor) -> Iterator[Inspector]:
+    """Begins with the first test, and ends with the last."""
+    inspector = Inspector(floor)
+    yield inspector
+    inspector.stop()
+
+
+@pytest.fixture(scope="module")
+def blocked(floor: Floor) -> str:
+    """A worker whose event loop stands still for a minute, from the first test on; the task that does it."""
+    floor.start("-Q", "minute", pool="solo")
+    task_id = floor.send("naps", MINUTE, queue="minute")
+    until(lambda: floor.runs(task_id), what="the minute to begin")
+    return task_id
+
+
+@pytest.fixture(autouse=True)
+def judged(floor: Floor, blocked: str) -> Iterator[None]:
+    """The judgement behind each test."""
+    yield
+    assert_balanced(floor, running=frozenset({blocked}))
+
+
+@pytest.fixture(scope="module")
+def floor() -> Iterator[Floor]:
+    """One broker, one proxy, one worker on prefork."""
+    with tempfile.TemporaryDirectory(prefix="rd-", ignore_cleanup_errors=True) as name:
+        server = Server(Path(name), binaries()["valkey"]).start()
+        floor = Floor(server, Path(name), settings=SETTINGS, module="tests.faults.chaos.floor")
+        floor.proxy = Proxy(server.socket).start()
+        floor.broker = floor.proxy.url
+        floor.start("-Q", "celery,left,right")
+        yield floor
+        floor.stop()
+        floor.proxy.stop()
+        server.stop(9)
+
+
+@pytest.mark.parametrize(
+    ("script", "task", "args", "outcomes"),
+    [
+        ("acknowledge", "ok", [], ["succeeded"]),
+        ("defer", "fails", [1], ["redelivery_scheduled", "succeeded"]),
+        ("dead_letter", "raises", ["dead_letter"], ["dead_lettered"]),
+        ("receive", "ok", [], ["succeeded"]),
+    ],
+)
+def test_a_reply_that_is_lost_in_flight_is_no_step_twice(
+    floor: Floor, script: str, task: str, args: list[Any], outcomes: list[str]
+) -> None:
+    """The broker has done it, and the connection is cut before the worker hears so: it asks again, and nothing happens twice."""
+    before, letters = floor.proxy.swallowed, len(floor.letters())
+    floor.proxy.swallow_reply(Script(script).sha.encode())
+    task_id = floor.send(task, *args)
+    floor.ended(task_id, outcomes[-1])
+    assert floor.proxy.swallowed == before + 1
+    assert floor.outcomes_of(task_id) == ["published", *outcomes]
+    assert len(floor.runs(task_id)) == len(outcomes)
+    assert len(floor.letters()) == letters + (outcomes[-1] == "dead_lettered")
+
+
+def test_a_publication_to_two_queues_is_two_messages(floor: Floor) -> None:
+    """One publish through an exchange with two queues carries one tag in both: it runs once from each, and both lives end."""
+    task_id = floor.send("ok", exchange="twins", routing_key="twins")
+    until(lambda: floor.outcomes_of(task_id).count("succeeded") == 2, what="both to end")
+    assert sorted(event.queue for event in floor.events_of(task_id) if event.outcome == "succeeded") == ["left", "right"]
+    assert len(floor.runs(task_id)) == 2
+
+
+def test_remote_control_answers_again_after_an_outage(floor: Floor) -> None:
+    """While the worker hears nothing there is no answer; afterwards there is, and what ran meanwhile has run once."""
+    task_id = floor.send("naps", LEASE * 2)
+    until(lambda: floor.runs(task_id), what="the nap to begin")
+    floor.proxy.black_hole()
+    try:
+        assert floor.direct.control.ping(timeout=1) == []
+        assert floor.direct.control.inspect(timeout=1).active() is None
+    finally:
+        floor.proxy.let_through()
+    floor.proxy.cut()
+    until(lambda: floor.direct.control.ping(timeout=2), what="an answer")
+    until(lambda: floor.direct.control.inspect(timeout=2).active_queues(), what="an answer")
+    floor.ended(task_id, "succeeded")
+    assert [run["event"] for run in floor.runs(task_id)] == ["start", "end"]
+    assert floor.outcomes_of(task_id) == ["published", "succeeded"]
+
+
+def test_a_full_broker_is_worked_off(floor: Floor) -> None:
+    """`maxmemory` reached: publishing is refused, what is there is run and acknowledged, and afterwards all goes on."""
+    ids = [floor.send("naps", 0.2) for _ in range(12)]
+    floor.server.client.config_set("maxmemory", 1)
+    try:
+        with pytest.raises((OperationalError, RedisError)):
+            floor.send("ok", retry=False)
+        for task_id in ids:
+            floor.ended(task_id, "succeeded")
+    finally:
+        floor.server.client.config_set("maxmemory", 0)
+    floor.ended(floor.send("ok"), "succeeded")
+    for task_id in ids:
+        assert floor.outcomes_of(task_id) == ["published", "succeeded"]
+        assert [run["event"] for run in floor.runs(task_id)] == ["start", "end"]
+
+
+def test_large_and_deep_bodies_pass_or_die_and_cost_the_worker_nothing(floor: Floor) -> None:
+    """32 MB run; a body that no decoder can descend into is dead-lettered as it is; what is behind them runs."""
+    large = floor.send("ok", "y" * (32 << 20))
+    deep = str(uuid.uuid4())
+    message: dict[str, Any] = {
+        "body": base64.b64encode(b"[" * 200_000).decode(),
+        "content-type": "application/json",
+        "content-encoding": "utf-8",
+        "headers": {"id": deep, "task": "tests.support.shop.ok"},
+        "properties": {
+            "delivery_tag": deep,
+            "body_encoding": "base64",
+            "delivery_info": {"exchange": "", "routing_key": "celery"},
+            "priority": 0,
+        },
+    }
+    floor.server.client.lpush("celery", json.dumps(message))
+    garbage = b"[" * 150_000
+    floor.server.client.lpush("celery", garbage)
+    behind = floor.send("ok")
+    for task_id in (large, behind):
+        floor.ended(task_id, "succeeded")
+    assert floor.ended(deep, "dead_lettered").reason == "undecodable"
+    for kept in (message["body"].encode(), base64.b64encode(garbage)):
+        until(lambda kept=kept: any(kept in raw for raw in floor.server.client.lrange("DLQ.celery", 0, -1)), what="the bytes")  # type: ignore[misc]
+
+
+def test_a_stalled_worker_neither_retries_nor_dead_letters_what_is_no_longer_its_own(floor: Floor) -> None:
+    """SIGSTOP past the lease, then SIGCONT: both transitions are refused and said so, and each message has one history."""
+    stalled = floor.start("-Q", "aside", pool="threads")
+    retried, dead = floor.send("lags", 1, "retry", queue="aside"), floor.send("lags", 1, "die", queue="aside")
+    until(lambda: floor.runs(retried) and floor.runs(dead), what="both to begin")
+    os.killpg(stalled.process.pid, signal.SIGSTOP)
+    floor.direct.control.add_consumer("aside", destination=["w0@shop"])
+    floor.ended(retried, "succeeded")
+    floor.ended(dead, "dead_lettered")
+    os.killpg(stalled.process.pid, signal.SIGCONT)
+    until(lambda: stalled.text.count("transition.refused") >= 2, what="both refusals")
+    assert floor.outcomes_of(retried) == ["published", "redelivery_scheduled", "redelivery_scheduled", "succeeded"]
+    assert floor.outcomes_of(dead) == ["published", "redelivery_scheduled", "dead_lettered"]
+    assert [event.reason for event in floor.events_of(dead)] == ["", "worker_lost", "non_retryable"]
+    assert sum(letter["headers"]["id"] == dead for letter in floor.letters("DLQ.aside")) == 1
+    stalled.kill()
+    floor.direct.control.cancel_consumer("aside", destination=["w0@shop"])
+
+
+def test_a_solo_worker_that_is_blocked_for_a_minute_keeps_its_lease(floor: Floor, blocked: str) -> None:
+    """Its task blocks the event loop for thirty leases, whatever else happens; the others watch, and do not take it for dead."""
+    floor.ended(blocked, "succeeded", 3 * MINUTE)
+    assert [run["event"] for run in floor.runs(blocked)] == ["start", "end"]
+    assert floor.outcomes_of(blocked) == ["published", "succeeded"]
+
+
+def test_remote_control_is_answered_when_all_is_over(floor: Floor, inspector: Inspector) -> None:
+    """Whoever inspected through all of it was answered each question, and is answered now."""
+    before = inspector.answers.copy()
+    until(lambda: all(inspector.answers[name] > before[name] for name in INSPECTED), 120, "an answer to each question")
+    assert floor.direct.control.ping(timeout=5)

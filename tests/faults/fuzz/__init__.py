@@ -1,0 +1,1 @@
+"""Tests of messages that anybody may have written."""

@@ -1,0 +1,223 @@
+"""Our own header with anything in it, to real workers on Redis and on RabbitMQ: nothing but the app's own is touched.
+
+And every operator's command answers while such letters lie there. `FUZZ_HEADERS` says how many, the seed of the run which ones.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import random
+import re
+import sys
+import types
+import uuid
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from click.testing import CliRunner
+
+from redelivery.middleware.brokers.rabbitmq.messages import message_of
+from redelivery.middleware.messages.envelope import DELIVERED
+from redelivery.middleware.messages.steps import HEADER, sealed
+from redelivery.workers.cli.main import redelivery
+from tests.faults.fuzz.hostile_messages import OURS, value
+from tests.support.desk import task_message
+from tests.support.lanes import seed
+from tests.support.running import Shop, until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from tests.support.rabbit import Rabbit
+
+COUNT = int(os.environ.get("FUZZ_HEADERS", "300"))
+SETTINGS = {"queues": {"#": {"redelivery_delay": 0.02, "max_delivery_attempts": 2}, "handled": {"max_delivery_attempts": 2}}}
+WHERE = ("celery", "DLQ.celery", "DLQ.handled")
+#: Places that are somebody else's, or of use to somebody who lies.
+PLACES = (
+    *("foreign", "DLQ.foreign", "cache", "celery", "handled", "DLQ.celery", "unacked", "unacked_index", "_kombu.binding.celery"),
+    *("redelivery:delayed", "redelivery:recovering", "redelivery:outcomes", "redelivery:leases", "celery.pidbox", "celeryev"),
+    *("w0@shop.celery.pidbox", "x.reply.celery.pidbox", "redelivery.outcomes", "redelivery_delayed_celery_delayed_3", "amq.topic"),
+)
+REASONS = ("exhausted", "expired", "rejected", "worker_lost", "operator", "non_retryable")
+#: What an app of these queues has on its broker, whatever is sent to it.
+OWN = re.compile(
+    r"""
+    (DLQ\.)*(celery|handled)(\x06\x16[369])? | unacked | unacked_index | _kombu\.binding(\.|_permanent\.|_deadlines).*
+    | redelivery:(leases|owners|starts|outcomes(:.*)?|dead_letter_queues|dispatcher|letter_keeper|letter_watcher|exporter)
+    | redelivery:(received|slots):.* | redelivery:delayed(:tasks)?
+    | redelivery:(armed|delayed:due|delayed:messages):(DLQ\.)*(celery|handled)(\x06\x16[369])?
+    | redelivery\.(outcomes|watching|journal) | redelivery\.start\.[0-9a-f]{40} | redelivery_delayed_.*
+    | .*celery\.pidbox | celeryev\..*
+    """,
+    re.VERBOSE,
+)
+
+
+def forged(chance: random.Random) -> Any:
+    """A header in which any field may be anything, and most are what would do harm if they were believed."""
+    if chance.random() < 0.03:
+        return value(chance)
+
+    def one(*likely: Any) -> Any:
+        return chance.choice(likely) if chance.random() < 0.75 else value(chance)
+
+    def death() -> dict[str, Any]:
+        return {
+            "queue": one(*PLACES),
+            "reason": one(*REASONS),
+            "count": one(1, 10**400),
+            "first": one(1, -1, 10**400),
+            "last": one(1, -(10**400), 2**60),
+            "generation": one(0, 1, 2**53),
+            "exchange": one("", *PLACES),
+            "routing_keys": one([], ["celery"], list(PLACES) * 5),
+        }
+
+    def attempt() -> dict[str, Any]:
+        return {
+            "at": one(1, 10**400),
+            "worker": one("w", "\ud800"),
+            "exception": one("E", "x" * 5000),
+            "delay": one(5, float("inf")),
+        }
+
+    likely: dict[str, Callable[[], Any]] = {
+        "origin": lambda: {"queue": one(*PLACES), "exchange": one("", *PLACES), "routing_key": one(*PLACES, "redelivery.outcomes")},
+        "undelivered": lambda: one(*PLACES),
+        "parked": lambda: one(*(True, False)),
+        "deaths": lambda: [death() for _ in range(chance.choice((0, 1, 1, 2, 30)))],
+        "attempts": lambda: [attempt() for _ in range(chance.choice((0, 1, 30)))],
+        "attempt": lambda: one(0, 1, 2**52),
+        "generation": lambda: one(0, 1, 2**40),
+        "first_seen": lambda: one(1, 2**52),
+        "failure": lambda: {
+            "type": one("E"),
+            "message": one("no"),
+            "traceback": one("x" * 50_000),
+            "fingerprint": one("f", "\ud800"),
+        },
+    }
+    header = {name: made() for name, made in likely.items() if chance.random() < 0.6}
+    header.update({name: value(chance) for name in OURS if chance.random() < 0.05})
+    return header
+
+
+def messages(chance: random.Random) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Messages, each with the queue that it is put into."""
+    for number in range(COUNT):
+        message = task_message(f"fuzz-{number}", f"tests.support.lied_to.{chance.choice(('take', 'take', 'fails', 'again'))}")
+        message["headers"][HEADER] = forged(chance)
+        if chance.random() < 0.3:
+            message["headers"][DELIVERED] = {"exchange": chance.choice(("", *PLACES)), "routing_key": chance.choice(PLACES)}
+        yield chance.choice(WHERE), message
+
+
+def finite(given: Any) -> Any:
+    """The same without infinities and NaN: RabbitMQ closes the connection of whoever sends one."""
+    if isinstance(given, float) and not math.isfinite(given):
+        return str(given)
+    if isinstance(given, dict):
+        return {name: finite(each) for name, each in given.items()}
+    return [finite(each) for each in given] if isinstance(given, list) else given
+
+
+def answers(here: Shop, folder: Path, *, letters: str) -> None:
+    """Every command ends well; what is JSON is JSON."""
+    module = types.ModuleType(f"operator_{uuid.uuid4().hex}")
+    module.app = here.app  # type: ignore[attr-defined]
+    sys.modules[module.__name__] = module
+    commands: list[tuple[str, ...]] = [
+        *(("dlq", "list"), ("dlq", "show", letters), ("dlq", "show", letters, "--full", "--limit", "500"), ("dlq", "causes")),
+        *(("dlq", "export", letters), ("dlq", "export", letters, "--to", str(folder / "letters"))),
+        *(("dlq", "redrive", letters, "--all", "--dry-run"), ("dlq", "purge", letters, "--all", "--dry-run")),
+        *(("dlq", "move", letters, "--all", "--to", "DLQ.other", "--create", "--dry-run"), ("metrics",), ("delayed", "list")),
+        *(("task", "show", "fuzz-1"), ("inventory", "export", "--to", str(folder / "inventory"))),
+        ("outcomes", "export", "--to", str(folder / "outcomes")),
+        ("dlq", "redrive", letters, "--all", "--yes"),
+    ]
+    try:
+        for words in commands:
+            for form in ((), ("--json",)):
+                done = CliRunner().invoke(redelivery, ["-A", module.__name__, *words, *form])
+                is_known = words[0] != "task" or "no" in done.output
+                assert done.exit_code == 0 or (done.exit_code == 2 and words[0] in {"task", "metrics"} and is_known), (
+                    words,
+                    done.output[-2000:],
+                    done.exception,
+                )
+                assert isinstance(done.exception, (SystemExit, type(None))), (words, done.exception)
+                if form and not done.exit_code and words[:2] != ("dlq", "export"):
+                    json.loads(done.stdout, parse_constant=_refused)
+    finally:
+        del sys.modules[module.__name__]
+
+
+def _refused(word: str) -> Any:
+    message = f"{word} is no JSON"
+    raise AssertionError(message)
+
+
+def at_rest(sizes: dict[str, int]) -> bool:
+    """Whether nothing is under way but letters that nobody takes."""
+    return not {name: size for name, size in sizes.items() if not name.startswith("DLQ.") or name == "DLQ.handled"}
+
+
+@pytest.mark.slow
+def test_whatever_our_header_says_nothing_but_the_apps_own_is_touched_on_redis(shop: Callable[..., Shop], tmp_path: Path) -> None:
+    """No key beyond the app's, no type that is another one's, and what others have there is as it was."""
+    here = shop(settings=SETTINGS, module="tests.support.lied_to")
+    client = here.server.client
+    client.set("cache", "1")
+    client.lpush("foreign", b"theirs")
+    worker = here.start("-Q", "celery,handled,DLQ.handled", pool="threads")
+    sent = list(messages(random.Random(seed())))  # noqa: S311 - a scenario, no secret
+    letters = [sealed(message) for name, message in sent if name == "DLQ.celery"]
+    for name, message in sent:
+        client.lpush(name, sealed(message))
+    until(lambda: at_rest(here.leftovers()), 120, f"all to end: {here.leftovers()}")
+    client.lpush("DLQ.celery", *letters)
+    answers(here, tmp_path, letters="DLQ.celery")
+    until(lambda: at_rest(here.leftovers()), 120, f"all to end: {here.leftovers()}")
+    keys = {name.decode("utf-8", "replace") for name in client.scan_iter(count=1000)}
+    assert {name for name in keys - {"cache", "foreign"} if not OWN.fullmatch(name)} == set()
+    assert (client.get("cache"), client.lrange("foreign", 0, -1)) == (b"1", [b"theirs"])
+    assert client.type("redelivery:delayed") in {b"none", b"zset"}
+    assert worker.process.poll() is None, worker.text[-3000:]
+    here.ended(here.send("take"), "succeeded")
+    assert worker.stop() == 0
+
+
+@pytest.mark.slow
+def test_whatever_our_header_says_nothing_but_the_apps_own_is_touched_on_rabbitmq(rabbit: Rabbit, tmp_path: Path) -> None:
+    """No queue beyond the app's is declared or given anything, no broadcast is sent, and the books hear of no event but ours."""
+    here = Shop(rabbit, tmp_path, settings=SETTINGS, module="tests.support.lied_to")  # type: ignore[arg-type]
+    try:
+        worker = here.start("-Q", "celery,handled,DLQ.handled", pool="threads")
+        with rabbit.connection() as connection:
+            channel = connection.connection.channel()
+            for name in ("foreign", "spy", "DLQ.celery"):
+                channel.queue_declare(name, durable=True, auto_delete=False)
+            channel.queue_bind("spy", "celery.pidbox", "")
+            for name, message in messages(random.Random(seed())):  # noqa: S311 - a scenario, no secret
+                try:
+                    made = message_of(sealed(finite(message)), target=("", name))
+                    made._serialize_properties()
+                except Exception:  # noqa: BLE001, S112 - what AMQP has no word for cannot be sent by anybody
+                    continue
+                channel.basic_publish(made, "", name)
+        until(lambda: at_rest(here.leftovers()), 120, f"all to end: {here.leftovers()}")
+        answers(here, tmp_path, letters="DLQ.celery")
+        until(lambda: at_rest(here.leftovers()), 120, f"all to end: {here.leftovers()}")
+        depths = rabbit.depths()
+        assert {name for name in depths.keys() - {"foreign", "spy"} if not OWN.fullmatch(name)} == set()
+        assert (depths["foreign"], depths["spy"]) == ((0, 0), (0, 0))
+        assert rabbit.events()
+        assert worker.process.poll() is None, worker.text[-3000:]
+        here.ended(here.send("take"), "succeeded")
+        assert worker.stop() == 0
+    finally:
+        here.stop()

@@ -1,0 +1,1 @@
+"""Tests of many kills in a row."""

@@ -1,8 +1,0 @@
-"""What a user of Airflow adds: a module that the configuration of Celery imports, and one line."""
-
-from __future__ import annotations
-
-from redelivery import Redelivery
-from tests.integrated.executor import app
-
-Redelivery(app)

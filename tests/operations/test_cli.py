@@ -1,0 +1,218 @@
+"""The command line from outside: in processes of its own, by exit codes and by what is said in one line."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from click.testing import CliRunner
+
+from redelivery.middleware.messages.events import Outcome
+from redelivery.workers.cli.main import COMMANDS, redelivery
+from tests.support.command import Command, command, desk, refused
+from tests.support.desk import LETTERS, QUEUE, Desk, task_message
+from tests.support.running import ROOT, until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tests.support.running import Shop
+
+__all__ = ["command", "desk"]
+
+
+def test_celery_runs_it_as_a_command_of_its_own(command: Command, desk: Desk) -> None:
+    """With Celery's `-A`, and with its own exit codes."""
+    desk.die()
+    entry = (
+        "import celery.bin.celery as celery; from redelivery.workers.cli.main import redelivery\n"
+        "celery.celery.add_command(redelivery); celery.main()"
+    )
+
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        line = [sys.executable, "-c", entry, "-A", "shopfront", "redelivery", *words]
+        return subprocess.run(
+            line, cwd=command.folder, env=command.environment(), capture_output=True, text=True, timeout=120, check=False
+        )
+
+    assert json.loads(run("--json", "dlq", "list").stdout)[0]["letters"] == 1
+    refused(run("dlq", "show", "nope"), "there is no dead-letter queue")
+
+
+def test_the_app_may_come_from_the_environment(command: Command) -> None:
+    """`CELERY_APP`, as for Celery."""
+    assert command.run("dlq", "list", CELERY_APP="shopfront").returncode == 0
+
+
+def test_a_reader_that_goes_away_is_no_error(command: Command, desk: Desk) -> None:
+    """`redelivery … | head`: quiet, exit code 0."""
+    raw: Any = None
+    desk.die()
+    raw = desk.client.lindex(LETTERS, 0)
+    desk.client.lpush(LETTERS, *[raw] * 2000)
+    process = command.start("-A", "shopfront", "dlq", "show", LETTERS, "--full", "--limit", "2000")
+    assert process.stdout is not None
+    process.stdout.read(100)
+    process.stdout.close()
+    assert process.stderr is not None
+    assert (process.stderr.read(), process.wait(30)) == ("", 0)
+    process.stderr.close()
+
+
+def test_a_long_redrive_that_is_interrupted_says_how_far_it_came(command: Command, desk: Desk) -> None:
+    """Exit code 130; each letter is in one place."""
+    desk.die()
+    raw: Any = desk.client.lindex(LETTERS, 0)
+    desk.client.lpush(LETTERS, *[raw] * 99)
+    process = command.start("-A", "shopfront", "dlq", "redrive", LETTERS, "--all", "--rate", "20")
+    until(lambda: desk.client.llen(QUEUE) > 5)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=120)
+    assert (process.returncode, out) == (130, "")
+    assert err.splitlines()[-1].startswith("interrupted: ")
+    moved = int(desk.client.llen(QUEUE))
+    assert moved + int(desk.client.llen(LETTERS)) == 100
+    said = int(err.splitlines()[-1].split()[1])
+    assert moved - 2 <= said <= moved  # the batch whose answer was under way
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+def test_the_dispatcher_runs_alone_until_it_is_told_to_stop(command: Command, desk: Desk, number: int, code: int) -> None:
+    """It moves what is due, hands the lead on, and ends with the code of its signal."""
+    process = command.start("-A", "shopfront", "dispatcher")
+    until(lambda: desk.client.exists(desk.keys.dispatcher))
+    task_id = desk.delay(task_message("soon"), 100)
+    until(lambda: desk.ids() == [task_id])
+    process.send_signal(number)
+    out, err = process.communicate(timeout=120)
+    assert (process.returncode, out) == (code, ""), err
+    assert "dispatcher: running" in err
+    assert desk.client.exists(desk.keys.dispatcher) == 0
+
+
+def test_outcomes_are_followed_as_they_come(command: Command, desk: Desk) -> None:
+    """The newest first batch in order, then each new event; Ctrl-C ends it with 130."""
+    desk.die(task_message("before"))
+    process = command.start("-A", "shopfront", "outcomes", "tail", "--follow", "--json")
+    assert process.stdout is not None
+    assert json.loads(process.stdout.readline())["task_id"] == "before"
+    desk.die(task_message("after"))
+    assert json.loads(process.stdout.readline())["task_id"] == "after"
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=120)
+    assert (process.returncode, err) == (130, "")
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3])
+def test_the_tail_is_the_newest_events_in_order(desk: Desk, limit: int) -> None:
+    """At most so many, the oldest of them first."""
+    for name in ("a", "b"):
+        desk.die(task_message(name))
+    done = desk.run("outcomes", "tail", "--limit", str(limit))
+    assert [line.split()[3] for line in done.output.splitlines()] == ["a", "b"][-limit:]
+    assert "reason=exhausted" in done.output
+
+
+def test_the_delay_store_is_listed_by_due_time(desk: Desk) -> None:
+    """With totals for each queue."""
+    desk.delay(task_message("later"), 7_200_000)
+    desk.delay(task_message("sooner"), 3_600_000)
+    done = desk.run("delayed", "list")
+    lines = done.output.splitlines()
+    assert [line.split()[0] for line in lines[1:3]] == ["sooner", "later"]
+    assert lines[-1].split() == [QUEUE, "2"]
+    found = desk.json("delayed", "list", "--limit", "1")
+    assert ([each["task_id"] for each in found["messages"]], found["totals"]) == (["sooner"], {QUEUE: 2})
+    assert desk.run("delayed", "list", "--queue", "other").output == "Nothing waits for other.\n"
+
+
+def test_the_whole_life_of_a_task_is_in_one_place(desk: Desk) -> None:
+    """Its events, where its messages are, its policy."""
+    desk.delay(task_message("a"))
+    desk.die(task_message("a"))
+    desk.publish(task_message("a"))
+    desk.hold()
+    desk.publish(task_message("a"), priority=3)
+    found = desk.json("task", "show", "a")
+    assert [event["outcome"] for event in found["events"]] == [Outcome.DEFERRED, Outcome.DEAD_LETTERED]
+    assert {(place["place"], place["name"]) for place in found["places"]} == {
+        ("delayed", QUEUE),
+        ("dead_letter", LETTERS),
+        ("unacked", QUEUE),
+        ("queue", QUEUE),
+    }
+    assert (found["task"], found["policy"]["max_delivery_attempts"], found["cut"]) == ("desk.pack", 3, [])
+    text = desk.run("task", "show", "a").output
+    for part in (
+        "waits for orders until",
+        "is held by w@desk",
+        "lies in DLQ.orders: died",
+        "is in orders",
+        "max_delivery_attempts",
+    ):
+        assert part in text
+
+
+def test_what_was_not_looked_at_is_said(desk: Desk) -> None:
+    """Events and lists beyond the bound."""
+    desk.die(task_message("a"))
+    for _ in range(300):
+        desk.publish()
+    for _ in range(3):
+        desk.die(task_message("b"))
+    done = desk.run("task", "show", "a", "--scan", "2")
+    assert "outcome log: only the newest 2 of 4 events were looked at; more with --scan" in done.output
+    assert "orders: only the newest 100 messages were looked at" in done.output
+
+
+@pytest.mark.parametrize("kind", ["parquet", "jsonl"])
+def test_the_books_are_exported(desk: Desk, folder: Path, kind: str) -> None:
+    """The outcome log and the inventory, in either format."""
+    task_id = desk.die()
+    assert desk.json("outcomes", "export", "--to", str(folder / "outcomes"), "--format", kind)["events"] == 1
+    done = desk.json("inventory", "export", "--to", str(folder / "inventory"), "--format", kind)
+    assert (done["messages"], done["places"]["dead_letter"]) == (1, 1)
+    if kind == "jsonl":
+        [row] = [json.loads(line) for line in (folder / "inventory" / "inventory.jsonl").read_text().splitlines()]
+        assert (row["task_id"], row["place"], row["queue"]) == (task_id, "dead_letter", QUEUE)
+    assert list((folder / "outcomes").rglob(f"*.{kind}"))
+
+
+def test_a_command_that_does_not_need_the_books_does_not_load_them() -> None:
+    """Nobody waits for Spark or pyarrow who does not ask for it."""
+    code = (
+        "import sys; from click.testing import CliRunner; from redelivery.workers.cli.main import redelivery\n"
+        "for words in ('', 'dlq redrive', 'outcomes tail', 'outcomes export', 'inventory export', 'task show', 'delayed list'):\n"
+        "    assert CliRunner().invoke(redelivery, [*words.split(), '--help']).exit_code == 0\n"
+        "print([name for name in ('pyspark', 'pyarrow') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_every_command_is_there_and_helps() -> None:
+    """The table of commands names what can be imported, and the help lists it."""
+    root = CliRunner().invoke(redelivery, ["--help"])
+    for name in COMMANDS:
+        assert CliRunner().invoke(redelivery, [name, "--help"]).exit_code == 0
+        assert f"  {name} " in root.output
+    assert CliRunner().invoke(redelivery, ["nonsense"]).exit_code == 2
+
+
+@pytest.mark.slow
+def test_a_task_that_died_is_redriven_and_succeeds(shop: Callable[..., Shop]) -> None:
+    """A real worker, the real command: the same id, one generation on, one outcome in each life."""
+    here = shop(conf={"worker_lost_wait": 0.5})
+    here.start()
+    task_id = here.send("kills", 3)
+    here.ended(task_id, "dead_lettered", 40)
+    line = [sys.executable, "-m", "redelivery", "-A", "tests.support.shop", "dlq", "redrive", "DLQ.celery", "--id", task_id]
+    done = subprocess.run(line, env=here.environment, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stdout) == (0, "1 letter of DLQ.celery went back: celery 1.\n"), done.stderr
+    assert here.ended(task_id, "succeeded").generation == 1
+    assert here.leftovers() == {}

@@ -1,0 +1,203 @@
+"""`redelivery delayed`: what waits is shown, cancelled, promoted and rescheduled, each in one step with its event."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from celery.result import AsyncResult
+
+from redelivery.middleware.messages.events import Outcome
+from redelivery.middleware.messages.steps import dead, undelivered
+from redelivery.middleware.ports import Answer
+from redelivery.workers.brokers.redis.delay_store import RedisDelayStore
+from redelivery.workers.operations import delayed as delayed_changes
+from tests.support.desk import QUEUE, Desk, body_of, task_message
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.support.servers import Server
+
+HOUR = 3_600_000
+
+
+@pytest.fixture
+def desk(any_server: Server) -> Iterator[Desk]:
+    """A desk on each kind of server."""
+    desk = Desk(any_server)
+    yield desk
+    desk.transport.close()
+
+
+def waiting(desk: Desk) -> list[tuple[str, int]]:
+    """What waits: task id, and in how many ms from now."""
+    now = desk.transport.now_ms()
+    return [(each.contents.task_id, each.due_ms - now) for each in RedisDelayStore(desk.transport).soonest(100)]
+
+
+def test_show_gives_the_whole_message(desk: Desk) -> None:
+    """Its arguments and its due time; hidden where the settings say so, and hostile text as text."""
+    desk.delay(task_message("a", body=body_of(42, "\x1b[2Jblue")), HOUR)
+    done = desk.run("delayed", "show", "a")
+    assert done.exit_code == 0
+    for part in ("task id", "desk.pack", QUEUE, '[42, "\\u001b[2Jblue"]', "in 59m 59s"):
+        assert part in done.stdout.replace("in 1h", "in 59m 59s")
+    [row] = desk.json("delayed", "show", "a")
+    assert (row["task_id"], row["body"][0][0], row["queue"]) == ("a", 42, QUEUE)
+    assert row["due_ms"] > desk.transport.now_ms()
+
+
+@pytest.mark.parametrize("words", [("show",), ("cancel",), ("promote",), ("reschedule", "--in", "5m")])
+def test_a_task_that_does_not_wait_is_an_error(desk: Desk, words: tuple[str, ...]) -> None:
+    """One line, which names it."""
+    done = desk.run("delayed", *words, "nope")
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert "task nope does not wait" in done.stderr
+
+
+@pytest.mark.filterwarnings("ignore:Call to deprecated setex")  # Celery's own, in its result backend
+def test_cancel_takes_it_out_for_good(desk: Desk) -> None:
+    """Recorded as cancelled by an operator; the other stays; nothing of it is left in the store."""
+    desk.app.conf.result_backend = desk.server.url
+    desk.delay(task_message("a"), HOUR)
+    desk.delay(task_message("b"), 2 * HOUR)
+    done = desk.run("delayed", "cancel", "a")
+    assert (done.exit_code, done.stdout) == (0, "1 message cancelled.\n")
+    assert [task_id for task_id, _ in waiting(desk)] == ["b"]
+    event = desk.events[-1]
+    assert (event.task_id, event.outcome, event.reason, event.generation) == ("a", "cancelled", "operator", 0)
+    index: Any = desk.client.zrange(desk.keys.delayed_tasks, 0, -1)
+    assert [member[:2] for member in index] == [b"b\x06"]
+    assert AsyncResult("a", app=desk.app).state == "REVOKED"
+    assert desk.run("delayed", "cancel", "b").exit_code == 0
+    left: Any = desk.client.keys("redelivery:delayed*")
+    assert left == []
+
+
+def test_promote_makes_it_due_now(desk: Desk) -> None:
+    """The dispatcher's next look moves it to its queue; its other headers are as they were."""
+    desk.delay(task_message("a", custom="kept"), HOUR)
+    assert desk.run("delayed", "promote", "a").stdout == "1 message promoted.\n"
+    [(_, left)] = waiting(desk)
+    assert left <= 0
+    event = desk.events[-1]
+    assert (event.outcome, event.reason, event.delay_ms) == ("deferred", "operator", 0)
+    assert desk.transport.promote(10)[0] == 1
+    [message] = desk.messages()
+    assert (message["headers"]["id"], message["headers"]["custom"]) == ("a", "kept")
+    assert message["headers"]["eta"] == message["headers"]["redelivery"]["served_eta"]
+
+
+@pytest.mark.parametrize(("words", "expected"), [(("--in", "15m"), 900_000), (("--in", "3h"), 3 * HOUR), (("--in", "0"), 0)])
+def test_reschedule_gives_it_another_time(desk: Desk, words: tuple[str, ...], expected: int) -> None:
+    """Earlier or later, by the broker's clock; body, properties and headers stay, the ETA follows."""
+    message = task_message("a", priority=6, custom="kept")
+    desk.delay(message, HOUR)
+    desk.delay(task_message("b"), 2 * HOUR)
+    before = RedisDelayStore(desk.transport).of_task("a")[0].contents.message
+    assert desk.run("delayed", "reschedule", "a", *words).exit_code == 0
+    left = dict(waiting(desk))
+    assert expected - 60_000 <= left["a"] <= expected
+    [after] = RedisDelayStore(desk.transport).of_task("a")
+    assert before is not None
+    assert after.contents.message is not None
+    assert (after.contents.message["body"], after.contents.message["properties"]) == (before["body"], before["properties"])
+    assert after.contents.headers["custom"] == "kept"
+    assert datetime.fromisoformat(after.contents.headers["eta"]).timestamp() * 1000 == pytest.approx(after.due_ms, abs=1)
+    first: Any = desk.client.zrange(desk.keys.destinations, 0, 0, withscores=True)
+    assert first[0][1] == min(each.due_ms for each in RedisDelayStore(desk.transport).soonest(10))
+    event = desk.events[-1]
+    assert (event.outcome, event.due_ms, event.reason) == ("deferred", after.due_ms, "operator")
+
+
+def test_reschedule_to_a_time_of_day(desk: Desk) -> None:
+    """With a zone, or in UTC."""
+    desk.delay(task_message("a"), HOUR)
+    for text in ("2100-01-01T09:00:00+01:00", "2100-01-01T08:00:00"):
+        assert "2100-01-01 08:00:00Z" in desk.run("delayed", "reschedule", "a", "--at", text).stdout
+        [found] = RedisDelayStore(desk.transport).of_task("a")
+        assert found.due_ms == datetime(2100, 1, 1, 8, tzinfo=UTC).timestamp() * 1000
+
+
+@pytest.mark.parametrize("words", [(), ("--in", "5m", "--at", "2100-01-01T00:00:00Z"), ("--at", "soon"), ("--in", "soon")])
+def test_a_time_that_cannot_be_read_is_an_error(desk: Desk, words: tuple[str, ...]) -> None:
+    """And nothing has changed."""
+    desk.delay(task_message("a"), HOUR)
+    before = RedisDelayStore(desk.transport).of_task("a")
+    assert desk.run("delayed", "reschedule", "a", *words).exit_code == 2
+    assert RedisDelayStore(desk.transport).of_task("a") == before
+
+
+@pytest.mark.parametrize("words", [("cancel",), ("promote",), ("reschedule", "--in", "5m")])
+def test_a_dry_run_changes_nothing(desk: Desk, words: tuple[str, ...]) -> None:
+    """It says what would be."""
+    desk.delay(task_message("a"), HOUR)
+    before, events = RedisDelayStore(desk.transport).of_task("a"), len(desk.events)
+    done = desk.run("delayed", *words, "a", "--dry-run")
+    assert (done.exit_code, done.stdout.startswith("1 message would be")) == (0, True)
+    [row] = json.loads(desk.run("delayed", *words, "a", "--dry-run", "--json").stdout)
+    assert (row["task_id"], row["dry_run"]) == ("a", True)
+    assert (RedisDelayStore(desk.transport).of_task("a"), len(desk.events)) == (before, events)
+
+
+def test_what_has_become_due_meanwhile_is_left_alone(desk: Desk) -> None:
+    """The dispatcher was quicker: nothing is recorded."""
+    desk.delay(task_message("a"), HOUR)
+    [found] = RedisDelayStore(desk.transport).of_task("a")
+    delayed_changes.reschedule(desk.install, found, due_ms=None)
+    desk.transport.promote(10)
+    events = len(desk.events)
+    assert delayed_changes.cancel(desk.install, found) is Answer.ALREADY
+    assert delayed_changes.reschedule(desk.install, found, due_ms=None) is Answer.ALREADY
+    assert (len(desk.events), desk.ids()) == (events, ["a"])
+
+
+@pytest.mark.parametrize("is_undelivered", [True, False])
+def test_a_dead_letter_that_waits_is_no_delayed_message(desk: Desk, is_undelivered: bool) -> None:
+    """It is shown as what it is, and refused: it waits for its queue, or for its handler."""
+    facts: dict[str, Any] = {"reason": "exhausted", "at_ms": 5, "seen_ms": 1, "attempt": None, "failed": None}
+    letter = dead(task_message("a"), QUEUE, dead_letter_queue="DLQ.orders", **facts)
+    desk.delay(undelivered(letter, "DLQ.orders") if is_undelivered else letter, HOUR)
+    assert "yes: it waits" in desk.run("delayed", "show", "a").stdout
+    for words in (("cancel",), ("promote",), ("reschedule", "--in", "5m")):
+        done = desk.run("delayed", *words, "a")
+        assert (done.exit_code, "is dead, and waits" in done.stderr) == (2, True)
+
+
+@pytest.mark.parametrize("act", ["cancel", "reschedule"])
+def test_a_change_that_the_broker_refuses_changes_nothing(desk: Desk, act: str) -> None:
+    """A log of another type: the message waits as it did."""
+    desk.delay(task_message("a"), HOUR)
+    desk.client.delete(desk.keys.outcomes)
+    desk.client.set(desk.keys.outcomes, "x")
+    before = RedisDelayStore(desk.transport).of_task("a")
+    words = ("cancel", "a") if act == "cancel" else ("reschedule", "a", "--in", "5m")
+    assert desk.run("delayed", *words).exit_code == 2
+    assert RedisDelayStore(desk.transport).of_task("a") == before
+
+
+def test_a_full_broker_lets_a_message_be_promoted(desk: Desk) -> None:
+    """The script frees before it writes."""
+    desk.delay(task_message("a"), HOUR)
+    desk.client.config_set("maxmemory-policy", "noeviction")
+    desk.client.config_set("maxmemory", 1)
+    done = desk.run("delayed", "promote", "a")
+    desk.client.config_set("maxmemory", 0)
+    assert done.exit_code == 0
+    assert waiting(desk)[0][1] <= 0
+
+
+def test_it_works_below_a_key_prefix(any_server: Server) -> None:
+    """As everything does."""
+    desk = Desk(any_server, prefix="shop:")
+    desk.delay(task_message("a"), HOUR)
+    desk.delay(task_message("b"), HOUR)
+    assert desk.run("delayed", "promote", "a").exit_code == 0
+    assert desk.run("delayed", "cancel", "b").exit_code == 0
+    assert [event.outcome for event in desk.events][-2:] == [Outcome.DEFERRED, Outcome.CANCELLED]
+    names: Any = desk.client.keys("*")
+    assert all(name.startswith(b"shop:") for name in names)
+    desk.transport.close()

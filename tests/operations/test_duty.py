@@ -1,0 +1,116 @@
+"""What all duties have in common: they go on whatever fails, and end when they are told to."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+from redis.exceptions import ConnectionError as Unreachable
+
+from redelivery.workers.duties.duty import Duty
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+LONG = 60.0
+
+
+class Errand(Duty):
+    """Takes a step whenever it is nudged; `ends` says how each of them ends, and `seen` what became of them."""
+
+    title = "errand"
+    begins_at_once = True
+
+    def __init__(self, *ends: Exception | None, leads: tuple[bool, ...] = ()) -> None:
+        super().__init__(0.001)
+        self.ends, self.turns = iter(ends), iter(leads)
+        self.seen: list[str] = []
+        self.is_over = threading.Event()
+
+    def leads(self) -> bool:
+        """As it was told, then always."""
+        return next(self.turns, True)
+
+    def step(self) -> None:
+        """End as it was told; when nothing is left to do, say so."""
+        end = next(self.ends, self)
+        if end is self:
+            self.is_over.set()
+        elif isinstance(end, Exception):
+            raise end
+        else:
+            self.seen.append("done")
+
+    def unanswered(self, exc: Exception) -> None:
+        """Note it."""
+        self.seen.append(f"unanswered: {exc}")
+
+    def failed(self, exc: Exception) -> None:
+        """Note it."""
+        self.seen.append(f"failed: {exc}")
+
+
+@pytest.fixture
+def started() -> Iterator[list[Duty]]:
+    """The duties that a test started, stopped at its end."""
+    duties: list[Duty] = []
+    yield duties
+    for each in duties:
+        each.stop()
+
+
+def run(started: list[Duty], errand: Errand) -> list[str]:
+    """Let it run until nothing is left to do; what it saw."""
+    started.append(errand)
+    errand.start()
+    assert errand.is_over.wait(LONG)
+    return errand.seen
+
+
+def test_it_goes_on_whatever_fails(started: list[Duty]) -> None:
+    """A broker that is away and a fault of ours are told apart, and the next step is taken after either."""
+    errand = Errand(None, Unreachable("away"), None, OSError("cut"), ValueError("ours"), None)
+    assert run(started, errand) == ["done", "unanswered: away", "done", "unanswered: cut", "failed: ours", "done"]
+
+
+def test_only_the_leader_takes_a_step(started: list[Duty]) -> None:
+    """It asks before each step; without the lead nothing is done."""
+    errand = Errand(None, leads=(False, False, True))
+    assert run(started, errand) == ["done"]
+    assert next(errand.turns, "all asked") == "all asked"
+
+
+def test_it_has_one_thread_however_often_it_is_started(started: list[Duty]) -> None:
+    """A consumer that connects again starts its duties again."""
+    errand = Errand()
+    run(started, errand)
+    errand.start()
+    assert [each.name for each in threading.enumerate() if each.name == "redelivery-errand"] == ["redelivery-errand"]
+
+
+def test_it_ends_in_the_middle_of_its_rest() -> None:
+    """A duty that acts once an hour does not hold its worker up."""
+    errand = Errand()
+    errand._every = 3600.0
+    errand.start()
+    assert errand.is_over.wait(LONG)
+    errand.stop()
+    assert errand._thread is not None
+    assert not errand._thread.is_alive()
+
+
+class Late(Errand):
+    """Says when it rests."""
+
+    begins_at_once = False
+
+    def rest(self) -> None:
+        """Note it, and rest."""
+        self.seen.append("rests")
+        super().rest()
+
+
+def test_it_rests_first_unless_it_says_otherwise(started: list[Duty]) -> None:
+    """What looks once a second need not look while its worker starts."""
+    assert run(started, Late(None))[:2] == ["rests", "done"]

@@ -1,0 +1,206 @@
+"""The watch over the dead letters: what nobody reads is said, and said again when there is twice as much; what is read is not."""
+
+from __future__ import annotations
+
+import shlex
+import socket
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from celery import Celery
+from structlog.testing import capture_logs
+
+from redelivery import Redelivery
+from redelivery.workers.duties.bootstep import duties_of
+from redelivery.workers.duties.letter_watch import GROWING, QUIET, LetterWatch, Watched, tell
+from redelivery.workers.duties.rabbitmq_letter_watch import AmqpLetterWatch
+from tests.conformance.brokers import Place, letter
+from tests.support.desk import LETTERS, Desk, body_of, copies, task_message
+from tests.support.running import until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from tests.support.rabbit import Rabbit
+    from tests.support.running import Shop
+    from tests.support.servers import Server
+
+UNREAD = "dead_letter_queue.unread"
+
+
+@pytest.fixture
+def desk(any_server: Server) -> Iterator[Desk]:
+    """A desk on each kind of server."""
+    desk = Desk(any_server)
+    yield desk
+    desk.transport.close()
+
+
+def test_a_command_that_is_suggested_can_be_pasted() -> None:
+    """Whoever may publish names queues: a name is quoted, and shown without what a terminal obeys."""
+    with capture_logs() as lines:
+        tell("DLQ.$(reboot);\x1b[2J\u202e'", "unread", letters=1)
+    assert "-Q '" in lines[0]["why"]
+    [name] = [word for word in shlex.split(lines[0]["why"].replace("`", " ")) if "reboot" in word]
+    assert name.startswith("DLQ.$(reboot);\\x1b[2J\\u202e'")
+
+
+def looked(watch: LetterWatch) -> list[Any]:
+    """What one look says."""
+    with capture_logs() as lines:
+        watch.step()
+    return lines
+
+
+def test_a_queue_that_nobody_reads_is_named_at_the_second_look(desk: Desk) -> None:
+    """With its length, the age of its oldest letter, and what to do; an empty queue is not."""
+    watch = LetterWatch(desk.install)
+    assert looked(watch) == []
+    desk.die(task_message("old"), ago_ms=7_200_000)
+    desk.die(task_message("young"))
+    assert looked(watch) == []
+    [line] = looked(watch)
+    assert (line["event"], line["log_level"], line["dead_letter_queue"], line["letters"]) == (UNREAD, "warning", LETTERS, 2)
+    assert 7200 <= line["oldest"] < 10_000
+    assert f"-Q {LETTERS}" in line["why"]
+    assert looked(watch) == []
+
+
+def test_it_is_said_again_when_the_letters_are_twice_as_many(desk: Desk) -> None:
+    """At N-1 not, at N yes."""
+    watch = LetterWatch(desk.install)
+    copies(desk, 3)
+    said = []
+    for _ in range(6):
+        said += [line["letters"] for line in looked(watch)]
+        desk.die(task_message())
+    assert said == [4, 8]
+
+
+def test_a_queue_that_is_read_is_not_named(desk: Desk) -> None:
+    """Whoever takes the oldest letter reads it; from the next look on at which nobody has, it is unread again."""
+    watch = LetterWatch(desk.install)
+    copies(desk, 6)
+    assert looked(watch) == []
+    for _ in range(3):
+        desk.client.rpop(LETTERS)
+        assert looked(watch) == []
+    assert [line["letters"] for line in looked(watch)] == [3]
+
+
+def test_bytes_that_are_no_letter_are_letters_without_an_age(desk: Desk) -> None:
+    """Nobody knows when they came."""
+    watch = LetterWatch(desk.install)
+    desk.die(task_message("a"))
+    desk.client.rpush(LETTERS, b"garbage")
+    looked(watch)
+    [line] = looked(watch)
+    assert (line["letters"], line["oldest"]) == (2, None)
+
+
+def test_one_worker_watches(desk: Desk) -> None:
+    """The lead is a lease; who has lost it begins anew."""
+    first, second = LetterWatch(desk.install), LetterWatch(desk.install)
+    assert first.leads()
+    assert not second.leads()
+    desk.die(task_message("a"))
+    looked(first)
+    desk.client.delete(desk.keys.letter_watcher)
+    assert second.leads()
+    assert not first.leads()
+    assert [looked(first), len(looked(first))] == [[], 1]
+
+
+# what is said when, without a broker
+
+
+@pytest.mark.parametrize(("looks", "said"), [(GROWING, None), (GROWING + 1, "growing")])
+def test_a_queue_that_grows_though_it_is_read_is_named_at_the_tenth_look(looks: int, said: str | None) -> None:
+    """More letters come than are taken; one look without growth, and it is counted anew."""
+    watched = Watched()
+    answers = [watched.look(number, b"%d" % number) for number in range(1, looks + 1)]
+    assert answers == [None] * (looks - 1) + [said]
+    watched = Watched()
+    for number in range(1, 10 * GROWING):
+        assert not watched.look(number // 2 * 2, b"%d" % number)
+
+
+@pytest.mark.parametrize(("looks", "said"), [(QUIET, 1), (QUIET + 1, 1), (QUIET + 2, 2)])
+def test_it_is_said_again_every_day(looks: int, said: int) -> None:
+    """The first look sees it, the second says it, and so does the one a day later."""
+    watched = Watched()
+    assert [watched.look(5, b"x") for _ in range(looks)].count("unread") == said
+
+
+def test_what_somebody_has_taken_from_is_counted_anew() -> None:
+    """An operator sent most of them back; the rest is unread, though it was said of more."""
+    watched = Watched()
+    said = [
+        watched.look(length, oldest) for length, oldest in [(100, b"a"), (100, b"a"), (3, b"b"), (3, b"b"), (5, b"b"), (6, b"b")]
+    ]
+    assert said == [None, "unread", None, "unread", None, "unread"]
+
+
+@pytest.mark.full
+@pytest.mark.slow
+def test_a_worker_says_what_nobody_reads(shop: Callable[..., Shop]) -> None:
+    """The duty begins with every worker; half a minute later it knows. A queue that a worker consumes is not named."""
+    here = shop(settings={"queues": {"#": {"max_delivery_attempts": 1}}}, module="tests.support.letter_shop")
+    desk = Desk(here.server)
+    desk.die(task_message("a", "tests.support.letter_shop.picky", body=body_of("discard")), into="DLQ.celery")
+    desk.die(task_message("b"), into="DLQ.later")
+    worker = here.start("-Q", "celery,DLQ.celery", pool="solo")
+    until(lambda: UNREAD in worker.text, 120, "the line")
+    (line,) = [line for line in worker.text.splitlines() if UNREAD in line]
+    assert "dead_letter_queue=DLQ.later letters=1" in line
+    desk.transport.close()
+
+
+def test_on_rabbitmq_a_queue_without_a_consumer_is_named(rabbit: Rabbit, tmp_path: Path) -> None:
+    """At the second look, without a look at the letters; not while somebody consumes it, nor when letters have just been taken."""
+    place = Place("rabbit-classic", rabbit, tmp_path)
+    desk = place.desk()
+    watch, other = AmqpLetterWatch(desk.install), AmqpLetterWatch(desk.install)
+    assert watch.leads()
+    assert not other.leads()
+    assert looked(watch) == []
+    place.put(*(letter(task_message(f"task-{number}")) for number in range(4)))
+    assert looked(watch) == []
+    [line] = looked(watch)
+    assert (line["event"], line["dead_letter_queue"], line["letters"], line["oldest"]) == (UNREAD, LETTERS, 4, None)
+    assert looked(watch) == []
+    place.lose(LETTERS)
+    assert looked(watch) == []
+    assert [line["letters"] for line in looked(watch)] == [3]
+    with rabbit.connection() as connection:
+        connection.default_channel.basic_qos(0, 1, a_global=False)
+        connection.default_channel.basic_consume(LETTERS, no_ack=False, callback=print)
+        place.put(*(letter(task_message(f"task-{number}")) for number in range(4, 12)))
+        assert looked(watch) == looked(watch) == []
+    watch.stop()
+    assert until(other.leads, what="the other one to lead")
+    other.stop()
+
+
+def test_on_rabbitmq_a_watch_whose_connection_is_cut_connects_again(rabbit: Rabbit, tmp_path: Path) -> None:
+    """It looks at the next step; what it has seen is forgotten, and nothing is logged as a fault of ours."""
+    place = Place("rabbit-classic", rabbit, tmp_path)
+    desk = place.desk()
+    watch = AmqpLetterWatch(desk.install)
+    assert watch.leads()
+    watch._connection.connection.transport.sock.shutdown(socket.SHUT_RDWR)  # type: ignore[union-attr]
+    with pytest.raises(ConnectionError):
+        watch.step()
+    assert until(watch.leads, what="it to be connected again")
+    assert looked(watch) == []
+    watch.stop()
+
+
+def test_a_worker_on_rabbitmq_watches(rabbit: Rabbit, tmp_path: Path) -> None:
+    """The watch is one of its duties; where nothing is enforced it is not."""
+    place = Place("rabbit-classic", rabbit, tmp_path)
+    desk = place.desk()
+    assert [type(duty) for duty in duties_of(desk.install)] == [AmqpLetterWatch]
+    observing = Redelivery(Celery("observing", broker=rabbit.url, set_as_current=False), {"mode": "observe"})
+    assert duties_of(observing) == ()

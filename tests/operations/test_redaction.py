@@ -1,0 +1,143 @@
+"""What exceptions say: hidden in all that is shown where `redact` is set, and not stored where `store_failure_texts` is off."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from redelivery.middleware.logs import HIDDEN
+from redelivery.middleware.messages.steps import sealed
+from redelivery.workers.letters import Letter
+from redelivery.workers.operations.redaction import redacted
+from tests.support.desk import LETTERS, Desk, task_message
+from tests.support.lanes import first_quick
+from tests.support.running import until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from tests.support.running import Shop
+    from tests.support.servers import Server
+
+CARD, DLQ = "4111-1111-1111", "DLQ.celery"
+TASKS = ("gives_up", "tells", "dies", "exits")
+FAST = {"queues": {"#": {"redelivery_delay": 0.1, "max_delivery_attempts": 2}}}
+#: Every command that shows a letter, or anything of a task.
+COMMANDS = (
+    ("dlq", "list"),
+    ("dlq", "show", DLQ),
+    ("dlq", "show", DLQ, "--full"),
+    ("dlq", "export", DLQ),
+    ("dlq", "causes"),
+    ("outcomes", "tail"),
+    ("metrics",),
+)
+
+
+@pytest.fixture
+def desk(server: Server) -> Iterator[Desk]:
+    """A desk on a private broker."""
+    desk = Desk(server)
+    yield desk
+    desk.transport.close()
+
+
+def said(shop: Shop, *words: str) -> str:
+    """What a command of this shop's operator prints, on both streams."""
+    command = [sys.executable, "-m", "redelivery", "-A", shop.module, *words]
+    done = subprocess.run(command, env=shop.environment, cwd=shop.folder, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout + done.stderr
+
+
+def died(shop: Shop) -> dict[str, str]:
+    """Let every task die, and one that nobody knows; their ids."""
+    ids = {name: shop.send(name, CARD) for name in (*TASKS, "nobody_knows")}
+    for task_id in ids.values():
+        shop.ended(task_id, "dead_lettered")
+    return ids
+
+
+def headers(shop: Shop) -> dict[str, dict[str, Any]]:
+    """The header of each letter, by the last word of its task's name."""
+    return {each["headers"]["task"].rpartition(".")[2]: each["headers"]["redelivery"] for each in shop.letters()}
+
+
+def test_nothing_that_is_shown_or_logged_says_an_argument(shop: Callable[..., Shop]) -> None:
+    """Not in a table, a whole letter, an example, a task's life, a line of the worker's log, Celery's own ones included."""
+    here = shop(module="tests.support.secret_shop", settings={**FAST, "redact": True})
+    worker = here.start()
+    ids = died(here)
+    assert all(CARD in json.dumps(headers(here)[name]) for name in TASKS[:3])  # it is stored, and so must be hidden
+    waiting = here.send("dies", CARD, countdown=3600)
+    here.ended(waiting, "deferred")
+    words = [*COMMANDS, ("delayed", "list"), ("delayed", "show", waiting), ("task", "show", ids["tells"])]
+    for each in words:
+        for found in (said(here, *each), said(here, *each, "--json")):
+            assert CARD not in found, each
+    assert "ValueError: (hidden: redact is set)" in said(here, "dlq", "show", DLQ)
+    shown = until(lambda: here.app.control.inspect(timeout=5).scheduled(), what="the worker to answer")
+    assert (CARD in str(shown), HIDDEN in str(shown), waiting in str(shown)) == (False, True, True)
+    assert CARD not in worker.text
+    assert "raised unexpected" in worker.text
+    assert "event=hook.failed" in worker.text
+    assert "secret_shop.py" in worker.text  # the places of a traceback stay
+
+
+def test_without_it_all_is_shown(shop: Callable[..., Shop]) -> None:
+    """So that the test above can fail."""
+    here = shop(module="tests.support.secret_shop", settings=FAST)
+    worker = here.start()
+    here.ended(here.send("tells", CARD), "dead_lettered")
+    assert CARD in said(here, "dlq", "show", DLQ)
+    assert CARD in worker.text
+
+
+@pytest.mark.parametrize("pool", first_quick(["prefork", "threads"]))
+def test_texts_of_exceptions_need_not_be_stored(shop: Callable[..., Shop], pool: str) -> None:
+    """Types and fingerprints are: in the letter, and in the history of each attempt before it."""
+    here = shop(module="tests.support.secret_shop", settings={**FAST, "store_failure_texts": False})
+    here.start(pool=pool)
+    died(here)
+    for name, header in headers(here).items():
+        assert CARD not in json.dumps(header), name
+        assert not header["failure"]["message"] + header["failure"]["traceback"], name
+        assert header["failure"]["fingerprint"], name
+    types = {name: header["failure"]["type"].rpartition(".")[2] for name, header in headers(here).items()}
+    assert (types["gives_up"], types["tells"], types["dies"]) == ("MaxRetriesExceededError", "ValueError", "DeadLetter")
+    assert [each["exception"] for each in headers(here)["tells"]["attempts"]] == ["ValueError", "ValueError"]
+
+
+def test_what_is_not_known_to_be_harmless_is_hidden(desk: Desk) -> None:
+    """A field of a newer version, or of a stranger; a class that is none."""
+    desk.die(task_message("a", argsrepr="(1,)"), exception="E with words")
+    [message] = desk.messages(LETTERS)
+    header = message["headers"]["redelivery"]
+    header["failure"]["notes"] = header["deaths"][0]["detail"] = header["attempts"][0]["text"] = "a word"
+    letter = redacted(Letter.of(sealed(message)))
+    envelope = letter.contents.envelope
+    assert envelope.failure == {
+        "type": HIDDEN,
+        "message": HIDDEN,
+        "traceback": HIDDEN,
+        "fingerprint": "f-E with words",
+        "notes": HIDDEN,
+    }
+    assert (letter.death["detail"], envelope.attempts[0]["text"], envelope.attempts[0]["exception"]) == (HIDDEN, HIDDEN, HIDDEN)
+    assert letter.contents.headers["argsrepr"] == HIDDEN
+    assert (letter.death["reason"], letter.reason, letter.died_ms) == ("exhausted", "exhausted", header["deaths"][0]["last"])
+
+
+def test_filters_choose_by_what_is_hidden(desk: Desk, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What is shown changes, not what is there: an exported letter is whole."""
+    monkeypatch.setenv("REDELIVERY_REDACT", "true")
+    task_id = desk.die(exception="shop.Declined", said="secret-word")
+    desk.die()
+    assert task_id in desk.run("dlq", "export", LETTERS, "--exception", "Declined").stdout
+    desk.json("dlq", "export", LETTERS, "--exception", "Declined", "--to", str(tmp_path))
+    assert desk.json("dlq", "redrive", LETTERS, "--exception", "Declined")["moved"] == 1

@@ -1,0 +1,224 @@
+"""The contract: every name that a user, an operator, a program or another version of this project relies on, as one document.
+
+`tests/contract.json` is that document as it was agreed; `test_contract.py` compares. A name may be added. One that goes, or means
+something else, breaks somebody: a deployment's settings, a dashboard, a script, a worker of the version before. To write the
+document anew after names were added: `./dev python -m tests.project.contract`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import json
+import re
+import tomllib
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+import redelivery
+import redelivery.settings
+import redelivery.testing
+from redelivery import errors
+from redelivery.middleware.brokers.rabbitmq.names import OUTCOMES, OUTCOMES_EXCHANGE, START, AmqpNames
+from redelivery.middleware.brokers.redis.keys import Keys
+from redelivery.middleware.messages import envelope as header
+from redelivery.middleware.messages.envelope import Attempt, Failed
+from redelivery.middleware.messages.events import ENTRY, SCHEMA_VERSION, TERMINAL, Event, Outcome, Reason
+from redelivery.middleware.messages.steps import dead, deferred, redelivered, redriven
+from redelivery.middleware.messages.ttl import PUBLISHED, TIME_TO_LIVE
+from redelivery.middleware.ports import Capability
+from redelivery.settings import FIELDS, GENERAL, GeneralSettings, RedeliveryPolicy
+from redelivery.settings.reference import described
+from redelivery.workers.cli.main import redelivery as command
+from redelivery.workers.operations.metrics import METRICS
+from redelivery.workers.reconciliation import schema
+from redelivery.workers.reconciliation.verdicts import VERDICTS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+__all__ = ["AGREED", "collected"]
+
+AGREED = Path(__file__).with_name("contract.json")
+ROOT = Path(__file__).resolve().parents[2]
+LOG = re.compile(r"^\| `([a-z_]+\.[a-z_]+)` \| (\w+) \| ([^|]*) \|", re.MULTILINE)
+#: What `Redelivery(app)` offers its user; the rest of it is our own.
+INSTALLED = {"settings", "policy_for", "dead_letter_handler"}
+#: A task's message as a producer writes it: what each step adds to it is the header's contract.
+MESSAGE: Mapping[str, Any] = {
+    "body": "",
+    "headers": {"id": "a", "task": "shop.charge", "expires": "2030-01-01T00:00:00+00:00", "retries": 0},
+    "properties": {"delivery_info": {"exchange": "", "routing_key": "orders"}, "expiration": "60000"},
+}
+
+
+def collected() -> dict[str, Any]:
+    """The document, as the code has it now."""
+    return {
+        "api": dict(sorted(_api())),
+        "entry_points": _entry_points(),
+        "commands": dict(sorted(_commands(command, "redelivery"))),
+        "settings": {each.name: [each.unit, each.default] for each in described(RedeliveryPolicy, FIELDS)},
+        "general_settings": {each.name: [each.unit, each.default] for each in described(GeneralSettings, GENERAL)},
+        "headers": _headers(),
+        "redis_keys": _redis_keys(),
+        "rabbitmq_names": _rabbitmq_names(),
+        "events": _events(),
+        "capabilities": sorted(Capability),
+        "log_events": _log_events(),
+        "metrics": {name: kind for name, (kind, _) in METRICS.items()},
+        "books": _books(),
+    }
+
+
+def _api() -> Iterator[tuple[str, str]]:
+    """Public names, and the signatures of what can be called."""
+    for module in (redelivery, redelivery.settings, redelivery.testing, errors):
+        for name in module.__all__:
+            offered = getattr(module, name)
+            yield f"{module.__name__}.{name}", _signature(offered)
+            if inspect.isclass(offered):
+                yield from ((f"{module.__name__}.{name}.{member}", said) for member, said in _members(offered))
+
+
+def _members(owner: type) -> Iterator[tuple[str, str]]:
+    """What a class of ours offers; nothing of what it inherits from the language or from Celery."""
+    for each in owner.__mro__:
+        if each.__module__.startswith("redelivery"):
+            for name, value in vars(each).items():
+                if not name.startswith("_") and (owner is not redelivery.Redelivery or name in INSTALLED):
+                    yield name, _signature(getattr(value, "__func__", value))
+
+
+def _signature(offered: Any) -> str:
+    """Names and kinds of parameters, with their defaults; annotations are the type checker's."""
+    if isinstance(offered, type) and issubclass(offered, Enum):
+        return ""
+    if not callable(offered):
+        return type(offered).__name__ if isinstance(offered, (property, dict)) else ""
+    try:
+        parameters = inspect.signature(offered).parameters.values()
+    except (TypeError, ValueError):
+        return ""
+    plain = [each.replace(annotation=inspect.Parameter.empty) for each in parameters]
+    # A default that is an object would print its address.
+    return re.sub(r" at 0x[0-9a-f]+", "", str(inspect.Signature(plain)))
+
+
+def _entry_points() -> dict[str, Any]:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    points = {group: sorted(named) for group, named in project["entry-points"].items()}
+    return {"scripts": sorted(project["scripts"]), "extras": sorted(project["optional-dependencies"]), **points}
+
+
+def _commands(found: click.Command, path: str) -> Iterator[tuple[str, list[str]]]:
+    """Each command, with its arguments and options."""
+    parameters = []
+    for each in found.params:
+        shown = "/".join([*each.opts, *each.secondary_opts]) if isinstance(each, click.Option) else each.name or ""
+        kind = "flag" if getattr(each, "is_flag", False) else each.type.name
+        is_many = getattr(each, "multiple", False)
+        parameters.append(f"{shown} {kind}{' required' if each.required else ''}{' many' if is_many else ''}")
+    yield path, sorted(parameters)
+    if isinstance(found, click.Group):
+        context = click.Context(found)
+        for name in found.list_commands(context):
+            inner = found.get_command(context, name)
+            assert inner is not None, name
+            yield from _commands(inner, f"{path} {name}")
+
+
+def _headers() -> dict[str, Any]:
+    """The headers' names, and what each step writes into ours."""
+    failed = Failed(type="ValueError", message="m", traceback="t", fingerprint="f")
+    attempt = Attempt(at_ms=1, worker="w", exception="ValueError: m", delay_ms=2)
+    first = json.loads(json.dumps(MESSAGE))
+    again = redelivered(first, "orders", seen_ms=1, attempt=attempt, crash=True, due_ms=3)
+    letter = dead(
+        again,
+        "orders",
+        dead_letter_queue="DLQ.orders",
+        reason="exhausted",
+        at_ms=4,
+        seen_ms=1,
+        attempt=attempt,
+        failed=failed,
+        detail="d",
+        parked=True,
+    )
+    steps = {
+        "redelivered": again,
+        "deferred": deferred(first, "orders", seen_ms=1, eta="2030-01-01T00:00:00+00:00"),
+        "dead": letter,
+        "redriven": redriven(letter),
+    }
+    return {
+        "names": sorted(
+            [
+                *(header.HEADER, header.ANNOUNCED, header.ELIGIBLE, header.EXPIRATION, header.DELIVERED, header.COPIES),
+                *(PUBLISHED, TIME_TO_LIVE),
+            ],
+        ),
+        "version": header.VERSION,
+        "fields": sorted(header.KNOWN),
+        "written_by": {name: _shape(step["headers"][header.HEADER]) for name, step in steps.items()},
+    }
+
+
+def _shape(value: Any) -> Any:
+    """The names in a value, and the kinds of what stands under them."""
+    if isinstance(value, dict):
+        return {name: _shape(each) for name, each in sorted(value.items())}
+    if isinstance(value, list):
+        return [_shape(each) for each in value[:1]]
+    return type(value).__name__
+
+
+def _redis_keys() -> dict[str, str]:
+    keys = Keys(prefix="p:")
+    found = {name: getattr(keys, name) for name, value in inspect.getmembers_static(Keys) if isinstance(value, property)}
+    parts = {"queue": "Q", "list_name": "Q", "token": "T", "exchange": "E", "per_second": 1.5, "priority": 6}
+    for name, value in inspect.getmembers_static(Keys):
+        if name.startswith("_") or not inspect.isfunction(value):
+            continue
+        given = {each: parts[each] for each in list(inspect.signature(value).parameters)[1:]}
+        found[name] = str(getattr(keys, name)(**given))
+    return dict(sorted(found.items()))
+
+
+def _rabbitmq_names() -> dict[str, str]:
+    names = AmqpNames()
+    found = {name: getattr(names, name) for name, value in inspect.getmembers_static(AmqpNames) if isinstance(value, property)}
+    return {**found, "outcomes": OUTCOMES, "outcomes_exchange": OUTCOMES_EXCHANGE, "start": START, "level_3": names.level(3)}
+
+
+def _events() -> dict[str, Any]:
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "fields": [each.name for each in dataclasses.fields(Event)],
+        "entry": list(ENTRY),
+        "outcomes": {str(each): "terminal" if each in TERMINAL else "" for each in Outcome},
+        "reasons": sorted(Reason),
+    }
+
+
+def _log_events() -> dict[str, list[str]]:
+    """As `docs/logging.md` promises them; `test_logs.py` compares that page with the code."""
+    rows = LOG.findall((ROOT / "docs" / "logging.md").read_text())
+    return {event: [level, *sorted(key.strip() for key in keys.split(",") if key.strip())] for event, level, keys in sorted(rows)}
+
+
+def _books() -> dict[str, Any]:
+    return {
+        "verdicts": list(VERDICTS),
+        "events": {each.name: each.dataType.simpleString() for each in schema.EVENTS},
+        "inventory": {each.name: each.dataType.simpleString() for each in schema.INVENTORY},
+        "places": list(schema.PLACES),
+    }
+
+
+if __name__ == "__main__":
+    AGREED.write_text(json.dumps(collected(), indent=1, sort_keys=True) + "\n")

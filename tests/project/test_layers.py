@@ -1,0 +1,123 @@
+"""The layers: `./dev lint` refuses an import that points the wrong way, from whichever layer it comes."""
+
+from __future__ import annotations
+
+import ast
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROOT = Path(__file__).resolve().parents[2]
+ROOMS = ("middleware", "workers", "settings")
+#: A module, an import that it must not have, and the contract that refuses it.
+WRONG = [
+    ("settings/policy.py", "from redelivery.middleware import logs", "The packages"),
+    ("middleware/logs.py", "from redelivery.workers.cli import output", "The packages"),
+    ("middleware/logs.py", "from .messages import envelope", "The layers of middleware"),
+    ("middleware/messages/envelope.py", "from ..policy import decision", "The layers of middleware"),
+    ("middleware/policy/decision.py", "from .. import ports", "The layers of middleware"),
+    ("middleware/ports.py", "from . import runtime", "The layers of middleware"),
+    ("middleware/runtime.py", "from .transitions import outbox", "The layers of middleware"),
+    ("middleware/transitions/outbox.py", "from ..child import attempt", "The layers of middleware"),
+    ("middleware/child/attempt.py", "from ..worker import request", "The layers of middleware"),
+    ("middleware/worker/admission.py", "from ..brokers.redis import keys", "The layers of middleware"),
+    ("middleware/brokers/redis/keys.py", "from ...worker import admission", "The layers of middleware"),
+    ("middleware/worker/admission.py", "from .. import install", "The layers of middleware"),
+    ("middleware/brokers/redis/keys.py", "from ..rabbitmq import names", "No broker knows another"),
+    ("middleware/policy/decision.py", "import redis", "Drivers belong to brokers"),
+    ("middleware/transitions/outbox.py", "import amqp", "Drivers belong to brokers"),
+    ("workers/operations/adoption.py", "from ..cli import output", "The layers of workers"),
+    ("workers/duties/duty.py", "from ..cli import output", "The layers of workers"),
+    ("workers/cli/output.py", "from ..testing import clock", "The layers of workers"),
+    ("workers/export/tables.py", "from ..operations import adoption", "The layers of workers"),
+    ("workers/letters.py", "from . import ports", "The layers of workers"),
+    ("workers/reconciliation/steps.py", "import celery", "The books read files"),
+    ("middleware/policy/backoff.py", "from . import decision", "No circles"),
+]
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the product."""
+    copy = tmp_path_factory.mktemp("tree")
+    shutil.copy(ROOT / "pyproject.toml", copy)
+    for name in (*ROOMS, "redelivery"):
+        shutil.copytree(ROOT / name, copy / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+    return copy
+
+
+def lint(tree: Path) -> tuple[int, str]:
+    """The exit code of `lint-imports`, and what it says."""
+    command = [str(Path(sys.executable).with_name("lint-imports"))]
+    environment = {**os.environ, "PYTHONPATH": str(tree)}
+    done = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_the_layers_are_kept(tree: Path) -> None:
+    """Imports for type checkers, and those inside of functions, included."""
+    code, said = lint(tree)
+    assert code == 0, said
+
+
+@pytest.mark.parametrize(("module", "line", "contract"), WRONG, ids=[f"{module}: {line}" for module, line, _ in WRONG])
+def test_an_import_that_points_the_wrong_way_is_refused(tree: Path, module: str, line: str, contract: str) -> None:
+    """Even where only a type checker sees it."""
+    path = tree / module
+    kept = path.read_text()
+    try:
+        path.write_text(f"{kept}\n\nif TYPE_CHECKING:\n    {line}\n")
+        code, said = lint(tree)
+    finally:
+        path.write_text(kept)
+    assert code != 0
+    assert f"{contract} BROKEN" in said
+
+
+def imports(path: Path) -> Iterator[ast.Import | ast.ImportFrom]:
+    """All imports of a file, wherever in it."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            yield node
+
+
+def absolute(node: ast.Import | ast.ImportFrom) -> list[str]:
+    """The modules that an import names in full."""
+    if isinstance(node, ast.Import):
+        return [each.name for each in node.names]
+    return [str(node.module)] if not node.level else []
+
+
+def test_nothing_is_imported_by_the_bare_name_of_a_package() -> None:
+    """`import settings` would be the host project's."""
+    paths = [
+        *ROOT.glob("redelivery/*.py"),
+        *(each for room in (*ROOMS, "tests", "benchmarks") for each in (ROOT / room).rglob("*.py")),
+    ]
+    found = [
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for path in paths
+        for node in imports(path)
+        if any(name.partition(".")[0] in ROOMS for name in absolute(node))
+    ]
+    assert found == []
+
+
+def test_inside_a_package_imports_are_relative() -> None:
+    """So that an absolute one means that a border is crossed."""
+    found = [
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for room in ROOMS
+        for path in (ROOT / room).rglob("*.py")
+        for node in imports(path)
+        if any(f"{name}.".startswith(f"redelivery.{room}.") for name in absolute(node))
+    ]
+    assert found == []

@@ -1,0 +1,1 @@
+"""What the tests are made of: servers, workers, applications."""

@@ -1,0 +1,52 @@
+"""The app: tasks before `Redelivery(app)`, tasks after it, and its configuration last of all."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from celery import Celery
+from celery.contrib.django.task import DjangoTask
+from celery.signals import worker_ready
+
+from redelivery import Redelivery
+from tests.support.adopted.notes import note
+
+app = Celery("adopted", broker=os.environ["SHOP_BROKER"], backend=os.environ["SHOP_BACKEND"], task_cls=DjangoTask)
+
+
+@app.task(bind=True, name="before")
+def before(self: Any) -> list[str]:
+    """Defined before."""
+    if note(self) == 1:
+        message = "once"
+        raise RuntimeError(message)
+    return [cls.__name__ for cls in type(self).__mro__]
+
+
+Redelivery(app)
+EARLY = (app.configured, app.finalized)
+app.config_from_object("tests.support.adopted.conf", namespace="CELERY")
+app.autodiscover_tasks(["tests.support.adopted"])
+
+
+@app.task(bind=True, name="after")
+def after(self: Any) -> str:
+    """Defined after."""
+    if note(self) == 1:
+        message = "once"
+        raise RuntimeError(message)
+    return "after"
+
+
+@app.task(name="early")
+def early() -> list[bool]:
+    """Whether `Redelivery(app)` configured or finalised anything."""
+    return list(EARLY)
+
+
+@worker_ready.connect
+def ready(**_: Any) -> None:
+    """Say that the worker consumes."""
+    Path(os.environ["SHOP_READY"]).touch()

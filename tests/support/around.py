@@ -1,0 +1,32 @@
+"""The tests' app with what fails around a task: a hook before it; `refusing.py` is a result backend that does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from celery import Task
+
+from tests.support.shop import app, note
+
+__all__ = ["app"]
+
+
+class Prepared(Task):
+    """Its `before_start` fails."""
+
+    abstract = True
+
+    def before_start(self, task_id: str, args: Any, kwargs: Any) -> None:
+        """Fails so many times."""
+        del args
+        note(task_id, event="before_start")
+        if self.request.retries < kwargs.get("unprepared", 0):
+            message = "not prepared"
+            raise ConnectionError(message)
+
+
+@app.task(base=Prepared, bind=True, track_started=True)
+def runs(self: Any, **_: Any) -> str:
+    """Succeeds."""
+    note(self.request.id, event="run", attempt=self.request.retries + 1)
+    return "done"

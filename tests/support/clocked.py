@@ -1,0 +1,38 @@
+"""The app of the tests of clocks: the shop's, and what asks for its own retries; its runs say what their machine's clock says."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from tests.support.shop import app, note
+
+__all__ = ["app"]
+
+
+@app.task(bind=True)
+def ok(self: Any) -> None:
+    """Succeeds."""
+    note(self.request.id, now=datetime.now(UTC).timestamp())
+
+
+@app.task(bind=True)
+def fails(self: Any, times: int) -> None:
+    """Fails so many times, then succeeds."""
+    note(self.request.id)
+    if self.request.retries < times:
+        message = "no"
+        raise RuntimeError(message)
+
+
+@app.task(bind=True)
+def retries(self: Any, how: str, seconds: float) -> None:
+    """Asks once for a retry: of the same message, or with other arguments, which Celery publishes anew."""
+    note(self.request.id)
+    if how == "same":
+        if not self.request.retries:
+            raise self.retry(countdown=seconds)
+    elif how == "countdown":
+        raise self.retry(args=("done", seconds), countdown=seconds)
+    elif how == "eta":
+        raise self.retry(args=("done", seconds), eta=datetime.now(UTC) + timedelta(seconds=seconds))

@@ -1,0 +1,88 @@
+"""The command line in processes of its own: with an app of its own, and a broker that nobody else uses."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.support.desk import Desk
+from tests.support.running import ROOT
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.support.servers import Server
+
+__all__ = ["Command", "command", "desk", "refused"]
+
+APP = """
+import os
+from celery import Celery
+from redelivery import Redelivery
+app = Celery("shop", broker=os.environ["SHOP_BROKER"])
+app.conf.task_default_queue = "orders"
+Redelivery(app)
+plain = Celery("plain", broker=os.environ["SHOP_BROKER"])
+"""
+
+
+@pytest.fixture
+def desk(server: Server) -> Iterator[Desk]:
+    """A desk on a private broker."""
+    desk = Desk(server)
+    yield desk
+    desk.transport.close()
+
+
+class Command:
+    """`python -m redelivery` in a folder that has an app `shopfront`."""
+
+    def __init__(self, folder: Path, broker: str = "redis+socket:///nowhere/at/all") -> None:
+        (folder / "shopfront.py").write_text(APP)
+        (folder / "broken.py").write_text("def f():\n    import nosuch\nf()\n")
+        self.folder, self.broker = folder, broker
+
+    def environment(self, **more: str) -> dict[str, str]:
+        """Nothing of this machine's settings."""
+        kept = {key: value for key, value in os.environ.items() if not key.startswith(("REDELIVERY_", "CELERY_"))}
+        return {**kept, "PYTHONPATH": str(ROOT), "SHOP_BROKER": self.broker, "PYTHONDONTWRITEBYTECODE": "1", **more}
+
+    def start(self, *words: str, module: str = "redelivery", **options: Any) -> subprocess.Popen[str]:
+        """Start it."""
+        command = [sys.executable, "-m", module, *words]
+        return subprocess.Popen(
+            command, cwd=self.folder, env=self.environment(), stdout=-1, stderr=-1, stdin=subprocess.DEVNULL, text=True, **options
+        )
+
+    def run(self, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        """Run it."""
+        command = [sys.executable, "-m", "redelivery", *words]
+        return subprocess.run(
+            command,
+            cwd=self.folder,
+            env=self.environment(**environment),
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+            stdin=subprocess.DEVNULL,
+        )
+
+
+@pytest.fixture
+def command(server: Server, folder: Path) -> Command:
+    """The command on a private broker."""
+    return Command(folder, server.url)
+
+
+def refused(done: subprocess.CompletedProcess[str], said: str) -> None:
+    """It ended with 2, said this in one line on stderr, and nothing else."""
+    assert (done.returncode, done.stdout) == (2, ""), done.stderr
+    assert len(done.stderr.splitlines()) == 1, done.stderr
+    assert done.stderr.startswith("redelivery: error: ")
+    assert said in done.stderr

@@ -1,0 +1,76 @@
+"""The app of the tests of deaths: the shop's, and tasks that end in every way that a task can."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from celery.exceptions import Reject
+
+from redelivery import DeadLetter
+from tests.support.shop import app, note
+
+__all__ = ["app"]
+
+
+@app.task(bind=True)
+def ok(self: Any, value: Any = None) -> Any:
+    """Succeeds."""
+    note(self.request.id, attempt=self.request.retries + 1)
+    return value
+
+
+@app.task(bind=True)
+def fails(self: Any, times: int = 10**6) -> None:
+    """Fails so many times, then succeeds."""
+    note(self.request.id, attempt=self.request.retries + 1)
+    if self.request.retries < times:
+        message = "no"
+        raise RuntimeError(message)
+
+
+@app.task(bind=True)
+def waits(self: Any, path: str) -> None:
+    """Runs until a file is there."""
+    note(self.request.id)
+    while not Path(path).exists():  # the test says when
+        time.sleep(0.02)
+
+
+@app.task(bind=True)
+def ends_when_told(self: Any, how: str, folder: str) -> None:
+    """Waits until a file in this folder is named after its worker, or is named `all`; then ends as its first argument says."""
+    worker = str(self.request.hostname)
+    note(self.request.id, worker=worker)
+    while not any((Path(folder) / name).exists() for name in (worker, "all")):  # the test says when
+        time.sleep(0.02)
+    if how != "succeeds":
+        end(how)
+
+
+@app.task(bind=True)
+def dies(self: Any, how: str) -> None:
+    """Ends as its argument says."""
+    note(self.request.id, attempt=self.request.retries + 1)
+    end(how)
+
+
+def end(how: str) -> None:
+    """End the task in this way, and no other: none of them returns."""
+    if how == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if how == "exit":
+        sys.exit(3)
+    if how == "hangs":
+        time.sleep(3600)  # until its hard time limit
+    raise {
+        "fails": RuntimeError("no"),
+        "listed": LookupError("not there"),
+        "gives up": DeadLetter("card stolen"),
+        "rejects": Reject("no", requeue=False),
+        "memory": MemoryError("too much"),
+    }[how]

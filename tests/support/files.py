@@ -1,0 +1,88 @@
+"""kombu's filesystem transport in a temporary folder: a broker for real worker processes that is no server.
+
+There is no outcome log on it: what is recorded are lines of the workers' logs, which are read here.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+from kombu import Connection
+
+from redelivery.middleware.brokers.kombu.filesystem import FilesystemTransport
+from redelivery.middleware.messages.events import Event
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["Files"]
+
+FIELD = re.compile(r'(\w+)=("(?:[^"\\]|\\.)*"|\S*)')
+NUMBERS = {field.name for field in fields(Event) if "int" in str(field.type)}
+
+
+@dataclass
+class Files:
+    """The broker of one folder, with the little that tests of any broker ask for."""
+
+    folder: Path
+    url: str = "filesystem://"
+
+    @property
+    def queues(self) -> Path:
+        """Where its messages lie."""
+        return self.folder / "queues"
+
+    @property
+    def conf(self) -> dict[str, Any]:
+        """What Celery's settings must say for it."""
+        self.queues.mkdir(exist_ok=True)
+        options = {"data_folder_in": str(self.queues), "data_folder_out": str(self.queues)}
+        options["control_folder"] = str(self.folder / "control")
+        return {"broker_transport_options": {**options, "polling_interval": 0.05}, "worker_lost_wait": 1.0}
+
+    def connection(self) -> Connection:
+        """A new connection without our record; but it writes whole files, for a worker ends with what it reads half written."""
+        options = self.conf["broker_transport_options"]
+        return Connection(transport=FilesystemTransport, transport_options=options)
+
+    def messages(self, queue: str) -> list[dict[str, Any]]:
+        """The messages of a queue, the next to be taken first."""
+        found = []
+        for path in sorted(self.queues.iterdir()):
+            if path.name.partition(".")[2] == f"{queue}.msg":
+                try:
+                    found.append(json.loads(path.read_bytes()))
+                except FileNotFoundError:
+                    continue  # a worker has taken it meanwhile
+        return found
+
+    # what tests of any broker ask for
+
+    def events(self, prefix: str = "") -> list[Event]:  # noqa: ARG002 - a folder has no prefix
+        """Everything that the workers have logged as recorded, in the order of its times."""
+        lines = [
+            line for log in sorted(self.folder.glob("worker-*.log")) for line in log.read_text("utf-8", "replace").splitlines()
+        ]
+        found = [_event(line) for line in lines if "event=outcome.recorded" in line and "schema_version=" in line]
+        return sorted(found, key=lambda event: event.at_ms)
+
+    def letters(self, queue: str = "DLQ.celery") -> list[dict[str, Any]]:
+        """The letters in a dead-letter queue, the newest first."""
+        return self.messages(queue)[::-1]
+
+    def leftovers(self) -> dict[str, int]:
+        """What waits, dead letters and remote control aside."""
+        names = (path.name.partition(".")[2].removesuffix(".msg") for path in self.queues.iterdir())
+        return dict(Counter(name for name in names if not name.startswith("DLQ.") and "pidbox" not in name))
+
+
+def _event(line: str) -> Event:
+    said = {name: json.loads(value) if value.startswith('"') else value for name, value in FIELD.findall(line)}
+    known = [field.name for field in fields(Event) if field.name in said]
+    facts: dict[str, Any] = {name: int(said[name]) if name in NUMBERS else said[name] for name in known}
+    return Event(**facts)

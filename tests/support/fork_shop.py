@@ -1,0 +1,13 @@
+"""The tests' app on RabbitMQ, whose worker dies at a named step where it is told to (`tests.faults.chaos.rabbit.boundary`)."""
+
+from __future__ import annotations
+
+import os
+
+from tests.faults.chaos.rabbit import boundary
+from tests.support.shop import app
+
+__all__ = ["app"]
+
+if "CHAOS_KILLS" in os.environ:
+    boundary.install()

@@ -1,0 +1,16 @@
+"""The app of the fuzz of ingress: one task, which takes whatever it is given, and notes the number of its message."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.faults.fuzz.hostile_messages import MARK
+from tests.support.shop import app, note
+
+__all__ = ["app"]
+
+
+@app.task(bind=True)
+def take(self: Any, *_: Any, **__: Any) -> None:
+    """Succeeds."""
+    note(str(self.request.id)[:40], number=(self.request.headers or {}).get(MARK))

@@ -1,0 +1,76 @@
+"""An app as Airflow's Celery provider 3.26 makes it for its executor, with the configuration that it has by default.
+
+Its task does what `execute_workload` does around what it runs: it hands each error on, but for the one that says that the workload
+runs elsewhere, of which it makes `Ignore`. What is run is named by the message instead of by Airflow. `imports` names a module of
+the user's (`celery_config_options` in Airflow's configuration), for the app itself cannot be edited.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+from celery import Celery
+from celery.exceptions import Ignore
+from celery.signals import worker_ready
+
+__all__ = ["app"]
+
+CONFIGURATION: dict[str, Any] = {
+    "accept_content": ["json"],
+    "event_serializer": "json",
+    "worker_prefetch_multiplier": 1,
+    "task_acks_late": True,
+    "task_default_queue": "default",
+    "task_default_exchange": "default",
+    "task_track_started": True,
+    "broker_url": os.environ["SHOP_BROKER"],
+    "broker_transport_options": {"visibility_timeout": 86400},
+    "broker_connection_retry_on_startup": True,
+    "result_backend": os.environ["SHOP_BACKEND"],
+    "worker_enable_remote_control": True,
+    "worker_redirect_stdouts": False,
+    "worker_hijack_root_logger": False,
+    "imports": ["tests.support.integrated.executor_setup"],
+    "redelivery": json.loads(os.environ["SHOP_SETTINGS"]),
+}
+app = Celery("airflow.providers.celery.executors.celery_executor", config_source=CONFIGURATION)
+
+
+class AlreadyRunningError(Exception):
+    """As Airflow's `TaskAlreadyRunningError`."""
+
+
+@app.task(name="execute_workload")
+def execute_workload(input: str) -> None:  # noqa: A002 - Airflow's name
+    """Run a workload."""
+    workload = json.loads(input)
+    with Path(os.environ["SHOP_RUNS"]).open("a") as out:
+        out.write(json.dumps({"id": execute_workload.request.id, "pid": os.getpid()}) + "\n")
+    try:
+        supervise(workload["does"])
+    except AlreadyRunningError:
+        raise Ignore from None
+
+
+def supervise(what: str) -> None:
+    """What Airflow's supervisor does to its caller: it returns, raises, or dies."""
+    if what == "fail":
+        message = "no"
+        raise RuntimeError(message)
+    if what == "run elsewhere":
+        raise AlreadyRunningError
+    if what == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if what == "take long":
+        time.sleep(3600)
+
+
+@worker_ready.connect
+def ready(**_: Any) -> None:
+    """Say that the worker consumes."""
+    Path(os.environ["SHOP_READY"]).touch()

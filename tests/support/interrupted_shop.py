@@ -1,0 +1,34 @@
+"""The tests' app, told to stop at once when it first asks RabbitMQ about a start, while its connection for that is in use."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import TYPE_CHECKING, Any
+
+from redelivery.middleware.brokers.rabbitmq import start_markers as amqp_starts
+from tests.support.shop import app
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["app"]
+
+#: The processes that have been told.
+TOLD: set[int] = set()
+
+
+def interrupted(ask: Callable[..., Any]) -> Callable[..., Any]:
+    """The signal comes first; Python calls its handler before the next line."""
+
+    def asks(*args: Any) -> Any:
+        if os.getpid() not in TOLD:
+            TOLD.add(os.getpid())
+            os.kill(os.getpid(), signal.SIGQUIT)
+        return ask(*args)
+
+    return asks
+
+
+for name in ("declare_start", "has_queue"):
+    setattr(amqp_starts, name, interrupted(getattr(amqp_starts, name)))

@@ -1,0 +1,41 @@
+"""The app that is lied to: tasks that end in each way, and a dead-letter handler that sends every letter back."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tests.support.shop import app, note
+
+if TYPE_CHECKING:
+    from redelivery import Letter
+    from redelivery.middleware.transitions.letter import LetterDecision
+
+__all__ = ["app"]
+
+
+@app.task(bind=True)
+def take(self: Any, *_: Any, **__: Any) -> None:
+    """Succeeds."""
+    note(str(self.request.id)[:40])
+
+
+@app.task(bind=True)
+def fails(self: Any, *_: Any, **__: Any) -> None:
+    """Fails."""
+    note(str(self.request.id)[:40])
+    message = "no"
+    raise ValueError(message)
+
+
+@app.task(bind=True)
+def again(self: Any, times: int = 0) -> None:
+    """Publishes itself anew with other arguments, once."""
+    note(str(self.request.id)[:40])
+    if not times:
+        raise self.retry(args=(1,), countdown=0)
+
+
+@app.redelivery.dead_letter_handler("handled")
+def decide(letter: Letter) -> LetterDecision:
+    """Back to where it says that it came from."""
+    return letter.redrive()

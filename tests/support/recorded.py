@@ -1,0 +1,30 @@
+"""Events in the outcome log without a worker: written as the transitions write them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from redelivery.middleware.brokers.redis.keys import Keys
+from redelivery.middleware.messages.events import ENTRY, Event, Outcome
+
+if TYPE_CHECKING:
+    from redis import Redis
+
+__all__ = ["KEYS", "record", "text"]
+
+KEYS = Keys()
+
+
+def record(client: Redis, count: int, *, first: int = 0, entry_id: str = "*", **fields: Any) -> list[str]:
+    """Add so many events, task ids `task-<first>` and on; returns the event ids."""
+    fields.setdefault("outcome", Outcome.SUCCEEDED)
+    with client.pipeline(transaction=False) as pipe:
+        for number in range(first, first + count):
+            event = Event(**{"task_id": f"task-{number}", "task": "shop.charge", "queue": "orders", "attempt": 1, **fields})
+            pipe.xadd(KEYS.outcomes, dict(zip(ENTRY, event.to_entry(), strict=True)), id=entry_id)
+        return [text(added) for added in pipe.execute()]
+
+
+def text(answer: Any) -> str:
+    """A server's answer, as text."""
+    return answer.decode() if isinstance(answer, bytes) else str(answer)

@@ -1,0 +1,198 @@
+"""Real workers, as processes of their own, and what they leave behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from celery import Celery
+
+from redelivery import Redelivery
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from redelivery.middleware.messages.events import Event
+    from tests.support.servers import Server
+
+__all__ = ["Shop", "Worker", "until"]
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def until(condition: Callable[[], Any], seconds: float = 60, what: str = "") -> Any:
+    """Wait for a condition of another process; its value. Raises `AssertionError` where it does not come true."""
+    deadline = time.monotonic() + seconds
+    while True:
+        value = condition()
+        if value:
+            return value
+        if time.monotonic() > deadline:
+            message = f"waited {seconds} s in vain for {what or condition}"
+            raise AssertionError(message)
+        time.sleep(0.02)  # another process's doing can only be looked for
+
+
+@dataclass
+class Worker:
+    """One worker process, in a process group of its own."""
+
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    def stop(self, number: int = signal.SIGTERM, seconds: float = 30) -> int:
+        """End it with this signal, and wait."""
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+        return self.process.wait(seconds)
+
+    def kill(self) -> None:
+        """SIGKILL the whole process group: the worker and its children, at once."""
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait(30)
+
+    @property
+    def text(self) -> str:
+        """What it has logged."""
+        return self.log.read_text("utf-8", "replace")
+
+
+@dataclass
+class Shop:
+    """The tests' app on one private broker: its producers here, its workers in processes.
+
+    `server` may be a `tests.support.rabbit.Rabbit` as well, for tests that ask it for nothing but its URL, events, letters and
+    leftovers. `backend` is the address of a result backend, or whether the broker is one. `versions` are what libraries say of
+    themselves in a worker.
+    """
+
+    server: Server
+    folder: Path
+    settings: dict[str, Any] = field(default_factory=dict)
+    conf: dict[str, Any] = field(default_factory=dict)
+    backend: bool | str = False
+    plain: bool = False
+    module: str = "tests.support.shop"
+    versions: dict[str, str] = field(default_factory=dict)
+    workers: list[Worker] = field(default_factory=list)
+    broker: str = ""
+    _app: Celery | None = None
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What a process needs to be one of this shop's."""
+        environment = {key: value for key, value in os.environ.items() if not key.startswith(("SHOP_", "REDELIVERY_"))}
+        environment.update(
+            SHOP_BROKER=self.broker or self.server.url,
+            SHOP_SETTINGS=json.dumps(self.settings),
+            SHOP_CONF=json.dumps(self.conf),
+            SHOP_VERSIONS=json.dumps(self.versions),
+            SHOP_RUNS=str(self.folder / "runs"),
+            SHOP_READY=str(self.folder / "ready"),
+            PYTHONPATH=str(ROOT),
+            PYTHONDONTWRITEBYTECODE="1",
+        )
+        if self.backend:
+            environment["SHOP_BACKEND"] = self._backend_url
+        if self.plain:
+            environment["SHOP_PLAIN"] = "1"
+        return environment
+
+    @property
+    def _backend_url(self) -> str:
+        return self.backend if isinstance(self.backend, str) else self.server.url
+
+    @property
+    def app(self) -> Celery:
+        """A producer's app: it knows the tasks by name alone."""
+        if self._app is None:
+            self._app = Celery("producer", broker=self.broker or self.server.url, set_as_current=False)
+            self._app.conf.update(self.conf, redelivery=self.settings)
+            if self.backend:
+                self._app.conf.result_backend = self._backend_url
+            if not self.plain:
+                Redelivery(self._app)
+        return self._app
+
+    def send(self, task: str, *args: Any, **options: Any) -> str:
+        """Publish a task as any producer would; its id."""
+        return str(self.app.send_task(f"{self.module}.{task}", args, options.pop("kwargs", None), **options).id)
+
+    def start(self, *words: str, pool: str = "prefork", concurrency: int = 2, wait: bool = True) -> Worker:
+        """Start a worker, and wait until it consumes."""
+        ready = self.folder / "ready"
+        ready.unlink(missing_ok=True)
+        log = self.folder / f"worker-{len(self.workers)}.log"
+        command = [sys.executable, "-m", "celery", "-A", self.module, "worker", "-P", pool, "-c", str(concurrency), "-l", "INFO"]
+        command += ["-n", f"w{len(self.workers)}@shop", "--without-gossip", "--without-mingle", *words]
+        with log.open("wb") as out:
+            process = subprocess.Popen(
+                command,
+                env=self.environment,
+                cwd=self.folder,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                start_new_session=True,
+            )
+        worker = Worker(process, log)
+        self.workers.append(worker)
+        if wait:
+            until(lambda: ready.exists() or process.poll() is not None, 60, "the worker to be ready")
+            assert process.poll() is None, worker.text[-3000:]
+        return worker
+
+    def stop(self) -> None:
+        """End all workers."""
+        for worker in self.workers:
+            worker.kill()
+        consumer = getattr(self._app.backend, "result_consumer", None) if self._app is not None and self.backend else None
+        if consumer is not None:
+            consumer.stop()
+            consumer._pubsub = None  # else Celery 5.6 looks for the broker in each result's `__del__`, for twenty seconds
+
+    # what is left behind
+
+    @property
+    def events(self) -> list[Event]:
+        """The outcome log."""
+        return self.server.events(self.conf.get("prefix", ""))
+
+    def events_of(self, task_id: str) -> list[Event]:
+        """One task's events, in order."""
+        return [event for event in self.events if event.task_id == task_id]
+
+    def outcomes_of(self, task_id: str) -> list[str]:
+        """One task's outcomes, in order."""
+        return [str(event.outcome) for event in self.events_of(task_id)]
+
+    def runs(self, task_id: str | None = None) -> list[dict[str, Any]]:
+        """What the tasks noted."""
+        path = self.folder / "runs"
+        lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        return [line for line in lines if task_id is None or line["id"] == task_id]
+
+    def ended(self, task_id: str, outcome: str, seconds: float = 60) -> Event:
+        """Wait until a task has this outcome; its event."""
+        found: list[Event] = until(
+            lambda: [event for event in self.events_of(task_id) if event.outcome == outcome],
+            seconds,
+            f"{task_id} to be {outcome}, not {self.outcomes_of(task_id)}",
+        )
+        return found[-1]
+
+    def letters(self, queue: str = "DLQ.celery") -> list[dict[str, Any]]:
+        """The letters in a dead-letter queue, the newest first."""
+        return self.server.letters(queue)
+
+    def leftovers(self) -> dict[str, int]:
+        """What waits or is held on the broker."""
+        return self.server.leftovers()

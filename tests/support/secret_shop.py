@@ -1,0 +1,55 @@
+"""The tests' app with tasks that say their arguments wherever a task can say something."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from celery import Task
+
+from redelivery import DeadLetter
+from tests.support.shop import app
+
+if TYPE_CHECKING:
+    from typing import NoReturn
+
+__all__ = ["app"]
+
+
+class Telling(Task):
+    """A task whose hook raises, too."""
+
+    abstract = True
+
+    def on_retry(self, exc: Any, task_id: Any, args: Any, kwargs: Any, einfo: Any) -> NoReturn:  # noqa: ARG002 - Celery's signature
+        """Say all."""
+        message = f"on_retry of {args}"
+        raise RuntimeError(message)
+
+
+@app.task(bind=True, max_retries=1)
+def gives_up(self: Any, card: str) -> None:  # noqa: ARG001 - Celery says it
+    """Asks for one attempt more until it may not; Celery's own exception names the arguments."""
+    raise self.retry(countdown=0.1)
+
+
+@app.task(base=Telling)
+def tells(card: str) -> None:
+    """An exception that holds its argument, raised from another one that does."""
+    message = f"no money on {card}"
+    try:
+        raise KeyError(card)  # noqa: TRY301 - what is chained was raised
+    except KeyError as exc:
+        raise ValueError(message) from exc
+
+
+@app.task
+def dies(card: str) -> None:
+    """Gives up at once, and says why."""
+    message = f"stolen: {card}"
+    raise DeadLetter(message)
+
+
+@app.task
+def exits(card: str) -> None:
+    """Ends its process, and says why."""
+    raise SystemExit(card)

@@ -1,0 +1,225 @@
+"""The Celery app of the tests: its broker and its settings come from the environment; its tasks note each run in a file."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import structlog
+from celery import Celery
+from celery.exceptions import Ignore, Reject, WorkerShutdown
+from celery.signals import task_received, worker_ready
+from tenacity import retry_if_result, stop_after_attempt, wait_exponential
+
+from redelivery import DeadLetter, RedeliverAfter, Redelivery, redeliver
+
+for library, version in json.loads(os.environ.get("SHOP_VERSIONS", "{}")).items():
+    vars(import_module(library))["__version__"] = version
+app = Celery("shop", broker=os.environ["SHOP_BROKER"], backend=os.environ.get("SHOP_BACKEND"))
+app.conf.update(json.loads(os.environ.get("SHOP_CONF", "{}")))
+app.conf.broker_connection_retry_on_startup = True
+app.conf.redelivery = json.loads(os.environ.get("SHOP_SETTINGS", "{}"))
+if not os.environ.get("SHOP_PLAIN"):
+    Redelivery(app)
+
+
+#: How long one task is waited for by another, in seconds.
+TIMEOUT = 10
+
+
+def note(task_id: str, **facts: Any) -> None:
+    """Append one line; whole lines of different processes do not mix."""
+    line = json.dumps({"id": task_id, "at": time.time(), "pid": os.getpid(), **facts}) + "\n"
+    descriptor = os.open(os.environ["SHOP_RUNS"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    try:
+        os.write(descriptor, line.encode())
+    finally:
+        os.close(descriptor)
+
+
+@worker_ready.connect
+def ready(**_: Any) -> None:
+    """Say that the worker consumes."""
+    Path(os.environ["SHOP_READY"]).touch()
+
+
+@task_received.connect
+def received(request: Any, **_: Any) -> None:
+    """Keeps the worker's main process from all else until the task that this one follows has begun; notes whether it has."""
+    if request.name != follows.name:
+        return
+    until, runs = time.monotonic() + TIMEOUT, Path(os.environ["SHOP_RUNS"])
+    runs.touch()
+    while not (begun := request.args[0] in runs.read_text()) and time.monotonic() < until:
+        time.sleep(0.01)
+    note(request.id, begun=begun)
+
+
+@app.task(bind=True)
+def ok(self: Any, value: Any = None) -> Any:
+    """Succeeds."""
+    note(self.request.id, attempt=self.request.retries + 1, redelivered=self.request.delivery_info["redelivered"])
+    return value
+
+
+@app.task(bind=True)
+def fails(self: Any, times: int = 10**6, message: str = "no") -> str:
+    """Fails so many times, then succeeds."""
+    note(self.request.id, attempt=self.request.retries + 1)
+    if self.request.retries < times:
+        raise RuntimeError(message)
+    return "at last"
+
+
+@app.task(bind=True)
+def heads(self: Any) -> None:
+    """Notes the headers that it is shown; fails the first time."""
+    note(
+        self.request.id,
+        attempt=self.request.retries + 1,
+        headers={name: str(value) for name, value in self.request.headers.items()},
+    )
+    if not self.request.retries:
+        message = "no"
+        raise RuntimeError(message)
+
+
+@app.task
+def follows(_: str) -> None:
+    """Is not taken before another task has begun (`received`)."""
+
+
+@app.task(bind=True)
+def naps(self: Any, seconds: float) -> None:
+    """Takes a while."""
+    note(self.request.id, event="start")
+    time.sleep(seconds)
+    note(self.request.id, event="end")
+
+
+@app.task(bind=True)
+def stalls(self: Any) -> None:
+    """Takes an hour the first time, and no time when it is delivered again."""
+    note(self.request.id)
+    if not self.request.delivery_info["redelivered"]:
+        time.sleep(3600)
+
+
+@app.task(bind=True)
+def kills(self: Any, times: int = 10**6, *, group: bool = False) -> None:
+    """Kills its process, or its whole worker, so many times."""
+    note(self.request.id)
+    runs = sum(1 for line in Path(os.environ["SHOP_RUNS"]).read_text().splitlines() if self.request.id in line)
+    if runs <= times:
+        (os.killpg(os.getpgid(0), signal.SIGKILL) if group else os.kill(os.getpid(), signal.SIGKILL))
+
+
+@app.task(bind=True)
+def lingers(self: Any, seconds: float) -> None:
+    """Its process closes its files, as at its end, and ends so much later."""
+    note(self.request.id)
+    os.closerange(3, 1024)
+    time.sleep(seconds)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@app.task(bind=True)
+def raises(self: Any, what: str) -> None:
+    """Raises what its name says."""
+    note(self.request.id, attempt=self.request.retries + 1)
+    raise {
+        "dead_letter": DeadLetter("card stolen"),
+        "reject": Reject("no", requeue=False),
+        "requeue": Reject("again", requeue=True),
+        "ignore": Ignore(),
+        "after": RedeliverAfter(0.3),
+        "value": ValueError("bad value"),
+        "exit": SystemExit(3),
+        "interrupt": KeyboardInterrupt(),
+        "shutdown": WorkerShutdown(0),
+    }[what]
+
+
+@app.task(bind=True, max_retries=2)
+def retries(self: Any) -> None:
+    """Asks for its own retries."""
+    note(self.request.id, attempt=self.request.retries + 1)
+    raise self.retry(countdown=0.1)
+
+
+@app.task(autoretry_for=(KeyError,), retry_backoff=False, default_retry_delay=0.1, max_retries=3)
+def autoretries() -> None:
+    """Uses Celery's own retries."""
+    note(autoretries.request.id, attempt=autoretries.request.retries + 1)
+    key = "x"
+    raise KeyError(key)
+
+
+@app.task
+@redeliver(max_delivery_attempts=2, redelivery_delay=0.1)
+def decorated() -> None:
+    """Has a policy of its own."""
+    note(decorated.request.id, attempt=decorated.request.retries + 1)
+    message = "decorated"
+    raise RuntimeError(message)
+
+
+@app.task(bind=True)
+@redeliver(
+    wait=wait_exponential(0.1, exp_base=2),
+    stop=stop_after_attempt(4),
+    retry=retry_if_result(lambda answer: answer == "not yet"),
+)
+def polls(self: Any, times: int) -> str:
+    """Says so many times that it is not ready."""
+    note(self.request.id, attempt=self.request.retries + 1)
+    return "not yet" if self.request.retries < times else "ready"
+
+
+@app.task(bind=True, acks_late=False)
+def early(self: Any, *, fail: bool = False) -> None:
+    """Is acknowledged before it runs."""
+    note(self.request.id, attempt=self.request.retries + 1)
+    if fail:
+        message = "early"
+        raise RuntimeError(message)
+
+
+@app.task
+def logs() -> None:
+    """Writes a line by structlog, as an application does."""
+    structlog.get_logger().info("written by a task")
+
+
+SHARED = RuntimeError("shared")
+
+
+@app.task(bind=True)
+def shares(self: Any) -> None:
+    """Raises the one object that all its runs raise."""
+    note(self.request.id, attempt=self.request.retries + 1)
+    raise SHARED
+
+
+@app.task(bind=True, acks_late=False)
+def early_does(self: Any, what: str) -> None:
+    """Is acknowledged before it runs, and then does what it is told."""
+    note(self.request.id, attempt=self.request.retries + 1)
+    if what == "nap":
+        time.sleep(3600)
+    elif what == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif what == "publish":
+        self.retry(kwargs={"what": "nothing"}, args=(), countdown=0)
+    elif what != "nothing":
+        raise {
+            "reject": Reject("no", requeue=False),
+            "requeue": Reject("again", requeue=True),
+            "ignore": Ignore(),
+            "exit": SystemExit(3),
+        }[what]

@@ -1,0 +1,1 @@
+"""The stores of each kind of broker, as operators' tools ask for them."""

@@ -1,0 +1,58 @@
+"""What a broker offers those who look after it, chosen here alone by its kind."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+from redelivery.errors import BrokerError
+
+if TYPE_CHECKING:
+    from ..ports import DelayStore, Gauges, LetterStore, OutcomeLog, Transitions
+
+__all__ = ["Broker", "broker_of", "needed"]
+
+Feature = TypeVar("Feature")
+
+
+@dataclass(frozen=True, slots=True)
+class Broker:
+    """Its features; None where it lacks one."""
+
+    delayed: DelayStore | None = None
+    outcomes: OutcomeLog | None = None
+    letters: LetterStore | None = None
+    gauges: Gauges | None = None
+
+
+def broker_of(transport: Transitions) -> Broker:
+    """The features of this transport's broker."""
+    from redelivery.middleware.brokers.redis.transport import (  # noqa: PLC0415 - a broker's modules are imported where it is used
+        RedisTransport,
+    )
+
+    if isinstance(transport, RedisTransport):
+        from .redis.delay_store import RedisDelayStore  # noqa: PLC0415 - as above
+        from .redis.gauges import RedisGauges  # noqa: PLC0415 - as above
+        from .redis.letters import RedisLetterStore  # noqa: PLC0415 - as above
+        from .redis.outcomes import RedisOutcomeLog  # noqa: PLC0415 - as above
+
+        return Broker(RedisDelayStore(transport), RedisOutcomeLog(transport), RedisLetterStore(transport), RedisGauges(transport))
+    from redelivery.middleware.brokers.rabbitmq.transport import AmqpTransport  # noqa: PLC0415 - as above
+
+    if isinstance(transport, AmqpTransport):
+        from .rabbitmq.delay_store import AmqpDelayStore  # noqa: PLC0415 - as above
+        from .rabbitmq.letters import AmqpLetterStore  # noqa: PLC0415 - as above
+        from .rabbitmq.metrics import AmqpGauges  # noqa: PLC0415 - as above
+        from .rabbitmq.outcome_log import AmqpOutcomeLog  # noqa: PLC0415 - as above
+
+        return Broker(AmqpDelayStore(transport), AmqpOutcomeLog(transport), AmqpLetterStore(transport), AmqpGauges(transport))
+    return Broker()
+
+
+def needed(feature: Feature | None) -> Feature:
+    """The feature again. Raises `BrokerError` where the broker lacks it."""
+    if feature is None:
+        msg = "this broker is neither Redis nor RabbitMQ, and nothing on it can be listed"
+        raise BrokerError(msg)
+    return feature

@@ -1,0 +1,165 @@
+"""A letter that RabbitMQ itself made: read, and given the death record that our own letters have.
+
+Enters: a message with the header `x-death`, as a dead-letter exchange has put it into a queue. Leaves: a `Death`: the move by which
+it becomes a letter of ours, in the dead-letter queue that the policy of its origin names, and the event of it. The event's id is
+made of the death itself, so that a death which is imported twice, by a crash or by two operators, counts once. Where nobody has
+recorded the message before, its life is opened by an event of its own.
+
+Refuses, with `RedriveError`: what has no `x-death`, or only that of a delay level (which is how a delay ends, and no death); a
+reason that is not known here; and what died in a queue whose policy keeps no letters. Limits: RabbitMQ says when it died to the
+second, and, where one queue killed it twice for one reason, only the first time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from redelivery.errors import RedriveError
+from redelivery.middleware.brokers.rabbitmq.messages import envelope_of, message_of
+from redelivery.middleware.brokers.rabbitmq.names import DELAY_PREFIX
+from redelivery.middleware.brokers.rabbitmq.publisher import Move
+from redelivery.middleware.messages.envelope import mapping
+from redelivery.middleware.messages.events import Outcome, Reason
+from redelivery.middleware.messages.steps import ANNOUNCED, HEADER, dead, opened, sealed
+from redelivery.middleware.transitions.homes import Homes
+
+from ...letters import Contents
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from redelivery.middleware.ports import Answer
+    from redelivery.middleware.runtime import Runtime
+
+    from .letters import AmqpLetterStore
+
+__all__ = ["Death", "death_of", "read"]
+
+#: RabbitMQ's words for why it ended a message, and ours.
+REASONS = {
+    "expired": Reason.EXPIRED,
+    "maxlen": Reason.MAX_LENGTH,
+    "rejected": Reason.REJECTED,
+    "delivery_limit": Reason.EXHAUSTED,
+}
+#: The queues of delays, ours and Celery's own: what leaves them has not died.
+DELAYS = (f"{DELAY_PREFIX}_", "celery_delayed_")
+#: A time in `x-death` is the second in which it died: its end, so that nothing that came before seems to come later (ms).
+SECOND = 999
+DEATHS, MESSAGE = "x-death", "message"
+
+
+@dataclass(frozen=True, slots=True)
+class Death:
+    """A letter of the broker's, read: how it comes into the books, what opens its life there before, and where it is to lie."""
+
+    move: Move
+    opening: Move | None
+    target: str
+    reason: Reason
+
+
+def read(message: Any) -> bytes:
+    """A letter as bytes: what it was before RabbitMQ ended it, and the deaths that RabbitMQ wrote, the newest first."""
+    headers = message.properties.get("application_headers") or {}
+    written = headers.get("x-death")
+    deaths = [_plain(each) for each in written if isinstance(each, dict)] if isinstance(written, list) else []
+    real = [each for each in deaths if not each["queue"].startswith(DELAYS)]
+    came: Mapping[str, Any] = real[-1] if real else {}
+    if came:
+        message.delivery_info.update(exchange=came["exchange"], routing_key=came["routing_key"])
+    envelope = envelope_of(message, queue=came.get("queue", ""))
+    return json.dumps({DEATHS: deaths, MESSAGE: envelope.decode()}).encode()
+
+
+def _plain(written: Mapping[str, Any]) -> dict[str, Any]:
+    """One entry of `x-death`, with what is missing or of another type replaced: anybody may have written it."""
+    keys, time, count = written.get("routing-keys"), written.get("time"), written.get("count")
+    first = keys[0] if isinstance(keys, list) and keys else ""
+    expiration = written.get("original-expiration")
+    return {
+        "queue": str(written.get("queue") or ""),
+        "reason": str(written.get("reason") or ""),
+        "exchange": str(written.get("exchange") or ""),
+        "routing_key": str(first),
+        "count": count if isinstance(count, int) else 1,
+        "at_ms": round(time.replace(tzinfo=UTC).timestamp() * 1000) + SECOND if isinstance(time, datetime) else 0,
+        "expiration": None if expiration is None else str(expiration),
+    }
+
+
+def death_of(runtime: Runtime, store: AmqpLetterStore, raw: bytes, name: str) -> Death:
+    """What is to become of a letter. Raises `RedriveError`, whose message is the reason why it stays."""
+    letter = json.loads(raw)
+    deaths, contents = letter[DEATHS], Contents.of(letter[MESSAGE].encode())
+    if not deaths:
+        msg = "it is none that RabbitMQ made: it has no x-death"
+        raise RedriveError(msg)
+    death, real = deaths[0], [each for each in deaths if not each["queue"].startswith(DELAYS)]
+    if death not in real:
+        msg = "it has waited for its time in the delay store, and has not died"
+        raise RedriveError(msg)
+    reason = REASONS.get(death["reason"])
+    if reason is None:
+        msg = f"{death['reason'] or 'nothing'!r} of queue {death['queue']!r} is no death that is known here"
+        raise RedriveError(msg)
+    queue = contents.envelope.life_queue(real[-1]["queue"])
+    if (why := Homes(store.transport, name).objection_to(queue)) is not None:
+        raise RedriveError(why)
+    policy = runtime.policies.policy_for(queue, contents.task)
+    target = (policy.expiry_queue_for if reason is Reason.EXPIRED else policy.dead_letter_queue_for)(queue)
+    if target is None:
+        msg = f"the policy of queue {queue!r} keeps no dead letters: give it a dead_letter_queue"
+        raise RedriveError(msg)
+    at_ms = death["at_ms"] or store.transport.now_ms()
+    buried = dead(
+        _with_expiration(opened(contents.raw), death["expiration"]),
+        queue,
+        dead_letter_queue=target,
+        reason=reason,
+        at_ms=at_ms,
+        seen_ms=at_ms,
+        attempt=None,
+        failed=None,
+        detail=f"RabbitMQ itself ended it in {death['queue']}: {death['reason']}; imported from {name}",
+    )
+    envelope = contents.envelope
+    facts = {"generation": envelope.generation, "attempt": envelope.attempt, "delivery": envelope.delivery + 1}
+    opening = None
+    if ANNOUNCED not in contents.headers and HEADER not in contents.headers:
+        seen = contents.event(Outcome.RECEIVED, queue, reason="unannounced", **facts)
+        opening = Move(seen, _nobody, may_wait=False, event_id=_event_id(contents, death, at_ms, "seen"))
+    move = Move(
+        contents.event(Outcome.DEAD_LETTERED, queue, reason=reason, **facts),
+        _nobody,
+        message_of(sealed(buried), target=("", target)),
+        ("", target),
+        partial(store.keep, target, queue, ""),
+        may_wait=False,
+        event_id=_event_id(contents, death, at_ms, "death"),
+    )
+    return Death(move, opening, target, reason)
+
+
+def _event_id(contents: Contents, death: Mapping[str, Any], at_ms: int, what: str) -> str:
+    """The id of an event of this death: the same whenever it is imported."""
+    names = ("queue", "reason", "count", "at_ms")
+    said = [contents.task_id, contents.envelope.generation, contents.nesting, *(death[name] for name in names)]
+    digest = hashlib.sha1(json.dumps(said).encode(), usedforsecurity=False).hexdigest()
+    return f"{at_ms}-{what}{digest[:20]}"
+
+
+def _with_expiration(message: dict[str, Any], expiration: str | None) -> dict[str, Any]:
+    """The message with the lifetime that RabbitMQ took off it, so that its death record has it."""
+    if expiration is None:
+        return message
+    return {**message, "properties": {**mapping(message["properties"]), "expiration": expiration}}
+
+
+def _nobody(_: Answer) -> None:
+    """Nobody is told: the answer is waited for."""

@@ -1,0 +1,132 @@
+"""The delay store on RabbitMQ, as an operator sees it: the levels of the native delayed delivery.
+
+A message waits in the level of each bit of its delay, one after the other, from the highest down, and each is a queue. They are
+looked at in that order, so that a message that moves on meanwhile is met at its old level or at its new one, perhaps at both. What
+is looked at is held for that moment: it comes out of its level that much later at the most, and never earlier.
+
+A message that is cancelled, promoted or rescheduled is taken from its level by the same moves as a dead letter: published where it
+goes, recorded, and then acknowledged. Its due time is what its own header says; a level tells nobody when it lets go.
+
+Limits: due times are whole seconds, rounded up. What a level holds beyond `MAX_HELD` messages is not seen, and a search reads all
+levels: there is no index.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from redelivery.middleware.brokers.rabbitmq.delays import waiting
+from redelivery.middleware.brokers.rabbitmq.names import BITS, address
+from redelivery.middleware.ports import Answer
+
+from ...letters import Contents
+from ...ports import Delayed
+from .letters import carry_out
+from .peek import Look, depth_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from kombu import Connection
+
+    from redelivery.middleware.brokers.rabbitmq.names import AmqpNames
+    from redelivery.middleware.brokers.rabbitmq.transport import AmqpTransport
+    from redelivery.middleware.messages.events import Event
+
+__all__ = ["AmqpDelayStore", "end_of"]
+
+#: Characters of a routing key before the address: a digit and a point for each bit.
+BEFORE_ADDRESS = 2 * BITS
+
+
+class AmqpDelayStore:
+    """See `DelayStore`."""
+
+    def __init__(self, transport: AmqpTransport) -> None:
+        self._transport, self._names = transport, transport.keys
+
+    def totals(self) -> dict[str, int]:
+        """As `DelayStore.totals`."""
+        counts: dict[str, int] = {}
+        for each in self._each_once():
+            counts[each.queue] = counts.get(each.queue, 0) + 1
+        return dict(sorted(counts.items()))
+
+    def soonest(self, limit: int, queue: str | None = None) -> list[Delayed]:
+        """As `DelayStore.soonest`."""
+        found = [each for each in self._each_once() if queue is None or each.queue == queue]
+        return sorted(found, key=lambda each: each.due_ms)[:limit]
+
+    def of_task(self, task_id: str) -> list[Delayed]:
+        """As `DelayStore.of_task`."""
+        return [each for each in self._each_once() if each.contents.task_id == task_id]
+
+    def cancel(self, list_name: str, ident: str, event: Event) -> Answer:  # noqa: ARG002 - the id tells where it waits
+        """As `DelayStore.cancel`."""
+        return self._carried(ident, event)
+
+    def reschedule(self, list_name: str, ident: str, message: bytes, event: Event, *, due_ms: int | None) -> Answer:
+        """As `DelayStore.reschedule`, in whole seconds, rounded up."""
+        waits = None if due_ms is None else waiting(self._names, list_name, message, due_ms - self._transport.now_ms())
+        if waits is None:
+            return self._carried(ident, event, message, end_of(self._names, list_name))
+        return self._carried(ident, event, waits.message, waits.target)
+
+    def walk(self, connection: Connection) -> Iterator[Delayed]:
+        """Everything that waits, in no order, some of it perhaps twice."""
+        names = {address(queue): queue for queue in self._transport.app.amqp.queues}
+        for bit in reversed(range(BITS)):
+            level = self._names.level(bit)
+            if not depth_of(connection, level):
+                continue
+            with Look(connection, level) as look:
+                for found in look:
+                    goes_to = found.routing_key[BEFORE_ADDRESS:]
+                    contents = Contents.of(found.raw)
+                    queue = names.get(goes_to, goes_to)
+                    yield Delayed(contents, queue, queue, _due_ms(contents), _ident(bit, found.raw))
+
+    def _each_once(self) -> list[Delayed]:
+        with self._transport.connect() as connection:
+            return list({each.contents.raw: each for each in self.walk(connection)}.values())
+
+    def _carried(self, ident: str, event: Event, message: bytes | None = None, target: tuple[str, str] = ("", "")) -> Answer:
+        """Take one message from its level, for good, or to go to `target` instead; `ALREADY` where it waits there no more."""
+        bit, _, digest = ident.partition(":")
+        with self._transport.connect() as connection:
+            for level in reversed(range(int(bit) + 1)):
+                if not depth_of(connection, self._names.level(level)):
+                    continue
+                with Look(connection, self._names.level(level)) as look:
+                    for found in look:
+                        if _digest(found.raw) != digest:
+                            continue
+                        answer = carry_out(self._transport, event, message, target)
+                        if answer is Answer.DONE:
+                            look.take(found)
+                        return answer
+        return Answer.ALREADY
+
+
+def end_of(names: AmqpNames, queue: str) -> tuple[str, str]:
+    """Where a message comes out for this queue when it is due: nothing else than what is bound there can be given it."""
+    return names.delivery_exchange, "0." * BITS + address(queue)
+
+
+def _due_ms(contents: Contents) -> int:
+    """Until when it waits, by its header; now where that does not say."""
+    try:
+        eta = datetime.fromisoformat(str(contents.headers.get("eta")))
+        return round((eta if eta.tzinfo is not None else eta.replace(tzinfo=UTC)).timestamp() * 1000)
+    except (ValueError, OverflowError):
+        return 0
+
+
+def _ident(bit: int, raw: bytes) -> str:
+    return f"{bit}:{_digest(raw)}"
+
+
+def _digest(raw: bytes) -> str:
+    return hashlib.sha1(raw, usedforsecurity=False).hexdigest()

@@ -1,0 +1,83 @@
+"""Gaps in the outcome log of RabbitMQ, which does not count what leaves a queue by other hands: beyond its cap, or by a purge.
+
+Each publisher numbers its events, from 1 on. What goes beyond the cap goes from the head, the oldest first. So where the events of
+a publisher begin, in an export, behind the number that follows the last one that was exported, what lies between left the log. How
+far each publisher has been exported is noted beside the events, in `_publishers.jsonl`.
+
+A hole among the numbers of one export is no gap: a publication that failed took its number with it. Nor is one before events that
+are some seconds old: another may have been on its way. Limits: a publisher whose events are all gone is not missed here; the books
+show such lives as without a beginning or an end.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from ...export.tables import read_lines, write_rows
+from ...ports import Gap
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from redelivery.middleware.messages.events import Event
+
+__all__ = ["Publishers"]
+
+#: Events that are younger may have been overtaken by others (milliseconds).
+YOUNG_MS = 5_000
+#: A publisher that has been silent for so long has ended (400 days, in milliseconds).
+SILENT_MS = 400 * 86_400_000
+
+_NAME = "_publishers"
+_SCHEMA = pa.schema({"publisher": pa.string(), "last": pa.int64(), "at_ms": pa.int64()})
+
+
+@dataclass(slots=True)
+class Publishers:
+    """How far each publisher was exported: its last number, and when that was recorded."""
+
+    known: dict[str, tuple[int, int]] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, destination: str) -> Publishers:
+        """What was noted beside the events."""
+        rows = read_lines(destination, f"{_NAME}.jsonl")
+        return cls({str(row["publisher"]): (int(row["last"]), int(row["at_ms"])) for row in rows})
+
+    def write(self, destination: str, now_ms: int) -> None:
+        """Note it there; after the events, so that a crash between the two reports too much rather than too little."""
+        rows = (
+            {"publisher": name, "last": last, "at_ms": at_ms}
+            for name, (last, at_ms) in sorted(self.known.items())
+            if at_ms > now_ms - SILENT_MS
+        )
+        write_rows(rows, destination, _SCHEMA, name=_NAME, format="jsonl")
+
+    def gaps(self, events: Iterable[Event], now_ms: int) -> list[Gap]:
+        """The gaps before these events, which count as exported from here on."""
+        numbered: defaultdict[str, dict[int, Event]] = defaultdict(dict)
+        for event in events:
+            publisher, number = _numbered(event.event_id)
+            if number:
+                numbered[publisher][number] = event
+        found = []
+        for publisher, of_it in numbered.items():
+            last, _ = self.known.get(publisher, (0, 0))
+            first, newest = min(of_it), max(of_it)
+            if first > last + 1 and of_it[first].at_ms < now_ms - YOUNG_MS:
+                lost = first - last - 1
+                found.append(
+                    Gap(after=f"{publisher}.{last}", before=of_it[first].event_id, lost=lost, why="cap", noticed_ms=now_ms)
+                )
+            self.known[publisher] = (max(last, newest), of_it[newest].at_ms)
+        return found
+
+
+def _numbered(event_id: str) -> tuple[str, int]:
+    """The publisher of an event and its number; 0 where the id has none."""
+    publisher, _, number = event_id.partition("-")[2].rpartition(".")
+    return publisher, int(number) if number.isdecimal() else 0

@@ -1,0 +1,250 @@
+"""Dead letters on RabbitMQ: looked at in their order, and sent back, removed or moved without a moment in which they are nowhere.
+
+A letter that goes is published where it goes, and confirmed; then its event is recorded, and confirmed; then it is acknowledged,
+and so leaves its queue (the publisher's moves, `amqp_publisher`). A crash in between leaves a letter that has gone in its queue as
+well: the same command takes it away, and the task may run twice. It is never nowhere.
+
+While a queue is looked at its letters are held, so that no other tool and no handler is given them; then they are given back in
+their order (`amqp_look`, which says what that costs). Nothing is held when nothing is looked at: counts come from the queue itself.
+
+Refuses, letter by letter, what cannot be routed: an origin whose queue is gone. Limits: which dead-letter queues there may be is
+what the app's settings say, for RabbitMQ lists its queues to nobody but its management plugin; a look holds `MAX_HELD` letters.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import defaultdict, deque
+from typing import TYPE_CHECKING, Any, Self
+
+from amqp.exceptions import NotFound
+
+from redelivery.errors import BrokerError
+from redelivery.middleware.brokers.rabbitmq.messages import message_of
+from redelivery.middleware.brokers.rabbitmq.publisher import Move
+from redelivery.middleware.brokers.rabbitmq.topology import declare_letters, queue_type_of
+from redelivery.middleware.messages.steps import opened
+from redelivery.middleware.ports import Answer
+
+from ...letters import Letter, may_be
+from ...ports import DeadLetterQueue
+from .peek import Found, Look, depth_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+
+    from redelivery.middleware.brokers.rabbitmq.transport import AmqpTransport
+    from redelivery.middleware.messages.events import Event
+
+__all__ = ["AmqpLetterStore", "AmqpLetters", "carry_out"]
+
+#: Letters of one page.
+PAGE = 250
+#: Seconds that the broker may take to confirm a batch.
+TIMEOUT = 120.0
+UNCONFIRMED = "the broker confirms nothing: is it blocked, by a memory or a disk alarm?"
+
+
+class AmqpLetterStore:
+    """See `LetterStore`."""
+
+    def __init__(self, transport: AmqpTransport) -> None:
+        self.transport = transport
+        self._open: dict[str, AmqpLetters] = {}
+        self._made: set[str] = set()
+        self._seen: set[str] = set()
+
+    def queues(self) -> dict[str, str]:
+        """As `LetterStore.queues`: RabbitMQ has no place to note which were used."""
+        return {}
+
+    def depth(self, name: str) -> int:
+        """As `LetterStore.depth`. Needs no management plugin."""
+        with self.transport.connect() as connection:
+            return depth_of(connection, name) or 0
+
+    def summary(self, name: str, origin: str) -> DeadLetterQueue:
+        """As `LetterStore.summary`: counted, for a look would mark the letters."""
+        return DeadLetterQueue(name, origin, self.depth(name))
+
+    def open(self, name: str) -> AmqpLetters:
+        """As `LetterStore.open`."""
+        return AmqpLetters(self, name)
+
+    def found(self, name: str, task_ids: Collection[str]) -> Iterator[Letter]:
+        """As `LetterStore.found`; the queue is read from its oldest letter on."""
+        with self.open(name) as letters:
+            read = (Letter.of(raw) for page in letters.pages() for raw in page if may_be(raw, task_ids))
+            chosen = [letter for letter in read if letter.task_id in task_ids]
+        yield from reversed(chosen)
+
+    def looks_at(self, letters: AmqpLetters, *, is_open: bool) -> None:
+        """This list is looked at from now on, or no more."""
+        if is_open:
+            self._open[letters.name] = letters
+        else:
+            self._open.pop(letters.name, None)
+
+    def redrive_many(self, dead_letter_queue: str, moves: Sequence[tuple[bytes, str, bytes, Event]]) -> list[Answer | Exception]:
+        """Send letters to where they were first published to, each by itself; `MISSING` where nothing takes them there."""
+        routed = [(letter, [event], message, _home(message, queue)) for letter, queue, message, event in moves]
+        return self._carry(dead_letter_queue, routed, self._there)
+
+    def purge_many(self, dead_letter_queue: str, gone: Sequence[tuple[bytes, Event]]) -> list[Answer | Exception]:
+        """Remove letters for good: each is recorded, then acknowledged."""
+        return self._carry(dead_letter_queue, [(letter, [event], None, ("", "")) for letter, event in gone])
+
+    def move_many(
+        self,
+        dead_letter_queue: str,
+        target: str,
+        moves: Sequence[tuple[bytes, bytes, str, tuple[Event, Event]]],
+    ) -> list[Answer | Exception]:
+        """Move letters to another dead-letter queue, which is made where it is not there."""
+        prepare = functools.partial(self.keep, target, "" if not moves else moves[0][2])
+        routed = [(letter, list(events), moved, ("", target)) for letter, moved, _, events in moves]
+        return self._carry(dead_letter_queue, routed, prepare)
+
+    def _there(self, exchange: str, connection: Any, is_again: bool) -> bool:
+        """Whether there is this exchange: a publication to one that is missing would close the publisher's channel."""
+        if exchange and (is_again or exchange not in self._seen):
+            with connection.channel() as channel:
+                try:
+                    channel.exchange_declare(exchange, "direct", passive=True)
+                except NotFound:
+                    return False
+            self._seen.add(exchange)
+        return True
+
+    def keep(self, name: str, origin: str, _: str, connection: Any, is_again: bool) -> bool:
+        """Have this dead-letter queue there, of the type of its origin; as `Move.prepare`."""
+        if is_again or name not in self._made:
+            declare_letters(connection, name, queue_type_of(self.transport.app, origin))
+            self._made.add(name)
+        return True
+
+    def _carry(
+        self,
+        name: str,
+        going: Iterable[tuple[bytes, list[Event], bytes | None, tuple[str, str]]],
+        prepare: Callable[[str, Any, bool], bool] = lambda *_: True,
+    ) -> list[Answer | Exception]:
+        """Publish and record, all at once; then take from the queue what has arrived. An answer for each."""
+        letters = self._open[name]
+        asked: list[tuple[Found | None, list[Move]]] = []
+        for letter, events, message, target in going:
+            found = letters.found(letter)
+            moves = [] if found is None else _moves(events, message, target, functools.partial(prepare, target[0]))
+            asked.append((found, [self.transport.publisher.submit(move) for move in moves]))
+        return [self._ended(letters, found, moves) for found, moves in asked]
+
+    @staticmethod
+    def _ended(letters: AmqpLetters, found: Found | None, moves: list[Move]) -> Answer | Exception:
+        if found is None:
+            return Answer.ALREADY
+        for move in moves:
+            if not move.wait(TIMEOUT):
+                return BrokerError(UNCONFIRMED)
+        answers = {move.answer for move in moves}
+        if answers != {Answer.DONE}:
+            return Answer.MISSING
+        letters.take(found)
+        return Answer.DONE
+
+
+class AmqpLetters:
+    """The letters of one queue while it is looked at; see `LetterList`."""
+
+    def __init__(self, store: AmqpLetterStore, name: str) -> None:
+        self.name = name
+        self.total = 0
+        self._store = store
+        self._connection: Any = None
+        self._look: Look | None = None
+        self._page: defaultdict[bytes, list[Found]] = defaultdict(list)
+
+    @property
+    def most_taken(self) -> int:
+        """How often the most looked at letter had been taken before."""
+        return 0 if self._look is None else self._look.most_taken
+
+    def __enter__(self) -> Self:
+        self._connection = self._store.transport.connect()
+        self.total = depth_of(self._connection, self.name) or 0
+        self._look = Look(self._connection, self.name)
+        self._look.__enter__()
+        self._store.looks_at(self, is_open=True)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._store.looks_at(self, is_open=False)
+        assert self._look is not None  # noqa: S101 - it was opened above
+        self._look.__exit__(*exc)
+        self._connection.release()
+
+    def newest(self, limit: int) -> list[bytes]:
+        """As `LetterList.newest`; the queue is read from its oldest letter on."""
+        if limit < 1 or not self.total:
+            return []
+        kept: deque[bytes] = deque(maxlen=limit)
+        for page in self.pages():
+            kept.extend(page)
+        return list(kept)[::-1]
+
+    def sample(self, limit: int) -> list[bytes]:
+        """The `limit` oldest letters, and no look beyond them."""
+        pages = self.pages(most=limit) if self.total else iter(())
+        return [raw for page in pages for raw in page]
+
+    def pages(self, gone: Callable[[], int] = lambda: 0, *, most: int | None = None) -> Iterator[list[bytes]]:  # noqa: ARG002
+        """As `LetterList.pages`; what is taken away moves nothing here."""
+        assert self._look is not None  # noqa: S101 - it is open
+        left = self.total if most is None else min(most, self.total)
+        looking = iter(self._look)
+        while left > 0:
+            self._page.clear()
+            page = []
+            for found in looking:
+                self._page[found.raw].append(found)
+                page.append(found.raw)
+                if len(page) >= min(PAGE, left):
+                    break
+            if not page:
+                return
+            left -= len(page)
+            yield page
+
+    def found(self, raw: bytes) -> Found | None:
+        """One letter of the page that was read last, each once."""
+        same = self._page.get(raw)
+        return same.pop() if same else None
+
+    def take(self, found: Found) -> None:
+        """The letter has gone."""
+        assert self._look is not None  # noqa: S101 - it is open
+        self._look.take(found)
+
+
+def carry_out(transport: AmqpTransport, event: Event, message: bytes | None, target: tuple[str, str]) -> Answer:
+    """Publish and record one move, and wait for it. Raises `BrokerError` where the broker confirms nothing."""
+    (move,) = _moves([event], message, target, lambda _, __: True)
+    if not transport.publisher.submit(move).wait(TIMEOUT):
+        raise BrokerError(UNCONFIRMED)
+    return move.answer or Answer.MISSING
+
+
+def _moves(events: list[Event], message: bytes | None, target: tuple[str, str], prepare: Callable[[Any, bool], bool]) -> list[Move]:
+    """The publication with the first event, and the other events by themselves, in their order."""
+    made = None if message is None else message_of(message, target=target)
+    return [Move(events[0], _nobody, made, target, prepare, may_wait=False), *(Move(event, _nobody) for event in events[1:])]
+
+
+def _nobody(_: Answer) -> None:
+    """Nobody is told: the answer is waited for."""
+
+
+def _home(message: bytes, queue: str) -> tuple[str, str]:
+    """The exchange and routing key of the origin; a queue's own where the letter was published straight to it."""
+    info = opened(message)["properties"].get("delivery_info") or {}
+    exchange, routing_key = str(info.get("exchange") or ""), str(info.get("routing_key") or "")
+    return (exchange, routing_key) if exchange else ("", routing_key or queue)

@@ -1,0 +1,194 @@
+"""The outcome log on RabbitMQ: exported, looked at, and followed.
+
+The log is a durable queue, bound to one of the broker's own topic exchanges by its name.
+
+- An export takes events, writes them as `export` does, flushed to the disk, and acknowledges them only then. A crash in between
+  exports some of them twice and loses none: an event keeps its id, and the books count each id once.
+- Whoever follows the log binds a queue of his own to the exchange: the log itself is not touched.
+- Whoever looks back holds the log's events for that long, and gives them back in their order; an export that runs meanwhile takes
+  the rest.
+
+One export runs at a time: it holds an exclusive queue, which goes with its connection, and whoever comes second is refused. What
+left the log before it was exported is seen by its publishers' numbers (`amqp_gaps`).
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import deque
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from amqp.exceptions import ResourceLocked
+
+from redelivery.errors import BrokerError, EnvelopeError, InputError
+from redelivery.middleware.brokers.rabbitmq.events import events_of
+
+from ...export.batch import Batch, Refused, storable
+from ...ports import ExportResult, Tail
+from .peek import MAX_HELD, Look, depth_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from kombu import Connection
+
+    from redelivery.middleware.brokers.rabbitmq.names import AmqpNames
+    from redelivery.middleware.brokers.rabbitmq.transport import AmqpTransport
+    from redelivery.middleware.messages.events import Event
+
+    from ...ports import Format
+
+__all__ = ["AmqpOutcomeLog", "Listening", "export_outcomes", "newest"]
+
+#: Seconds after which somebody who follows looks up.
+BEAT = 1.0
+#: A connection's own queue is named by the broker.
+UNNAMED = ""
+#: The exclusive queue of whoever exports.
+EXPORTING = "redelivery.exporting"
+
+
+def export_outcomes(
+    connection: Connection,
+    names: AmqpNames,
+    destination: str,
+    *,
+    format: Format = "parquet",  # noqa: A002 - as on Redis
+    batch: int = 50_000,
+) -> ExportResult:
+    """Export what stands in the outcome log, about `batch` events at a time; what is recorded meanwhile waits for the next export.
+
+    Raises `InputError` where the destination cannot be written or `batch` is not positive, `BrokerError` where another export runs,
+    and whatever the broker does. What was not written stays in the log.
+    """
+    from ...export.export import write_events, write_gaps, write_refused  # noqa: PLC0415 - as above
+    from .gaps import Publishers  # noqa: PLC0415 - pyarrow is optional
+
+    if batch < 1:
+        msg = f"batch = {batch}: give 1 or more"
+        raise InputError(msg)
+    result, now_ms = ExportResult(destination), round(time.time() * 1000)
+    _lock(connection)
+    publishers = Publishers.read(destination)
+    left = depth_of(connection, names.outcomes) or 0
+    while left > 0:
+        with Look(connection, names.outcomes, most=left, read=_body) as look:
+            taken, messages = Batch(), []
+            for found in look:
+                messages.append(found)
+                taken.entries.extend(storable(_read(found.raw)))
+                if len(taken.entries) >= batch:
+                    break
+            if not messages:
+                return result
+            taken.gaps += publishers.gaps((each for each in taken.entries if not isinstance(each, Refused)), now_ms)
+            write_gaps(taken, result)
+            write_refused(taken, result)
+            write_events(taken, result, format)
+            publishers.write(destination, now_ms)
+            for found in messages:
+                look.take(found)
+            left -= look.held
+    return result
+
+
+def _lock(connection: Connection) -> None:
+    """Hold the export while this connection lasts. Raises `BrokerError` where another does."""
+    try:
+        connection.channel().queue_declare(EXPORTING, exclusive=True)
+    except ResourceLocked as exc:
+        msg = "another export runs: nothing is lost, but run one export at a time"
+        raise BrokerError(msg) from exc
+
+
+def newest(connection: Connection, names: AmqpNames, limit: int, *, most: int = MAX_HELD) -> tuple[list[Event], int]:
+    """The `limit` newest events, the oldest of them first, and how many messages of the log were not looked at (`most` were)."""
+    kept: deque[Event] = deque(maxlen=max(limit, 1))
+    depth = depth_of(connection, names.outcomes) or 0
+    with Look(connection, names.outcomes, most=min(depth, most), read=_body) as look:
+        for found in look:
+            kept.extend(each for each in _read(found.raw) if not isinstance(each, Refused))
+        looked_at = look.held
+    return (list(kept) if limit else []), max(depth - looked_at, 0)
+
+
+class AmqpOutcomeLog:
+    """See `OutcomeLog`."""
+
+    def __init__(self, transport: AmqpTransport) -> None:
+        self._transport, self._names = transport, transport.keys
+
+    def lead(self, token: str, lead_ms: int) -> bool:  # noqa: ARG002 - as `OutcomeLog`
+        """As `OutcomeLog.lead`: everybody may, for an export locks out the others while it lasts."""
+        return True
+
+    def export(self, destination: str, *, format: Format = "parquet", batch: int = 50_000) -> ExportResult:  # noqa: A002 - as `OutcomeLog`
+        """As `OutcomeLog.export`."""
+        with self._transport.connect() as connection:
+            return export_outcomes(connection, self._names, destination, format=format, batch=batch)
+
+    @contextmanager
+    def tail(self, limit: int, *, is_followed: bool) -> Iterator[Tail]:
+        """As `OutcomeLog.tail`; what is recorded meanwhile is heard beside the log."""
+        with self._transport.connect() as connection:
+            listening = Listening(connection, self._names) if is_followed else None
+            events, left = newest(connection, self._names, limit)
+            yield Tail(events, left, (lambda: iter(())) if listening is None else listening.follow)
+
+    @contextmanager
+    def hear(self, dead_letter_queue: str) -> Iterator[Callable[[float], Iterable[Event]]]:  # noqa: ARG002 - all queues are heard
+        """As `OutcomeLog.hear`, by a queue of its own behind the log's exchange; no letter is looked at."""
+        with self._transport.connect() as connection:
+            listening = Listening(connection, self._names)
+
+            def heard(seconds: float) -> list[Event]:
+                events = list(listening.heard())
+                if not events and seconds > 0:
+                    time.sleep(seconds)  # nobody consumes this queue: it is asked
+                return events
+
+            yield heard
+
+
+class Listening:
+    """A queue of one's own behind the log's exchange: what is recorded from now on, and the log is not touched."""
+
+    def __init__(self, connection: Connection, names: AmqpNames) -> None:
+        self._channel: Any = connection.channel()
+        self._connection = connection
+        self._queue = self._channel.queue_declare(UNNAMED, exclusive=True).queue
+        self._channel.queue_bind(self._queue, names.outcomes_exchange, names.outcomes)
+
+    def heard(self) -> Iterator[Event]:
+        """What was recorded since it was last asked."""
+        while (message := self._channel.basic_get(self._queue, no_ack=True)) is not None:
+            yield from (each for each in _read(_body(message)) if not isinstance(each, Refused))
+
+    def follow(self) -> Iterator[Event]:
+        """What is recorded, as it is recorded, for ever."""
+        arrived: deque[Any] = deque()
+        self._channel.basic_consume(self._queue, no_ack=True, callback=arrived.append)
+        while True:
+            while arrived:
+                yield from (each for each in _read(_body(arrived.popleft())) if not isinstance(each, Refused))
+            try:
+                self._connection.drain_events(timeout=BEAT)
+            except TimeoutError:
+                self._connection.heartbeat_check()
+
+
+def _body(message: Any) -> bytes:
+    body = message.body
+    return body.encode("utf-8", "replace") if isinstance(body, str) else bytes(body)
+
+
+def _read(body: bytes) -> list[Event | Refused]:
+    """The events of a message of the log, or why it is none of ours."""
+    try:
+        return list(events_of(body))
+    except EnvelopeError as exc:
+        text = body.decode("utf-8", "replace")
+        values = {"body": text[:1024]}
+        return [Refused(f"0-{len(body)}", json.loads(json.dumps(values)), str(exc))]

@@ -1,0 +1,59 @@
+"""Watching the queues of a RabbitMQ broker: one connection in a fleet, that has an exclusive queue, and passive declares."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast
+
+from amqp.exceptions import AMQPError, NotFound, ResourceLocked
+
+if TYPE_CHECKING:
+    from kombu import Connection
+
+    from redelivery.middleware.brokers.rabbitmq.transport import AmqpTransport
+    from redelivery.middleware.ports import Transport
+
+__all__ = ["Watching"]
+
+#: The exclusive queue of whoever watches.
+WATCHING = "redelivery.watching"
+
+
+class Watching:
+    """One worker's watch, for as long as its connection is open."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = cast("AmqpTransport", transport)
+        self._connection: Connection | None = None
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether this worker watches already."""
+        return self._connection is not None and bool(self._connection.connected)
+
+    def begin(self) -> bool:
+        """Open the connection; False where another worker watches. Raises what the broker does."""
+        self._connection = self._transport.connect()
+        try:
+            self._connection.default_channel.queue_declare(WATCHING, exclusive=True)
+        except ResourceLocked:
+            self.end()
+            return False
+        return True
+
+    def counts(self, name: str) -> tuple[int, int] | None:
+        """How many messages and how many consumers a queue has; None where there is none. Raises `ConnectionError`."""
+        assert self._connection is not None  # noqa: S101 - `begin` has opened it
+        try:
+            answer: Any = self._connection.default_channel.queue_declare(name, passive=True)
+        except NotFound:
+            return None
+        except (AMQPError, OSError) as exc:
+            self.end()
+            raise ConnectionError(str(exc)) from exc
+        return int(answer.message_count), int(answer.consumer_count)
+
+    def end(self) -> None:
+        """Close the connection, and let another worker watch."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.collect(socket_timeout=1.0)

@@ -1,0 +1,88 @@
+"""The delay store on Redis, as an operator sees it: for each list a sorted set of due times and a hash of messages."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from redelivery.middleware.brokers.redis.keys import SEPARATOR
+
+from ...letters import Contents
+from ...ports import Delayed
+
+if TYPE_CHECKING:
+    from redelivery.middleware.brokers.redis.transport import RedisTransport
+    from redelivery.middleware.messages.events import Event
+    from redelivery.middleware.ports import Answer
+
+__all__ = ["RedisDelayStore"]
+
+#: Messages of one task that are looked up: a task has one, or as many as it was published with the same id.
+MAX_OF_TASK = 1000
+
+
+class RedisDelayStore:
+    """See `DelayStore`. Each change is one script: the message leaves and the event is recorded, both or neither."""
+
+    def __init__(self, transport: RedisTransport) -> None:
+        self._transport, self._client, self._keys = transport, transport.client, transport.keys
+
+    def totals(self) -> dict[str, int]:
+        """As `DelayStore.totals`."""
+        names = self.lists()
+        counts: dict[str, int] = {}
+        with self._client.pipeline(transaction=False) as pipe:
+            for name in names:
+                pipe.zcard(self._keys.due(name))
+            for name, count in zip(names, pipe.execute(), strict=True):
+                queue = self._keys.queue_of(name)
+                counts[queue] = counts.get(queue, 0) + int(count)
+        return {queue: count for queue, count in sorted(counts.items()) if count}
+
+    def soonest(self, limit: int, queue: str | None = None) -> list[Delayed]:
+        """As `DelayStore.soonest`; costs `limit` for each list."""
+        chosen = [name for name in self.lists() if queue is None or self._keys.queue_of(name) == queue]
+        found = [each for name in chosen for each in self.page_of(name, 0, limit)[1]]
+        return sorted(found, key=lambda each: each.due_ms)[:limit]
+
+    def of_task(self, task_id: str) -> list[Delayed]:
+        """As `DelayStore.of_task`, by the index where there is one."""
+        begin = (task_id + SEPARATOR).encode("utf-8", "replace")
+        members: Any = self._client.zrangebylex(self._keys.delayed_tasks, b"[" + begin, b"(" + begin + b"\xff", 0, MAX_OF_TASK)
+        found = []
+        for member in members:
+            unique, _, name = member[len(begin) :].partition(SEPARATOR.encode())  # a priority's list has the separator in its name
+            ident = begin + unique
+            score = self._client.zscore(self._keys.due(name.decode()), ident)
+            if score is not None:
+                found += self._read(name.decode(), [(ident, score)])
+        return found
+
+    def cancel(self, list_name: str, ident: str, event: Event) -> Answer:
+        """As `DelayStore.cancel`."""
+        return self._transport.cancel(list_name, ident, event)
+
+    def reschedule(self, list_name: str, ident: str, message: bytes, event: Event, *, due_ms: int | None) -> Answer:
+        """As `DelayStore.reschedule`; what is due now is moved by a dispatcher."""
+        return self._transport.reschedule(list_name, ident, message, event, due_ms=due_ms)
+
+    def lists(self) -> list[str]:
+        """The lists for which anything waits."""
+        names: Any = self._client.zrange(self._keys.destinations, 0, -1)
+        return [name.decode() for name in names]
+
+    def page_of(self, list_name: str, start: int, count: int) -> tuple[int, list[Delayed]]:
+        """`count` messages that wait for a list from the `start`-th on, the first to become due first; how many ids there were."""
+        due: Any = self._client.zrange(self._keys.due(list_name), start, start + count - 1, withscores=True)
+        return len(due), self._read(list_name, due)
+
+    def _read(self, name: str, due: list[tuple[bytes, float]]) -> list[Delayed]:
+        """The messages of these ids; one that has left meanwhile is left out."""
+        if not due:
+            return []
+        raws: Any = self._client.hmget(self._keys.waiting(name), [ident for ident, _ in due])
+        queue = self._keys.queue_of(name)
+        return [
+            Delayed(Contents.of(raw), name, queue, round(score), ident.decode())
+            for (ident, score), raw in zip(due, raws, strict=True)
+            if raw is not None
+        ]

@@ -1,0 +1,104 @@
+"""The metrics of Redis: some commands for each queue, in three round trips, whatever the queues hold.
+
+No message is looked at but the oldest letter of each dead-letter queue. The numbers are read one after the other.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from redis.exceptions import ResponseError
+
+from ...letters import Letter
+from ...ports import Gauge
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+
+    from redelivery.middleware.brokers.redis.transport import RedisTransport
+
+__all__ = ["RedisGauges"]
+
+
+class RedisGauges:
+    """See `Gauges`."""
+
+    def __init__(self, transport: RedisTransport) -> None:
+        self._transport, self._client, self._keys = transport, transport.client, transport.keys
+
+    def sample(
+        self, queues: Collection[str], letter_queues: Mapping[str, str], living: Callable[[Mapping[bytes, bytes]], int]
+    ) -> Iterator[Gauge]:
+        """As `Gauges.sample`; the origins of dead letters are counted as well."""
+        yield from self._messages(sorted({*queues, *letter_queues.values()} - letter_queues.keys()), letter_queues)
+        yield from self._workers_and_log(living)
+
+    def _messages(self, queues: Collection[str], letter_queues: Mapping[str, str]) -> Iterator[Gauge]:
+        client, keys = self._client, self._keys
+        destinations: Any = client.zrange(keys.destinations, 0, -1, withscores=True)
+        next_due = {name.decode(errors="replace"): float(due_ms) for name, due_ms in destinations}
+        now_ms = self._transport.now_ms()
+        with client.pipeline(transaction=False) as pipe:
+            for queue in queues:
+                for name in keys.list_names(queue):
+                    pipe.llen(keys.list(name))
+            for name in next_due:
+                pipe.zcard(keys.due(name))
+            for name in letter_queues:
+                pipe.llen(keys.list(name))
+                pipe.lindex(keys.list(name), -1)
+            answers = iter(pipe.execute())
+        for queue in queues:
+            yield Gauge.of("queue_messages", sum(int(next(answers)) for _ in keys.list_names(queue)), queue=queue)
+        yield from _delayed(((keys.queue_of(name), int(next(answers)), due_ms) for name, due_ms in next_due.items()), now_ms)
+        for name, origin in letter_queues.items():
+            yield Gauge.of("dead_letters", int(next(answers)), dead_letter_queue=name, queue=origin)
+            oldest = next(answers)
+            died_ms = None if oldest is None else Letter.of(oldest).died_ms
+            if died_ms is not None:
+                yield Gauge.of("oldest_dead_letter_age_seconds", _seconds(now_ms - died_ms), dead_letter_queue=name, queue=origin)
+
+    def _workers_and_log(self, living: Callable[[Mapping[bytes, bytes]], int]) -> Iterator[Gauge]:
+        client, keys = self._client, self._keys
+        with client.pipeline(transaction=False) as pipe:
+            pipe.hlen(keys.unacked)
+            pipe.hgetall(keys.leases)
+            pipe.exists(keys.dispatcher)
+            pipe.memory_usage(keys.outcomes, samples=100)
+            pipe.hget(keys.trimmed, "entries")
+            pipe.hget(keys.exported, "at")
+            pipe.xinfo_stream(keys.outcomes)
+            answers: list[Any] = pipe.execute(raise_on_error=False)
+        info: Any = answers.pop()
+        if isinstance(info, ResponseError) and "no such key" in str(info):
+            info = {"length": 0, "entries-added": 0}
+        for answer in (*answers, info):
+            if isinstance(answer, Exception):
+                raise answer
+        held, leases, leading, taken, lost, exported_ms = answers
+        yield Gauge.of("held_messages", int(held))
+        yield Gauge.of("workers", living(leases))
+        yield Gauge.of("dispatchers", int(leading))
+        yield Gauge.of("outcomes_recorded_total", int(info["entries-added"]))
+        yield Gauge.of("outcome_log_events", int(info["length"]))
+        yield Gauge.of("outcome_log_bytes", 0 if taken is None else int(taken))
+        yield Gauge.of("outcome_log_lost_events", 0 if lost is None else int(lost))
+        if exported_ms is not None:
+            yield Gauge.of("outcome_log_exported_timestamp_seconds", int(exported_ms) / 1000)
+
+
+def _delayed(lists: Iterable[tuple[str, int, float]], now_ms: int) -> Iterator[Gauge]:
+    """The delay store: for each list its queue, how many wait, and when the first is due; a priority has a list of its own."""
+    waiting: dict[str, int] = {}
+    overdue: dict[str, float] = {}
+    for queue, count, due_ms in lists:
+        waiting[queue] = waiting.get(queue, 0) + count
+        overdue[queue] = max(overdue.get(queue, 0), _seconds(now_ms - due_ms))
+    for queue in sorted(waiting):
+        yield Gauge.of("delayed_messages", waiting[queue], queue=queue)
+        yield Gauge.of("overdue_seconds", overdue[queue], queue=queue)
+
+
+def _seconds(ms: float) -> float:
+    """Of a time that has passed; a clock that was put back makes none negative."""
+    return max(ms, 0) / 1000

@@ -1,0 +1,131 @@
+"""Dead letters on Redis: each queue is a list, and reading it changes nothing."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any, Self
+
+from ...letters import Letter, may_be
+from ...ports import DeadLetterQueue
+from .pages import list_pages
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterator, Sequence
+
+    from redis import Redis
+
+    from redelivery.middleware.brokers.redis.transport import RedisTransport
+    from redelivery.middleware.messages.events import Event
+    from redelivery.middleware.ports import Answer
+
+__all__ = ["SAMPLE", "RedisLetterStore"]
+
+#: Letters whose reasons stand for all of a queue's.
+SAMPLE = 200
+#: Letters that are read in one round trip.
+PAGE = 1000
+#: Pages get smaller where letters are huge.
+MAX_BYTES = 8 * 1024 * 1024
+
+
+class RedisLetterStore:
+    """See `LetterStore`. Letters that are moved go in one round trip; each is one script, whole or not at all."""
+
+    def __init__(self, transport: RedisTransport) -> None:
+        self._transport, self._client, self._keys = transport, transport.client, transport.keys
+
+    def queues(self) -> dict[str, str]:
+        """As `LetterStore.queues`."""
+        used: Any = self._client.hgetall(self._keys.dead_letter_queues)
+        return {name.decode(errors="replace"): origin.decode(errors="replace") for name, origin in used.items()}
+
+    def depth(self, name: str) -> int:
+        """As `LetterStore.depth`."""
+        return int(self._client.llen(self._keys.list(name)))
+
+    def summary(self, name: str, origin: str) -> DeadLetterQueue:
+        """As `LetterStore.summary`."""
+        key = self._keys.list(name)
+        with self._client.pipeline(transaction=False) as pipe:
+            pipe.llen(key)
+            pipe.lrange(key, 0, SAMPLE - 1)
+            pipe.lindex(key, -1)
+            count, sample, oldest = pipe.execute()
+        if not sample or oldest is None:
+            return DeadLetterQueue(name, origin, int(count))
+        letters = [Letter.of(raw) for raw in sample]
+        reasons = Counter(letter.reason or "unknown" for letter in letters)
+        return DeadLetterQueue(
+            name,
+            origin,
+            letters=int(count),
+            oldest_ms=Letter.of(oldest).died_ms,
+            newest_ms=letters[0].died_ms,
+            reasons=dict(reasons.most_common()),
+            sampled=len(letters),
+        )
+
+    def open(self, name: str) -> RedisLetters:
+        """As `LetterStore.open`."""
+        return RedisLetters(self._client, self._keys.list(name))
+
+    def found(self, name: str, task_ids: Collection[str]) -> Iterator[Letter]:
+        """As `LetterStore.found`."""
+        seen = set()
+        for _, page in list_pages(self._client, self._keys.list(name)):
+            for raw in page:
+                if not may_be(raw, task_ids) or raw in seen:
+                    continue
+                letter = Letter.of(raw)
+                if letter.task_id in task_ids:
+                    seen.add(raw)
+                    yield letter
+
+    def redrive_many(self, dead_letter_queue: str, moves: Sequence[tuple[bytes, str, bytes, Event]]) -> list[Answer | Exception]:
+        """As `LetterStore.redrive_many`."""
+        return self._transport.redrive_many(dead_letter_queue, moves)
+
+    def purge_many(self, dead_letter_queue: str, gone: Sequence[tuple[bytes, Event]]) -> list[Answer | Exception]:
+        """As `LetterStore.purge_many`."""
+        return self._transport.purge_many(dead_letter_queue, gone)
+
+    def move_many(
+        self,
+        dead_letter_queue: str,
+        target: str,
+        moves: Sequence[tuple[bytes, bytes, str, tuple[Event, Event]]],
+    ) -> list[Answer | Exception]:
+        """As `LetterStore.move_many`."""
+        return self._transport.move_many(dead_letter_queue, target, moves)
+
+
+class RedisLetters:
+    """A list of Redis: read a piece at a time."""
+
+    def __init__(self, client: Redis, key: str) -> None:
+        self._client, self._key = client, key
+        self.total = 0
+
+    def __enter__(self) -> Self:
+        self.total = int(self._client.llen(self._key))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing is held."""
+
+    def newest(self, limit: int) -> list[bytes]:
+        """As `LetterList.newest`, whatever the queue's size."""
+        raws: Any = self._client.lrange(self._key, 0, limit - 1) if limit > 0 else []
+        return list(raws)
+
+    def pages(self, gone: Callable[[], int] = lambda: 0) -> Iterator[list[bytes]]:
+        """As `LetterList.pages`. What leaves the queue by other hands moves the rest: some may then be passed over."""
+        seen, size = 0, PAGE
+        while seen < self.total:
+            count, staying = min(size, self.total - seen), seen - gone()
+            page: Any = self._client.lrange(self._key, -(staying + count), -(staying + 1))
+            if not page:
+                return
+            yield page[::-1]
+            seen += len(page)
+            size = max(size // 2, 1) if sum(map(len, page)) > MAX_BYTES else min(size * 2, PAGE)

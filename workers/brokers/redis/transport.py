@@ -1,0 +1,16 @@
+"""The transitions on Redis, for whatever works on Redis alone; its callers have asked for the capability that it needs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+if TYPE_CHECKING:
+    from redelivery.middleware.brokers.redis.transport import RedisTransport
+    from redelivery.middleware.runtime import Runtime
+
+__all__ = ["redis_of"]
+
+
+def redis_of(runtime: Runtime) -> RedisTransport:
+    """This app's transitions, as Redis has them."""
+    return cast("RedisTransport", runtime.transport)

@@ -1,0 +1,83 @@
+"""What workers hold: the messages in `unacked`, with the worker that holds each.
+
+Enters: the broker. Leaves: messages in pages, whoever received them: a worker of ours, whose lease says whether it lives, or a
+plain Celery worker. What is no message of either is passed over.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from redelivery.middleware.brokers.redis.keys import split_unacked
+
+from .pages import hash_pages
+from .transport import redis_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from redelivery.middleware.runtime import Runtime
+
+__all__ = ["PLAIN_WORKER", "HeldMessage", "bindings", "held_pages"]
+
+#: Who holds what was received without a lease: nobody can tell whether that worker lives; the visibility timeout will.
+PLAIN_WORKER = "(plain worker)"
+
+
+@dataclass(frozen=True, slots=True)
+class HeldMessage:
+    """One message, the queue that it came from, and the name of the worker that holds it: empty where that worker is gone."""
+
+    raw: bytes
+    queue: str
+    owner: str
+
+
+def held_pages(runtime: Runtime) -> Iterator[tuple[int, list[HeldMessage]]]:
+    """What is held, in no order, each page with the server's time (ms) of its reading."""
+    client, keys = redis_of(runtime).client, redis_of(runtime).keys
+    leases: Any = client.hkeys(keys.leases)
+    abouts: Any = client.hgetall(keys.owners)
+    living = {token: _name(abouts.get(token)) or token.decode() for token in leases}
+    routes = bindings(runtime)
+    for now, page in hash_pages(client, keys.unacked):
+        yield now, [held for tag, value in page.items() if (held := _held(tag, value, living, routes)) is not None]
+
+
+def bindings(runtime: Runtime) -> dict[tuple[str, str], str]:
+    """(exchange, routing key) → queue, from kombu's tables for the exchanges that the app knows."""
+    client, keys, found = redis_of(runtime).client, redis_of(runtime).keys, {}
+    for exchange in {queue.exchange.name for queue in runtime.app.amqp.queues.values() if queue.exchange is not None}:
+        members: Any = client.smembers(keys.bindings(exchange))
+        for member in members:
+            routing_key, _, queue = [*member.decode(errors="replace").split(keys.separator), "", ""][:3]
+            found[exchange, routing_key] = queue
+    return found
+
+
+def _held(tag: bytes, value: bytes, living: Mapping[bytes, str], routes: Mapping[tuple[str, str], str]) -> HeldMessage | None:
+    token, is_minted, _ = tag.partition(b":")
+    owner = living.get(token, "") if is_minted else PLAIN_WORKER
+    try:
+        raw, queue = split_unacked(value)
+    except (ValueError, IndexError):
+        return _of_kombu(value, owner, routes)
+    return HeldMessage(raw, queue, owner)
+
+
+def _of_kombu(value: bytes, owner: str, routes: Mapping[tuple[str, str], str]) -> HeldMessage | None:
+    try:
+        message, exchange, routing_key = json.loads(value)
+        queue = routes.get((exchange, routing_key), routing_key)
+    except (ValueError, TypeError, RecursionError):
+        return None
+    return HeldMessage(json.dumps(message).encode(), str(queue), owner)
+
+
+def _name(about: bytes | None) -> str:
+    try:
+        return "" if about is None else str(json.loads(about)["worker"])
+    except (ValueError, KeyError, TypeError):
+        return ""

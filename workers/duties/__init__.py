@@ -1,0 +1,1 @@
+"""What a worker does beside its tasks, in threads of its own."""

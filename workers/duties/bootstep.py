@@ -1,0 +1,78 @@
+"""The duties that a worker does beside its tasks: its lease, the recovery of dead workers, the dispatcher, the bounds."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from celery import bootsteps
+
+from redelivery.middleware.brokers import kind_of
+
+from ..brokers.broker import broker_of
+from ..brokers.redis.transport import redis_of
+from .dispatcher import Dispatcher
+from .exporter import Exporter
+from .lease import Lease
+from .letter_watch import LetterWatch
+from .log_bounds import LogKeeper
+from .queue_bounds import QueueKeeper
+from .rabbitmq_letter_watch import AmqpLetterWatch
+from .recoverer import Recoverer
+from .retention import Retention
+
+if TYPE_CHECKING:
+    from celery.worker.consumer import Consumer
+
+    from redelivery.middleware.runtime import Runtime
+
+    from .duty import Duty
+
+__all__ = ["Duties"]
+
+
+class Duties(bootsteps.StartStopStep):
+    """The bootstep: begins when the consumer has connected for the first time, ends when the pool has stopped."""
+
+    requires = ("redelivery.middleware.worker.bootstep:Ingress",)
+    label = "redelivery duties"
+
+    def __init__(self, consumer: Consumer, **kwargs: Any) -> None:
+        super().__init__(consumer, **kwargs)
+        self._duties: tuple[Duty, ...] = ()
+
+    def start(self, consumer: Consumer) -> None:
+        """Begin; after a lost connection they are running already."""
+        if not self._duties:
+            self._duties = duties_of(consumer.app.redelivery)
+            for duty in self._duties:
+                duty.start()
+
+    def stop(self, consumer: Consumer) -> None:
+        """The consumer has stopped; tasks may be running, so the lease goes on."""
+
+    def shutdown(self, consumer: Consumer) -> None:  # noqa: ARG002 - Celery's signature
+        """The pool has stopped. The lease ends last."""
+        for duty in reversed(self._duties):
+            duty.stop()
+        self._duties = ()
+
+
+def duties_of(runtime: Runtime) -> tuple[Duty, ...]:
+    """The duties of a worker, in the order in which they begin; where nothing is enforced, the outcome log alone.
+
+    Where the broker itself keeps leases, delays and bounds, there are the watch over the dead letters and the export.
+    """
+    settings = runtime.settings
+    exporters: tuple[Duty, ...] = ()
+    if settings.outcome_export is not None and (outcomes := broker_of(runtime.transport).outcomes) is not None:
+        exporters = (Exporter(outcomes, settings.outcome_export, every=settings.outcome_export_every),)
+    if not runtime.has_leases:
+        watches = (AmqpLetterWatch(runtime),) if runtime.enforces and kind_of(runtime.app) == "amqp" else ()
+        return (*watches, *exporters)
+    log_keeper: tuple[Duty, ...] = (LogKeeper(redis_of(runtime), settings.outcome_log_max_bytes), *exporters)
+    if not runtime.enforces:
+        return log_keeper
+    recoverer = Recoverer(runtime)
+    dispatchers = (Dispatcher(redis_of(runtime)),) if settings.dispatcher else ()
+    keepers = QueueKeeper(runtime), Retention(runtime), LetterWatch(runtime)
+    return Lease(runtime, recoverer.wake), recoverer, *dispatchers, *keepers, *log_keeper

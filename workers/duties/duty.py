@@ -1,0 +1,76 @@
+"""A duty: what a worker does beside its tasks, again and again, in a native thread of its own.
+
+A native thread, because a task on a solo pool blocks every timer of the event loop. A duty goes on whatever fails: a broker that
+does not answer is asked again at the next step, and a fault of ours is a line of the log. It ends after the step that is under way.
+"""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from typing import ClassVar
+
+from redelivery.middleware.brokers.errors import REDIS_ERRORS
+
+__all__ = ["Duty"]
+
+#: How long `stop` waits for the step that is under way (seconds).
+TIMEOUT = 5.0
+
+
+class Duty(ABC):
+    """Takes a step every so many seconds, from `start` to `stop`. `title` names its thread."""
+
+    title: ClassVar[str]
+    #: Whether the first step is taken at once, or after the first wait.
+    begins_at_once: ClassVar[bool] = False
+
+    def __init__(self, every: float) -> None:
+        self._every = every
+        self._stopped = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Begin; a second time changes nothing."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name=f"redelivery-{self.title}", daemon=True)
+            self._thread.start()
+
+    def stop(self) -> None:
+        """End, after the step that is under way."""
+        self._stopped.set()
+        if self._thread is not None:
+            self._thread.join(TIMEOUT)
+
+    @abstractmethod
+    def step(self) -> object:
+        """Do it once. Raises whatever the broker does."""
+
+    @abstractmethod
+    def unanswered(self, exc: Exception) -> None:
+        """The broker did not answer a step, or refused it."""
+
+    @abstractmethod
+    def failed(self, exc: Exception) -> None:
+        """A step failed by something else; called where `exc` is being handled."""
+
+    def leads(self) -> bool:
+        """Whether the step is this worker's to take. Raises whatever the broker does."""
+        return True
+
+    def rest(self) -> None:
+        """Wait for the next step, or for the end."""
+        self._stopped.wait(self._every)
+
+    def _run(self) -> None:
+        if not self.begins_at_once:
+            self.rest()
+        while not self._stopped.is_set():
+            try:
+                if self.leads():
+                    self.step()
+            except REDIS_ERRORS as exc:
+                self.unanswered(exc)
+            except Exception as exc:  # noqa: BLE001 - the duty must go on
+                self.failed(exc)
+            self.rest()

@@ -1,0 +1,73 @@
+"""The exporter: the outcome log goes to its destination every so often, from a worker (`outcome_export`) or a process of its own.
+
+One exporter leads, by a lease on the broker, and the others stand by; where two run at once all the same, nothing is lost. It may
+end at any moment: what it had written and not let go of is written again by the next one. Where the destination or the broker
+fails, the events stay in the log, and it tries again at the next step; the log's cap is what bounds its patience.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from typing import TYPE_CHECKING
+
+from redelivery.errors import BrokerError, RedeliveryError
+from redelivery.middleware.logs import log
+
+from .duty import Duty
+
+if TYPE_CHECKING:
+    from ..ports import Format, OutcomeLog
+
+__all__ = ["EVERY", "Exporter"]
+
+#: Seconds between two exports: each makes a file for every hour that it has events of.
+EVERY = 60.0
+#: Events of one file, held in memory until it is written (about 10 MB): a worker has other things to do.
+BATCH = 10_000
+#: For how many rounds, and for how many seconds at the least, an exporter keeps the lead.
+ROUNDS, LEAST_LEAD = 3, 30.0
+
+
+class Exporter(Duty):
+    """Exports every so many seconds."""
+
+    title = "exporter"
+    begins_at_once = True
+
+    def __init__(self, outcomes: OutcomeLog, destination: str, *, every: float = EVERY, format: Format = "parquet") -> None:  # noqa: A002
+        super().__init__(every)
+        self._outcomes, self._destination, self._format = outcomes, destination, format
+        self._token = uuid.uuid4().hex
+        self._lead_ms = round(max(ROUNDS * every, LEAST_LEAD) * 1000)
+
+    def leads(self) -> bool:
+        """Whether the log lets this one."""
+        return self._outcomes.lead(self._token, self._lead_ms)
+
+    def step(self) -> int:
+        """Export what the log holds; how many events. Raises what the broker and the destination do."""
+        began = time.monotonic()
+        try:
+            done = self._outcomes.export(self._destination, format=self._format, batch=BATCH)
+        except BrokerError as exc:
+            log.info("outcome_log.export_overtaken", why=str(exc))
+            return 0
+        if done.events or done.refused or done.gaps:
+            seconds = round(time.monotonic() - began, 3)
+            log.info("outcome_log.exported", to=self._destination, events=done.events, files=len(done.files), seconds=seconds)
+        return done.events
+
+    def unanswered(self, exc: Exception) -> None:
+        """It tries again at the next step."""
+        log.warning("outcome_log.export_waiting", error=str(exc))
+
+    def failed(self, exc: Exception) -> None:
+        """The destination cannot be written, or there is no pyarrow: somebody must mend it, and no event is lost before the cap."""
+        if isinstance(exc, RedeliveryError):
+            log.error("outcome_log.export_failed", to=self._destination, error=str(exc))
+        elif isinstance(exc, ImportError):
+            why = f"the export needs pyarrow ({exc}): pip install 'redelivery[export]'"
+            log.error("outcome_log.export_failed", to=self._destination, error=why)
+        else:
+            log.exception("outcome_log.export_failed", to=self._destination)

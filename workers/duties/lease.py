@@ -1,0 +1,104 @@
+"""The lease: how a living worker says so, and how a dead one is found out.
+
+One native thread in each worker, because a task on a solo pool blocks every timer of the event loop. Once a second it renews this
+worker's lease and looks at all others. An owner whose counter has stood still for a whole lease (10 s by default), watched by this
+worker over one unbroken connection to one run of the server, is fenced, and what it held is the recoverer's. Any error starts the
+watch anew, and so does an answer that was long in coming, so an outage of the broker does not run the whole fleet's tasks twice.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from redelivery.middleware.brokers.errors import REFUSED
+from redelivery.middleware.logs import log
+
+from ..brokers.redis.transport import redis_of
+from ..operations.recovery import name_of
+from .duty import Duty
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from redelivery.middleware.runtime import Runtime
+
+__all__ = ["Lease"]
+
+#: Seconds between two renewals; a shorter lease is renewed eight times in its life.
+EVERY = 1.0
+#: Plain workers' sweeps are kept away from held messages for this long, and this is refreshed so often (seconds).
+HELD_FOR, REFRESH_EVERY = 86_400.0, 3_600.0
+
+
+class Lease(Duty):
+    """Renews this worker's lease, and fences those of dead ones. `on_fenced` is called where something is to be recovered."""
+
+    title = "lease"
+
+    def __init__(self, runtime: Runtime, on_fenced: Callable[[], None]) -> None:
+        super().__init__(min(EVERY, runtime.settings.lease / 8))
+        self._runtime = runtime
+        self._on_fenced = on_fenced
+        self._seen: dict[bytes, tuple[bytes, float]] = {}
+        self._run_id = ""
+        self._looked = time.monotonic()
+        self._refreshed = time.monotonic()
+
+    def unanswered(self, exc: Exception) -> None:
+        """Whoever was watched is watched from the beginning."""
+        if self._seen:
+            log.warning("lease.watch_restarted", error=str(exc))
+        self._seen.clear()
+
+    def failed(self, exc: Exception) -> None:  # noqa: ARG002 - the line has what is being handled
+        """The lease must be renewed whatever else fails."""
+        self._seen.clear()
+        log.exception("lease.failed")
+
+    def step(self) -> None:
+        """Renew once, look once, fence who is dead. Raises whatever the broker does."""
+        owner = self._runtime.owner
+        token = owner.token
+        if not redis_of(self._runtime).renew(token):
+            log.warning("owner.fenced", worker=owner.worker, why="its lease was not renewed in time, or the broker lost it")
+            owner.begin(token)
+        self._watch(owner.token.encode())
+        if time.monotonic() - self._refreshed > REFRESH_EVERY:
+            self._keep_away(list(owner.held))
+
+    def _keep_away(self, tags: list[str]) -> None:
+        """Refresh what keeps plain workers away; a server that refuses is asked again in an hour, of the day that there is."""
+        self._refreshed = time.monotonic()
+        try:
+            redis_of(self._runtime).extend(tags, HELD_FOR)
+        except REFUSED as exc:  # no reason to start the watch anew: then nobody would be fenced
+            log.warning("lease.not_extended", error=str(exc), held=len(tags))
+
+    def _watch(self, own: bytes) -> None:
+        transport = redis_of(self._runtime)
+        run_id = transport.client.info("server")["run_id"]
+        if run_id != self._run_id:
+            self._seen.clear()
+            self._run_id = run_id
+        counters: dict[Any, Any] = transport.client.hgetall(transport.keys.leases)
+        now, lease = time.monotonic(), self._runtime.settings.lease
+        self._forget_if_stalled(now, lease)
+        self._seen = {
+            token: self._seen[token] if token in self._seen and self._seen[token][0] == counter else (counter, now)
+            for token, counter in counters.items()
+            if token != own
+        }
+        for token, (counter, since) in self._seen.items():
+            if now - since >= lease and transport.fence(token.decode(), counter):
+                silent_for = round(now - since, 1)
+                worker = name_of(transport, token.decode())
+                log.warning("owner.presumed_dead", token=token.decode(), worker=worker, silent_for=silent_for)
+                self._on_fenced()
+
+    def _forget_if_stalled(self, now: float, lease: float) -> None:
+        """Start the watch anew where the broker, or this worker, stood still: no owner could renew, or be seen to."""
+        if now - self._looked > self._every + lease / 2 and self._seen:
+            log.warning("lease.watch_restarted", error=f"no answer for {now - self._looked:.1f} s")
+            self._seen.clear()
+        self._looked = now

@@ -1,0 +1,117 @@
+"""The watch over the dead letters: a line where letters lie in a dead-letter queue and nobody takes them, or not fast enough.
+
+A duty of every worker; one of them does it, by a lease on the broker. A queue is *unread* where its oldest letter is the one that
+was its oldest at the look before: whoever consumes a queue takes the oldest first, be it a worker with a handler, a plain Celery
+worker, an operator or the retention. It *grows* where letters are taken, and yet it is longer at each of ten looks in a row. Both
+are said again when the letters are twice as many, and once a day.
+
+Solace asks for a consumer of each dead message queue, and does not say where there is none. Limits: a queue that nobody reads is
+known at the second look, half a minute after the first; a worker that leads anew begins to look anew.
+"""
+
+from __future__ import annotations
+
+import shlex
+import uuid
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from redelivery.display import safe
+from redelivery.middleware.logs import log
+
+from ..brokers.redis.transport import redis_of
+from ..letters import Letter
+from ..operations.letters import dead_letters
+from .duty import Duty
+
+if TYPE_CHECKING:
+    from redelivery.middleware.runtime import Runtime
+
+__all__ = ["LetterWatch", "Watched", "tell"]
+
+#: Seconds between two looks, and how long the lead lasts.
+EVERY, LEAD = 30.0, 90.0
+#: Looks in a row at which a queue that is read must be longer, and looks after which what was said is said again: a day's.
+GROWING, QUIET = 10, 2880
+UNREAD = (
+    "nobody takes letters from it: let a worker consume it (-Q {name}), with a dead-letter handler, or see `redelivery dlq list`"
+)
+BEHIND = "more letters come than are taken: see `redelivery dlq causes`"
+
+
+@dataclass(slots=True)
+class Watched:
+    """What is known of one queue: its last length and oldest letter, how often in a row it grew, and what was said when."""
+
+    length: int = 0
+    oldest: bytes = b""
+    grew: int = 0
+    said: int = 0
+    looks_since: int = 0
+
+    def look(self, length: int, oldest: bytes) -> Literal["unread", "growing"] | None:
+        """See it as it is now; what is to be said of it, or nothing."""
+        is_read, is_longer = oldest != self.oldest, length > self.length
+        self.grew = self.grew + 1 if is_read and is_longer and self.oldest else 0
+        if length < self.length:
+            self.said = 0  # somebody has been there: from here on it is counted anew
+        self.length, self.oldest, self.looks_since = length, oldest, self.looks_since + 1
+        if (is_read and self.grew < GROWING) or (length < 2 * self.said and self.looks_since < QUIET):
+            return None
+        self.said, self.looks_since = length, 0
+        return "growing" if is_read else "unread"
+
+
+class LetterWatch(Duty):
+    """Looks at the dead-letter queues twice a minute."""
+
+    title = "letters"
+    begins_at_once = True
+
+    def __init__(self, runtime: Runtime) -> None:
+        super().__init__(EVERY)
+        self._runtime = runtime
+        self._token = uuid.uuid4().hex
+        self._watched: dict[str, Watched] = {}
+
+    def leads(self) -> bool:
+        """One worker watches, by a lease on the broker; what another one has seen meanwhile is not known here."""
+        leads = redis_of(self._runtime).watch_letters(self._token, LEAD)
+        if not leads:
+            self._watched.clear()
+        return leads
+
+    def unanswered(self, exc: Exception) -> None:
+        """It looks again in half a minute."""
+        log.debug("letters.not_seen", error=str(exc))
+
+    def failed(self, exc: Exception) -> None:  # noqa: ARG002 - the line has what is being handled
+        """A fault of ours."""
+        log.exception("letters.failed")
+
+    def step(self) -> None:
+        """Look once at every dead-letter queue. Raises whatever the broker does."""
+        transport = redis_of(self._runtime)
+        names = list(dead_letters.known(self._runtime))
+        with transport.client.pipeline(transaction=False) as pipe:
+            for name in names:
+                pipe.llen(transport.keys.list(name))
+                pipe.lindex(transport.keys.list(name), -1)
+            answers: list[Any] = pipe.execute()
+        now_ms = transport.now_ms()
+        found = zip(names, answers[::2], answers[1::2], strict=True)
+        full = {name: (int(length), oldest) for name, length, oldest in found if oldest is not None}
+        self._watched = {name: self._watched.get(name, Watched()) for name in full}
+        for name, (length, oldest) in full.items():
+            state = self._watched[name].look(length, oldest)
+            if state is not None:
+                died_ms = Letter.of(oldest).died_ms
+                tell(name, state, letters=length, oldest=None if died_ms is None else round((now_ms - died_ms) / 1000))
+
+
+def tell(name: str, state: str, **facts: int | None) -> None:
+    """Say of a queue that it is unread, or that it grows."""
+    if state == "unread":
+        log.warning("dead_letter_queue.unread", dead_letter_queue=name, **facts, why=UNREAD.format(name=shlex.quote(safe(name))))
+    else:
+        log.warning("dead_letter_queue.growing", dead_letter_queue=name, **facts, why=BEHIND)

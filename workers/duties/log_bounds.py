@@ -1,0 +1,52 @@
+"""The log keeper: one thread in each worker that keeps the outcome log within its bytes, and says when it fills."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from redelivery.middleware.logs import log
+
+from ..brokers.redis.outcome_log import bound
+from .duty import Duty
+
+if TYPE_CHECKING:
+    from redelivery.middleware.brokers.redis.transport import RedisTransport
+
+__all__ = ["LogKeeper"]
+
+EVERY = 1.0
+#: It acts at this part of the cap, so that what is recorded between two looks does not pass the cap.
+ACT_AT = 0.9
+#: A full log is said again only after so many looks.
+QUIET = 300
+
+
+class LogKeeper(Duty):
+    """Looks at the outcome log once a second."""
+
+    title = "log"
+
+    def __init__(self, transport: RedisTransport, max_bytes: int) -> None:
+        super().__init__(EVERY)
+        self._transport = transport
+        self._max_bytes = max_bytes
+        self._quiet = 0
+
+    def unanswered(self, exc: Exception) -> None:
+        """It looks again in a second."""
+        log.debug("outcome_log.not_seen", error=str(exc))
+
+    def failed(self, exc: Exception) -> None:  # noqa: ARG002 - the line has what is being handled
+        """A fault of ours."""
+        log.exception("outcome_log.failed")
+
+    def step(self) -> None:
+        """Look once. Raises whatever the broker does."""
+        found = bound(self._transport.client, self._transport.keys, int(self._max_bytes * ACT_AT))
+        self._quiet = max(self._quiet - 1, 0)
+        if found.removed:
+            log.warning("outcome_log.trimmed", entries=found.removed, bytes=found.bytes, cap=self._max_bytes)
+        elif found.filling and not self._quiet:
+            self._quiet = QUIET
+            why = "nobody exports it: `redelivery outcomes export`"
+            log.warning("outcome_log.filling", bytes=found.bytes, cap=self._max_bytes, why=why)

@@ -1,0 +1,158 @@
+"""The queue keeper: one thread in each worker that keeps queues within what their policies say, whoever published to them.
+
+Once a second it looks
+
+- at each queue with a `max_length`: what plain producers pushed beyond it (and what came back to it from the delay store) is
+  evicted, the oldest message of the least urgent priority first. With `overflow` `refuse_publish` nothing is evicted, because what
+  was taken in is not taken away again: a line says that the queue is too long;
+- at each queue with a `max_time_to_live`: messages at its head whose time is over die (`expired`), and do not wait for a worker
+  that may never come. Only what one of our producers published says when that was;
+- at the dead-letter queues with `auto_delete_dead_letter_resources`: one that is empty is forgotten.
+
+It looks at all queues that the app knows (`task_queues`), whether this worker consumes them or not; not at dead-letter queues that
+are named after their origin, which have bounds of their own. A queue without any of these costs nothing. Any number of keepers may
+run: a message is evicted by one script, once.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from redelivery.errors import EnvelopeError
+from redelivery.middleware.brokers.redis.bounds import alarm, announce_eviction, evict_oldest, evicted
+from redelivery.middleware.brokers.redis.scripts import Script
+from redelivery.middleware.logs import log
+from redelivery.middleware.messages.events import Reason
+from redelivery.middleware.messages.steps import Envelope, opened
+from redelivery.middleware.messages.ttl import PUBLISHED, expiry_ms, milliseconds
+from redelivery.settings import DEFAULT_QUEUE
+
+from ..brokers.redis.transport import redis_of
+from .duty import Duty
+
+if TYPE_CHECKING:
+    from redelivery.middleware.runtime import Runtime
+    from redelivery.settings import RedeliveryPolicy
+
+__all__ = ["QueueKeeper"]
+
+EVERY = 1.0
+#: Evictions from one queue in one look; the next look goes on.
+LIMIT = 5_000
+#: What is as it was is said again only after so many looks.
+QUIET = 60
+
+
+class QueueKeeper(Duty):
+    """Looks at the queues once a second."""
+
+    title = "queues"
+
+    def __init__(self, runtime: Runtime) -> None:
+        super().__init__(EVERY)
+        self._runtime = runtime
+        self._quiet: dict[str, int] = {}
+        self._forget = Script("forget")
+
+    def unanswered(self, exc: Exception) -> None:
+        """It looks again in a second."""
+        log.debug("queue.not_seen", error=str(exc))
+
+    def failed(self, exc: Exception) -> None:  # noqa: ARG002 - the line has what is being handled
+        """A fault of ours."""
+        log.exception("queue.failed")
+
+    def step(self) -> None:
+        """Look once. Raises whatever the broker does."""
+        queues = self._runtime.app.amqp.queues
+        self._quiet = {queue: looks - 1 for queue, looks in self._quiet.items() if looks > 1}
+        policies = {queue: self._runtime.policies.policy_for(queue) for queue in list(queues)}
+        kept = {
+            policy.dead_letter_queue_for(queue) for queue, policy in policies.items() if policy.dead_letter_queue == DEFAULT_QUEUE
+        }
+        for queue, policy in policies.items():
+            if not policy.enabled or queue in kept:
+                continue
+            if policy.max_time_to_live is not None:
+                self._end_expired(queue)
+            if policy.max_length is not None:
+                self._keep_within(queue, policy, policy.max_length)
+            if policy.auto_delete_dead_letter_resources:
+                self._forget_empty(queue, policy)
+
+    def _keep_within(self, queue: str, policy: RedeliveryPolicy, most: int) -> None:
+        transport = redis_of(self._runtime)
+        if policy.overflow == "refuse_publish":
+            length = sum(int(transport.client.llen(transport.keys.list(name))) for name in transport.keys.list_names(queue))
+            if length > most and self._may_say(queue):
+                log.warning("queue.too_long", queue=queue, length=length, max_length=most, why="messages came that nobody refused")
+            return
+        why = f"the queue holds more than {most} messages (max_length)"
+        self._evict(queue, Reason.MAX_LENGTH, why, most=most)
+
+    def _end_expired(self, queue: str) -> None:
+        """Let the messages at the head of each of the queue's lists die whose time is over."""
+        client, keys = redis_of(self._runtime).client, redis_of(self._runtime).keys
+        for place, name in enumerate(keys.list_names(queue), start=5):  # the lists' places among the script's keys
+            raw: Any = client.lindex(keys.list(name), -1)
+            if raw is not None and self._is_expired(queue, raw):
+                self._evict(queue, Reason.EXPIRED, "its time was over while it waited in its queue", known=(place, raw))
+
+    def _is_expired(self, queue: str, raw: bytes) -> bool:
+        """Whether this message says itself that its time is over: what has no date is judged by the worker that receives it."""
+        try:
+            message = opened(raw)
+        except EnvelopeError:
+            return False
+        headers, now_ms = message["headers"], self._now_ms()
+        envelope = Envelope.of(headers)
+        if envelope.undelivered is not None or (PUBLISHED not in headers and envelope.first_seen_ms is None):
+            return False
+        policy = self._runtime.policies.policy_for(queue, str(headers.get("task")))
+        expires_ms = milliseconds(headers.get("expires"), self._runtime.app)
+        ends_ms = expiry_ms(headers, message["properties"], envelope, policy, seen_ms=now_ms, expires_ms=expires_ms)
+        return ends_ms is not None and ends_ms <= now_ms
+
+    def _evict(
+        self,
+        queue: str,
+        reason: Reason,
+        why: str,
+        *,
+        most: int | None = None,
+        known: tuple[int, bytes] | None = None,
+    ) -> None:
+        """Evict the oldest messages, one by one, while there are any to evict."""
+        transport, count = redis_of(self._runtime), 0
+        while count < LIMIT and not self._stopped.is_set():
+            eviction = None
+            if known is not None:
+                if most is None and not self._is_expired(queue, known[1]):
+                    break
+                eviction = evicted(self._runtime, known[1], queue, reason, now_ms=self._now_ms(), detail=why)
+            state, at, raw = evict_oldest(transport.client, transport.keys, queue, most=most, known=known, eviction=eviction)
+            if state == "done" and eviction is not None:
+                count += 1
+                announce_eviction(self._runtime, eviction, reason)
+            if state == "missing" and eviction is not None and self._may_say(queue):
+                alarm(eviction, queue)
+            if state in {"within", "missing"} or not raw:
+                break
+            known = at, raw
+
+    def _may_say(self, queue: str) -> bool:
+        if queue in self._quiet:
+            return False
+        self._quiet[queue] = QUIET
+        return True
+
+    def _forget_empty(self, queue: str, policy: RedeliveryPolicy) -> None:
+        """Redis removes an empty list itself; what is left of a dead-letter queue is our note of it."""
+        transport = redis_of(self._runtime)
+        for target in {policy.dead_letter_queue_for(queue), policy.expiry_queue_for(queue)} - {None}:
+            names = [transport.keys.dead_letter_queues, *map(transport.keys.list, transport.keys.list_names(str(target)))]
+            if int(self._forget(transport.client, names, [target])):
+                log.info("dead_letter_queue.forgotten", dead_letter_queue=target, queue=queue)
+
+    def _now_ms(self) -> int:
+        return self._runtime.owner.now_ms()

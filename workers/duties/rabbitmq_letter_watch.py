@@ -1,0 +1,53 @@
+"""The watch over the dead letters on RabbitMQ: as `letter_watch`, by what passive declares tell, for a look would mark the letters.
+
+A queue is *unread* where it has no consumer, and no fewer letters than at the look before: an operator's redrive or purge takes
+some. It *grows* where it has one, and yet is longer at each of ten looks in a row. One worker watches: it holds an exclusive queue,
+which goes with its connection. Limits: how old the letters are is not to be seen.
+"""
+
+from __future__ import annotations
+
+import uuid
+from typing import TYPE_CHECKING
+
+from ..brokers.rabbitmq.watching import Watching
+from ..operations.letters import dead_letters
+from .letter_watch import LetterWatch, Watched, tell
+
+if TYPE_CHECKING:
+    from redelivery.middleware.runtime import Runtime
+
+__all__ = ["AmqpLetterWatch"]
+
+
+class AmqpLetterWatch(LetterWatch):
+    """Looks at the dead-letter queues twice a minute, on a connection of its own."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        super().__init__(runtime)
+        self._watching = Watching(runtime.transport)
+
+    def leads(self) -> bool:
+        """Whether this worker watches; it goes on for as long as its connection does."""
+        if self._watching.goes_on:
+            return True
+        self._watched.clear()
+        return self._watching.begin()
+
+    def step(self) -> None:
+        """Look once at every dead-letter queue. Raises `ConnectionError` where the broker does not answer."""
+        names = dead_letters.known(self._runtime)
+        found = {name: counts for name in names if (counts := self._watching.counts(name)) is not None}
+        full = {name: counts for name, counts in found.items() if counts[0]}
+        self._watched = {name: self._watched.get(name, Watched()) for name in full}
+        for name, (letters, consumers) in full.items():
+            watched = self._watched[name]
+            is_unread = not consumers and bool(watched.oldest) and letters >= watched.length
+            state = watched.look(letters, watched.oldest if is_unread else uuid.uuid4().bytes)
+            if state is not None:
+                tell(name, state, letters=letters, oldest=None)
+
+    def stop(self) -> None:
+        """End, and let another worker watch."""
+        super().stop()
+        self._watching.end()

@@ -1,0 +1,62 @@
+"""The recoverer: gives back, one by one, what dead workers held.
+
+A native thread of its own in each worker, so that the lease is renewed and others are watched while it works, however much there
+is. It takes up every token that stands in `recovering`, its own fence's or another's: a recoverer that died half-way left it there.
+How is told in `operations.recovery`.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+from redelivery.middleware.logs import log
+
+from ..operations.recovery import Recovery
+from .duty import Duty
+
+if TYPE_CHECKING:
+    from redelivery.middleware.runtime import Runtime
+
+__all__ = ["Recoverer"]
+
+#: Seconds between two looks at who is to be recovered, where nobody said so.
+EVERY = 1.0
+
+
+class Recoverer(Duty):
+    """Recovers the messages of all fenced owners."""
+
+    title = "recoverer"
+
+    def __init__(self, runtime: Runtime) -> None:
+        super().__init__(EVERY)
+        self._woken = threading.Event()
+        self._recovery = Recovery(runtime, self._stopped.is_set)
+
+    def wake(self) -> None:
+        """Somebody has been fenced: look now."""
+        self._woken.set()
+
+    def stop(self) -> None:
+        """End, after the message that is under way; another worker's recoverer goes on."""
+        self._stopped.set()
+        self._woken.set()
+        super().stop()
+
+    def rest(self) -> None:
+        """Wait until somebody is fenced, or a second."""
+        self._woken.wait(self._every)
+        self._woken.clear()
+
+    def unanswered(self, exc: Exception) -> None:
+        """It goes on in a second."""
+        log.warning("recoverer.waiting", error=str(exc))
+
+    def failed(self, exc: Exception) -> None:  # noqa: ARG002 - the line has what is being handled
+        """A fault of ours."""
+        log.exception("recoverer.failed")
+
+    def step(self) -> None:
+        """Recover whoever is to be recovered. Raises what the broker does where it is away."""
+        self._recovery.step()

@@ -1,0 +1,191 @@
+"""Remote control of what waits in the delay store: Celery's `revoke` reaches it, and `inspect scheduled` shows it.
+
+A consumer bootstep that stands in front of the worker's own control commands, in this worker alone; each does what Celery's does,
+and then:
+
+- `revoke` and `terminate` take the messages of these tasks out of the delay store: REVOKED is stored, a chord is told, the signal
+  and the event are sent, and `revoked` is recorded, by whichever worker comes first;
+- `revoke_by_stamped_headers` does so with the stamped messages among the first to become due of this worker's queues; what comes
+  later is revoked when it is due, by any worker that remembers the stamps, as Celery does with every delayed message;
+- `inspect scheduled` lists, after what waits in the worker, what waits for its queues in the store, the first to become due.
+
+Where the broker does not answer nothing is lost: the worker remembers the revoked ids, as Celery's does, and the task is revoked
+when it is due.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from celery import bootsteps, signals
+from celery.app.task import Context
+from celery.utils.functional import maybe_list
+from celery.worker.consumer.control import Control
+from celery.worker.request import Request
+from kombu.transport.virtual import Message
+
+from redelivery.middleware.brokers.errors import REDIS_ERRORS
+from redelivery.middleware.logs import HIDDEN, log, told
+from redelivery.middleware.messages.events import Outcome
+from redelivery.middleware.ports import Answer, Capability
+
+from ..brokers.broker import broker_of, needed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from celery.worker.consumer import Consumer
+
+    from ..ports import Delayed, DelayStore
+
+__all__ = ["MAX_LISTED", "MAX_SEARCHED", "RemoteControl"]
+
+#: How many waiting messages `inspect scheduled` lists, and how many are looked at for stamps.
+MAX_LISTED, MAX_SEARCHED = 500, 2000
+#: What Celery gives an ETA in its own timer, and so shows.
+ETA_PRIORITY = 6
+
+Command = Callable[..., Any]
+
+
+class RemoteControl(bootsteps.StartStopStep):
+    """The bootstep."""
+
+    requires = ("celery.worker.consumer.control:Control", "redelivery.middleware.worker.bootstep:Ingress")
+    label = "redelivery remote control"
+
+    def __init__(self, consumer: Consumer, **kwargs: Any) -> None:
+        super().__init__(consumer, **kwargs)
+        self._consumer, self._runtime = consumer, consumer.app.redelivery
+        self._stands = False
+
+    def start(self, consumer: Consumer) -> None:
+        """Stand in front of the commands, once: the consumer's mailbox outlives its connection."""
+        control = next((step for step in consumer.blueprint.order if isinstance(step, Control)), None)
+        if Capability.CANCEL_DELAYED not in self._runtime.transport.capabilities:
+            return  # Celery's own: a revoked task is remembered, and revoked when it is due
+        if control is None or self._stands or not self._runtime.enforces:
+            return
+        node, self._stands = control.box.node, True
+        ours = {
+            "revoke": self._revoking,
+            "terminate": self._revoking,
+            "revoke_by_stamped_headers": self._revoking_stamped,
+            "scheduled": self._listing,
+            "dump_schedule": self._listing,
+        }
+        standing = {name: wrap(node.handlers[name]) for name, wrap in ours.items() if name in node.handlers}
+        node.handlers = {**node.handlers, **standing}
+
+    def _revoking(self, command: Command) -> Command:
+        @functools.wraps(command)
+        def revoke(state: Any, *args: Any, task_id: Any = None, **options: Any) -> Any:
+            answer = command(state, *args, task_id=task_id, **options)
+            ids = maybe_list(task_id) or []
+            self._cancel(each for ident in ids for each in self._store.of_task(str(ident)))
+            return answer
+
+        return revoke
+
+    def _revoking_stamped(self, command: Command) -> Command:
+        @functools.wraps(command)
+        def revoke_by_stamped_headers(state: Any, *args: Any, headers: Any = None, **options: Any) -> Any:
+            answer = command(state, *args, headers=headers, **options)
+            stamps = dict(each.split("=")[:2] for each in headers) if isinstance(headers, list) else headers
+            self._cancel(each for each in self._waiting(MAX_SEARCHED) if _is_stamped(each.contents.headers, stamps))
+            return answer
+
+        return revoke_by_stamped_headers
+
+    def _listing(self, command: Command) -> Command:
+        @functools.wraps(command)
+        def scheduled(state: Any, **options: Any) -> list[dict[str, Any]]:
+            shown: list[dict[str, Any]] = list(command(state, **options))
+            try:
+                waiting = self._waiting(MAX_LISTED)
+            except REDIS_ERRORS as exc:
+                log.warning("delayed.not_seen", error=str(exc))
+                return shown
+            return shown + [self._shown(each, request) for each in waiting if (request := self._request(each)) is not None]
+
+        return scheduled
+
+    def _cancel(self, found: Iterable[Delayed]) -> None:
+        """Take these out of the store, and tell whoever waits for them, as Celery does with a revoked task."""
+        try:
+            for each in found:
+                self._cancel_one(each)
+        except REDIS_ERRORS as exc:
+            log.warning("delayed.not_cancelled", error=str(exc), why="revoked when due, by a worker that remembers it")
+
+    def _cancel_one(self, delayed: Delayed) -> None:
+        request = self._request(delayed)
+        if request is None:
+            return
+        contents = delayed.contents
+        event = contents.event(
+            Outcome.REVOKED,
+            delayed.queue,
+            generation=contents.envelope.generation,
+            attempt=contents.envelope.attempt + 1,
+            delivery=contents.envelope.delivery + 1,
+            worker=self._runtime.worker,
+        )
+        if self._store.cancel(delayed.list_name, delayed.ident, event) is not Answer.DONE:
+            return
+        log.info("delayed.cancelled", task_id=contents.task_id, queue=delayed.queue, why="revoked")
+        try:
+            _announce_revoked(request)
+        except Exception:  # noqa: BLE001 - a backend that does not answer, a receiver of the signal
+            log.exception("hook.failed", task_id=contents.task_id, hook="revoked")
+
+    @property
+    def _store(self) -> DelayStore:
+        return needed(broker_of(self._runtime.transport).delayed)
+
+    def _waiting(self, most: int) -> list[Delayed]:
+        """What waits for the queues of this worker, the first to become due."""
+        consumer = self._consumer.task_consumer
+        queues = [] if consumer is None else [queue.name for queue in consumer.queues]
+        found: Iterator[Delayed] = (each for queue in queues for each in self._store.soonest(most, queue))
+        return sorted(found, key=lambda each: each.due_ms)[:most]
+
+    def _request(self, delayed: Delayed) -> Request | None:
+        """Celery's view of a message; None where it cannot be read, or its task is not this worker's: then it is another's."""
+        contents, consumer = delayed.contents, self._consumer
+        task = consumer.app.tasks.get(contents.task)
+        if task is None or not contents.is_task:
+            return None
+        try:
+            message = Message(contents.message, channel=consumer.connection.default_channel, accept=consumer.task_consumer.accept)
+            return Request(message, app=consumer.app, hostname=consumer.hostname, eventer=consumer.event_dispatcher, task=task)
+        except Exception as exc:  # noqa: BLE001 - the message is anybody's
+            log.debug("delayed.unreadable", task_id=contents.task_id, error=told(exc))
+            return None
+
+    def _shown(self, delayed: Delayed, request: Request) -> dict[str, Any]:
+        eta, info = datetime.fromtimestamp(delayed.due_ms / 1000, UTC).isoformat(), request.info()
+        if self._runtime.settings.redact:
+            info.update(args=HIDDEN, kwargs=HIDDEN)
+        return {"eta": eta, "priority": ETA_PRIORITY, "request": info}
+
+
+def _announce_revoked(request: Request) -> None:
+    """The event, the result and the signal of a revoked task, as Celery's own request gives them."""
+    _, _, embed = request.message.payload
+    how, context = {"terminated": False, "signum": None, "expired": False}, Context(request.request_dict | (embed or {}))
+    request.send_event("task-revoked", **how)
+    request.task.backend.mark_as_revoked(request.id, "revoked", request=context, store_result=request.store_errors)
+    signals.task_revoked.send(sender=request.task, request=context, **how)
+
+
+def _is_stamped(headers: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
+    """Whether one of the stamps of a message is one of these, as Celery compares them."""
+    stamps, names = headers.get("stamps"), headers.get("stamped_headers")
+    if not isinstance(stamps, dict) or not isinstance(names, list):
+        return False
+    carried = {name: maybe_list(stamps.get(name)) or [] for name in names}
+    return any(stamp in (maybe_list(values) or []) for name, values in wanted.items() for stamp in carried.get(name, ()))

@@ -1,0 +1,180 @@
+"""The retention of dead letters: what is older than its queue keeps letters, or more than it keeps, goes into the archive.
+
+A duty of every worker; one of them does it, by a lease on the broker. A letter leaves in two steps: first a batch is written to the
+archive (`dead_letter_archive`), then each letter is taken out and recorded as `purged`, in one script: with reason `expired` by the
+`dead_letter_time_to_live` of the queue where it died, with `max_length` by the `max_dead_letters` of the queues that use the
+dead-letter queue. A crash between the two leaves letters in both places, and the next look finishes. Without an archive nothing
+leaves, and a warning says so: letters are never evicted in silence.
+
+Limits: the oldest letters are looked at every half a minute, from the tail of the queue on; one that lies behind younger ones (it
+was moved there by hand) goes within an hour. Times are the broker's.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from redelivery.errors import RedeliveryError
+from redelivery.middleware.logs import log
+from redelivery.middleware.messages.events import Reason
+from redelivery.middleware.ports import Answer
+
+from ..brokers.redis.transport import redis_of
+from ..letters import Letter
+from ..operations.letters import dead_letters
+from ..operations.letters.archive import archive
+from ..operations.letters.purge import purged
+from .duty import Duty
+
+if TYPE_CHECKING:
+    from redelivery.middleware.runtime import Runtime
+
+__all__ = ["Retention"]
+
+#: Seconds between two looks, between two that read whole queues, and how long the lead lasts.
+EVERY, THOROUGHLY_EVERY, LEAD = 30.0, 3600.0, 90.0
+#: Letters of one batch, and so of one file.
+BATCH = 500
+#: A missing archive is said again only after so many looks.
+QUIET = 120
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """What holds for one dead-letter queue: its cap, and of its letters those of which queue are kept how long (seconds)."""
+
+    most: int | None
+    lifetimes: dict[str, float | None]
+
+
+class Retention(Duty):
+    """Keeps the dead letters within their bounds, where any setting asks for it."""
+
+    title = "retention"
+    begins_at_once = True
+
+    def __init__(self, runtime: Runtime) -> None:
+        super().__init__(EVERY)
+        self._runtime = runtime
+        self._token = uuid.uuid4().hex
+        self._thorough = -THOROUGHLY_EVERY
+        self._quiet = 0
+
+    def start(self) -> None:
+        """Begin, where any queue has such a setting; a second time changes nothing."""
+        if self.is_asked_for():
+            super().start()
+
+    def is_asked_for(self) -> bool:
+        """Whether any row of the settings bounds dead letters."""
+        names = {"dead_letter_time_to_live", "max_dead_letters"}
+        return any(names & row.fields.keys() for row in self._runtime.settings.rows)
+
+    def leads(self) -> bool:
+        """One worker keeps the letters, by a lease on the broker."""
+        return redis_of(self._runtime).keep_letters(self._token, LEAD)
+
+    def unanswered(self, exc: Exception) -> None:
+        """It looks again in half a minute."""
+        log.warning("retention.waiting", error=str(exc))
+
+    def failed(self, exc: Exception) -> None:
+        """The archive cannot be written, or a fault of ours."""
+        if isinstance(exc, RedeliveryError):
+            log.error("retention.failed", error=str(exc))
+        else:
+            log.exception("retention.failed")
+
+    def step(self) -> int:
+        """Look once at every dead-letter queue; how many letters went. Raises what the broker and the archive do."""
+        is_thorough = time.monotonic() - self._thorough >= THOROUGHLY_EVERY
+        gone = 0
+        for name, rule in self._rules().items():
+            gone += self._outlived(name, rule, is_thorough=is_thorough)
+            gone += self._beyond(name, rule)
+        if is_thorough:
+            self._thorough = time.monotonic()
+        return gone
+
+    def _rules(self) -> dict[str, Rule]:
+        """The dead-letter queues that anything bounds."""
+        runtime, users = self._runtime, {}
+        for name, origin in dead_letters.known(runtime).items():
+            users[name] = {origin}
+        for queue in runtime.app.amqp.queues:
+            target = runtime.policies.policy_for(queue).dead_letter_queue_for(queue)
+            if target is not None:
+                users.setdefault(target, set()).add(queue)
+        found = {}
+        for name, origins in users.items():
+            caps = [runtime.policies.policy_for(origin).max_dead_letters for origin in origins]
+            known = [each for each in caps if each is not None]
+            most = max(known) if known and len(known) == len(caps) else None
+            lifetimes = {origin: runtime.policies.policy_for(origin).dead_letter_time_to_live for origin in origins}
+            found[name] = Rule(most, lifetimes)
+        return found
+
+    def _outlived(self, name: str, rule: Rule, *, is_thorough: bool) -> int:
+        """Purge what is older than its queue keeps it."""
+        if not any(rule.lifetimes.values()):
+            return 0
+        transport, staying, gone = redis_of(self._runtime), 0, 0
+        now_ms, key = transport.now_ms(), transport.keys.list(name)
+        while not self._stopped.is_set():
+            page: Any = transport.client.lrange(key, -(staying + BATCH), -(staying + 1))
+            letters = [Letter.of(raw) for raw in reversed(page)]
+            old = [letter for letter in letters if self._is_old(letter, rule, now_ms)]
+            went = self._purge(name, old, Reason.EXPIRED)
+            gone += went
+            staying += len(letters) - len(old)
+            if len(letters) < BATCH or (not went if old else not is_thorough):
+                break  # what is old and does not go (there is no archive) is there at the next look, too
+        return gone
+
+    def _is_old(self, letter: Letter, rule: Rule, now_ms: int) -> bool:
+        if letter.died_ms is None:
+            return False
+        queue = letter.queue
+        if queue not in rule.lifetimes:
+            rule.lifetimes[queue] = self._runtime.policies.policy_for(queue).dead_letter_time_to_live
+        lifetime = rule.lifetimes[queue]
+        return lifetime is not None and letter.died_ms + lifetime * 1000 <= now_ms
+
+    def _beyond(self, name: str, rule: Rule) -> int:
+        """Purge the oldest of what is too much."""
+        transport, gone = redis_of(self._runtime), 0
+        key = transport.keys.list(name)
+        while rule.most is not None and not self._stopped.is_set():
+            excess = int(transport.client.llen(key)) - rule.most
+            if excess <= 0:
+                break
+            page: Any = transport.client.lrange(key, -min(excess, BATCH), -1)
+            went = self._purge(name, [Letter.of(raw) for raw in reversed(page)], Reason.MAX_LENGTH, down_to=rule.most)
+            gone += went
+            if not went:
+                break
+        return gone
+
+    def _purge(self, name: str, letters: list[Letter], reason: Reason, *, down_to: int | None = None) -> int:
+        if not letters:
+            return 0
+        uri, transport = self._runtime.settings.dead_letter_archive, redis_of(self._runtime)
+        if uri is None:
+            self._quiet -= 1
+            if self._quiet < 0:
+                self._quiet = QUIET
+                why = "dead_letter_archive is not set: letters are archived before they go, so none goes"
+                log.warning("letters.kept", dead_letter_queue=name, letters=len(letters), reason=reason, why=why)
+            return 0
+        file = archive(letters, uri, name, now_ms=transport.now_ms(), why=reason)
+        gone = [(letter.contents.raw, purged(letter, name, reason)) for letter in letters]
+        answers = transport.purge_many(name, gone, down_to=down_to)
+        went = sum(answer is Answer.DONE for answer in answers)
+        log.info("letters.purged", dead_letter_queue=name, letters=went, reason=reason, archive=uri, file=file)
+        for answer in answers:
+            if isinstance(answer, Exception):
+                raise answer
+        return went

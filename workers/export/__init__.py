@@ -1,0 +1,1 @@
+"""Event files: the outcome log, exported, and what was committed of it."""

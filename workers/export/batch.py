@@ -1,0 +1,192 @@
+"""A batch of the outcome log, as the export takes it: entries, where the log's cursor stands, and the gaps before them.
+
+Everything that is read of the log is read with its counters, at one instant. A gap is seen by arithmetic: the stream counts what
+was ever added to it, the cursor holds how many of those were exported, and what is neither exported nor there is gone, whoever
+removed it. Nothing is changed here. Refused, each by name: entries that are not ours, and events whose numbers no column holds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from redelivery.errors import BrokerError, EnvelopeError
+from redelivery.middleware.brokers.redis.scripts import Script
+from redelivery.middleware.messages.events import Event
+
+from ..ports import Gap
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from redis import Redis
+
+    from redelivery.middleware.brokers.redis.keys import Keys
+
+__all__ = ["OTHER_EXPORT", "Batch", "Refused", "decoded", "order", "storable", "take"]
+
+#: Entries of one answer: the broker serves nobody else while it writes them (about 2 ms).
+PAGE = 1000
+#: The end of the year 9999, which Python's dates cannot pass (milliseconds since the epoch).
+_LATEST_MS = 253_402_300_799_999
+OTHER_EXPORT = "another export moved the cursor meanwhile: nothing is lost, but run one export at a time"
+
+_READ_LOG = Script("read_log")
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """An entry of the stream that is not ours, and why."""
+
+    entry_id: str
+    values: dict[str, str]
+    why: str
+
+
+@dataclass(slots=True)
+class Batch:
+    """A part of the log, from the cursor (`began`) up to `last`, which is the stream's entry number `position`."""
+
+    began: tuple[str, int] = ("", 0)
+    last: str = "0-0"
+    position: int = 0
+    newest: str = "0-0"
+    trimmed_at: str = ""
+    #: When it was read (the server's milliseconds), and whether the log had the entry that was looked for.
+    now_ms: int = 0
+    has_entry: bool = False
+    entries: list[Event | Refused] = field(default_factory=list)
+    gaps: list[Gap] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Some entries, and what the broker knew of the log at the same instant."""
+
+    raw: list[tuple[Any, dict[Any, Any]]]
+    cursor: tuple[str, int]
+    gone: int
+    newest: str
+    trimmed: dict[str, str]
+    now_ms: int
+    has_entry: bool
+
+
+def take(client: Redis, keys: Keys, size: int, looked_for: str = "") -> Batch:
+    """Read a batch of at most `size` entries from the broker, in pages; empty where there is nothing to export.
+
+    `looked_for`: an entry's id; `has_entry` says whether the log had it when the first page was read.
+
+    Raises `BrokerError` where another export moved the cursor meanwhile, and whatever redis-py raises.
+    """
+    batch = Batch()
+    while (left := size - len(batch.entries)) > 0:
+        count = min(left, PAGE)
+        # What was exported is no longer there: the first page begins with the oldest entry, whatever its id.
+        page = _read(client, keys, f"({batch.last}" if batch.entries else "-", count, looked_for)
+        if page is None:
+            break
+        _add(batch, page)
+        if len(page.raw) < count:
+            break
+    return batch
+
+
+def _read(client: Redis, keys: Keys, start: str, count: int, looked_for: str) -> Page | None:
+    """One page; None where there is no log yet."""
+    answer: Any = _READ_LOG(client, [keys.outcomes, keys.exported, keys.trimmed], [start, count, looked_for])
+    if answer is None:
+        return None
+    told, entries, exported, trimmed, now_ms, has_entry = answer
+    info, cursor = {_text(name): value for name, value in _pairs(told)}, _texts(exported)
+    return Page(
+        raw=[(entry_id, dict(_pairs(values))) for entry_id, values in entries],
+        cursor=(cursor.get("id", ""), int(cursor.get("position", 0))),
+        gone=_gone(info),
+        newest=_text(info["last-generated-id"]),
+        trimmed=_texts(trimmed),
+        now_ms=int(now_ms),
+        has_entry=has_entry > 0,
+    )
+
+
+def _add(batch: Batch, page: Page) -> None:
+    """Add a page to a batch, and the gap before it, if there is one."""
+    first = not batch.entries
+    if first:
+        batch.began, batch.position = page.cursor, page.cursor[1]
+        batch.now_ms, batch.has_entry = page.now_ms, page.has_entry
+        batch.last = page.cursor[0] or batch.last
+    elif page.cursor != batch.began:
+        raise BrokerError(OTHER_EXPORT)
+    # Entries of this batch may go while it is read: they are here already. What is gone beyond them was not read by anybody.
+    if (page.gone != batch.position) if first else (page.gone > batch.position):
+        batch.gaps.append(_gap(batch, page))
+    batch.newest, batch.trimmed_at = page.newest, page.trimmed.get("at", "")
+    batch.position = (page.gone if first else max(page.gone, batch.position)) + len(page.raw)
+    batch.entries.extend(storable(decoded(page.raw)))
+    if page.raw:
+        batch.last = _text(page.raw[-1][0])
+    elif batch.gaps:
+        batch.last = page.newest
+
+
+def _gone(info: dict[str, Any]) -> int:
+    """How many entries have left the stream, ever."""
+    if "entries-added" not in info:
+        msg = "the broker does not count what is added to a stream: the outcome log needs Redis 7.0, or any Valkey"
+        raise BrokerError(msg)
+    return int(info["entries-added"]) - int(info["length"])
+
+
+def _gap(batch: Batch, page: Page) -> Gap:
+    lost = page.gone - batch.position
+    before = _text(page.raw[0][0]) if page.raw else ""
+    if lost < 0:
+        return Gap(after=batch.last, before=before, lost=None, why="replaced", noticed_ms=page.now_ms)
+    why = "cap" if int(page.trimmed.get("entries", 0)) >= lost else "removed"
+    return Gap(after=batch.last, before=before, lost=lost, why=why, noticed_ms=page.now_ms)
+
+
+def decoded(raw: Iterable[tuple[Any, Mapping[Any, Any]]]) -> Iterator[Event | Refused]:
+    """What XRANGE or XREAD answered, as events; what is none of ours is refused by name and stops nothing."""
+    for entry_id, values in raw:
+        try:
+            yield Event.from_entry(entry_id, values)
+        except (EnvelopeError, ValueError) as exc:
+            yield Refused(_text(entry_id), {_text(key): _text(value) for key, value in values.items()}, str(exc))
+
+
+def storable(entries: Iterable[Event | Refused]) -> Iterator[Event | Refused]:
+    """The same, with events whose numbers no column holds refused."""
+    for entry in entries:
+        if isinstance(entry, Refused) or _fits(entry):
+            yield entry
+        else:
+            values = {key: str(value) for key, value in entry.to_dict().items()}
+            yield Refused(entry.event_id, values, "a number is out of range")
+
+
+def _fits(event: Event) -> bool:
+    counts = (event.generation, event.attempt, event.delivery, event.nesting)
+    times = (event.delay_ms or 0, event.due_ms or 0)
+    return all(abs(each) < 2**31 for each in counts) and all(abs(each) < 2**63 for each in times) and event.at_ms <= _LATEST_MS
+
+
+def order(entry_id: str) -> tuple[int, int]:
+    """What stream ids are ordered by."""
+    ms, _, number = entry_id.partition("-")
+    return int(ms), int(number or 0)
+
+
+def _pairs(values: list[Any]) -> Iterator[tuple[Any, Any]]:
+    """A flat answer: a name, its value, the next name, ..."""
+    return zip(values[::2], values[1::2], strict=True)
+
+
+def _texts(values: list[Any]) -> dict[str, str]:
+    return {_text(key): _text(value) for key, value in _pairs(values)}
+
+
+def _text(value: bytes | str) -> str:
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value

@@ -1,0 +1,278 @@
+"""Tables: the columns of outcome events and of inventories, and how rows become files.
+
+Enters: rows as mappings, and a destination that pyarrow understands: a path, or a URI such as `s3://bucket/prefix`. Leaves: Parquet
+or JSON lines, complete or not at all: a file gets its name when its last byte is on the disk, or when the store has the whole
+object. Refuses, with `InputError`, a destination that cannot be written. Values that are missing are null; text that is not valid
+Unicode has its faults replaced.
+
+The reconciliation reads these columns by the same names and types (`redelivery.workers.reconciliation.schema`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import uuid
+from itertools import islice
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+import pyarrow as pa
+from pyarrow import fs, parquet
+
+from redelivery.display import scrubbed
+from redelivery.errors import InputError
+
+from .private_files import private_folder, private_opener
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+
+    from ..ports import Format
+
+__all__ = [
+    "EVENTS",
+    "INVENTORY",
+    "below",
+    "names",
+    "read_lines",
+    "read_text",
+    "remove",
+    "size_of",
+    "write_rows",
+    "write_text",
+]
+
+
+#: What a URI begins with; whatever does not is a path.
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
+
+#: Rows that are held in memory at once, and that form one row group.
+ROW_GROUP = 20_000
+
+_TEXT, _COUNT, _MS = pa.string(), pa.int64(), pa.int64()
+
+#: An outcome event, in the order of `redelivery.middleware.messages.events.Event`. Times are milliseconds since the epoch.
+EVENTS = pa.schema(
+    {
+        "task_id": _TEXT,
+        "outcome": _TEXT,
+        "event_id": _TEXT,
+        "generation": _COUNT,
+        "task": _TEXT,
+        "queue": _TEXT,
+        "reason": _TEXT,
+        "attempt": _COUNT,
+        "delivery": _COUNT,
+        "delay_ms": _MS,
+        "due_ms": _MS,
+        "at_ms": _MS,
+        "clock": _TEXT,
+        "worker": _TEXT,
+        "exception": _TEXT,
+        "fingerprint": _TEXT,
+        "root_id": _TEXT,
+        "parent_id": _TEXT,
+        "nesting": _COUNT,
+        "schema_version": _COUNT,
+    },
+)
+
+#: A message that the broker holds; `owner` is the owner token of the worker that has it, empty where that worker is gone.
+INVENTORY = pa.schema(
+    {
+        "task_id": _TEXT,
+        "generation": _COUNT,
+        "task": _TEXT,
+        "queue": _TEXT,
+        "place": _TEXT,
+        "due_ms": _MS,
+        "owner": _TEXT,
+        "seen_ms": _MS,
+        "nesting": _COUNT,
+    },
+)
+
+
+def below(uri: str, path: str) -> str:
+    """A folder or file below a destination; what a URI says behind its `?` (region, endpoint) stays at its end."""
+    folder, mark, options = uri.partition("?") if _SCHEME.match(uri) else (uri, "", "")
+    return f"{folder.rstrip('/')}/{path}{mark}{options}"
+
+
+def write_rows(
+    rows: Iterable[Mapping[str, Any]],
+    uri: str,
+    schema: pa.Schema,
+    *,
+    name: str,
+    format: Format = "parquet",  # noqa: A002 - the word for it
+    private: bool = False,
+) -> int:
+    """Write rows as the one file `<uri>/<name>.<format>`, in place of an earlier one of that name; returns how many.
+
+    Folders are made as needed. `private`: on a local disk nobody but the owner may read the file or enter these folders. No rows
+    give a file without rows. Only `ROW_GROUP` rows are in memory at once. Raises `InputError` where the destination cannot be
+    written, and whatever `rows` raises: in both cases no file is left.
+    """
+    write = _write_parquet if format == "parquet" else _write_lines
+    return _whole(uri, f"{name}.{format}", lambda sink: write(rows, sink, schema), private=private)
+
+
+def write_text(text: str, uri: str, file: str) -> None:
+    """Write a small file `<uri>/<file>`, whole or not at all. Raises `InputError` where the destination cannot be written."""
+    _whole(uri, file, lambda sink: int(sink.write(text.encode())))
+
+
+def remove(uri: str, file: str) -> None:
+    """Remove `<uri>/<file>`, where there is one."""
+    filesystem, folder = _resolve(uri)
+    if filesystem.get_file_info(f"{folder}/{file}").type is fs.FileType.File:
+        filesystem.delete_file(f"{folder}/{file}")
+
+
+def size_of(uri: str, file: str) -> int:
+    """How many bytes `<uri>/<file>` has, so that its reader can tell whether it is whole."""
+    filesystem, folder = _resolve(uri)
+    return int(filesystem.get_file_info(f"{folder}/{file}").size or 0)
+
+
+def names(uri: str) -> list[str]:
+    """What the folder `uri` holds, by name; nothing where there is no such folder. Raises `InputError` where it cannot be read."""
+    filesystem, folder = _resolve(uri)
+    try:
+        return sorted(each.base_name for each in filesystem.get_file_info(fs.FileSelector(folder, allow_not_found=True)))
+    except FileNotFoundError:  # it was made between pyarrow's two looks
+        return []
+    except OSError as exc:
+        msg = scrubbed(f"{uri} cannot be read: {exc}. Give it rights, or give another destination")
+        raise InputError(msg) from exc
+
+
+def read_text(uri: str, file: str) -> str:
+    """A small file. Raises `InputError` where it cannot be read."""
+    filesystem, folder = _resolve(uri)
+    try:
+        with filesystem.open_input_stream(f"{folder}/{file}") as source:
+            return str(source.read().decode())
+    except (OSError, ValueError) as exc:
+        msg = scrubbed(f"{below(uri, file)} cannot be read: {exc}. Move it away, or give another destination")
+        raise InputError(msg) from exc
+
+
+def read_lines(uri: str, file: str) -> list[dict[str, Any]]:
+    """The rows of the JSON lines file `<uri>/<file>`; none where there is no such file."""
+    filesystem, folder = _resolve(uri)
+    try:
+        with filesystem.open_input_stream(f"{folder}/{file}") as source:
+            return [json.loads(line) for line in source.read().splitlines()]
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError) as exc:
+        msg = scrubbed(f"{below(uri, file)} cannot be read: {exc}. Move it away, or give another destination")
+        raise InputError(msg) from exc
+
+
+def _resolve(uri: str) -> tuple[fs.FileSystem, str]:
+    """The filesystem, and the path on it."""
+    try:
+        if _SCHEME.match(uri) is None:
+            return fs.LocalFileSystem(), str(Path(uri).absolute())
+        filesystem, path = fs.FileSystem.from_uri(uri)
+    except (pa.ArrowException, OSError, ValueError) as exc:
+        msg = scrubbed(f"{uri!r} is no destination that pyarrow knows ({exc}): give a path, or a URI such as s3://bucket/prefix")
+        raise InputError(msg) from exc
+    return filesystem, path.rstrip("/")
+
+
+def _whole(uri: str, file: str, write: Callable[[Any], int], *, private: bool = False) -> int:
+    """Let `write` fill a file that has its name only when it is complete."""
+    filesystem, folder = _resolve(uri)
+    # Spark skips names that begin with a dot: a crash may leave such a file.
+    unfinished = f"{folder}/.{file}.{uuid.uuid4().hex}"
+    try:
+        if private and isinstance(filesystem, fs.LocalFileSystem):
+            private_folder(folder)
+        else:
+            filesystem.create_dir(folder, recursive=True)
+        try:
+            with _sink(filesystem, unfinished, private=private) as sink:
+                count = write(sink)
+            _name(filesystem, unfinished, f"{folder}/{file}")
+        except BaseException:
+            with contextlib.suppress(OSError):
+                filesystem.delete_file(unfinished)
+            raise
+    except (OSError, pa.ArrowException) as exc:
+        msg = scrubbed(f"{below(uri, file)} cannot be written: {exc}. Make room, give it rights, or give another destination")
+        raise InputError(msg) from exc
+    return count
+
+
+@contextlib.contextmanager
+def _sink(filesystem: fs.FileSystem, path: str, *, private: bool) -> Iterator[IO[bytes] | pa.NativeFile]:
+    """A file to write to; after it the bytes are on the disk, as far as the filesystem lets one say so."""
+    if isinstance(filesystem, fs.LocalFileSystem):
+        with open(path, "xb", opener=private_opener if private else None) as sink:
+            yield sink
+            sink.flush()
+            os.fsync(sink.fileno())
+    else:
+        with filesystem.open_output_stream(path) as sink:
+            yield sink
+
+
+def _name(filesystem: fs.FileSystem, unfinished: str, path: str) -> None:
+    """Give a complete file its name, in place of an earlier one. On an object store the copy appears there as a whole."""
+    if not isinstance(filesystem, fs.LocalFileSystem):
+        try:
+            filesystem.move(unfinished, path)
+        except NotImplementedError:  # Azure's blobs have no rename, unless they lie in a hierarchical namespace
+            filesystem.copy_file(unfinished, path)
+            filesystem.delete_file(unfinished)
+        return
+    Path(unfinished).replace(path)
+    folder = os.open(Path(path).parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def _write_parquet(rows: Iterable[Mapping[str, Any]], sink: Any, schema: pa.Schema) -> int:
+    count = 0
+    with parquet.ParquetWriter(sink, schema, compression="zstd") as writer:
+        for group in _groups(rows):
+            writer.write_batch(_batch(group, schema))
+            count += len(group)
+    return count
+
+
+def _write_lines(rows: Iterable[Mapping[str, Any]], sink: Any, schema: pa.Schema) -> int:
+    count = 0
+    for row in rows:
+        line = {key: row[key] for key in schema.names if row.get(key) is not None}
+        # Escapes and all, a lone surrogate too: `json` writes ASCII.
+        sink.write(json.dumps(line).encode() + b"\n")
+        count += 1
+    return count
+
+
+def _groups(rows: Iterable[Mapping[str, Any]]) -> Iterator[list[Mapping[str, Any]]]:
+    source = iter(rows)
+    while group := list(islice(source, ROW_GROUP)):
+        yield group
+
+
+def _batch(rows: list[Mapping[str, Any]], schema: pa.Schema) -> pa.RecordBatch:
+    columns = [_column([row.get(field.name) for row in rows], field.type) for field in schema]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _column(values: list[Any], kind: pa.DataType) -> pa.Array:
+    try:
+        return pa.array(values, kind)
+    except UnicodeEncodeError:
+        return pa.array([None if value is None else value.encode("utf-8", "replace").decode() for value in values], kind)

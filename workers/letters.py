@@ -1,0 +1,212 @@
+"""The contents of a message as an operator sees them: what it says of itself, read from bytes that anybody may have written.
+
+Enters: the bytes of a message, wherever it lies. Leaves: who it is (task id, generation, nesting), what it is (task, priority,
+envelope) and, on demand, its body. Refuses nothing: bytes that are no message have an id made from themselves, as ingress gives
+them. A body is looked at only where it says that it is JSON; nothing is ever unpickled.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self
+
+from redelivery.errors import EnvelopeError
+from redelivery.middleware.messages.body import decoded, without_chord
+from redelivery.middleware.messages.envelope import count, text, unreadable
+from redelivery.middleware.messages.events import Event
+from redelivery.middleware.messages.steps import Envelope, opened
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
+    from redelivery.middleware.messages.events import Outcome
+
+__all__ = ["Contents", "Letter", "may_be"]
+
+#: The most of an id or a name that is recorded, as in the events of ingress.
+MAX_NAME = 256
+#: Ids that stand in JSON as they are.
+_PLAIN = re.compile(r"[A-Za-z0-9_.:-]+")
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """A message, read. `message` is None where the bytes are none; everything else then has its default."""
+
+    raw: bytes
+    message: dict[str, Any] | None
+    envelope: Envelope
+    task_id: str
+    task: str = ""
+    nesting: int = 0
+    priority: int = 0
+
+    @classmethod
+    def of(cls, raw: bytes) -> Self:
+        """Read a message."""
+        try:
+            message = opened(raw)
+        except EnvelopeError:
+            return cls(raw, None, Envelope(), _raw_id(raw))
+        headers, priority = message["headers"], message["properties"].get("priority")
+        task_id = headers.get("id")
+        return cls(
+            raw,
+            message,
+            Envelope.of(headers),
+            text(task_id, MAX_NAME) or _raw_id(raw),
+            _name(headers.get("task")),
+            count(headers.get("replaced_task_nesting")),
+            count(priority),
+        )
+
+    @property
+    def headers(self) -> dict[str, Any]:
+        """The message's headers."""
+        return {} if self.message is None else self.message["headers"]
+
+    @property
+    def is_task(self) -> bool:
+        """Whether this is a message of Celery's."""
+        return bool(self.task) and isinstance(self.headers.get("id"), str)
+
+    def body(self) -> Any:
+        """The body, decoded, where it is plain JSON; None where it is anything else, or cannot be read."""
+        return None if self.message is None else decoded(self.message)
+
+    def body_bytes(self) -> bytes:
+        """The body as it was published, out of its base64 and undecoded; what is no message is all body."""
+        if self.message is None:
+            return self.raw
+        body = self.message.get("body")
+        if not isinstance(body, str):
+            return json.dumps(body).encode()
+        published = body.encode("utf-8", "surrogatepass")
+        if self.message["properties"].get("body_encoding") != "base64":
+            return published
+        try:
+            return base64.b64decode(published)
+        except ValueError:
+            return published
+
+    def without_chord(self) -> tuple[dict[str, Any], bool]:
+        """The message as it is once it belongs to no chord any more, and whether it belonged to one."""
+        assert self.message is not None  # noqa: S101 - the callers have looked
+        return without_chord(self.message)
+
+    def event(self, outcome: Outcome, queue: str, **more: Any) -> Event:
+        """An event about this message."""
+        headers = self.headers
+        return Event(
+            task_id=self.task_id,
+            outcome=outcome,
+            task=self.task,
+            queue=self.envelope.life_queue(queue),
+            root_id=_name(headers.get("root_id")),
+            parent_id=_name(headers.get("parent_id")),
+            nesting=self.nesting,
+            **more,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Letter:
+    """One letter. `died_ms` is the server's time of its last death, None where the letter does not say."""
+
+    contents: Contents
+    death: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, raw: bytes) -> Self:
+        """Read a letter; one without a death record was put here by somebody else."""
+        contents = Contents.of(raw)
+        return cls(contents, contents.envelope.deaths[0] if contents.envelope.deaths else {})
+
+    @property
+    def task_id(self) -> str:
+        """The task's id."""
+        return self.contents.task_id
+
+    @property
+    def task(self) -> str:
+        """The task's name."""
+        return self.contents.task
+
+    @property
+    def generation(self) -> int:
+        """The life that ended here."""
+        return self.contents.envelope.generation
+
+    @property
+    def reason(self) -> str:
+        """Why it died."""
+        return str(self.death.get("reason") or "")
+
+    @property
+    def died_ms(self) -> int | None:
+        """When it died."""
+        died: int | None = self.death.get("last")
+        return died
+
+    @property
+    def unreadable(self) -> list[str]:
+        """The fields of its header that cannot be read, whoever wrote them."""
+        return unreadable(self.contents.headers)
+
+    @property
+    def queue(self) -> str:
+        """The queue that it died in."""
+        return str(self.death.get("queue") or self.origin_queue)
+
+    @property
+    def origin_queue(self) -> str:
+        """The queue that it goes back to; empty where it names none."""
+        return str(self.contents.envelope.origin.get("queue") or "")
+
+    @property
+    def failure(self) -> Mapping[str, Any]:
+        """What it died of: `type`, `message`, `traceback`, `fingerprint`."""
+        return self.contents.envelope.failure or {}
+
+    @property
+    def is_message(self) -> bool:
+        """Whether there is a message in it: what could not be decoded on arrival is kept as bytes, and nothing can run it."""
+        headers, message = self.contents.headers, self.contents.message
+        return message is not None and not (self.task_id.startswith("raw-") and "task" not in headers)
+
+    def to_row(self) -> dict[str, Any]:
+        """What a listing shows."""
+        return {
+            "task_id": self.task_id,
+            "task": self.task,
+            "generation": self.generation,
+            "reason": self.reason,
+            "attempts": self.contents.envelope.attempt,
+            "died_ms": self.died_ms,
+            "queue": self.queue,
+            "exception": str(self.failure.get("type") or ""),
+            "message": str(self.failure.get("message") or ""),
+            "fingerprint": str(self.failure.get("fingerprint") or ""),
+        }
+
+
+def may_be(raw: bytes, task_ids: Collection[str]) -> bool:
+    """Whether these bytes may be a message of one of these tasks (of any, where none is given): far cheaper than decoding them."""
+    return not task_ids or any(each.encode("utf-8", "replace") in raw or not _stands_plainly(each) for each in task_ids)
+
+
+def _stands_plainly(task_id: str) -> bool:
+    return _PLAIN.fullmatch(task_id) is not None and not task_id.startswith("raw-")
+
+
+def _raw_id(raw: bytes) -> str:
+    """The id of what has none, as in the events of ingress."""
+    return f"raw-{hashlib.sha1(raw, usedforsecurity=False).hexdigest()}"
+
+
+def _name(value: object) -> str:
+    return text(value if isinstance(value, str) else str(value or ""), MAX_NAME)

@@ -1,0 +1,173 @@
+"""Adoption: what `Redelivery(app)` changes for each task of an app, and what its people must look at.
+
+Enters: an installation, whose app has its tasks. Leaves: an `Adoption`, a row for each task, with what Celery does now and what
+will be done, and lines on whatever somebody wrote that has no effect, another effect, or cannot be. Reads settings and tasks; asks
+no broker. Celery's own tasks (`celery.*`) are left out.
+
+Rules: what a task says explicitly wins (`acks_late`, `throws`, `countdown`, `retry_backoff`); of two retry limits the lower stops.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from redelivery.middleware.brokers.kombu.generic import capabilities_of
+from redelivery.middleware.child.task_defaults import UNSET, explicit_app_setting, explicit_task_option
+from redelivery.middleware.ports import Capability
+from redelivery.middleware.worker.contradictions import contradictions
+from redelivery.middleware.worker.own_strategy import WHY, strategy_of
+from redelivery.middleware.worker.startup_checks import summary
+from redelivery.settings import UNLIMITED
+
+from .adoption_neighbours import neighbours_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from celery import Celery, Task
+
+    from redelivery.middleware.runtime import Runtime
+    from redelivery.settings import RedeliveryPolicy
+
+__all__ = ["Adoption", "Change", "adoption_of"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """One task: what holds now, with plain Celery, and what will.
+
+    `strategy` is the `Strategy` of its own that runs it, None where Celery's does; of such a task no end is seen, so that the
+    policy counts its crashes alone. `acks_late` and `rejects_when_lost` are (now, then). `own_retries` is the limit of its
+    `self.retry` and `autoretry_for`; None is none, and a task that calls neither fails at once now. `attempts`
+    is the policy's limit, -1 for none. `look_at` are lines for a person.
+    """
+
+    task: str
+    queue: str
+    enabled: bool
+    strategy: str | None
+    acks_late: tuple[bool, bool]
+    rejects_when_lost: tuple[bool, bool]
+    autoretry_for: tuple[str, ...]
+    own_retries: int | None
+    attempts: int
+    delays: str
+    dead_letter_queue: str | None
+    time_limits: tuple[float | None, float | None]
+    look_at: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """As `--json` prints it."""
+        return {
+            **asdict(self),
+            "acks_late": {"now": self.acks_late[0], "then": self.acks_late[1]},
+            "rejects_when_lost": {"now": self.rejects_when_lost[0], "then": self.rejects_when_lost[1]},
+            "time_limits": {"soft": self.time_limits[0], "hard": self.time_limits[1]},
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adoption:
+    """The whole app. `refused` are the settings with which no worker starts, a line each; `look_at` is what else to look at."""
+
+    mode: str
+    changes: tuple[Change, ...]
+    refused: tuple[str, ...]
+    look_at: tuple[str, ...]
+
+
+def adoption_of(runtime: Runtime) -> Adoption:
+    """What will change. Raises `ConfigurationError` where the settings themselves cannot hold."""
+    app = runtime.app
+    app.finalize(auto=True)
+    names = sorted(name for name in app.tasks if not name.startswith("celery."))
+    return Adoption(
+        mode=runtime.settings.mode,
+        changes=tuple(_change(runtime, app.tasks[name]) for name in names),
+        refused=tuple(contradictions(runtime)),
+        look_at=(*_of_app(app), *neighbours_of()),
+    )
+
+
+def _change(runtime: Runtime, task: Task) -> Change:
+    queue = _queue_of(runtime.app, task.name)
+    policy = runtime.policies.policy_for(queue, task.name)
+    late, rejects = bool(task.acks_late), bool(task.reject_on_worker_lost)
+    acts = runtime.enforces and policy.enabled
+    return Change(
+        task=task.name,
+        queue=queue,
+        enabled=policy.enabled,
+        strategy=strategy_of(task),
+        acks_late=(late, _then(task, "acks_late", late) if acts else late),
+        rejects_when_lost=(rejects, True if acts else rejects),
+        autoretry_for=tuple(each.__name__ for each in getattr(task, "autoretry_for", ())),
+        own_retries=task.max_retries,
+        attempts=policy.max_delivery_attempts,
+        delays=summary(policy),
+        dead_letter_queue=policy.dead_letter_queue_for(queue) if acts else None,
+        time_limits=(task.soft_time_limit, task.time_limit),
+        look_at=tuple(_of_task(runtime, task, policy)) if acts else (),
+    )
+
+
+def _then(task: Task, attribute: str, now: bool) -> bool:
+    said = explicit_task_option(task, attribute)
+    said = explicit_app_setting(task.app, f"task_{attribute}") if said is UNSET else said
+    return True if said is UNSET else now
+
+
+def _queue_of(app: Celery, name: str) -> str:
+    """Where a publication without options goes."""
+    route = app.amqp.router.route({}, name)
+    queue = route.get("queue")
+    return str(getattr(queue, "name", queue) or app.conf.task_default_queue)
+
+
+def _of_task(runtime: Runtime, task: Task, policy: RedeliveryPolicy) -> Iterator[str]:
+    options, strategy = runtime.policies.options_of(task.name), strategy_of(task)
+    if strategy is not None:
+        yield f"its Strategy, {strategy}, {WHY}; the books call its end unobserved"
+    yield from _of_crashes(runtime.app, task)
+    if explicit_task_option(task, "reject_on_worker_lost") is False:
+        yield "reject_on_worker_lost=False is without effect: a crash is a counted attempt; set enabled=false to keep it"
+    if task.max_retries is None and policy.max_delivery_attempts != UNLIMITED:
+        yield f"max_retries=None retried for ever; now it stops after {policy.max_delivery_attempts} attempts"
+    autoretry = getattr(task, "autoretry_for", ())
+    if autoretry and task.max_retries is not None and policy.max_delivery_attempts != UNLIMITED:
+        own, ours = task.max_retries + 1, policy.max_delivery_attempts
+        if own != ours:
+            who = "its own max_retries" if own < ours else "max_delivery_attempts"
+            yield f"its limit is {own} attempts, and the policy's {ours}: {who} stops it"
+    if autoretry:
+        yield "autoretry_for keeps its delays; other exceptions are now redelivered too, by the policy"
+    if autoretry and options is not None and options.has_strategy:
+        yield "@redeliver and autoretry_for both decide: for what autoretry_for catches, its delays win; keep one"
+    if task.time_limit is not None:
+        yield "a hard time limit is a counted attempt, no longer the end"
+
+
+def _of_crashes(app: Celery, task: Task) -> Iterator[str]:
+    if explicit_task_option(task, "acks_late") is False:
+        yield "acks_late=False is kept: a worker that dies ends the task; remove it where the task may run twice"
+    elif not task.acks_late and not _is_kept(app):
+        yield "a worker that is killed loses it, as now: kombu takes a message off this broker when it hands it over"
+    elif not task.acks_late:
+        yield "it will run again where a worker dies in the middle of it: make it idempotent, or keep acks_late=False"
+
+
+def _is_kept(app: Celery) -> bool:
+    """Whether the broker keeps what a worker holds until it is acknowledged; AMQP, whose transport has no `Channel`, does."""
+    channel = getattr(app.connection_for_write().get_transport_cls(), "Channel", None)
+    return channel is None or Capability.KEPT_UNTIL_ACKNOWLEDGED in capabilities_of(channel)
+
+
+def _of_app(app: Celery) -> Iterator[str]:
+    if explicit_app_setting(app, "task_acks_late") is False:
+        yield "task_acks_late = False is kept: a worker that dies ends its tasks; remove it to have them delivered again"
+    visibility = (app.conf.broker_transport_options or {}).get("visibility_timeout")
+    if visibility is not None:
+        yield "visibility_timeout is without effect on what our workers hold: a lease of seconds takes its place"
+    if app.conf.task_always_eager:
+        yield "task_always_eager: nothing goes through the broker, and nothing is redelivered"

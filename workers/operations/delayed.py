@@ -1,0 +1,109 @@
+"""Changes to what waits in the delay store: cancelled, promoted (due now), or given another due time.
+
+Each is one script: the message leaves, or waits for another time, and the event is recorded, both or neither; a message that has
+become due meanwhile is left alone (`ALREADY`). A cancelled task has REVOKED stored for its caller, and a chord is told. Refuses,
+with `InputError`, a dead letter that waits for its queue or its handler: it is the business of `redelivery dlq`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from celery.app.task import Context
+
+from redelivery.errors import InputError
+from redelivery.middleware.logs import log
+from redelivery.middleware.messages.events import Outcome, Reason
+from redelivery.middleware.messages.steps import deferred, iso, sealed
+from redelivery.middleware.ports import Answer
+from redelivery.middleware.transitions.notify import caller_of
+
+from ..brokers.broker import broker_of, needed
+
+if TYPE_CHECKING:
+    from redelivery.middleware.messages.events import Event
+    from redelivery.middleware.runtime import Runtime
+
+    from ..letters import Contents
+    from ..ports import Delayed
+
+__all__ = ["cancel", "changeable", "reschedule"]
+
+
+def changeable(found: Delayed) -> Delayed:
+    """The message again, where it is a living one. Raises `InputError`."""
+    envelope = found.contents.envelope
+    if envelope.is_letter or envelope.undelivered is not None:
+        msg = f"task {found.contents.task_id} is dead, and waits for its dead-letter queue or its handler: see `redelivery dlq`"
+        raise InputError(msg)
+    if found.contents.message is None:
+        msg = f"{found.contents.task_id} is no message: its bytes can only wait"
+        raise InputError(msg)
+    return found
+
+
+def cancel(runtime: Runtime, found: Delayed) -> Answer:
+    """Take a message out of the delay store for good. Raises `InputError`, and what the broker does."""
+    contents = changeable(found).contents
+    event = contents.event(
+        Outcome.CANCELLED,
+        found.queue,
+        generation=contents.envelope.generation,
+        reason=Reason.OPERATOR,
+        worker=runtime.worker,
+    )
+    answer = needed(broker_of(runtime.transport).delayed).cancel(found.list_name, found.ident, event)
+    if answer is Answer.DONE:
+        log.info("delayed.cancelled", task_id=contents.task_id, queue=found.queue, why="operator")
+        _tell_caller(runtime, contents)
+    return answer
+
+
+def reschedule(runtime: Runtime, found: Delayed, *, due_ms: int | None) -> Answer:
+    """Have a message wait until `due_ms` (the broker's time) instead, or no longer (None); all else stays. Raises as `cancel`."""
+    contents, store = changeable(found).contents, needed(broker_of(runtime.transport).delayed)
+    assert contents.message is not None  # noqa: S101 - a message has been seen just above
+    until_ms = runtime.transport.now_ms() if due_ms is None else due_ms
+    seen_ms = contents.envelope.first_seen_ms or until_ms
+    message = sealed(deferred(contents.message, found.queue, seen_ms=seen_ms, eta=iso(until_ms)))
+    answer = store.reschedule(found.list_name, found.ident, message, _deferral(runtime, found), due_ms=due_ms)
+    if answer is Answer.DONE:
+        log.info("delayed.rescheduled", task_id=contents.task_id, queue=found.queue, due_ms=until_ms)
+    return answer
+
+
+def _deferral(runtime: Runtime, found: Delayed) -> Event:
+    contents = found.contents
+    return contents.event(
+        Outcome.DEFERRED,
+        found.queue,
+        generation=contents.envelope.generation,
+        reason=Reason.OPERATOR,
+        attempt=contents.envelope.attempt + 1,
+        delivery=contents.envelope.delivery + 1,
+        worker=runtime.worker,
+    )
+
+
+def _tell_caller(runtime: Runtime, contents: Contents) -> None:
+    """Store for the caller (`AsyncResult`) that the task was revoked, as Celery stores it; a chord counts its member."""
+    headers, body = contents.headers, contents.body()
+    embed: Any = body[2] if isinstance(body, list) and len(body) == 3 and isinstance(body[2], dict) else {}  # noqa: PLR2004
+    if not contents.is_task:
+        return
+    context = Context(
+        {
+            "id": contents.task_id,
+            "task": contents.task,
+            "group": headers.get("group"),
+            "chord": embed.get("chord"),
+            "retries": headers.get("retries") or 0,
+            "delivery_info": {},
+            **caller_of({} if contents.message is None else contents.message["properties"]),
+        },
+    )
+    try:
+        is_kept = not headers.get("ignore_result")
+        runtime.app.backend.mark_as_revoked(contents.task_id, "cancelled", request=context, store_result=is_kept)
+    except Exception:  # noqa: BLE001 - the backend is anybody's; the message has gone
+        log.exception("result.not_stored", task_id=contents.task_id)

@@ -1,0 +1,145 @@
+"""Leaving: what waits in the broker in our ways is handed back to plain Celery, and what is left is named.
+
+1. Workers of ours must have stopped: a living one would take the messages back. Whoever has died with messages in hand is fenced,
+   after it was watched for a whole lease, and its messages are given back as after any crash.
+2. Every delayed message goes into its queue as a plain Celery message with its ETA: a plain worker takes it and waits. Its history
+   stays in its header, so that coming back goes on where it was.
+3. What is left is counted: dead letters (their queues are ordinary ones), delayed letters, what is held, the outcome log.
+
+Refuses, with `InputError`, while workers of ours run. Each message is moved by one script, so that leaving may be interrupted and
+asked for again. Limits: from here on nothing is recorded, so the books see the lives that were open as open.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from redelivery.errors import InputError
+from redelivery.middleware.messages.steps import HEADER, iso, sealed
+from redelivery.middleware.messages.ttl import milliseconds
+from redelivery.middleware.ports import Answer
+
+from ..brokers.redis.delay_store import RedisDelayStore
+from ..brokers.redis.transport import redis_of
+from .letters import dead_letters
+from .recovery import Recovery, name_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from redelivery.middleware.runtime import Runtime
+
+    from ..ports import Delayed
+
+__all__ = ["Leaving", "leave"]
+
+#: Messages that are read at once, and seconds between two looks at the leases.
+PAGE, EVERY = 500, 0.25
+
+
+@dataclass(slots=True, kw_only=True)
+class Leaving:
+    """What was handed back (or, `dry_run`, would be), by queue, and what is left.
+
+    `recovered` names the dead workers whose messages were given back; `stay` counts delayed messages that are dead already, or that
+    nobody can read. `held` counts what workers hold, plain ones included; `events` the outcome log's entries.
+    """
+
+    dry_run: bool
+    handed_back: Counter[str] = field(default_factory=Counter)
+    recovered: list[str] = field(default_factory=list)
+    stay: int = 0
+    dead_letters: dict[str, int] = field(default_factory=dict)
+    held: int = 0
+    events: int = 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON has it."""
+        return {
+            "dry_run": self.dry_run,
+            "handed_back": dict(self.handed_back),
+            "recovered": self.recovered,
+            "stay": self.stay,
+            "dead_letters": self.dead_letters,
+            "held": self.held,
+            "events": self.events,
+        }
+
+
+def leave(runtime: Runtime, *, dry_run: bool = False, on_progress: Callable[[Leaving], None] = lambda _: None) -> Leaving:
+    """Hand everything back. Raises `InputError` while workers of ours run, and what the broker does."""
+    result = Leaving(dry_run=dry_run)
+    dead = _dead_owners(runtime)
+    result.recovered = sorted(dead.values())
+    if not dry_run:
+        _recover(runtime, dead)
+    _hand_back(runtime, result, on_progress)
+    transport = redis_of(runtime)
+    result.dead_letters = {each.name: each.letters for each in dead_letters.summaries(runtime) if each.letters}
+    result.held = int(transport.client.hlen(transport.keys.unacked))
+    result.events = int(transport.client.xlen(transport.keys.outcomes))
+    return result
+
+
+def _dead_owners(runtime: Runtime) -> dict[str, str]:
+    """The owners whose leases stand still: token → worker. Raises `InputError` where one is renewed."""
+    transport = redis_of(runtime)
+    before = _leases(runtime)
+    began = time.monotonic()
+    while before and time.monotonic() - began < runtime.settings.lease:
+        time.sleep(EVERY)
+        moved = [token for token, counter in _leases(runtime).items() if before.get(token) != counter]
+        if moved:
+            names = ", ".join(sorted(name_of(transport, token) for token in moved))
+            msg = f"workers with redelivery still run ({names}): stop them first, or they take the messages back"
+            raise InputError(msg)
+    return {token: name_of(transport, token) for token in before}
+
+
+def _leases(runtime: Runtime) -> dict[str, bytes]:
+    found: Any = redis_of(runtime).client.hgetall(redis_of(runtime).keys.leases)
+    return {token.decode(): counter for token, counter in found.items()}
+
+
+def _recover(runtime: Runtime, dead: dict[str, str]) -> None:
+    transport, counters = redis_of(runtime), _leases(runtime)
+    for token in dead:
+        if token in counters:
+            transport.fence(token, counters[token])
+    Recovery(runtime).step()
+
+
+def _hand_back(runtime: Runtime, result: Leaving, on_progress: Callable[[Leaving], None]) -> None:
+    store = RedisDelayStore(redis_of(runtime))
+    for name in store.lists():
+        staying = 0
+        while True:
+            count, found = store.page_of(name, staying, PAGE)
+            if not count:
+                break
+            staying += count - sum(_give(runtime, each, result) for each in found)
+            on_progress(result)
+
+
+def _give(runtime: Runtime, each: Delayed, result: Leaving) -> bool:
+    """Whether the message has left the store."""
+    contents, envelope = each.contents, each.contents.envelope
+    if contents.message is None or envelope.undelivered is not None or envelope.is_letter:
+        result.stay += 1
+        return False
+    headers = dict(contents.message["headers"])
+    # Where it expires earlier than it is due, the store lets it go then; a plain worker looks at both.
+    own_ms = milliseconds(headers.get("eta"), runtime.app)
+    headers["eta"] = iso(each.due_ms if own_ms is None else max(each.due_ms, own_ms))
+    if HEADER in headers:
+        headers[HEADER] = replace(envelope, served_eta=None).to_header()
+    if result.dry_run:
+        result.handed_back[each.queue] += 1
+        return False
+    answer = redis_of(runtime).hand_back(each.list_name, each.ident, sealed({**contents.message, "headers": headers}))
+    if answer is Answer.DONE:
+        result.handed_back[each.queue] += 1
+    return True

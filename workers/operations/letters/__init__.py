@@ -1,0 +1,1 @@
+"""Dead letters: looked at, chosen, sent back, moved, removed, kept in files."""

@@ -1,0 +1,162 @@
+"""The archive of dead letters: whole letters in files, before they leave the broker or without their leaving it.
+
+Enters: letters. Leaves: a file for each batch, `<uri>/dead_letter_queue=<name>/letters-<digest>.parquet`, by the export path of
+the books; where pyarrow is not installed, JSON lines below a local path. A file is complete or not there at all, and is named
+by what is in it: the same letters written twice, after a crash say, are the same file. A letter has its `letter_id`, so that one
+which stands in two files is known. Refuses, with `InputError`, a destination that cannot be written. Nothing is hidden here,
+whatever `redact` says: an archive is to be complete. On a local disk only its owner may read it (0600, new folders 0700).
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+import urllib.parse
+import uuid
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from redelivery.display import scrubbed
+from redelivery.errors import ConfigurationError, InputError
+
+from ...export.private_files import private_folder, private_opener
+from ...letters import Letter
+from .filter import Filter
+from .walk import letters_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from redelivery.middleware.runtime import Runtime
+
+    from ...ports import Transitions
+
+__all__ = ["COLUMNS", "Exported", "archive", "archive_raw", "export_letters", "row_of"]
+
+#: Letters of one file, held in memory until it is written, and the bytes that they should not pass.
+BATCH, MAX_BYTES = 5_000, 64 * 1024 * 1024
+
+#: The columns of an archive: text (True) or a whole number. Times are milliseconds since the epoch.
+COLUMNS: dict[str, bool] = {
+    "letter_id": True,
+    "task_id": True,
+    "generation": False,
+    "task": True,
+    "dead_letter_queue": True,
+    "queue": True,
+    "origin_queue": True,
+    "reason": True,
+    "exception": True,
+    "message": True,
+    "fingerprint": True,
+    "attempts": False,
+    "died_ms": False,
+    "archived_ms": False,
+    "why": True,
+    "encoding": True,
+    "letter": True,
+}
+
+
+@dataclass(slots=True, kw_only=True)
+class Exported:
+    """What an export wrote: `letters` into `files`, relative to the destination."""
+
+    dead_letter_queue: str
+    destination: str
+    letters: int = 0
+    files: list[str] = field(default_factory=list)
+
+
+def archive(letters: Sequence[Letter], uri: str, name: str, *, now_ms: int, why: str) -> str:
+    """Write these letters of the dead-letter queue `name`, and flush them to the disk; the file, relative to `uri`.
+
+    `why` says why they leave. Raises `InputError` where the destination cannot be written: then nothing was.
+    """
+    rows = [row_of(letter, name, now_ms=now_ms, why=why) for letter in letters]
+    digest = hashlib.sha1("".join(row["letter_id"] for row in rows).encode(), usedforsecurity=False).hexdigest()
+    folder, file = f"dead_letter_queue={urllib.parse.quote(name, safe='.-_')}", f"letters-{digest}"
+    try:
+        import pyarrow as pa  # noqa: PLC0415 - it need not be installed
+
+        from ...export.tables import below, write_rows  # noqa: PLC0415
+    except ModuleNotFoundError as exc:
+        if (exc.name or "").partition(".")[0] != "pyarrow":
+            raise
+        return f"{folder}/{_write_lines(rows, uri, folder, file)}"
+    schema = pa.schema({column: pa.string() if is_text else pa.int64() for column, is_text in COLUMNS.items()})
+    write_rows(rows, below(uri, folder), schema, name=file, format="parquet", private=True)
+    return f"{folder}/{file}.parquet"
+
+
+def archive_raw(runtime: Runtime, raw: bytes, *, why: str) -> str:
+    """Write one letter to the app's archive. Raises `ConfigurationError` where it has none."""
+    uri = runtime.settings.dead_letter_archive
+    if uri is None:
+        msg = "there is no archive: set dead_letter_archive to a folder or a URI such as s3://bucket/letters"
+        raise ConfigurationError(msg)
+    letter = Letter.of(raw)
+    info = letter.contents.message["properties"].get("delivery_info") if letter.contents.message is not None else None
+    name = str(info.get("routing_key") or letter.queue) if isinstance(info, dict) else letter.queue
+    return archive([letter], uri, name, now_ms=runtime.transport.now_ms(), why=why)
+
+
+def export_letters(transport: Transitions, name: str, uri: str, chosen: Filter | None = None) -> Exported:
+    """Write the letters of a queue that a filter chooses; they stay where they are."""
+    done, batch, size = Exported(dead_letter_queue=name, destination=uri), [], 0
+    chosen, now_ms = Filter() if chosen is None else chosen, transport.now_ms()
+    for letter in letters_of(transport, name):
+        if not chosen.passes(letter):
+            continue
+        batch.append(letter)
+        size += len(letter.contents.raw)
+        if len(batch) >= BATCH or size >= MAX_BYTES:
+            done.files.append(archive(batch, uri, name, now_ms=now_ms, why="export"))
+            done.letters += len(batch)
+            batch, size = [], 0
+    if batch:
+        done.files.append(archive(batch, uri, name, now_ms=now_ms, why="export"))
+        done.letters += len(batch)
+    return done
+
+
+def row_of(letter: Letter, name: str, *, now_ms: int, why: str) -> dict[str, Any]:
+    """One letter as the archive has it: `letter` is the message as it lay in the queue, in base64 where it is no text."""
+    raw = letter.contents.raw
+    try:
+        encoding, text = "utf-8", raw.decode()
+    except UnicodeDecodeError:
+        encoding, text = "base64", base64.b64encode(raw).decode()
+    return {
+        **{key: value for key, value in letter.to_row().items() if key in COLUMNS},
+        "letter_id": hashlib.sha1(raw, usedforsecurity=False).hexdigest(),
+        "dead_letter_queue": name,
+        "origin_queue": letter.origin_queue,
+        "archived_ms": now_ms,
+        "why": why,
+        "encoding": encoding,
+        "letter": text,
+    }
+
+
+def _write_lines(rows: Sequence[dict[str, Any]], uri: str, folder: str, file: str) -> str:
+    """JSON lines below a local path, named when they are on the disk."""
+    if "://" in uri:
+        msg = f"{scrubbed(uri)!r} needs pyarrow, which is not installed: pip install 'redelivery[export]', or give a path"
+        raise InputError(msg)
+    place = Path(uri) / folder
+    unfinished = place / f".{file}.{uuid.uuid4().hex}"
+    try:
+        private_folder(place)
+        with open(unfinished, "x", encoding="ascii", opener=private_opener) as sink:
+            sink.writelines(json.dumps({name: row.get(name) for name in COLUMNS}) + "\n" for row in rows)
+            sink.flush()
+            os.fsync(sink.fileno())
+        unfinished.replace(place / f"{file}.jsonl")
+    except OSError as exc:
+        msg = f"the archive {scrubbed(uri)!r} cannot be written: {exc}; free the place, or give another"
+        raise InputError(msg) from exc
+    return f"{file}.jsonl"

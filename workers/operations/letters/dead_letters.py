@@ -1,0 +1,67 @@
+"""Dead letters: what lies in the dead-letter queues, and why it died.
+
+Enters: the broker, and the app's settings, which say what dead-letter queues there may be. Leaves: queues with their counts, and
+letters, a page or one by one. Nothing is changed. Refuses, with `InputError`, the name of a queue that is no dead-letter queue:
+what waits in an ordinary queue is alive.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from redelivery.errors import InputError
+
+from ...brokers.broker import broker_of, needed
+from ...letters import Letter
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator
+
+    from redelivery.middleware.runtime import Runtime
+
+    from ...ports import DeadLetterQueue, Transitions
+
+__all__ = ["depth", "found", "known", "newest", "required", "summaries"]
+
+
+def known(runtime: Runtime) -> dict[str, str]:
+    """Every dead-letter queue with its origin: those that were used, and those of the queues that this app consumes."""
+    names: dict[str, str] = {}
+    for queue in runtime.app.amqp.queues:
+        target = runtime.policies.policy_for(queue).dead_letter_queue_for(queue)
+        if target is not None:
+            names[target] = queue
+    names.update(needed(broker_of(runtime.transport).letters).queues())
+    return dict(sorted(names.items()))
+
+
+def required(runtime: Runtime, name: str) -> str:
+    """The name again, where there is such a dead-letter queue. Raises `InputError`, which lists those that there are."""
+    names = known(runtime)
+    if name in names:
+        return name
+    there = f"there are: {', '.join(names)}" if names else "nothing has died yet, and no queue of the app keeps letters"
+    msg = f"there is no dead-letter queue {name!r}; {there}"
+    raise InputError(msg)
+
+
+def summaries(runtime: Runtime) -> list[DeadLetterQueue]:
+    """All dead-letter queues, counted; their times and reasons come from a bounded number of letters."""
+    store = needed(broker_of(runtime.transport).letters)
+    return [store.summary(name, origin) for name, origin in known(runtime).items()]
+
+
+def depth(transport: Transitions, name: str) -> int:
+    """How many letters there are; none is looked at."""
+    return needed(broker_of(transport).letters).depth(name)
+
+
+def newest(transport: Transitions, name: str, limit: int) -> list[Letter]:
+    """The `limit` newest letters, the newest first."""
+    with needed(broker_of(transport).letters).open(name) as letters:
+        return [Letter.of(raw) for raw in letters.newest(limit)]
+
+
+def found(transport: Transitions, name: str, task_ids: Collection[str]) -> Iterator[Letter]:
+    """The letters of these tasks, the newest first; reads the whole queue, in pages."""
+    return needed(broker_of(transport).letters).found(name, task_ids)

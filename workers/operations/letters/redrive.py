@@ -1,0 +1,186 @@
+"""The redrive: dead letters go back to their origin queue, and live once more.
+
+1. What is in the queue when the redrive begins is read, the oldest letter first; what dies again meanwhile is left alone.
+2. The filter chooses among the letters.
+3. A letter that was chosen becomes its original message again, one generation on, with its history; it is a member of its chord no
+   more, for the chord has counted its failure already.
+4. One script takes it out of the dead-letter queue, puts it into the origin's list by its priority, and records `redriven`.
+5. A guard may let a few go first, and stop the redrive where its letters die again (`redrive_guard`).
+
+Refuses a letter that names no origin, or one that is no queue of the app (`destinations`), or whose bytes were never a message: it
+is left where it is, and counted by its reason.
+Limits: a redrive that is interrupted has moved some letters and not the others, each of them whole; the same command goes on. Two
+redrives of one queue at once share its letters.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from redelivery.errors import EnvelopeError, RedriveError
+from redelivery.middleware.messages.body import edited
+from redelivery.middleware.messages.events import Outcome
+from redelivery.middleware.messages.steps import redriven, sealed
+from redelivery.middleware.transitions.homes import Homes, required
+
+from ...brokers.broker import broker_of, needed
+from .walk import BATCH, Walk, Walked
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from redelivery.middleware.messages.events import Event
+    from redelivery.middleware.ports import Answer
+
+    from ...letters import Letter
+    from ...ports import Transitions
+    from .filter import Filter
+    from .guard import Guard
+
+__all__ = ["BATCH", "Edit", "Redrive", "redrive"]
+
+
+@dataclass(slots=True, kw_only=True)
+class Redrive(Walked):
+    """What a redrive did, or (`dry_run`) would do.
+
+    `moved` went back, by the queue that they went to in `by_queue`, with the exchange and key that lead there in `by_target`, and
+    `chords` of them had belonged to a chord; the rest is as a walk's. What a guard saw: in `canary` the last event of each letter
+    that went first, in `died_again` the deaths of what went back, as far as they were heard of, and in `stopped` why it stopped
+    the redrive.
+    """
+
+    kind: ClassVar[str] = "redrive"
+    went: ClassVar[str] = "had gone back"
+
+    chords: int = 0
+    by_queue: Counter[str] = field(default_factory=Counter)
+    by_target: Counter[str] = field(default_factory=Counter)
+    canary: list[dict[str, Any]] = field(default_factory=list)
+    died_again: list[dict[str, Any]] = field(default_factory=list)
+    stopped: str = ""
+
+    def count(self, move: _Move) -> None:
+        """A letter went back."""
+        self.chords += move.left_chord
+        self.by_queue[move.queue] += 1
+        self.by_target[move.target] += 1
+
+    def saw(self, guard: Guard) -> None:
+        """What became of the letters, as far as their guard has heard."""
+        self.canary = [_fate(event) for event in guard.canaries]
+        self.died_again = [_fate(event) for event in guard.died_again]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Edit:
+    """What is to be changed in letters that go back; None stays. `queue` is where they go instead of their origin."""
+
+    args: Sequence[Any] | None = None
+    kwargs: Mapping[str, Any] | None = None
+    task: str | None = None
+    queue: str | None = None
+
+
+def redrive(
+    transport: Transitions,
+    name: str,
+    chosen: Filter,
+    *,
+    dry_run: bool = False,
+    rate: float | None = None,
+    limit: int | None = None,
+    edit: Edit | None = None,
+    guard: Guard | None = None,
+    on_progress: Callable[[Redrive], None] = lambda _: None,
+) -> Redrive:
+    """Send letters of one dead-letter queue back: at most `limit` of them, at most `rate` a second, changed as `edit` says.
+
+    `guard` may stop it: then the result says why. A dry run needs none.
+
+    Raises `InputError` where nothing may be sent to the queue of `edit`, and `BrokerError` where the broker refuses or does not
+    answer: it says how many letters had gone back.
+    """
+    result, homes = Redrive(dead_letter_queue=name, dry_run=dry_run), Homes(transport, name)
+    if edit is not None and edit.queue is not None:
+        required(transport, edit.queue)
+
+    letters = needed(broker_of(transport).letters)
+
+    def send(moves: list[_Move]) -> Sequence[Answer | Exception]:
+        return letters.redrive_many(name, [move.parts for move in moves])
+
+    def carry(moves: list[_Move]) -> Sequence[Answer | Exception]:
+        return send(moves) if guard is None else guard.carry(moves, [move.parts[-1] for move in moves], send)
+
+    def finish() -> None:
+        if guard is not None and not dry_run:
+            guard.end()
+
+    walk = Walk(
+        letters=letters,
+        transport=transport,
+        chosen=chosen,
+        result=result,
+        prepare=lambda letter: returned(letter, homes, edit),
+        carry=carry,
+        count=result.count,
+        on_progress=on_progress,
+        finish=finish,
+        rate=rate,
+        limit=limit,
+    )
+    try:
+        walk.run()
+    except RedriveError as exc:
+        result.stopped = str(exc)
+    finally:
+        if guard is not None:
+            result.saw(guard)
+        on_progress(result)
+    return result
+
+
+def _fate(event: Event) -> dict[str, Any]:
+    return {name: getattr(event, name) for name in ("task_id", "generation", "queue", "outcome", "reason", "attempt", "exception")}
+
+
+@dataclass(frozen=True, slots=True)
+class _Move:
+    """One letter on its way: what the transition takes, where to, as people are told that, and whether it left a chord."""
+
+    parts: tuple[bytes, str, bytes, Event]
+    queue: str
+    target: str
+    left_chord: bool
+
+
+def returned(letter: Letter, homes: Homes, edit: Edit | None = None) -> _Move:
+    """The letter as it goes back to its origin, where that is a queue of the app.
+
+    Raises `RedriveError`, whose message is the reason why it cannot.
+    """
+    contents = letter.contents
+    if not letter.is_message:
+        msg = "its bytes were never a message"
+        raise RedriveError(msg)
+    if not letter.death:
+        msg = "it has no death record: somebody else put it here"
+        raise RedriveError(msg)
+    message, left_chord = contents.without_chord()
+    to = None if edit is None else edit.queue
+    if edit is not None:
+        try:
+            message = edited(message, args=edit.args, kwargs=edit.kwargs, task=edit.task)
+        except EnvelopeError as exc:
+            raise RedriveError(str(exc)) from exc
+    try:
+        home = homes.of(contents.envelope) if to is None else homes.to(to)
+    except EnvelopeError as exc:
+        raise RedriveError(str(exc)) from exc
+    again = redriven(message, home.address, known=contents.envelope)
+    event = contents.event(Outcome.REDRIVEN, home.queue, generation=contents.envelope.generation + 1)
+    list_name = homes.transport.keys.list_name(home.queue, contents.priority)
+    return _Move((contents.raw, list_name, sealed(again), event), home.queue, homes.told(home), left_chord)

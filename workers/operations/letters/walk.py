@@ -1,0 +1,190 @@
+"""The walk through a dead-letter queue: every letter that was there when it began, the oldest first, in batches.
+
+Enters: a queue, a filter, and what is to become of a letter that passes it. Leaves: the counts. What dies again meanwhile is left
+alone. Each letter is read once, and each is moved whole or not at all; a walk that is interrupted has moved some and not the
+others, and the same walk goes on. With a rate, letters go evenly.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+
+from redelivery.errors import BrokerError, RedriveError
+from redelivery.middleware.brokers.errors import BROKER_ERRORS
+from redelivery.middleware.ports import Answer
+
+from ...brokers.broker import broker_of, needed
+from ...letters import Letter, may_be
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from ...ports import LetterStore, Transitions
+    from .filter import Filter
+
+__all__ = ["BATCH", "Walk", "Walked", "letters_of"]
+
+#: Letters that go in one round trip.
+BATCH = 250
+#: With a rate, letters go in batches of this part of a second.
+BEAT = 0.1
+
+#: Why a letter stays that the broker cannot route.
+UNROUTABLE = "nothing takes it where it came from: start a worker that declares its queue, or send it elsewhere with --to"
+#: What a broker that refuses or is gone raises.
+
+Job = TypeVar("Job")
+
+
+@dataclass(slots=True, kw_only=True)
+class Walked:
+    """What a walk did, or (`dry_run`) would do.
+
+    Of the `total` letters that were there when it began, `looked_at` were read and `matched` chosen. Of these `moved` went; `gone`
+    had left the queue meanwhile; `left` counts those that cannot go, by reason. `kind` names the walk, and `went` says what its
+    letters did.
+    """
+
+    kind: ClassVar[str] = "walk"
+    went: ClassVar[str] = "had gone"
+
+    dead_letter_queue: str
+    dry_run: bool
+    total: int = 0
+    looked_at: int = 0
+    matched: int = 0
+    moved: int = 0
+    gone: int = 0
+    left: Counter[str] = field(default_factory=Counter)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON has it."""
+        facts = {each.name: getattr(self, each.name) for each in fields(self)}
+        return {name: dict(value) if isinstance(value, Counter) else value for name, value in facts.items()}
+
+
+@dataclass(slots=True, kw_only=True)
+class Walk(Generic[Job]):
+    """One way through the queue.
+
+    `prepare` makes of a letter what `carry` takes, or raises `RedriveError`, whose message is the reason why the letter stays.
+    `carry` takes a batch, and answers for each; it is not asked in a dry run. `count` is told of each that went, or would go.
+    `finish` is called when the walk is over, and the queue is no longer looked at.
+    """
+
+    letters: LetterStore
+    transport: Transitions
+    chosen: Filter
+    result: Walked
+    prepare: Callable[[Letter], Job]
+    carry: Callable[[list[Job]], Sequence[Answer | Exception]]
+    count: Callable[[Job], None] = lambda _: None
+    on_progress: Callable[[Any], None] = lambda _: None
+    finish: Callable[[], None] = lambda: None
+    rate: float | None = None
+    limit: int | None = None
+    _began_ms: int = 0
+    _next: float = field(default_factory=time.monotonic)
+
+    def run(self) -> None:
+        """Walk. Raises `BrokerError` where the broker refuses or does not answer: it says how many letters had been moved."""
+        result = self.result
+        try:
+            self._walk(result)
+            self.finish()
+        except BROKER_ERRORS as exc:
+            so_far = f"the {result.kind} of {result.dead_letter_queue!r} stopped when {result.moved} letters {result.went}"
+            msg = f"{so_far}: {exc}; the same command goes on"
+            raise BrokerError(msg) from exc
+
+    def _walk(self, result: Walked) -> None:
+        self._began_ms = self.transport.now_ms()
+        with self.letters.open(result.dead_letter_queue) as letters:
+            result.total = letters.total
+            for page in letters.pages(self._gone):
+                self._take(page)
+                self.on_progress(result)
+                if self._is_full():
+                    return
+
+    def _gone(self) -> int:
+        """How many letters have left the queue."""
+        return 0 if self.result.dry_run else self.result.moved + self.result.gone
+
+    def _is_full(self) -> bool:
+        return self.limit is not None and self.result.matched >= self.limit
+
+    def _take(self, raws: list[bytes]) -> None:
+        """Choose among these letters, and carry away what was chosen."""
+        batch: list[Job] = []
+        most = BATCH if self.rate is None else max(1, min(int(self.rate * BEAT), BATCH))
+        for raw in raws:
+            if self._is_full():
+                break
+            self.result.looked_at += 1
+            job = self._chosen(raw)
+            if job is None:
+                continue
+            batch.append(job)
+            if len(batch) >= most:
+                self._send(batch)
+                self.on_progress(self.result)
+                batch = []
+        self._send(batch)
+
+    def _chosen(self, raw: bytes) -> Job | None:
+        if not may_be(raw, self.chosen.task_ids):
+            return None
+        letter = Letter.of(raw)
+        if not self.chosen.passes(letter):
+            return None
+        if letter.died_ms is not None and letter.died_ms > self._began_ms:
+            return None
+        self.result.matched += 1
+        try:
+            return self.prepare(letter)
+        except RedriveError as exc:
+            self.result.left[str(exc)] += 1
+            return None
+
+    def _send(self, batch: list[Job]) -> None:
+        """Carry a batch. Raises the first error of the broker, after the count of what was moved."""
+        if not batch:
+            return
+        if self.result.dry_run:
+            self._count(batch, [Answer.DONE] * len(batch))
+            return
+        self._wait(len(batch))
+        self._count(batch, self.carry(batch))
+
+    def _count(self, batch: list[Job], answers: Sequence[Answer | Exception]) -> None:
+        for job, answer in zip(batch, answers, strict=True):
+            if answer is Answer.DONE:
+                self.result.moved += 1
+                self.count(job)
+            elif answer is Answer.ALREADY:
+                self.result.gone += 1
+            elif answer is Answer.MISSING:
+                self.result.left[UNROUTABLE] += 1
+        for answer in answers:
+            if isinstance(answer, Exception):
+                raise answer
+
+    def _wait(self, count: int) -> None:
+        """Until so many more may go."""
+        if self.rate is not None:
+            time.sleep(max(self._next - time.monotonic(), 0.0))
+            self._next = max(self._next, time.monotonic()) + count / self.rate
+
+
+def letters_of(transport: Transitions, name: str) -> Iterator[Letter]:
+    """The letters of a queue, those that were there at first, the oldest first; nothing is changed.
+
+    Letters that leave meanwhile move the others: some may then be passed over.
+    """
+    with needed(broker_of(transport).letters).open(name) as letters:
+        for page in letters.pages():
+            yield from map(Letter.of, page)

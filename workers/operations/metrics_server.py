@@ -1,0 +1,172 @@
+"""The metrics' server: `/metrics` over plain HTTP, for a Prometheus that scrapes it.
+
+Enters: an address, and what makes the page. Leaves: the page, made anew for each request, one at a time. Where the broker does not
+answer it says 503 and why, so that the scrape fails and the alarm `up == 0` is heard; it goes on, and asks again at the next
+request. It has a bounded number of connections, each with a thread, and a bounded time for each; where all are taken, the one that
+has for longest not said what it wants makes room. Limits: there is no password and no TLS; whoever reaches the address may read
+it, so the loopback's is the default.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from dataclasses import dataclass
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING, Any
+
+from redelivery.errors import RedeliveryError
+from redelivery.middleware.logs import log
+
+from .letters.walk import BROKER_ERRORS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["PATH", "MetricsServer"]
+
+PATH = "/metrics"
+#: Seconds that a client may take to say what it wants, and that a connection may last in all.
+TIMEOUT, MAX_MS = 10.0, 60.0
+#: Connections at once, each with a thread.
+LIMIT = 16
+#: Seconds between two looks for connections whose time is over.
+LOOK = 0.5
+PLAIN = "text/plain; charset=utf-8"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """One request."""
+
+    server: MetricsServer
+    timeout = TIMEOUT
+    server_version, sys_version = "redelivery", ""
+
+    def do_GET(self) -> None:
+        """The page, or where it is."""
+        self.server.heard(self.connection)
+        if self.path.partition("?")[0] != PATH:
+            self._answer(HTTPStatus.NOT_FOUND, f"The metrics are at {PATH}.\n", PLAIN)
+            return
+        try:
+            page = self.server.page()
+        except (RedeliveryError, *BROKER_ERRORS) as exc:
+            log.warning("metrics.not_seen", error=str(exc))
+            self._answer(HTTPStatus.SERVICE_UNAVAILABLE, f"The broker does not tell: {type(exc).__name__}.\n", PLAIN)
+        except Exception:  # noqa: BLE001 - the next request may be answered
+            log.exception("metrics.failed")
+            self._answer(HTTPStatus.INTERNAL_SERVER_ERROR, "A fault of redelivery's own: see its log.\n", PLAIN)
+        else:
+            self._answer(HTTPStatus.OK, page, self.server.content_type)
+
+    do_HEAD = do_GET  # noqa: N815 - as above
+
+    def _answer(self, status: HTTPStatus, text: str, content_type: str) -> None:
+        body = text.encode("utf-8", "replace")
+        self.send_response(status)
+        self.send_header("Content-Type", content_type)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def log_message(self, *_: Any) -> None:
+        """A scrape every few seconds is no news."""
+
+
+@dataclass(slots=True)
+class _Open:
+    """A connection: when it began, whether it has said what it wants, and whether it was cut off."""
+
+    since: float
+    is_heard: bool = False
+    is_cut_off: bool = False
+
+    def cut_off(self, request: Any) -> None:
+        """Whoever reads from the connection, or writes to it, comes back at once."""
+        self.is_cut_off = True
+        with contextlib.suppress(OSError):
+            request.shutdown(socket.SHUT_RDWR)
+
+
+class MetricsServer(ThreadingHTTPServer):
+    """Serves the page that `make` makes, in threads, from `begin` to `end`. Raises `OSError` where it cannot listen."""
+
+    daemon_threads = True
+
+    def __init__(self, host: str, port: int, make: Callable[[], str], content_type: str) -> None:
+        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self.content_type = content_type
+        self._make = make
+        self._one_at_a_time = threading.Lock()
+        self._lock = threading.Lock()
+        self._open: dict[Any, _Open] = {}
+        super().__init__((host, port), _Handler)
+
+    @property
+    def url(self) -> str:
+        """Where the page is."""
+        host, port = self.server_address[:2]
+        named = f"[{host!s}]" if self.address_family is socket.AF_INET6 else str(host)
+        return f"http://{named}:{port}{PATH}"
+
+    def page(self) -> str:
+        """The page of this moment. Raises whatever the broker does."""
+        with self._one_at_a_time:
+            return self._make()
+
+    # a connection's life; the first three are called by the server's own thread
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Begin to serve a connection, where there is room for one more."""
+        with self._lock:
+            if len(self._open) >= LIMIT:
+                self._make_room()
+            is_room = len(self._open) < 2 * LIMIT  # those that were cut off end in a moment
+            if is_room:
+                self._open[request] = _Open(time.monotonic())
+        if is_room:
+            super().process_request(request, client_address)
+        else:
+            super().shutdown_request(request)
+
+    def service_actions(self) -> None:
+        """Cut off the connections whose time is over."""
+        now = time.monotonic()
+        with self._lock:
+            for request, state in self._open.items():
+                if now - state.since > (MAX_MS if state.is_heard else TIMEOUT):
+                    state.cut_off(request)
+
+    def _make_room(self) -> None:
+        """Cut off the connection that has for longest not said what it wants."""
+        for request, state in self._open.items():
+            if not (state.is_heard or state.is_cut_off):
+                state.cut_off(request)
+                return
+
+    def heard(self, request: Any) -> None:
+        """A connection has said what it wants."""
+        with self._lock:
+            self._open[request].is_heard = True
+
+    def shutdown_request(self, request: Any) -> None:
+        """A connection is over."""
+        with self._lock:
+            self._open.pop(request, None)
+        super().shutdown_request(request)
+
+    def begin(self) -> None:
+        """Answer from now on."""
+        threading.Thread(target=self.serve_forever, args=(LOOK,), name="redelivery-metrics", daemon=True).start()
+
+    def end(self) -> None:
+        """Answer no more."""
+        self.shutdown()
+        self.server_close()
+
+    def handle_error(self, *_: Any) -> None:
+        """A client that went away in the middle is no news."""

@@ -1,0 +1,69 @@
+"""Redaction: a dead letter as it is shown where the settings say `redact`.
+
+Enters: a letter. Leaves: the same letter, in which arguments, what exceptions and handlers said, and tracebacks are hidden; types,
+fingerprints, reasons, places and times stay. What is known to be harmless is named here, and all else in a record is hidden, so
+that a field of a newer version, or of a stranger's, is hidden as well. Nothing that is stored is changed.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from redelivery.middleware.logs import HIDDEN
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from redelivery.middleware.runtime import Runtime
+
+    from ..letters import Letter
+
+__all__ = ["redacted", "seen"]
+
+#: Headers in which Celery repeats the arguments.
+ARGUMENTS = frozenset({"argsrepr", "kwargsrepr"})
+FAILURE = frozenset({"type", "fingerprint"})
+ATTEMPT = frozenset({"at", "worker", "delay", "exception"})
+DEATH = frozenset(
+    {
+        *("queue", "reason", "count", "first", "last", "at", "generation", "exchange", "routing_keys"),
+        *("expires", "time_to_live", "expiration", "published"),
+    }
+)
+#: The dotted name of a class, one in a function included.
+_CLASS = re.compile(r"[\w.<>]{1,256}")
+
+
+def seen(runtime: Runtime, letter: Letter) -> Letter:
+    """The letter as this app's operators see it."""
+    return redacted(letter) if runtime.settings.redact else letter
+
+
+def redacted(letter: Letter) -> Letter:
+    """The letter without arguments and texts; its body is the caller's to hide."""
+    contents, envelope = letter.contents, letter.contents.envelope
+    failure = envelope.failure
+    hidden = replace(
+        envelope,
+        failure=None if failure is None else _named(_kept(failure, FAILURE), "type"),
+        attempts=tuple(_named(_kept(each, ATTEMPT), "exception") for each in envelope.attempts),
+        deaths=tuple(_kept(each, DEATH) for each in envelope.deaths),
+        first_death=None if envelope.first_death is None else _kept(envelope.first_death, DEATH),
+    )
+    message = contents.message
+    if message is not None:
+        headers = {name: HIDDEN if name in ARGUMENTS and value else value for name, value in message["headers"].items()}
+        message = {**message, "headers": headers}
+    return replace(letter, contents=replace(contents, envelope=hidden, message=message), death=_kept(letter.death, DEATH))
+
+
+def _kept(record: Mapping[str, Any], names: frozenset[str]) -> dict[str, Any]:
+    return {name: value if name in names or value in (None, "") else HIDDEN for name, value in record.items()}
+
+
+def _named(record: dict[str, Any], field: str) -> dict[str, Any]:
+    """The record with the class alone in this field, of what may be a class and a text behind it."""
+    kind = str(record.get(field) or "").partition(": ")[0]
+    return {**record, field: kind if not kind or _CLASS.fullmatch(kind) else HIDDEN}

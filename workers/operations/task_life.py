@@ -1,0 +1,119 @@
+"""A task's life: what the outcome log tells of it, and where it is now.
+
+Enters: a task id. Leaves: its events, the places that hold a message of it, and what was not looked at. The delay store has an
+index by task. The log, the queues and what is held have none: they are read in pages, from the newest on, up to a bound, and where
+that is reached, it is said.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast
+
+from redelivery.errors import EnvelopeError
+from redelivery.middleware.messages.events import Event
+from redelivery.middleware.ports import Capability
+
+from ..brokers.broker import broker_of, needed
+from ..brokers.redis.pages import list_pages
+from ..brokers.redis.transport import redis_of
+from ..brokers.redis.unacked import held_pages
+from ..letters import Contents, Letter, may_be
+from ..ports import Place, TaskLife
+from .letters import dead_letters
+from .redaction import seen
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from redelivery.middleware.brokers.rabbitmq.transport import AmqpTransport
+    from redelivery.middleware.runtime import Runtime
+
+__all__ = ["life_of"]
+
+ENTRIES = 2000
+
+
+def life_of(runtime: Runtime, task_id: str, *, most: int) -> TaskLife:
+    """Everything about one task; looks at `most` events and `most` messages of each list at the most.
+
+    Raises whatever redis-py raises.
+    """
+    life = TaskLife(task_id)
+    if Capability.BROWSE_LETTERS_UNMARKED not in runtime.transport.capabilities:
+        from ..brokers.rabbitmq.task_life import read  # noqa: PLC0415 - only where the broker is RabbitMQ
+
+        letter_queues = dead_letters.known(runtime)
+        queues = sorted(set(runtime.app.amqp.queues) - set(letter_queues))
+        read(cast("AmqpTransport", runtime.transport), queues, life, most)
+        for name in letter_queues:
+            for letter in dead_letters.found(runtime.transport, name, {task_id}):
+                life.places.append(Place("dead_letter", name, letter.contents, seen(runtime, letter).to_row()))
+        return life
+    _read_log(runtime, life, most)
+    for each in needed(broker_of(runtime.transport).delayed).of_task(task_id):
+        life.places.append(Place("delayed", each.queue, each.contents, {"due_ms": each.due_ms}))
+    letter_queues = dead_letters.known(runtime)
+    for queue in sorted({*runtime.app.amqp.queues, *letter_queues.values()} - set(letter_queues)):
+        for name in redis_of(runtime).keys.list_names(queue):
+            life.places += [Place("queue", queue, contents) for contents in _matching(runtime, life, name, most)]
+    _read_held(runtime, life, most)
+    for name in letter_queues:
+        for contents in _matching(runtime, life, name, most):
+            life.places.append(Place("dead_letter", name, contents, seen(runtime, Letter.of(contents.raw)).to_row()))
+    life.places = list({(place.place, place.name, place.contents.raw): place for place in life.places}.values())
+    return life
+
+
+def _matching(runtime: Runtime, life: TaskLife, name: str, most: int) -> Iterator[Contents]:
+    """The task's messages in a list."""
+    client, key, looked = redis_of(runtime).client, redis_of(runtime).keys.list(name), 0
+    for _, page in list_pages(client, key):
+        for raw in page:
+            if (contents := _of_task(raw, life.task_id)) is not None:
+                yield contents
+        looked += len(page)
+        if looked >= most and looked < int(client.llen(key)):
+            life.cut.append(f"{name}: only the newest {looked} messages were looked at")
+            return
+
+
+def _read_held(runtime: Runtime, life: TaskLife, most: int) -> None:
+    """The task's messages that workers hold."""
+    looked = 0
+    for _, page in held_pages(runtime):
+        for held in page:
+            if (contents := _of_task(held.raw, life.task_id)) is not None:
+                life.places.append(Place("unacked", held.queue, contents, {"owner": held.owner}))
+        looked += len(page)
+        if looked >= most:
+            life.cut.append(f"unacked: only {looked} messages were looked at")
+            return
+
+
+def _of_task(raw: bytes, task_id: str) -> Contents | None:
+    if not may_be(raw, {task_id}):
+        return None
+    contents = Contents.of(raw)
+    return contents if contents.task_id == task_id else None
+
+
+def _read_log(runtime: Runtime, life: TaskLife, most: int) -> None:
+    """The task's events, the oldest first, from a log that is read from its newest entry back."""
+    client, stream = redis_of(runtime).client, redis_of(runtime).keys.outcomes
+    sought, end, looked = life.task_id.encode("utf-8", "replace"), "+", 0
+    while looked < most:
+        entries: Any = client.xrevrange(stream, end, "-", count=min(ENTRIES, most - looked))
+        if not entries:
+            break
+        for entry_id, values in entries:
+            if values.get(b"t") == sought:
+                try:
+                    life.events.append(Event.from_entry(entry_id, values))
+                except (EnvelopeError, ValueError):
+                    continue
+        looked += len(entries)
+        end = f"({entries[-1][0].decode()}"
+    life.events.reverse()
+    length: Any = client.xlen(stream)
+    if looked < length and looked >= most:
+        life.cut.append(f"outcome log: only the newest {looked} of {length} events were looked at")
