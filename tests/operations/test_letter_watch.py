@@ -189,7 +189,7 @@ def test_on_rabbitmq_a_watch_whose_connection_is_cut_connects_again(rabbit: Rabb
     desk = place.desk()
     watch = AmqpLetterWatch(desk.install)
     assert watch.leads()
-    watch._connection.connection.transport.sock.shutdown(socket.SHUT_RDWR)  # type: ignore[union-attr]
+    watch._watching._connection.connection.transport.sock.shutdown(socket.SHUT_RDWR)  # type: ignore[union-attr]
     with pytest.raises(ConnectionError):
         watch.step()
     assert until(watch.leads, what="it to be connected again")

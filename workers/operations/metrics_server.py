@@ -19,9 +19,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 
 from redelivery.errors import RedeliveryError
+from redelivery.middleware.brokers.errors import BROKER_ERRORS
 from redelivery.middleware.logs import log
-
-from .letters.walk import BROKER_ERRORS
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -21,13 +21,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, cast
 
 from redelivery.errors import BrokerError, InputError, RedriveError
+from redelivery.middleware.brokers.errors import BROKER_ERRORS
 from redelivery.middleware.ports import Answer
 
 from ...brokers.rabbitmq.deaths import death_of, read
 from ...brokers.rabbitmq.letters import TIMEOUT, UNCONFIRMED, AmqpLetterStore
 from ...brokers.rabbitmq.peek import Look, depth_of
 from . import dead_letters
-from .walk import BATCH, BROKER_ERRORS, Walked
+from .walk import BATCH, Walked
 
 if TYPE_CHECKING:
     from collections.abc import Callable

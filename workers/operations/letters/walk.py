@@ -34,7 +34,6 @@ BEAT = 0.1
 
 #: Why a letter stays that the broker cannot route.
 UNROUTABLE = "nothing takes it where it came from: start a worker that declares its queue, or send it elsewhere with --to"
-#: What a broker that refuses or is gone raises.
 
 Job = TypeVar("Job")
 
