@@ -49,7 +49,7 @@ class Skewed(Shop):
     @property
     def environment(self) -> dict[str, str]:
         """The shop's, with the wrong clock."""
-        path = f"{ROOT / 'tests' / 'skewed'}:{ROOT}"
+        path = f"{ROOT / 'tests' / 'support' / 'skewed'}:{ROOT}"
         return {**super().environment, "SHOP_SKEW": str(self.skew), "PYTHONPATH": path}
 
 

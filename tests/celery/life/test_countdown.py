@@ -47,7 +47,7 @@ def test_what_a_producer_with_a_wrong_clock_publishes_has_the_right_times(
     any_server: Server, skew: int, settings: dict[str, Any]
 ) -> None:
     """In the message itself, so that plain workers read them, too. A time that was given as a time is left as it was given."""
-    path = f"{ROOT / 'tests' / 'skewed'}:{ROOT}"
+    path = f"{ROOT / 'tests' / 'support' / 'skewed'}:{ROOT}"
     command = [sys.executable, "-m", "tests.support.skewed_producer", any_server.url, "celery", json.dumps(settings)]
     environment = {**os.environ, "PYTHONPATH": path, "SHOP_SKEW": str(skew)}
     done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
