@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from .messages.events import Event
     from .policy.retry_budget import Pace
 
-__all__ = ["ACCEPTED", "Answer", "Capability", "Carrier", "Deliveries", "Held", "Names", "Pipeline", "Transport"]
+__all__ = ["ACCEPTED", "Answer", "Capability", "Carrier", "Deliveries", "Held", "Names", "Pipeline", "Successor", "Transport"]
 
 #: How the start of a message is recorded that was acknowledged before its task ran (`acks_late=False`).
 ACCEPTED = "accepted"
@@ -78,6 +78,18 @@ class Answer(StrEnum):
     MISSING = "missing"
     #: It was only asked for (`underway`).
     ASKED = "asked"
+
+
+class Successor(StrEnum):
+    """What is known of the next delivery of a message that is handed over again.
+
+    `RECORDED`: it is there, and the event of the move is in the log. `SEEN`: it was there; the worker that moved it may have died
+    before it recorded that.
+    """
+
+    UNKNOWN = "unknown"
+    SEEN = "seen"
+    RECORDED = "recorded"
 
 
 @dataclass(slots=True, eq=False)

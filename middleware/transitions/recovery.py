@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ..ports import Held
     from ..runtime import Runtime
 
-__all__ = ["recover"]
+__all__ = ["handed_over_again", "recover"]
 
 #: How long publishing a copy and acknowledging the original may be apart (milliseconds).
 MAX_GAP_MS = 1000
@@ -59,7 +59,7 @@ def recover(runtime: Runtime, held: Held, *, started: str | None, worker: str, n
     again = redelivered(message, held.queue, seen_ms=now_ms, attempt=None, suspect=is_suspect)
     # Without atomic moves the copy must not run, and kill its worker, before the original is acknowledged.
     delay_ms = 0 if Capability.ATOMIC_MOVES in transport.capabilities else MAX_GAP_MS
-    event = _event(message["headers"], held, Outcome.REDELIVERY_SCHEDULED, worker, delay_ms=delay_ms)
+    event = handed_over_again(message["headers"], held, worker, delay_ms=delay_ms)
     return transport.defer(
         held.tag,
         held.list_name,
@@ -69,6 +69,11 @@ def recover(runtime: Runtime, held: Held, *, started: str | None, worker: str, n
         delay_ms=delay_ms,
         first=True,
     )
+
+
+def handed_over_again(headers: dict[str, Any], held: Held, worker: str = "", *, delay_ms: int = 0) -> Event:
+    """The event of a message that was not counted, and goes on after its worker died."""
+    return _event(headers, held, Outcome.REDELIVERY_SCHEDULED, worker, delay_ms=delay_ms)
 
 
 def _counted(runtime: Runtime, held: Held, message: dict[str, Any], worker: str, now_ms: int) -> Answer:

@@ -24,9 +24,9 @@ from ..messages.events import Outcome, Reason
 from ..messages.recording import about
 from ..messages.steps import ANNOUNCED, HEADER, Envelope, Failed, deferred, iso, opened, redriven, sealed
 from ..messages.ttl import DELIVERY_DELAY, due_ms, expiry_ms, milliseconds
-from ..ports import Capability, Held
+from ..ports import Capability, Held, Successor
 from ..transitions.death import bury, bury_at_last, carry_out
-from ..transitions.recovery import recover
+from ..transitions.recovery import handed_over_again, recover
 from .observer import queue_of, record
 
 if TYPE_CHECKING:
@@ -91,7 +91,14 @@ class Arrivals:
         if not held.handed_over_before:
             return self._must_stop(message, held)
         transport: Any = self.runtime.transport
-        transport.ask_moved(held, lambda was_moved: self._end_copy(held) if was_moved else self._recover(message, held))
+
+        def then(known: Successor) -> None:
+            if known is Successor.UNKNOWN:
+                self._recover(message, held)
+            else:
+                self._end_copy(message, held, is_recorded=known is Successor.RECORDED)
+
+        transport.ask_moved(held, then)
         return True
 
     def _must_stop(self, message: Any, held: Held) -> bool:
@@ -128,10 +135,12 @@ class Arrivals:
             return True
         return False
 
-    def _end_copy(self, held: Held) -> None:
-        """Its successor lies on the broker, and its move is recorded: whoever moved it died before the acknowledgement."""
+    def _end_copy(self, message: Any, held: Held, *, is_recorded: bool) -> None:
+        """Its successor is on the broker: the worker that moved it died before it acknowledged it, or before it recorded the move."""
         log.info("message.moved_already", tag=held.tag, queue=held.queue, times=held.handed_over_before)
-        self.runtime.transport.acknowledge(held.tag, None)
+        headers = message.headers if isinstance(message.headers, dict) else {}
+        event = None if is_recorded or Envelope.of(headers).is_letter else handed_over_again(headers, held)
+        self.runtime.transport.acknowledge(held.tag, event)
         self.runtime.owner.drop(held.tag)
 
     def _recover(self, message: Any, held: Held) -> None:

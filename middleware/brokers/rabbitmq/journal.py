@@ -10,6 +10,8 @@ again waits for a moment, since a dead worker's last frames may still be on thei
   was there, and what became of it is safe: then the message is only acknowledged. Else it is delivered again;
 - `had`, written when the end of a message that has been moved before is recorded: of use to whoever reads `moving`.
 
+A message with `moved` has its event in the log. One of which only the successor is known may have none: its reader records one.
+
 The journal is a stream of RabbitMQ's: any number may read it at once, and nothing is taken out by reading. It forgets by itself.
 Only what fails, dies or waits is written, and only what is handed over again is looked up: a task that succeeds at once pays
 nothing. A reader writes a marker of its own and reads until it comes back: then it has read all that was written before.
@@ -40,6 +42,7 @@ import amqp
 
 from ...logs import log
 from ...messages.steps import HEADER, Envelope, opened
+from ...ports import Successor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -108,7 +111,7 @@ class Question:
     """Whether this word's message was moved; when that was asked, and when it is to be looked up (monotonic seconds)."""
 
     word: bytes
-    then: Callable[[bool], None]
+    then: Callable[[Successor], None]
     asked_at: float
     due_at: float
 
@@ -126,8 +129,8 @@ class Journal:
         self._thread: threading.Thread | None = None
         self._is_closed = False
 
-    def ask(self, word: bytes, then: Callable[[bool], None]) -> None:
-        """Tell `then` whether this word stands in the journal, in a while, from another thread. It is not told after `close`."""
+    def ask(self, word: bytes, then: Callable[[Successor], None]) -> None:
+        """Tell `then` what the journal knows of this word, in a while, from another thread. It is not told after `close`."""
         with self._news:
             self._is_closed = False
             now = time.monotonic()
@@ -165,19 +168,21 @@ class Journal:
     def _answer(self, due: list[Question], reading: Reading | None) -> None:
         now, doubtful = time.monotonic(), []
         for each in due:
-            if reading is not None and not reading.has_moved(each.word) and now < each.asked_at + reading.patience_for(each.word):
+            known = Successor.UNKNOWN if reading is None else reading.successor_of(each.word)
+            may_show = reading is not None and now < each.asked_at + reading.patience_for(each.word)
+            if known is Successor.UNKNOWN and may_show:
                 doubtful.append(replace(each, due_at=now + ON_ITS_WAY))
             else:
-                self._tell(each.then, is_there=reading is not None and reading.has_moved(each.word))
+                self._tell(each.then, known)
         with self._news:
             if not self._is_closed:
                 self._asked.extend(doubtful)
 
-    def _tell(self, then: Callable[[bool], None], *, is_there: bool) -> None:
+    def _tell(self, then: Callable[[Successor], None], known: Successor) -> None:
         if self._is_closed:
             return
         try:
-            then(is_there)
+            then(known)
         except Exception:  # noqa: BLE001 - its message stays unacknowledged, and comes again
             log.exception("journal.unheard")
 
@@ -209,9 +214,12 @@ class Reading:
         since = datetime.now(UTC).replace(tzinfo=None) - LOOK_BACK
         self._channel.basic_consume(name, callback=self._note, arguments={"x-stream-offset": since})
 
-    def has_moved(self, word: bytes) -> bool:
-        """Whether this message has a successor, or had one."""
-        return word in self._moved or any(self._was_there(successor) for successor, _ in self._moving.get(word, ()))
+    def successor_of(self, word: bytes) -> Successor:
+        """What is known of this message's successor."""
+        if word in self._moved:
+            return Successor.RECORDED
+        was_seen = any(self._was_there(successor) for successor, _ in self._moving.get(word, ()))
+        return Successor.SEEN if was_seen else Successor.UNKNOWN
 
     def _was_there(self, word: bytes) -> bool:
         return word in self._had or word in self._moved

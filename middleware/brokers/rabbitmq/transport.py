@@ -22,7 +22,7 @@ from redelivery.settings.general import GeneralSettings
 from ...logs import log
 from ...messages.events import Outcome
 from ...messages.steps import opened
-from ...ports import Answer, Capability
+from ...ports import Answer, Capability, Successor
 from ..broker_url import check_broker_url
 from ..deliveries import WithoutLeases
 from .delays import waiting
@@ -204,13 +204,13 @@ class AmqpTransport(WithoutLeases):
         self._begun[held.tag] = name = start_of(opened(held.raw)["headers"])
         return name if self._starts.has(name) else None
 
-    def ask_moved(self, held: Held, then: Callable[[bool], None]) -> None:
-        """Tell `then`, now or later, from whatever thread, whether what is handed over again was moved before."""
+    def ask_moved(self, held: Held, then: Callable[[Successor], None]) -> None:
+        """Tell `then`, now or later, from any thread, whether what is handed over again was moved before."""
         if self._has_journal and self.claim is not None:
             self.claim.leave(held.tag)  # while it waits for the answer, others can be received
             self._journal.ask(word_of(held.raw, held.queue), then)
         else:
-            then(False)  # noqa: FBT003 - the answer
+            then(Successor.UNKNOWN)
 
     def release(self, held: Sequence[Held]) -> int:
         """Put messages that were not run back into their queues, unmarked, behind all others."""
