@@ -136,7 +136,7 @@ class Arrivals:
         return False
 
     def _end_copy(self, message: Any, held: Held, *, is_recorded: bool) -> None:
-        """Its successor is on the broker: the worker that moved it died before it acknowledged it, or before it recorded the move."""
+        """Its successor is on the broker: its worker died before it acknowledged, or before it recorded the move."""
         log.info("message.moved_already", tag=held.tag, queue=held.queue, times=held.handed_over_before)
         headers = message.headers if isinstance(message.headers, dict) else {}
         event = None if is_recorded or Envelope.of(headers).is_letter else handed_over_again(headers, held)
