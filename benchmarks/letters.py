@@ -10,8 +10,8 @@ from benchmarks.celery_side import QUEUE
 from benchmarks.figures import less, more
 from benchmarks.sides import side
 from benchmarks.stock import Stock
+from redelivery.middleware.brokers.redis.broker import RedisBroker
 from redelivery.middleware.brokers.redis.keys import Keys
-from redelivery.middleware.brokers.redis.transport import RedisTransport
 from redelivery.workers.operations.letters.dead_letters import newest
 from redelivery.workers.operations.letters.filter import Filter
 from redelivery.workers.operations.letters.redrive import redrive
@@ -30,7 +30,7 @@ def redriven(name: str, *, letters: int) -> dict[str, Figure]:
     with side(name) as here:
         Stock(here.client).kill(letters, QUEUE, LETTERS)
         began = time.monotonic()
-        result = redrive(RedisTransport(here.client, Keys()), LETTERS, Filter())
+        result = redrive(RedisBroker(here.client, Keys()), LETTERS, Filter())
         seconds = time.monotonic() - began
         if result.moved != letters or here.client.llen(QUEUE) != letters:
             msg = f"{letters} letters were to go back: {result.to_dict()}"
@@ -42,7 +42,7 @@ def first_page(name: str, *, letters: int) -> dict[str, Figure]:
     """The newest page of so many letters, read and made into rows; the median of some looks, and the longest."""
     with side(name) as here:
         Stock(here.client).kill(letters, QUEUE, LETTERS)
-        transport, took = RedisTransport(here.client, Keys()), []
+        transport, took = RedisBroker(here.client, Keys()), []
         for _ in range(LOOKS):
             began = time.perf_counter()
             rows = [letter.to_row() for letter in newest(transport, LETTERS, PAGE)]

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from benchmarks.figures import less
 from benchmarks.sides import side
 from redelivery.middleware.brokers.redis.keys import Keys
+from redelivery.middleware.brokers.redis.scripts import encoded
 from redelivery.middleware.brokers.redis.transport import RedisTransport
-from redelivery.middleware.brokers.redis.wire import encoded
 from redelivery.middleware.messages.events import ENTRY, Event, Outcome
 from redelivery.workers.duties.log_bounds import LogKeeper
 

@@ -10,7 +10,7 @@ is not there.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -21,9 +21,27 @@ if TYPE_CHECKING:
     from celery.worker.consumer import Consumer
 
     from .messages.events import Event
-    from .policy.retry_budget import Pace
+    from .policy.resolver import Pace
 
-__all__ = ["ACCEPTED", "Answer", "Capability", "Carrier", "Deliveries", "Held", "Names", "Pipeline", "Successor", "Transport"]
+__all__ = [
+    "ACCEPTED",
+    "Answer",
+    "Capability",
+    "Carrier",
+    "Deliveries",
+    "FastPath",
+    "Held",
+    "Lease",
+    "Moves",
+    "Names",
+    "Pipeline",
+    "Redeliveries",
+    "Registry",
+    "Session",
+    "Successor",
+    "Transport",
+    "ignore",
+]
 
 #: How the start of a message is recorded that was acknowledged before its task ran (`acks_late=False`).
 ACCEPTED = "accepted"
@@ -76,7 +94,7 @@ class Answer(StrEnum):
     ALREADY = "already"
     REFUSED = "refused"
     MISSING = "missing"
-    #: It was only asked for (`underway`).
+    #: It was only asked for (`Pipeline`).
     ASKED = "asked"
 
 
@@ -90,6 +108,10 @@ class Successor(StrEnum):
     UNKNOWN = "unknown"
     SEEN = "seen"
     RECORDED = "recorded"
+
+
+def ignore(*_: Any, **__: Any) -> None:
+    """What is called where nothing is to be done."""
 
 
 @dataclass(slots=True, eq=False)
@@ -108,27 +130,25 @@ class Held:
     list_name: str
     raw: bytes
     seen_ms: int
-    release_credit: Callable[[], None] = field(default=lambda: None)
+    release_credit: Callable[[], None] = ignore
     request: Any = None
     handed_over_before: int = 0
     was_cut: bool = False
     was_moved: bool = False
     has_left: bool = False
 
+    def make_room(self) -> None:
+        """Give its place in the prefetch window back, once; it stays held."""
+        self.release_credit, release_credit = ignore, self.release_credit
+        release_credit()
+
     def leave(self) -> None:
         """Its transition has been answered."""
         self.request, self.has_left = None, True
 
 
-class Deliveries(Protocol):
-    """What one worker holds: `held` maps tag → message, from its receipt until its transition has been answered.
-
-    Where the broker has leases, `token` is the one that the messages are held under.
-    """
-
-    worker: str
-    held: dict[str, Held]
-    token: str
+class Lease(Protocol):
+    """A worker's lease of what it holds: it must be renewed, and ends where others see it stand still."""
 
     def begin(self, instead_of: str) -> None:
         """Take a new token, and open its lease; `instead_of` is the one that was lost."""
@@ -142,12 +162,32 @@ class Deliveries(Protocol):
         """Nothing is held any more: end the lease."""
         ...
 
-    def holds(self, tag: str) -> bool:
-        """Whether this tag was minted under the token, or the connection, that there is now."""
-        ...
-
     def has_minted(self, tag: str) -> bool:
         """Whether this tag is held under a lease."""
+        ...
+
+    def accept(self, tag: str) -> Answer:
+        """Record that the message counts as acknowledged from here on, though it is held."""
+        ...
+
+
+class Deliveries(Protocol):
+    """What one worker holds: `held` maps tag → message, from its receipt until its transition has been answered.
+
+    `token` is the one that the messages are held under, of a lease or of a connection.
+    """
+
+    worker: str
+    held: dict[str, Held]
+    token: str
+
+    @property
+    def lease(self) -> Lease | None:
+        """The lease that they are held under, where the broker has leases."""
+        ...
+
+    def holds(self, tag: str) -> bool:
+        """Whether this tag was minted under the token, or the connection, that there is now."""
         ...
 
     def take(self, message: Any) -> Held | None:
@@ -156,10 +196,6 @@ class Deliveries(Protocol):
 
     def drop(self, tag: str) -> None:
         """Its transition has been answered: the message is no longer held."""
-        ...
-
-    def make_room(self, tag: str) -> None:
-        """Give a message's place in the prefetch window back; it stays held."""
         ...
 
     def release(self, keep: set[str]) -> int:
@@ -184,7 +220,7 @@ class Pipeline(Protocol):
         """Whether this thread may ask."""
         ...
 
-    def begin(self, tag: str, transition: Callable[[Any], Answer], then: Callable[[Answer], None]) -> None:
+    def begin(self, tag: str, transition: Callable[[Moves], Answer], then: Callable[[Answer], None]) -> None:
         """Ask for the transition; `then` gets the answer, here or later."""
         ...
 
@@ -204,7 +240,7 @@ class Carrier(Protocol):
         """The tags of the messages whose transitions are not carried out yet."""
         ...
 
-    def ask(self, tag: str, transition: Callable[[Any], Answer], then: Callable[[Answer], None], transport: Any) -> None:
+    def ask(self, tag: str, transition: Callable[[Moves], Answer], then: Callable[[Answer], None], transport: Moves) -> None:
         """As `carry_out`, of a transition that is told the transport; nobody waits for its answer, where that can be."""
         ...
 
@@ -222,62 +258,15 @@ class Carrier(Protocol):
 
 
 class Names(Protocol):
-    """How a broker calls the place where the messages of a queue lie."""
+    """How a broker calls the place where the messages of a queue lie: as the queue, where all priorities lie in one."""
 
-    def list_name(self, queue: str, priority: int = 0) -> str:
+    def list_name(self, queue: str, priority: int = 0) -> str:  # noqa: ARG002 - brokers with a list for each priority use it
         """The name of the place where a message of this priority lies."""
-        ...
+        return queue
 
 
-class Transport(Protocol):
-    """The transitions; with `ATOMIC_MOVES`, each is one step of the broker's, which happens whole or not at all."""
-
-    #: The app whose broker this is; None for one that was made by hand.
-    app: Celery | None
-
-    @property
-    def capabilities(self) -> frozenset[Capability]:
-        """What this kind of broker can do."""
-        ...
-
-    @property
-    def keys(self) -> Names:
-        """How this broker calls its places."""
-        ...
-
-    def claim_for(self, worker: str) -> Deliveries:
-        """What holds this worker's messages. Raises `BrokerError`."""
-        ...
-
-    def attach(self, consumer: Consumer) -> None:
-        """From here on this consumer's deliveries are ours. Raises `BrokerError`."""
-        ...
-
-    def receive(
-        self, consumer: Consumer, owner: Deliveries, limit: Callable[[], int], on_garbage: Callable[[Held, Exception], None]
-    ) -> bool:
-        """Receive by ourselves from now on, `limit` messages at the most, where that can be; else kombu does."""
-        ...
-
-    def pipeline(self, hub: Any, wait_for: Callable[..., None]) -> Pipeline | None:
-        """Transitions whose answers this event loop reads; None where each is waited for. `wait_for` is `Carrier.carry_out`."""
-        ...
-
-    def is_transient(self, exc: BaseException) -> bool:
-        """Whether this failure is the broker's for now: the same transition may be carried out a little later."""
-        ...
-
-    def is_driver_error(self, exc: BaseException) -> bool:
-        """Whether the driver says by this that the broker refuses, or is away."""
-        ...
-
-    def has_queue(self, name: str) -> bool:
-        """Whether the broker has this queue."""
-        ...
-
-    def warn(self, queues: Sequence[str], letters: Iterable[str], management_url: str | None) -> None:
-        """Say in the log where the broker ends messages by itself: of the queues that are consumed, or of their dead letters."""
-        ...
+class Moves(Protocol):
+    """What may become of a message that is held; with `ATOMIC_MOVES`, each is one step, which happens whole or not at all."""
 
     def acknowledge(self, tag: str, event: Event | None) -> Answer:
         """End the message."""
@@ -323,36 +312,115 @@ class Transport(Protocol):
         """Put messages that were not run back to where they were taken from."""
         ...
 
-    def accept(self, tag: str) -> Answer:
-        """Record that the message counts as acknowledged from here on (`STARTS`, `LEASES`)."""
+
+class Session(Protocol):
+    """A worker's deliveries, where the broker itself gives back what a dead worker held, as soon as its connection is gone."""
+
+    def attach(self, consumer: Consumer) -> None:
+        """From here on this consumer's deliveries are ours. Raises `BrokerError`."""
         ...
+
+    def drain(self, seconds: float) -> int:
+        """Wait for what the broker has not answered, at most this long; how many moves are left where that was not enough."""
+        ...
+
+
+class Redeliveries(Protocol):
+    """What a broker that hands messages over again by itself knows of one that it does (`REDELIVERY_COUNTS`)."""
 
     def recorded_start(self, held: Held) -> str | None:
         """How the start of a message that came again was recorded, where the broker says so: `ACCEPTED`, or when, or not at all."""
         ...
 
-    def extend(self, tags: Iterable[str], seconds: float) -> None:
-        """Keep plain workers' sweeps away from these tags (`LEASES`)."""
+    def ask_moved(self, held: Held, then: Callable[[Successor], None]) -> None:
+        """Tell `then`, now or later, from any thread, whether the message was moved on already."""
         ...
+
+
+class FastPath(Protocol):
+    """Receiving and asking on connections of our own, where kombu receives and each move is waited for otherwise."""
+
+    def receive(
+        self, consumer: Consumer, owner: Deliveries, limit: Callable[[], int], on_garbage: Callable[[Held, Exception], None]
+    ) -> bool:
+        """Receive by ourselves from now on, `limit` messages at the most; False where kombu is one that we do not know."""
+        ...
+
+    def pipeline(self, hub: Any, wait_for: Callable[..., None]) -> Pipeline | None:
+        """Transitions whose answers this event loop reads; None where each is waited for. `wait_for` is `Carrier.carry_out`."""
+        ...
+
+
+class Registry(Protocol):
+    """What the broker knows of names."""
 
     def objection_to(self, queue: str) -> str | None:
         """Why nothing may be sent to a queue of this name, beside what every broker refuses; None where it may."""
         ...
 
     def origin_of(self, dead_letter_queue: str) -> str | None:
-        """The queue whose worker used this dead-letter queue last, where the broker keeps that."""
+        """The queue whose worker used this dead-letter queue last."""
+        ...
+
+
+class Transport(Moves, Protocol):
+    """One app's broker. A feature that it lacks is None."""
+
+    #: The app whose broker this is; None for one that was made by hand.
+    app: Celery | None
+
+    @property
+    def capabilities(self) -> frozenset[Capability]:
+        """What this kind of broker can do."""
+        ...
+
+    @property
+    def session(self) -> Session | None:
+        """What holds deliveries by their connection; None where they are held under leases."""
+        ...
+
+    @property
+    def redeliveries(self) -> Redeliveries | None:
+        """What is known of messages that the broker hands over again."""
+        ...
+
+    @property
+    def fast_path(self) -> FastPath | None:
+        """Receiving and asking without kombu."""
+        ...
+
+    @property
+    def registry(self) -> Registry | None:
+        """What the broker knows of names; None where any name is a queue's."""
+        ...
+
+    @property
+    def keys(self) -> Names:
+        """How this broker calls its places."""
+        ...
+
+    def claim_for(self, worker: str) -> Deliveries:
+        """What holds this worker's messages. Raises `BrokerError`."""
+        ...
+
+    def is_transient(self, exc: BaseException) -> bool:
+        """Whether this failure is the broker's for now: the same transition may be carried out a little later."""
+        ...
+
+    def is_driver_error(self, exc: BaseException) -> bool:
+        """Whether the driver says by this that the broker refuses, or is away."""
+        ...
+
+    def has_queue(self, name: str) -> bool:
+        """Whether the broker has this queue."""
+        ...
+
+    def warn(self, queues: Sequence[str], letters: Iterable[str], management_url: str | None) -> None:
+        """Say in the log where the broker ends messages by itself: of the queues that are consumed, or of their dead letters."""
         ...
 
     def now_ms(self) -> int:
         """The broker's time, or this machine's where it tells nobody; milliseconds since the epoch."""
-        ...
-
-    def drain(self, seconds: float) -> bool:
-        """Wait for what the broker has not answered, at most this long; False where something is left."""
-        ...
-
-    def waiting(self) -> int:
-        """How many moves the broker has not answered."""
         ...
 
     def close(self) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from celery.exceptions import Ignore
 
 from .logs import log
-from .messages.failed import failed_of
+from .messages.envelope import failed_of
 from .ports import Answer, Capability
 
 if TYPE_CHECKING:
@@ -89,8 +89,9 @@ class Runtime:
 
     def make_room(self, tag: str) -> None:
         """Give a message's place in the prefetch window back, where it is held here."""
-        if self._owner is not None:
-            self._owner.make_room(tag)
+        held = None if self._owner is None else self._owner.held.get(tag)
+        if held is not None:
+            held.make_room()
 
     def start(self, tag: str) -> None:
         """Record that a message is about to run. Raises `celery.exceptions.Ignore` where it was given to another worker."""

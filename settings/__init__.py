@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from .fields import FIELDS, PolicyFields, read_fields
 from .general import GENERAL, GeneralSettings
 from .loading import RedeliverySettings, ResolvedPolicy
 from .matching import AddressPattern
-from .policy import DEFAULT_QUEUE, UNLIMITED, RedeliveryPolicy
+from .policy import DEFAULT_QUEUE, FIELDS, UNLIMITED, PolicyFields, RedeliveryPolicy, read_fields
 
 __all__ = [
     "DEFAULT_QUEUE",

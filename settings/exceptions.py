@@ -1,10 +1,7 @@
-"""Exception classes by name, so that settings can speak of them without importing them.
+"""Exception classes by name (`module.qualname`, built-ins bare), so that settings can speak of them without importing them.
 
-Enters: a class, or a dotted name such as `requests.exceptions.ConnectionError` or `ValueError`. Leaves: the one name by which a
-class is known here (`module.qualname`, built-ins bare), and whether a raised exception is of that class or a subclass. Nothing is
-imported: a name that leads elsewhere (`requests.ConnectionError`, `IOError`) is followed only in modules that the process has
-loaded already, and an exception that was raised comes from a loaded module. Refuses, with `ConfigurationError`, a bare name that is
-no built-in.
+A name that leads elsewhere (`requests.ConnectionError`, `IOError`) is followed only in modules that the process has loaded already;
+an exception that was raised comes from a loaded module.
 """
 
 from __future__ import annotations

@@ -1,14 +1,12 @@
-"""The settings that hold for the whole app and belong to no queue: one table of their defaults, their meaning and their checks.
-
-Enters: values as people write them. Leaves: a frozen `GeneralSettings`. Refuses, with `ConfigurationError`, values out of range.
-"""
+"""The settings that hold for the whole app and belong to no queue: their defaults, their meaning and their checks."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from . import values
+from .values import checks_of, setting
 
 __all__ = ["GENERAL", "GeneralSettings", "read_general"]
 
@@ -28,7 +26,7 @@ class GeneralSettings:
       go, and the gap is recorded.
     - `outcome_export` (path or URI; None): where one of the workers exports the outcome log to; with None, none does.
     - `outcome_export_every` (seconds; 60): between two such exports.
-    - `fast_receive` (flag; true): the batched receive script; false leaves receiving to kombu.
+    - `fast_receive` (flag; true): the batched receive script, and on RabbitMQ the reading ahead; false leaves receiving to kombu.
     - `eta_threshold` (seconds; 1): messages that are due later than this wait in the delay store, not in the worker.
     - `dispatcher` (flag; true): whether every worker runs a dispatcher; false where it runs as a process of its own.
     - `redact` (flag; false): whether arguments of tasks, and texts and tracebacks of exceptions, are hidden in what the commands,
@@ -43,39 +41,24 @@ class GeneralSettings:
       messages; with the broker's user where it names none. With None they are not seen.
     """
 
-    mode: Literal["enforce", "observe"] = "enforce"
-    lease: float = 10.0
-    outcome_log_max_bytes: int = 256 * 1024 * 1024
-    outcome_export: str | None = None
-    outcome_export_every: float = 60.0
-    fast_receive: bool = True
-    eta_threshold: float = 1.0
-    dispatcher: bool = True
-    redact: bool = False
-    store_failure_texts: bool = True
-    wait_replicas: int = 0
-    dead_letter_archive: str | None = None
-    management_url: str | None = None
+    mode: Literal["enforce", "observe"] = setting(values.choice("enforce", "observe"), default="enforce")
+    lease: float = setting(values.duration_from(LEAST_LEASE), default=10.0)
+    outcome_log_max_bytes: int = setting(values.count(1), default=256 * 1024 * 1024)
+    outcome_export: str | None = setting(values.optional(values.name), default=None)
+    outcome_export_every: float = setting(values.duration_from(1.0), default=60.0)
+    fast_receive: bool = setting(values.flag, default=True)
+    eta_threshold: float = setting(values.duration, default=1.0)
+    dispatcher: bool = setting(values.flag, default=True)
+    redact: bool = setting(values.flag, default=False)
+    store_failure_texts: bool = setting(values.flag, default=True)
+    wait_replicas: int = setting(values.count(0), default=0)
+    dead_letter_archive: str | None = setting(values.optional(values.name), default=None)
+    management_url: str | None = setting(values.optional(values.http_url), default=None)
 
 
-_CHECKS: dict[str, values.Check] = {
-    "mode": values.choice("enforce", "observe"),
-    "lease": values.duration_from(LEAST_LEASE),
-    "outcome_log_max_bytes": values.count(1),
-    "outcome_export": values.optional(values.name),
-    "outcome_export_every": values.duration_from(1.0),
-    "fast_receive": values.flag,
-    "eta_threshold": values.duration,
-    "dispatcher": values.flag,
-    "redact": values.flag,
-    "store_failure_texts": values.flag,
-    "wait_replicas": values.count(0),
-    "dead_letter_archive": values.optional(values.name),
-    "management_url": values.optional(values.http_url),
-}
-
+_CHECKS = checks_of(GeneralSettings)
 #: The names of the general settings, in the order in which they are shown.
-GENERAL: tuple[str, ...] = tuple(each.name for each in fields(GeneralSettings))
+GENERAL: tuple[str, ...] = tuple(_CHECKS)
 
 
 def read_general(setting: str, value: Any, where: str = "") -> Any:

@@ -4,9 +4,6 @@ Precedence, setting by setting, the later the stronger: built-in < `queues` < `t
 tasks). Within a table the more specific pattern wins (`redelivery.settings.matching`). Where one row is written in several sources,
 the environment beats `app.conf.redelivery`, which beats the TOML file; otherwise they are read as if they were one file, in that
 order.
-
-Enters: the sources. Leaves: `RedeliverySettings`, and per queue and task a `ResolvedPolicy` that knows where each value came from.
-Refuses, with `ConfigurationError`, what the sources refuse, and policies whose fields contradict each other once merged.
 """
 
 from __future__ import annotations
@@ -18,9 +15,8 @@ from typing import TYPE_CHECKING, Any, Self
 from redelivery.errors import ConfigurationError
 
 from . import sources
-from .fields import FIELDS, read_fields
 from .general import GENERAL, GeneralSettings
-from .policy import RedeliveryPolicy
+from .policy import FIELDS, RedeliveryPolicy, read_fields
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping

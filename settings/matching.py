@@ -7,8 +7,6 @@ stand for whole words only. Where several patterns match an address, they are me
 2. then more literal words;
 3. then the earlier literal word;
 4. then the order written: the later row wins.
-
-Enters: patterns and addresses as text. Leaves: yes or no, and an order. Refuses a wildcard inside a word (`orders*`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Names that no queue of an app may have: ours, kombu's, Celery's and the broker's own.
 
-Enters: a name that a person, a producer or a setting gives. Leaves: what speaks against it as the name of a queue, in a few words,
-or nothing. The one place that judges a name before it becomes a key on Redis or a queue on RabbitMQ; `middleware.transitions.homes`
+This is the one place that judges a name before it becomes a key on Redis or a queue on RabbitMQ; `middleware.transitions.homes`
 asks the broker, too. One list holds for all brokers: a setting must not become dangerous when the broker is exchanged.
 """
 

@@ -1,25 +1,26 @@
 """The policy: everything that can be said about how one queue's, or one task's, messages are delivered again and die.
 
-Enters: field values as people write them. Leaves: one frozen, validated `RedeliveryPolicy`. Refuses, with `ConfigurationError` and
-one line that says what to do: values out of range, misspelt fields, and fields that contradict each other. The fields and their
-meaning follow Artemis's address settings; Solace's and RabbitMQ's where Artemis has none.
+The fields and their meaning follow Artemis's address settings; Solace's and RabbitMQ's where Artemis has none.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Self
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict
 
 from redelivery.errors import ConfigurationError
 
 from . import names, values
-from .exceptions import distance
-from .fields import FIELDS, read_fields
+from .exceptions import distance, name_of, names_of
+from .values import checks_of, setting
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Sequence
+    from datetime import timedelta
 
-__all__ = ["DEFAULT_QUEUE", "UNLIMITED", "RedeliveryPolicy"]
+__all__ = ["DEFAULT_QUEUE", "FIELDS", "UNLIMITED", "PolicyFields", "RedeliveryPolicy", "read_fields"]
 
 #: `max_delivery_attempts` without a limit.
 UNLIMITED = -1
@@ -27,6 +28,63 @@ UNLIMITED = -1
 DEFAULT_QUEUE = "default"
 #: The cap where none is set is the greater of these seconds and this many times the delay (Artemis: ten times the delay).
 LEAST_DEFAULT_CAP, DEFAULT_CAP_FACTOR = 600.0, 10
+
+#: The fields that a rule may have beside `non_retryable`.
+IN_RULES = (
+    "max_delivery_attempts",
+    "redelivery_delay",
+    "redelivery_delay_multiplier",
+    "max_redelivery_delay",
+    "redelivery_collision_avoidance_factor",
+    "max_age",
+)
+
+
+class PolicyFields(TypedDict, total=False):
+    """The fields of a policy as people write them, any number of them; see `RedeliveryPolicy`."""
+
+    max_delivery_attempts: int
+    redelivery_delay: float | timedelta
+    redelivery_delay_multiplier: float
+    max_redelivery_delay: float | timedelta | None
+    redelivery_collision_avoidance_factor: float
+    redeliveries_per_second: float | None
+    max_age: float | timedelta | None
+    dead_letter_queue: str | None
+    dead_letter_queue_prefix: str
+    dead_letter_queue_suffix: str
+    auto_create_dead_letter_resources: bool
+    auto_delete_dead_letter_resources: bool
+    expiry_queue: str | None
+    persist_delivery_count: Literal["off", "suspects", "always"]
+    enabled: bool
+    dead_letter_eligible: bool
+    respect_time_to_live: bool
+    max_time_to_live: float | timedelta | None
+    delivery_delay: float | timedelta
+    max_length: int | None
+    overflow: Literal["dead_letter_oldest", "refuse_publish"]
+    dead_letter_time_to_live: float | timedelta | None
+    max_dead_letters: int | None
+    non_retryable: type[BaseException] | str | Sequence[type[BaseException] | str]
+    rules: Mapping[type[BaseException] | str, Mapping[str, Any]]
+
+
+def _rules(setting: str, value: Any) -> Mapping[str, Mapping[str, Any]]:
+    if not isinstance(value, Mapping):
+        msg = f"{setting} must map exception classes or dotted names to settings, not {value!r}"
+        raise ConfigurationError(msg)
+    read: dict[str, Mapping[str, Any]] = {}
+    for written, rule in value.items():
+        key = name_of(setting, written)
+        where = f"{setting}[{key!r}]"
+        if not isinstance(rule, Mapping):
+            msg = f"{where} must be a table of settings such as {{'redelivery_delay': 30}}, not {rule!r}"
+            raise ConfigurationError(msg)
+        read[key] = MappingProxyType(
+            _checked(rule, {**{name: _CHECKS[name] for name in IN_RULES}, "non_retryable": values.flag}, where)
+        )
+    return MappingProxyType(read)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,31 +130,35 @@ class RedeliveryPolicy:
       `non_retryable`. The nearest ancestor of what was raised wins, over `non_retryable` too.
     """
 
-    max_delivery_attempts: int = 10
-    redelivery_delay: float = 1.0
-    redelivery_delay_multiplier: float = 2.0
-    max_redelivery_delay: float | None = None
-    redelivery_collision_avoidance_factor: float = 0.25
-    redeliveries_per_second: float | None = None
-    max_age: float | None = None
-    dead_letter_queue: str | None = DEFAULT_QUEUE
-    dead_letter_queue_prefix: str = "DLQ."
-    dead_letter_queue_suffix: str = ""
-    auto_create_dead_letter_resources: bool = True
-    auto_delete_dead_letter_resources: bool = False
-    expiry_queue: str | None = None
-    persist_delivery_count: Literal["off", "suspects", "always"] = "suspects"
-    enabled: bool = True
-    dead_letter_eligible: bool = True
-    respect_time_to_live: bool = True
-    max_time_to_live: float | None = None
-    delivery_delay: float = 0.0
-    max_length: int | None = None
-    overflow: Literal["dead_letter_oldest", "refuse_publish"] = "dead_letter_oldest"
-    dead_letter_time_to_live: float | None = None
-    max_dead_letters: int | None = None
-    non_retryable: tuple[str, ...] = ()
-    rules: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, hash=False)
+    max_delivery_attempts: int = setting(values.attempts, default=10)
+    redelivery_delay: float = setting(values.duration, default=1.0)
+    redelivery_delay_multiplier: float = setting(values.factor, default=2.0)
+    max_redelivery_delay: float | None = setting(values.optional(values.duration), default=None)
+    redelivery_collision_avoidance_factor: float = setting(values.fraction, default=0.25)
+    redeliveries_per_second: float | None = setting(values.optional(values.rate), default=None)
+    max_age: float | None = setting(values.optional(values.duration), default=None)
+    dead_letter_queue: str | None = setting(values.optional(values.queue), default=DEFAULT_QUEUE)
+    dead_letter_queue_prefix: str = setting(values.text, default="DLQ.")
+    dead_letter_queue_suffix: str = setting(values.text, default="")
+    auto_create_dead_letter_resources: bool = setting(values.flag, default=True)
+    auto_delete_dead_letter_resources: bool = setting(values.flag, default=False)
+    expiry_queue: str | None = setting(values.optional(values.queue), default=None)
+    persist_delivery_count: Literal["off", "suspects", "always"] = setting(
+        values.choice("off", "suspects", "always"), default="suspects"
+    )
+    enabled: bool = setting(values.flag, default=True)
+    dead_letter_eligible: bool = setting(values.flag, default=True)
+    respect_time_to_live: bool = setting(values.flag, default=True)
+    max_time_to_live: float | None = setting(values.optional(values.positive_duration), default=None)
+    delivery_delay: float = setting(values.duration, default=0.0)
+    max_length: int | None = setting(values.optional(values.count(1)), default=None)
+    overflow: Literal["dead_letter_oldest", "refuse_publish"] = setting(
+        values.choice("dead_letter_oldest", "refuse_publish"), default="dead_letter_oldest"
+    )
+    dead_letter_time_to_live: float | None = setting(values.optional(values.positive_duration), default=None)
+    max_dead_letters: int | None = setting(values.optional(values.count(1)), default=None)
+    non_retryable: tuple[str, ...] = setting(names_of, default=())
+    rules: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, hash=False, metadata={"check": _rules})
     _ruled: Mapping[str, RedeliveryPolicy] = field(init=False, repr=False, compare=False)
 
     def __new__(cls, **given: Any) -> Self:
@@ -184,6 +246,28 @@ class RedeliveryPolicy:
         except ConfigurationError as error:
             msg = f"rules[{key!r}]: {error}"
             raise ConfigurationError(msg) from None
+
+
+_CHECKS = checks_of(RedeliveryPolicy)
+#: The fields of a policy, in the order in which they are shown.
+FIELDS: tuple[str, ...] = tuple(_CHECKS)
+
+
+def read_fields(given: Mapping[str, Any], where: str = "") -> dict[str, Any]:
+    """Some fields of a policy, each checked by itself and in the form in which it is kept. Raises `ConfigurationError`.
+
+    `where` begins the error's line, as in `queues["orders.*"] (app.conf.redelivery)`.
+    """
+    return _checked(given, _CHECKS, where)
+
+
+def _checked(given: Mapping[str, Any], checks: Mapping[str, values.Check], where: str) -> dict[str, Any]:
+    read = {}
+    for key, value in given.items():
+        if key not in checks:
+            raise values.unknown(where, key, checks)
+        read[key] = checks[key](f"{where}: {key}" if where else key, value)
+    return read
 
 
 def _build(given: dict[str, Any]) -> RedeliveryPolicy:

@@ -1,7 +1,6 @@
-"""The reference of all settings, `docs/settings.md`, from what the code says of each: `python -m redelivery.settings.reference`.
+"""The reference of all settings, `docs/settings.md`, from what the docstrings of `RedeliveryPolicy` and `GeneralSettings` say.
 
-Enters: `RedeliveryPolicy` and `GeneralSettings`, whose docstrings have a line for each field: its name, its unit, its default and
-its meaning. Leaves: Markdown. Refuses, with `ValueError`, a field that has no line, and a line whose default is not the field's.
+Run it with `python -m redelivery.settings.reference`.
 """
 
 from __future__ import annotations
@@ -12,9 +11,8 @@ import sys
 from dataclasses import MISSING, dataclass, fields
 from typing import TYPE_CHECKING, Any
 
-from .fields import FIELDS
 from .general import GENERAL, GeneralSettings
-from .policy import RedeliveryPolicy
+from .policy import FIELDS, RedeliveryPolicy
 from .sources import CONFIG, DEFAULT, PREFIX
 
 if TYPE_CHECKING:

@@ -26,9 +26,9 @@ from typing import TYPE_CHECKING, Any
 from redelivery.errors import ConfigurationError
 
 from . import values
-from .fields import FIELDS, read_fields
 from .general import GENERAL, read_general
 from .matching import AddressPattern
+from .policy import FIELDS, read_fields
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

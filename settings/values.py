@@ -1,9 +1,7 @@
 """Single values of the settings: what each kind may be, and the one line that says what is wrong with it.
 
-Enters: what a person wrote in Python, TOML or the environment. Leaves: the value in the form that the rest of the project computes
-with (durations as float seconds). Refuses, with `ConfigurationError`: booleans where a number is meant, NaN and infinities,
-negative durations, and misspelt names, which are answered with "did you mean". 0 is a value everywhere, never "unset"; `None` is
-"unset", and because TOML has no null, the word `"none"` stands for it wherever a setting may be `None`.
+Durations become float seconds. Booleans are no numbers, and NaN and infinities are none either. 0 is a value everywhere, never
+"unset"; `None` is "unset", and because TOML has no null, the word `"none"` stands for it wherever a setting may be `None`.
 """
 
 from __future__ import annotations
@@ -11,6 +9,7 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Callable
+from dataclasses import field, fields
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Check",
     "attempts",
+    "checks_of",
     "choice",
     "count",
     "duration",
@@ -40,6 +40,7 @@ __all__ = [
     "positive_duration",
     "queue",
     "rate",
+    "setting",
     "suggestion",
     "text",
     "unknown",
@@ -51,6 +52,16 @@ Check = Callable[[str, Any], Any]
 #: Stands for None where a notation has no null.
 NONE = "none"
 MAX_SHOWN = 60
+
+
+def setting(check: Check, *, default: Any) -> Any:
+    """A field of a dataclass: how what a person writes for it is checked, and its default."""
+    return field(default=default, metadata={"check": check})
+
+
+def checks_of(owner: type) -> dict[str, Check]:
+    """The checks of a dataclass's fields, by their names, in their order."""
+    return {each.name: each.metadata["check"] for each in fields(owner) if "check" in each.metadata}
 
 
 def number(setting: str, value: Any) -> float:

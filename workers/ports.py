@@ -6,11 +6,13 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, Self
 
+from redelivery.middleware.ports import Transport
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from redelivery.middleware.messages.events import Event
-    from redelivery.middleware.ports import Answer, Names
+    from redelivery.middleware.ports import Answer
 
     from .letters import Contents, Letter
 
@@ -34,6 +36,8 @@ __all__ = [
 
 
 Format = Literal["parquet", "jsonl"]
+#: A broker's transitions, for an operator.
+Transitions = Transport
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,19 +63,6 @@ class Delayed:
             "list": self.list_name,
             "due_ms": self.due_ms,
         }
-
-
-class Transitions(Protocol):
-    """What every broker's transitions have, of a worker's or of an operator's."""
-
-    @property
-    def keys(self) -> Names:
-        """How this broker calls its places."""
-        ...
-
-    def now_ms(self) -> int:
-        """The broker's time, or this machine's where it tells nobody; milliseconds since the epoch."""
-        ...
 
 
 class DelayStore(Protocol):

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from celery import Celery
 
     from ..ports import Transport
@@ -24,16 +26,13 @@ def kind_of(app: Celery) -> Kind:
 
 def transport_of(app: Celery) -> Transport:
     """The transitions on this app's broker. Raises `BrokerUnavailable`, `BrokerError`, `ConfigurationError`."""
-    from redelivery.errors import BrokerError  # noqa: PLC0415 - a transport is imported where its broker is used
-
-    from .broker_url import check_broker_url  # noqa: PLC0415
+    from .broker_url import check_broker_url  # noqa: PLC0415 - a transport is imported where its broker is used
 
     check_broker_url(app)
-    try:
-        kind = kind_of(app)
-    except KeyError as exc:
-        msg = f"broker {exc} is no transport that kombu knows; is broker_url right? It looks like redis://host:6379/0"
-        raise BrokerError(msg) from exc
+    own: Callable[[Celery], Transport] | None = getattr(app.connection_for_write().get_transport_cls(), "transitions_of", None)
+    if own is not None:  # a transport of kombu's kind that says itself how its messages are moved
+        return own(app)
+    kind = kind_of(app)
     if kind == "redis":
         from .redis.broker import RedisBroker  # noqa: PLC0415
 

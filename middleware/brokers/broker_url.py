@@ -14,14 +14,14 @@ from celery import signals
 from kombu.transport.redis import Channel
 
 from redelivery.display import harmless
-from redelivery.errors import ConfigurationError
+from redelivery.errors import BrokerUnavailable, ConfigurationError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from celery import Celery
 
-__all__ = ["check_before_start", "check_broker_url"]
+__all__ = ["check_before_start", "check_broker_url", "unanswered"]
 
 #: kombu's own reading of the address's last part; it asks nothing of its channel.
 READ_DATABASE: Any = Channel._prepare_virtual_host  # noqa: SLF001 - see above
@@ -52,6 +52,11 @@ def check_broker_url(app: Celery) -> None:
     if any(map(_is_cut_short, _addresses(app))):
         why = "an @ stands behind its host"
         raise _refused(why)
+
+
+def unanswered(address: str, exc: BaseException) -> BrokerUnavailable:
+    """The error where nothing answers at this address, which kombu has written without its password."""
+    return BrokerUnavailable(f"broker {address} does not answer: {exc}; is it running, and is broker_url right?")
 
 
 def _refused(why: str) -> ConfigurationError:

@@ -9,64 +9,28 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from ..ports import Answer, Held
+from ..ports import Held
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable
 
-    from celery.worker.consumer import Consumer
-
-    from ..ports import Deliveries, Pipeline, Transport
+    from ..ports import Transport
 
 __all__ = ["Claim", "Delivered", "WithoutLeases"]
 
 
 class WithoutLeases:
-    """What a transport answers whose broker itself gives back what a dead worker held, and waits for no answer of ours."""
+    """What the transports have in common whose broker itself gives back what a dead worker held."""
 
-    def receive(
-        self,
-        consumer: Consumer,  # noqa: ARG002 - the port's
-        owner: Deliveries,  # noqa: ARG002 - the port's
-        limit: Callable[[], int],  # noqa: ARG002 - the port's
-        on_garbage: Callable[[Held, Exception], None],  # noqa: ARG002 - the port's
-    ) -> bool:
-        """Kombu receives."""
-        return False
-
-    def pipeline(self, hub: Any, wait_for: Callable[..., None]) -> Pipeline | None:  # noqa: ARG002 - the port's
-        """Each transition is waited for."""
-        return None
+    fast_path: None = None
+    registry: None = None
 
     def is_transient(self, exc: BaseException) -> bool:
-        """Whether the broker is away."""
         return isinstance(exc, OSError)
 
     def is_driver_error(self, exc: BaseException) -> bool:
         """Whether the connection broke."""
         return isinstance(exc, ConnectionError)
-
-    def objection_to(self, queue: str) -> str | None:  # noqa: ARG002 - the port's
-        """Queues have their names to themselves."""
-        return None
-
-    def origin_of(self, dead_letter_queue: str) -> str | None:  # noqa: ARG002 - the port's
-        """Nobody keeps that."""
-        return None
-
-    def accept(self, tag: str) -> Answer:  # noqa: ARG002 - the port's
-        """There is no place to record it: such a message is acknowledged."""
-        return Answer.MISSING
-
-    def extend(self, tags: Iterable[str], seconds: float) -> None:
-        """Nobody sweeps."""
-
-    def recorded_start(self, held: Held) -> str | None:  # noqa: ARG002 - the port's
-        """No start is recorded."""
-        return None
-
-    def warn(self, queues: Sequence[str], letters: Iterable[str], management_url: str | None) -> None:
-        """Nothing is known of what the broker does by itself."""
 
 
 class Delivered(Held):
@@ -91,6 +55,8 @@ class Delivered(Held):
 class Claim:
     """Who holds what (`Deliveries`)."""
 
+    lease: None = None
+
     def __init__(self, transport: Transport, worker: str) -> None:
         self.transport = transport
         self.worker = worker
@@ -101,23 +67,8 @@ class Claim:
         """Whether this tag was given under the channel that the consumer has now."""
         return not tag or tag.startswith(self.token)
 
-    def begin(self, instead_of: str) -> None:
-        """There is no lease to open."""
-
-    def is_alive(self) -> bool:
-        """There is no lease to lose."""
-        return True
-
-    def part(self) -> None:
-        """There is no lease to end."""
-
     def take(self, message: Any) -> Held | None:
-        """A message as this worker holds it."""
         raise NotImplementedError
-
-    def has_minted(self, tag: str) -> bool:  # noqa: ARG002 - the port's
-        """Never: there are no leases here."""
-        return False
 
     def now_ms(self) -> int:
         """This machine's time."""
@@ -129,11 +80,7 @@ class Claim:
         if held is not None:
             held.leave()
 
-    def make_room(self, tag: str) -> None:
-        """The broker keeps the prefetch window, by what is acknowledged."""
-
     def release(self, keep: set[str]) -> int:
-        """Give back what has not run, but for the tags to `keep`; how many went back."""
         given = [held for tag, held in list(self.held.items()) if tag not in keep]
         count: int = self.transport.release(given)
         for held in given:

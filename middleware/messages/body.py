@@ -1,8 +1,4 @@
-"""The body of a message: read and written anew, without running anything that is in it.
-
-Enters: a message as kombu published it, from anybody. Leaves: its body where that is plain JSON, or the message with another body,
-in the encoding and compression that it had. Refuses, with `EnvelopeError`, to edit what it cannot read. Nothing is ever unpickled.
-"""
+"""The body of a message: read and written anew, in the encoding and compression that it had. Nothing in it is run or unpickled."""
 
 from __future__ import annotations
 

@@ -1,17 +1,17 @@
-"""The header: what a message says of its own history, as a record.
-
-Enters: a message's headers, whoever wrote them; leaves: an `Envelope`, and from it the header again. `envelope` says which step
-writes which field. Refuses nothing: a header that cannot be read, or a field of it, counts as absent, however deep it lies, and
-`unreadable` names it. What a newer version wrote beside the fields that this one knows is kept as it is.
+"""The header: what a message says of its own history, as a record; `steps` says which step writes which field.
 
 Whoever can publish can write this header. So each number in it is a whole one within bounds, each text has a length and can be
-encoded, and no name in it is a place to send anything to: targets come from the policies and the app (`destinations`).
+encoded, and no name in it is a place to send anything to. What cannot be read counts as absent, however deep it lies, and
+`unreadable` names it. What a newer version wrote beside the fields that this one knows is kept as it is.
 """
 
 from __future__ import annotations
 
+import hashlib
 import re
+import traceback
 from dataclasses import dataclass, field
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 from .events import Reason
@@ -33,6 +33,7 @@ __all__ = [
     "Failed",
     "count",
     "eligible_of",
+    "failed_of",
     "mapping",
     "text",
     "unreadable",
@@ -56,6 +57,8 @@ KNOWN = frozenset(
 #: What is kept of a failure: characters of its traceback, and of its message (and of any other text in the header).
 MAX_TRACEBACK = 16 * 1024
 MAX_MESSAGE = 1024
+#: Frames of a traceback that a fingerprint is made of, the innermost.
+MAX_FRAMES = 12
 #: How many attempts, deaths, and routing keys of one death there are at most.
 MAX_ATTEMPTS, MAX_DEATHS, MAX_KEYS = 20, 20, 21
 #: The reasons of death, what one looks like that a newer version knows, and how long the name of a queue may be.
@@ -88,6 +91,27 @@ class Failed:
             "traceback": self.traceback[-MAX_TRACEBACK:],
             "fingerprint": self.fingerprint,
         }
+
+
+def failed_of(exc: BaseException, *, with_traceback: bool = True) -> Failed:
+    """What an exception says, for the death record: its type, message, traceback and fingerprint."""
+    path, at = [], exc.__traceback__
+    while at is not None:
+        code = at.tb_frame.f_code
+        path.append(f"{PurePath(code.co_filename).name}:{code.co_name}")
+        at = at.tb_next
+    kind = f"{type(exc).__module__}.{type(exc).__qualname__}".removeprefix("builtins.")
+    text = f"{kind}|{'|'.join(path[-MAX_FRAMES:])}"
+    digest = hashlib.sha1(text.encode(errors="replace"), usedforsecurity=False).hexdigest()[:12]
+    written = "".join(traceback.format_exception(exc)) if with_traceback else ""
+    return Failed(type=kind, message=_message(exc), traceback=written, fingerprint=digest)
+
+
+def _message(exc: BaseException) -> str:
+    try:
+        return str(exc)
+    except Exception:  # noqa: BLE001 - the exception is anybody's
+        return f"<{type(exc).__name__} whose str() fails>"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

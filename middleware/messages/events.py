@@ -1,15 +1,15 @@
 """The outcome events: what is recorded of a message, and the words it is recorded in.
 
-An event says how one step of a message's life ended. It is written by the same script that made the step, so that a step
-without its event, or an event without its step, cannot be. On Redis an event is one entry of a stream; its id is the entry's,
-and its time the server's.
-
-Enters: what a transition knows. Leaves: `Event` objects, or the flat field list that a script appends. Refuses: an entry that
-has no task id or an outcome that is not one of `Outcome`.
+An event says how one step of a message's life ended. On Redis it is one entry of a stream, written by the script that makes the
+step; its id is the entry's, and its time the server's.
 """
 
 from __future__ import annotations
 
+import itertools
+import os
+import time
+import uuid
 from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Self
@@ -19,13 +19,13 @@ from redelivery.errors import EnvelopeError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-__all__ = ["SCHEMA_VERSION", "TERMINAL", "Event", "Outcome", "Reason"]
+__all__ = ["SCHEMA_VERSION", "TERMINAL", "Event", "Numbering", "Outcome", "Reason"]
 
 SCHEMA_VERSION = 1
 
 
 class Outcome(StrEnum):
-    """How a step of a message's life ended (design, section 9)."""
+    """How a step of a message's life ended."""
 
     PUBLISHED = "published"
     RECEIVED = "received"
@@ -196,3 +196,22 @@ def _text(value: bytes | str) -> str:
 def entries(raw: Iterable[tuple[bytes, Mapping[bytes, bytes]]]) -> list[Event]:
     """The events of what XRANGE or XREAD answered."""
     return [Event.from_entry(entry_id, values) for entry_id, values in raw]
+
+
+class Numbering:
+    """Gives events their ids where the broker gives none: one publisher's have no gap, so that a missing one shows."""
+
+    def __init__(self) -> None:
+        self._pid = 0
+        self._publisher = ""
+        self._numbers = itertools.count(1)
+
+    def next_id(self) -> str:
+        """The next id; a forked process is a publisher of its own."""
+        if self._pid != os.getpid():
+            self._pid, self._publisher, self._numbers = os.getpid(), uuid.uuid4().hex[:12], itertools.count(1)
+        return f"{time.time_ns() // 1_000_000}-{self._publisher}.{next(self._numbers)}"
+
+    def begin_anew(self) -> None:
+        """Be another publisher: the last id may not have arrived, and then its number would look like one that was lost."""
+        self._pid = 0

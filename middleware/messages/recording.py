@@ -1,21 +1,57 @@
-"""The outcome event of a step of one message: the one place where events are made of what a message says."""
+"""The outcome event of a step of one message, and the id under which it is recorded: whatever its bytes are, it has both."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import base64
+import hashlib
+from typing import TYPE_CHECKING, Any, Protocol
 
 from .envelope import HEADER, Envelope
 from .events import Event, Outcome
-from .identity import MAX_TEXT, recorded_id
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from .identity import Bytes
+__all__ = ["MAX_TEXT", "Bytes", "about", "published", "raw_id", "recorded_id", "wrapped"]
 
-__all__ = ["about", "published"]
-
+#: Characters of an id, or of a name, that are recorded.
+MAX_TEXT = 256
 _FIRST = Envelope()
+
+
+class Bytes(Protocol):
+    """A message and the queue that it is in, as far as an event needs them."""
+
+    @property
+    def queue(self) -> str:
+        """The queue."""
+        ...
+
+    @property
+    def raw(self) -> bytes:
+        """The whole message."""
+        ...
+
+
+def recorded_id(said: object, held: Bytes) -> str:
+    """The id under which a message is recorded that says this of its id: cut, or made from its bytes, where it is none."""
+    return said[:MAX_TEXT] if isinstance(said, str) and said else raw_id(held.raw)
+
+
+def raw_id(raw: bytes) -> str:
+    """The id under which a message without one of its own is recorded: equal bytes, equal id."""
+    return f"raw-{hashlib.sha1(raw, usedforsecurity=False).hexdigest()}"
+
+
+def wrapped(raw: bytes) -> dict[str, Any]:
+    """An envelope for bytes that have none: they are its body, in base64, whatever they are."""
+    return {
+        "body": base64.b64encode(raw).decode(),
+        "content-type": "application/octet-stream",
+        "content-encoding": "binary",
+        "headers": {"id": raw_id(raw)},
+        "properties": {"body_encoding": "base64", "delivery_tag": "raw", "delivery_info": {}},
+    }
 
 
 def about(headers: Mapping[str, Any], held: Bytes, outcome: Outcome, **facts: Any) -> Event:

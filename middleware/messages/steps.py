@@ -1,36 +1,8 @@
-"""The envelope: what a message carries of its own history, and every header that this project writes.
-
-The life of a message, and what each step writes:
-
-1. *Published.* `redelivery-announced` says that the publication was recorded. A producer may set `redelivery-dead-letter-eligible`,
-   `redelivery-time-to-live-ms` and `redelivery-delivery-delay-ms`, and no others. `redelivery-published` is when it was published,
-   by the broker's clock, where its lifetime needs that.
-2. *Received.* Nothing is written: a first delivery has attempt 1, generation 0, and is first seen when its worker receives it.
-3. *Redelivered* (`redelivered`). `headers["redelivery"]` appears: one more attempt, the delay it was given, when it was first seen
-   and where it came from. Celery's `retries` is counted on (not by a crash or a `Reject`), its `eta` says until when the message
-   waits, and `delivery_info["redelivered"]` is true.
-4. *Deferred* (`deferred`). An ETA message that waits in the delay store: only `served_eta` is written, so that no clock judges
-   the ETA a second time. One that waits for its delivery delay has an ETA, too, so that a plain worker understands it.
-5. *Published anew* (`republished`), by a task that calls `self.retry` with other arguments, another queue or other options: the
-   header goes with it, one attempt further, so that limits hold and the life stays one.
-6. *Dead* (`dead`). The death is added to `deaths`, the `failure` says what happened, whatever makes it expire is taken off (and
-   kept in the death), and `delivery_info` names the dead-letter queue. Where that queue is missing and may not be made, the letter
-   waits in its origin's delay store and is not run: `undelivered` names the queue that it waits for. `first_death` is written
-   once and never changes. Where the letter is held so that no circle forms, or because it died as a letter already, it is
-   `parked`.
-7. *Handled* (`redelivered`, of a letter). A dead-letter handler that failed is tried again: `handled` counts that, and the counts
-   of the task itself stay.
-8. *Redriven* (`redriven`). `generation` is counted on, `attempt` and `retries` begin anew, `delivery_info` names the origin again;
-   the history stays. `since` is the generation that an operator, or a handler, began; a worker that consumes a dead-letter queue
-   as any other begins a generation too, but circles are looked for from `since` on.
-
-What is written, and read again, is in `header`: `Envelope`, and what it is made of.
+"""How each step of a message's life rewrites its history; `docs/architecture.md` lists what each of them writes.
 
 The body, all other properties and all other headers are never touched. Histories are bounded: the last 20 attempts, 20 deaths (the
-first one always stays), a traceback of 16 KiB.
-
-Refuses nothing: a `redelivery` header that cannot be read, whoever wrote it, counts as absent. A message is opened with the plain
-JSON codec, not kombu's, so that values with a meaning to kombu come out as they went in.
+first one always stays), a traceback of 16 KiB. A message is opened with the plain JSON codec, not kombu's, so that values with a
+meaning to kombu come out as they went in.
 """
 
 from __future__ import annotations

@@ -3,8 +3,6 @@
 After n deliveries `base = min(cap, delay x multiplier^(n-1))`, then `d = base + base x factor x (+1 or -1) x U(0, 1)`; where d
 passes the cap it becomes `2 x cap - d`, so that a fleet at the cap does not come back in one instant (Artemis clips). Jitter is of
 the base, so it never compounds; what overflows is the cap; no delay is negative.
-
-Enters: a policy, a count, a source of randomness. Leaves: seconds. It reads no clock and keeps no state.
 """
 
 from __future__ import annotations

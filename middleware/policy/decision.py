@@ -1,7 +1,6 @@
 """What follows when an attempt has failed: a pure function of the policy and of what is known about the failure.
 
-Enters: a policy, a `Failure`, a source of randomness. Leaves: one frozen decision. It reads no clock, touches no broker, and
-refuses nothing: every failure has an answer. The rules, the first that holds:
+The rules, the first that holds:
 
 1. the task raised `DeadLetter`: it dies, `non_retryable`, with the text it gave;
 2. the exception is of a class that the task declares in `throws` or the policy calls non-retryable: `non_retryable`. A task that

@@ -1,9 +1,5 @@
 """What `@redeliver(...)` was given: policy fields, and tenacity's `wait`, `stop` and `retry`.
 
-Enters: keyword arguments. Leaves: frozen `Options`. Refuses, with `ConfigurationError`: misspelt names; tenacity's hooks that make
-no sense where every attempt is another delivery, perhaps in another process; strategies that are asynchronous, or classes where an
-object is meant; and `wait` beside the delay fields that it replaces.
-
 `stop` is the task's word on when to end, so it takes the place of the `max_delivery_attempts` and `max_age` of the settings' queues
 and tasks; what stands beside it in the decorator, and `override`, still holds. Where it is made of `stop_after_attempt` the number
 is known and becomes `max_delivery_attempts`, which every part of the worker can judge without asking.

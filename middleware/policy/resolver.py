@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import functools
 import random
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Self
 
 from redelivery.settings import RedeliverySettings
 from redelivery.settings.general import read_general
 
 from ..logs import log, redacting
-from .bounds import Bounds
+from .decision import MAX_DELAY
 from .decorator import options_of
-from .retry_budget import Pace
 from .strategies import StrategyFailed, decide_with_tenacity
 
 if TYPE_CHECKING:
@@ -26,12 +25,48 @@ if TYPE_CHECKING:
     from .decision import Decision, Failure
     from .options import Options
 
-__all__ = ["Resolver"]
+__all__ = ["Bounds", "Pace", "Resolver"]
 
 #: Queues and tasks are few; this only bounds what strange names can make a producer remember.
 MAX_BOUNDS = 10_000
 #: The fields of a policy that say how long messages live, or how late they may run.
 TIMES = ("max_time_to_live", "respect_time_to_live", "delivery_delay")
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What a publication must keep to.
+
+    - `is_dated`: the broker's time of publication is written into the message, because a lifetime counts from it.
+    - `max_length`: the most messages of the queue, None without limit; `refuses`: beyond it publications are refused.
+    """
+
+    is_dated: bool
+    max_length: int | None = None
+    refuses: bool = False
+
+    @classmethod
+    def of(cls, queue: RedeliveryPolicy, task: RedeliveryPolicy) -> Self | None:
+        """The bounds that follow from the policy of a queue, and of a task on it; None where there are none."""
+        is_dated = task.enabled and (task.max_time_to_live is not None or task.delivery_delay > 0)
+        max_length = queue.max_length if queue.enabled else None
+        if not is_dated and max_length is None:
+            return None
+        return cls(is_dated, max_length, refuses=queue.overflow == "refuse_publish")
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """The retry budget that a message takes its slot of (`docs/retry-budget.md`); it expires at `latest_ms` (broker's clock)."""
+
+    queue: str
+    per_second: float
+    latest_ms: int | None = None
+
+    @property
+    def gap(self) -> str:
+        """How long a slot is, in milliseconds, as the script takes it; a hundred years at most."""
+        return repr(1000 * min(1 / self.per_second, MAX_DELAY))
 
 
 class Resolver:

@@ -1,14 +1,9 @@
 """Tenacity's strategies, asked across deliveries: `wait`, `stop` and `retry` see the attempts of a message as those of one call.
 
 Each gets a true `tenacity.RetryCallState`, in the order in which tenacity asks: is it to be retried, how long to wait, is it to
-stop. Tenacity's own and home-made callables are asked alike. What lies beneath stays in force: `DeadLetter`, `throws` and the
-policy's `non_retryable` before them, the policy's limits after them, and a delay that the task asked for itself instead of `wait`.
-A lost worker and a hard time limit are no exceptions of the task's, so `retry` is not asked about them.
-
-Enters: options, policy, failure or result. Leaves: a decision, or None where a result is accepted. A strategy that fails loses no
-message: `StrategyFailed` carries the decision by the policy's plain rule.
-
-Limits: a strategy's memory is the process's; the next attempt may be in another.
+stop. What lies beneath stays in force: `DeadLetter`, `throws` and the policy's `non_retryable` before them, the policy's limits
+after them, and a delay that the task asked for itself instead of `wait`. A lost worker and a hard time limit are no exceptions of
+the task's, so `retry` is not asked about them. Limits: a strategy's memory is the process's; the next attempt may be in another.
 """
 
 from __future__ import annotations

@@ -17,8 +17,7 @@ from redelivery.errors import EnvelopeError
 from ..logs import log
 from ..messages.envelope import Envelope, eligible_of
 from ..messages.events import Outcome, Reason
-from ..messages.identity import MAX_TEXT, raw_id, wrapped
-from ..messages.recording import about
+from ..messages.recording import MAX_TEXT, about, raw_id, wrapped
 from ..messages.steps import dead, opened, sealed, undelivered
 from ..policy.decision import DeadLetter, Discard, ending
 from ..policy.destinations import named_after, parking_place, resting_place

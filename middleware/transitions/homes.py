@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from celery import Celery
 
     from ..messages.steps import Envelope
+    from ..ports import Transport
 
 __all__ = ["Home", "Homes", "address_of", "objection", "required"]
 
@@ -60,12 +61,12 @@ class Home:
 
 
 class Homes:
-    """The homes of the letters of one dead-letter queue. `transport` is any broker's, or an operator's desk."""
+    """The homes of the letters of one dead-letter queue."""
 
-    def __init__(self, transport: Any, dead_letter_queue: str) -> None:
+    def __init__(self, transport: Transport, dead_letter_queue: str) -> None:
         self.transport = transport
         self._dead_letter_queue = dead_letter_queue
-        self._app: Celery | None = getattr(transport, "app", None)
+        self._app: Celery | None = transport.app
         self._named = frozenset(_named(self._app)) if self._app is not None else frozenset()
         self._known: dict[str, str | None] = {}
 
@@ -125,16 +126,17 @@ class Homes:
         return policy
 
     def _is_recorded(self, queue: str) -> bool:
-        return bool(queue == self.transport.origin_of(self._dead_letter_queue))
+        registry = self.transport.registry
+        return registry is not None and queue == registry.origin_of(self._dead_letter_queue)
 
 
-def objection(transport: Any, queue: str) -> str | None:
+def objection(transport: Transport, queue: str) -> str | None:
     """Why nothing may be sent to a queue of this name; None where it may."""
     why = names.objection(queue)
-    return transport.objection_to(queue) if why is None else why
+    return transport.registry.objection_to(queue) if why is None and transport.registry is not None else why
 
 
-def required(transport: Any, queue: str) -> str:
+def required(transport: Transport, queue: str) -> str:
     """The name again. Raises `InputError` where nothing may be sent there."""
     if (why := objection(transport, queue)) is not None:
         msg = f"{queue!r} {why}: name a queue of the app"

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from redelivery.errors import EnvelopeError, RedriveError
 
 from ..messages.body import decoded, edited
-from ..messages.identity import raw_id
+from ..messages.recording import raw_id
 from ..messages.steps import Envelope, opened, redriven
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ A transition is tried at once. What becomes of one that fails depends on who is 
   *aside*, with an error line, and tried again by itself, ever more seldom, until somebody has mended what is wrong. It blocks
   nobody: the message's place in the prefetch window is given back, but for those beyond the first thousand.
 
-Where an event loop can read the answer later, nobody waits for it (`underway`); whatever becomes of that is dealt with as above.
+Where an event loop can read the answer later, nobody waits for it; whatever becomes of that is dealt with as above.
 
 What waits here dies with the process; its messages are then still held on the broker, under a lease that ends, and are delivered
 again.
@@ -22,14 +22,14 @@ import time
 from collections import deque
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..logs import log
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ..ports import Answer, Pipeline
+    from ..ports import Answer, Moves, Pipeline
 
     Transition = Callable[[], Answer]
     Then = Callable[[Answer], None]
@@ -79,7 +79,7 @@ class Outbox:
             waiting = {tag for tag, _, _ in self._line} | {each.tag for each in self._aside}
         return waiting if self.under_way is None else waiting | self.under_way.tags()
 
-    def ask(self, tag: str, transition: Callable[[Any], Answer], then: Then, transport: Any) -> None:
+    def ask(self, tag: str, transition: Callable[[Moves], Answer], then: Then, transport: Moves) -> None:
         """As `carry_out`, of a transition that is told the transport; nobody waits for its answer, where that can be."""
         under_way = self.under_way
         if under_way is None or self._line or not under_way.is_here():

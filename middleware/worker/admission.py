@@ -24,7 +24,7 @@ from ..messages.events import Outcome, Reason
 from ..messages.recording import about
 from ..messages.steps import ANNOUNCED, HEADER, Envelope, Failed, deferred, iso, opened, redriven, sealed
 from ..messages.ttl import DELIVERY_DELAY, due_ms, expiry_ms, milliseconds
-from ..ports import Capability, Held, Successor
+from ..ports import Capability, Held, Successor, ignore
 from ..transitions.death import bury, bury_at_last, carry_out
 from ..transitions.recovery import handed_over_again, recover
 from .observer import queue_of, record
@@ -32,6 +32,7 @@ from .observer import queue_of, record
 if TYPE_CHECKING:
     from redelivery.settings import RedeliveryPolicy
 
+    from ..ports import Redeliveries
     from ..runtime import Runtime
 
 __all__ = ["Arrivals"]
@@ -88,17 +89,17 @@ class Arrivals:
 
     def has_left(self, message: Any, held: Held) -> bool:
         """Whether the message is not Celery's to run: it has gone back, to the delay store, or to its dead-letter queue."""
-        if not held.handed_over_before:
+        known = self.runtime.transport.redeliveries if held.handed_over_before else None
+        if known is None:
             return self._must_stop(message, held)
-        transport: Any = self.runtime.transport
 
-        def then(known: Successor) -> None:
-            if known is Successor.UNKNOWN:
-                self._recover(message, held)
+        def then(successor: Successor) -> None:
+            if successor is Successor.UNKNOWN:
+                self._recover(message, held, known)
             else:
-                self._end_copy(message, held, is_recorded=known is Successor.RECORDED)
+                self._end_copy(message, held, is_recorded=successor is Successor.RECORDED)
 
-        transport.ask_moved(held, then)
+        known.ask_moved(held, then)
         return True
 
     def _must_stop(self, message: Any, held: Held) -> bool:
@@ -143,7 +144,7 @@ class Arrivals:
         self.runtime.transport.acknowledge(held.tag, event)
         self.runtime.owner.drop(held.tag)
 
-    def _recover(self, message: Any, held: Held) -> None:
+    def _recover(self, message: Any, held: Held, redeliveries: Redeliveries) -> None:
         """The broker hands over again what a dead worker held: as `workers.duties.recoverer` does where messages are leased.
 
         Nobody can tell what it had begun the first time; from then on its starts are recorded. Where it was the connection that
@@ -151,11 +152,11 @@ class Arrivals:
         """
         headers = message.headers if isinstance(message.headers, dict) else {}
         policy = self.runtime.policies.policy_for(held.queue, str(headers.get("task")))
-        known, transport = Envelope.of(headers), self.runtime.transport
+        known = Envelope.of(headers)
         uncounted = known.delivery - known.attempt
         is_innocent = held.was_cut and uncounted < FREE_CUTS
         is_recorded = known.suspect or policy.persist_delivery_count == "always"
-        started = transport.recorded_start(held) if is_recorded else None
+        started = redeliveries.recorded_start(held) if is_recorded else None
         if started is None and uncounted >= MAX_UNCOUNTED:
             started = ""
         counts = started is not None and not is_innocent
@@ -204,7 +205,7 @@ class Arrivals:
         reasons = [name for name, holds in (("unannounced", not is_announced), ("redelivered", was_restored)) if holds]
         for reason in reasons:
             event = about(headers, held, Outcome.RECEIVED, reason=reason, worker=self.runtime.worker)
-            self.runtime.outbox.carry_out("", partial(self.runtime.transport.acknowledge, "", event), _nothing)
+            self.runtime.outbox.carry_out("", partial(self.runtime.transport.acknowledge, "", event), ignore)
 
     def _defer(self, held: Held, message: Any, known: Envelope, policy: RedeliveryPolicy) -> bool:
         """Whether the message has gone to the delay store: until it is due, or until it expires, where that is earlier."""
@@ -265,7 +266,3 @@ def _is_sound(headers: dict[str, Any]) -> bool:
         if not all(each is None or isinstance(each, (int, float)) for each in limits):
             return False
     return retries is None or isinstance(retries, int)
-
-
-def _nothing(*_: Any, **__: Any) -> None:
-    pass

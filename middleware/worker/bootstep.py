@@ -1,8 +1,8 @@
 """Ingress: what arrives, looked at before Celery does.
 
 A consumer bootstep. It arms the receiving of the worker's task channel, wraps every task and its request class, and puts itself in
-front of Celery's message handlers. What becomes of a message before Celery sees it is said in `arrival`; one that is no task, or
-cannot be read, or names a task that nobody has, is a death with its bytes kept (`unrun`): Celery would drop it.
+front of Celery's message handlers. What becomes of a message before Celery sees it is said in `admission`; one that is no task, or
+cannot be read, or names a task that nobody has, is a death with its bytes kept: Celery would drop it.
 
 Whatever else goes wrong with one message is its own death, not its neighbours' and not the worker's.
 """
@@ -30,6 +30,7 @@ from ..known import is_known
 from ..logs import log
 from ..messages.events import Reason
 from ..messages.steps import Envelope, Failed
+from ..ports import ignore
 from ..transitions.death import bury
 from .admission import Arrivals
 from .celery_lines import hide_in_celery_lines
@@ -50,7 +51,7 @@ if TYPE_CHECKING:
 
     from celery.worker.consumer import Consumer
 
-    from ..ports import Held
+    from ..ports import Held, Session
     from ..runtime import Runtime
 
 __all__ = ["Ingress"]
@@ -67,7 +68,7 @@ class Ingress(bootsteps.StartStopStep):
         self.runtime: Runtime = consumer.app.redelivery
         hide_in_celery_lines()
         self._hostname = consumer.hostname
-        self._feed: Callable[[], None] = _nothing
+        self._feed: Callable[[], None] = ignore
         self._strategies: dict[str, str] = {}
         with _refusing():
             check_policies(self.runtime)
@@ -115,8 +116,8 @@ class Ingress(bootsteps.StartStopStep):
         """The consumer has connected, for the first time or again."""
         is_first = not self.runtime.worker
         begin(self.runtime, consumer.hostname)
-        if not self.runtime.has_leases and self.runtime.enforces:
-            self._attach(consumer)
+        if self.runtime.enforces and (session := self.runtime.transport.session) is not None:
+            _attach(session, consumer)
         self._use_loop(consumer)
         if self._stop is not None:
             self._stop.watch(consumer)
@@ -133,7 +134,8 @@ class Ingress(bootsteps.StartStopStep):
         runtime = self.runtime
         if not (runtime.enforces and runtime.settings.fast_receive):
             return False
-        return runtime.transport.receive(consumer, runtime.owner, self._limit(consumer), self._arrivals.on_garbage)
+        path = runtime.transport.fast_path
+        return path is not None and path.receive(consumer, runtime.owner, self._limit(consumer), self._arrivals.on_garbage)
 
     def _use_loop(self, consumer: Consumer) -> None:
         """Where there is an event loop, and it runs no tasks itself, it brings what children and broker have to say."""
@@ -145,14 +147,8 @@ class Ingress(bootsteps.StartStopStep):
             hear_the_dying(consumer.pool)
             ask_again(consumer.pool)
             self._feed = feeding(consumer.pool, hub)
-        runtime.outbox.under_way = runtime.transport.pipeline(hub, runtime.outbox.carry_out)
-
-    def _attach(self, consumer: Consumer) -> None:
-        """Where the broker itself gives back what a dead worker held: from here on, this channel's deliveries are ours."""
-        try:
-            self.runtime.transport.attach(consumer)
-        except BrokerError as exc:  # as Celery's consumer knows it: it connects again
-            raise ConnectionError(str(exc)) from exc
+        path = runtime.transport.fast_path
+        runtime.outbox.under_way = None if path is None else path.pipeline(hub, runtime.outbox.carry_out)
 
     def stop(self, consumer: Consumer) -> None:  # noqa: ARG002 - Celery's signature
         """The consumer has stopped, or lost its connection; its loop turns no more. Nothing goes back yet: tasks are running."""
@@ -265,7 +261,7 @@ class Ingress(bootsteps.StartStopStep):
                 self.runtime.failed_of(cause) if cause is not None else Failed(type="redelivery.UnknownMessage", fingerprint=reason)
             )
             why = Reason.UNDECODABLE if isinstance(cause, ContentDisallowed) else reason
-            message.ack = message.reject = message.ack_log_error = message.reject_log_error = _nothing
+            message.ack = message.reject = message.ack_log_error = message.reject_log_error = ignore
             try:
                 return original(*args)
             except Exception:  # noqa: BLE001 - the message is anybody's
@@ -284,6 +280,13 @@ def _refuse(lines: list[str]) -> None:
         raise SystemExit(1)
 
 
+def _attach(session: Session, consumer: Consumer) -> None:
+    try:
+        session.attach(consumer)
+    except BrokerError as exc:  # as Celery's consumer knows it: it connects again
+        raise ConnectionError(str(exc)) from exc
+
+
 @contextmanager
 def _refusing() -> Iterator[None]:
     """What is refused ends the worker with one line, not with a traceback."""
@@ -292,7 +295,3 @@ def _refusing() -> Iterator[None]:
     except RedeliveryError as exc:
         sys.stderr.write(f"redelivery: error: {harmless(str(exc))}\n")
         raise SystemExit(1) from None
-
-
-def _nothing(*_: Any, **__: Any) -> None:
-    pass

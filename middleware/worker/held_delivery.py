@@ -13,7 +13,7 @@ from celery.worker import state
 
 from ..logs import log
 from ..messages.events import Event, Outcome, Reason
-from ..messages.identity import recorded_id
+from ..messages.recording import recorded_id
 from ..messages.steps import Attempt, opened, redelivered, sealed
 from ..policy.decision import DeadLetter, Discard
 from ..ports import Answer
@@ -108,13 +108,14 @@ class Transitions(Deciding):
     def _acknowledge_early(self) -> None:
         """`acks_late=False`: from here on the message is never run again; it is held until its outcome is known, and recorded."""
         tag, runtime = self._tag, self._runtime
-        if not runtime.owner.has_minted(tag):
+        lease = runtime.owner.lease
+        if lease is None or not lease.has_minted(tag):
             # kombu's own receive: what stayed in its `unacked` would come back after the visibility timeout.
             self._carry_out(lambda: runtime.transport.acknowledge(tag, None))
             self._tag = ""
             return
         self.acknowledged = True
-        runtime.outbox.carry_out(tag, lambda: runtime.transport.accept(tag), lambda _: runtime.owner.make_room(tag))
+        runtime.outbox.carry_out(tag, lambda: lease.accept(tag), lambda _: runtime.make_room(tag))
 
     def _recording(self, on_success: Any) -> Any:
         def recording(result: tuple[bool, Any, float], **kwargs: Any) -> None:

@@ -13,7 +13,7 @@
    exhausted, the letter is parked in the dead-letter queue's own dead-letter queue. None of this is a step of the task's life: that
    has ended, and only a decision closes it or opens the next one.
 
-Without a handler, a worker that consumes a dead-letter queue runs the tasks in it, each in a new generation (`ingress`).
+Without a handler, a worker that consumes a dead-letter queue runs the tasks in it, each in a new generation.
 Refuses, as a failure of the handler: anything that is no decision. What a letter says, and what can be decided, is in `letter`.
 Limits: a worker that dies after the decision and before the transition has the handler asked again.
 """
@@ -36,8 +36,7 @@ from ..logs import log
 from ..messages.body import edited, without_chord
 from ..messages.envelope import count
 from ..messages.events import Outcome, Reason
-from ..messages.identity import raw_id
-from ..messages.recording import about
+from ..messages.recording import about, raw_id
 from ..messages.steps import HEADER, Envelope, Failed, opened, redriven, sealed
 from ..policy.task_exceptions import DeadLetter
 from ..transitions.homes import Homes

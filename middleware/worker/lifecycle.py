@@ -36,12 +36,12 @@ def begin(runtime: Runtime, worker: str) -> None:
                 runtime.hold(runtime.transport.claim_for(worker))
             except BrokerError as exc:  # as Celery's consumer knows it: it connects again
                 raise ConnectionError(str(exc)) from exc
-        if not runtime.has_leases:
-            return  # the broker itself gives back what a dead worker held
         owner = runtime.owner
-        token = owner.token
-        if not owner.is_alive():
-            owner.begin(token)
+        token, lease = owner.token, owner.lease
+        if lease is None:
+            return  # the broker itself gives back what a dead worker held
+        if not lease.is_alive():
+            lease.begin(token)
             return
     leaving = runtime.outbox.tags()  # they are over, and leave as soon as the broker hears of it
     keep, suspects = _standing(owner)
@@ -58,7 +58,8 @@ def end(runtime: Runtime) -> None:
         runtime.outbox.drain(DRAIN)
         return
     owner = runtime.owner
-    if not runtime.has_leases:
+    lease = owner.lease
+    if lease is None:
         _end_without_lease(runtime, owner)
         return
     if not runtime.outbox.drain(DRAIN):
@@ -72,7 +73,7 @@ def end(runtime: Runtime) -> None:
         why = "tasks were still running; the lease will end"
         log.warning("owner.stopped", worker=runtime.worker, running=len(owner.held), why=why)
     else:
-        owner.part()
+        lease.part()
     log.info("owner.released", worker=runtime.worker, given_back=given_back)
     runtime.hold(None)
 
@@ -82,8 +83,10 @@ def _end_without_lease(runtime: Runtime, owner: Deliveries) -> None:
     transport = runtime.transport
     running, suspects = _standing(owner)
     given_back = owner.release(keep=running | {held.tag for held in suspects} | runtime.outbox.tags())
-    if not (runtime.outbox.drain(DRAIN) and transport.drain(DRAIN)):
-        waiting = len(runtime.outbox) + transport.waiting()
+    is_done, session = runtime.outbox.drain(DRAIN), transport.session
+    left = 0 if session is None else session.drain(DRAIN)
+    if not is_done or left:
+        waiting = len(runtime.outbox) + left
         log.error("outbox.abandoned", waiting=waiting, why="the broker does not answer; the messages come again")
     log.info("owner.released", worker=runtime.worker, given_back=given_back)
     transport.close()

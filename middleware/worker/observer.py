@@ -30,8 +30,8 @@ from celery.worker.request import Request
 from ..child.attempt import classes_of
 from ..child.task_defaults import PLAIN
 from ..logs import log
+from ..messages.envelope import failed_of
 from ..messages.events import Outcome, Reason
-from ..messages.failed import failed_of
 from ..messages.recording import about
 from ..messages.steps import eligible_of
 from ..policy import decision

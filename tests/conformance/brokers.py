@@ -31,6 +31,8 @@ from tests.support.desk import LETTERS, QUEUE, Desk, task_message
 from tests.support.files import Files
 from tests.support.running import Shop
 from tests.support.servers import Server, binaries
+from tests.support.skeleton_broker.server import SkeletonFile
+from tests.support.skeleton_broker.transport import SkeletonTransport
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -45,15 +47,19 @@ __all__ = ["AMQP", "BROKERS", "FILES", "QUICK", "REDIS", "Place", "capabilities_
 REDIS = ("valkey", "redis")
 AMQP = ("rabbit-classic", "rabbit-quorum")
 FILES = ("files",)
-BROKERS = (*REDIS, *AMQP, *FILES)
+#: The skeleton of a new broker, as `docs/brokers.md` shows it.
+SKELETON = ("skeleton",)
+BROKERS = (*REDIS, *AMQP, *FILES, *SKELETON)
 #: One of each kind, in the quick lane; the others are tested alike.
-QUICK = ("valkey", "rabbit-classic", "files")
+QUICK = ("valkey", "rabbit-classic", "files", "skeleton")
 
 
 def capabilities_of(name: str) -> frozenset[Capability]:
     """What the transport of this broker says that it can do."""
     if name in FILES:
         return of_channel(FilesystemTransport.Channel)
+    if name in SKELETON:
+        return SkeletonTransport.capabilities
     return RedisTransport.capabilities if name in REDIS else AmqpTransport.capabilities
 
 
@@ -212,8 +218,8 @@ def opened_place(name: str, folder: Path, node: Callable[[], Node]) -> Iterator[
         place.close()
         rabbit.remove()
         return
-    if name in FILES:
-        place = Place(name, Files(folder), folder)
+    if name in FILES + SKELETON:
+        place = Place(name, Files(folder) if name in FILES else SkeletonFile(folder), folder)
         yield place
         place.close()
         return

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from redelivery.middleware.messages.identity import wrapped
+from redelivery.middleware.messages.recording import wrapped
 from redelivery.middleware.messages.steps import dead, sealed
 from redelivery.settings import RedeliverySettings
 from redelivery.workers.letters import Contents

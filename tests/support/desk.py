@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from click.testing import Result
     from redis import Redis
 
+    from redelivery.middleware.brokers.redis.broker import RedisBroker
     from redelivery.middleware.brokers.redis.keys import Keys
-    from redelivery.middleware.brokers.redis.transport import RedisTransport
     from tests.support.servers import Server
 
 __all__ = ["QUEUE", "Desk", "body_of", "copies", "harmless", "task_message"]
@@ -79,7 +79,7 @@ class Desk:
         self.module.app = self.app  # type: ignore[attr-defined]
 
     @property
-    def transport(self) -> RedisTransport:
+    def transport(self) -> RedisBroker:
         """The transitions."""
         return redis_of(self.install)
 

@@ -17,7 +17,7 @@ from redelivery import Redelivery
 from redelivery.middleware.brokers.redis.receiver import Receiver
 from redelivery.middleware.messages.events import Event, Outcome
 from redelivery.middleware.messages.steps import sealed
-from redelivery.middleware.policy.retry_budget import Pace
+from redelivery.middleware.policy.resolver import Pace
 from redelivery.middleware.worker.lifecycle import begin
 from redelivery.workers.brokers.redis.outcome_log import bound
 from redelivery.workers.duties.dispatcher import Dispatcher

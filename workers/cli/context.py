@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from kombu.exceptions import OperationalError
 
-from redelivery.errors import BrokerError, BrokerUnavailable, ConfigurationError, InputError
+from redelivery.errors import BrokerError, ConfigurationError, InputError
 from redelivery.middleware.brokers import kind_of
 from redelivery.middleware.ports import Capability
 from redelivery.settings import RedeliverySettings
@@ -192,7 +192,9 @@ def _reach(app: Celery) -> None:
 
 
 def _refusal(connection: Connection, exc: OperationalError) -> BrokerError:
+    from redelivery.middleware.brokers.broker_url import unanswered  # noqa: PLC0415 - only where a broker is needed
+
     where = connection.as_uri()
     if any(word in str(exc) for word in ("uthentication", "NOAUTH", "WRONGPASS", "NOPERM")):
         return BrokerError(f"broker {where} refused the connection: {exc}; check the user and the password in broker_url")
-    return BrokerUnavailable(f"broker {where} does not answer: {exc}; is it running, and is broker_url right?")
+    return unanswered(where, exc)

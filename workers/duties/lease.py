@@ -62,7 +62,8 @@ class Lease(Duty):
         token = owner.token
         if not redis_of(self._runtime).renew(token):
             log.warning("owner.fenced", worker=owner.worker, why="its lease was not renewed in time, or the broker lost it")
-            owner.begin(token)
+            if owner.lease is not None:
+                owner.lease.begin(token)
         self._watch(owner.token.encode())
         if time.monotonic() - self._refreshed > REFRESH_EVERY:
             self._keep_away(list(owner.held))

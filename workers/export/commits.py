@@ -5,7 +5,7 @@ that hold it. The cursor moves after it. So a reader of an object store, where n
 the reconciliation sees a file that is missing; and the next export sees a log that is not the one that was exported last, also
 where the broker has forgotten its cursor (FLUSHALL, a restored copy, a failover).
 
-Enters: a batch and its files. Leaves: the commit. Limit: logs of two brokers under one key name need two destinations.
+Limit: logs of two brokers under one key name need two destinations.
 """
 
 from __future__ import annotations

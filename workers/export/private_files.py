@@ -1,7 +1,6 @@
-"""Files that only their owner may read: whole dead letters are arguments, and texts of exceptions.
+"""Files that only their owner may read (folders of mode 0700, files of 0600): they hold whole dead letters.
 
-Enters: a local path. Leaves: folders of mode 0700 and a file of mode 0600, whatever the process's umask allows. Limit: a folder
-that is there already keeps its mode, and so who may enter it.
+Limit: a folder that is there already keeps its mode, and so who may enter it.
 """
 
 from __future__ import annotations

@@ -1,11 +1,8 @@
-"""Tables: the columns of outcome events and of inventories, and how rows become files.
+"""Tables: the columns of outcome events and of inventories, and how rows become files of Parquet or JSON lines.
 
-Enters: rows as mappings, and a destination that pyarrow understands: a path, or a URI such as `s3://bucket/prefix`. Leaves: Parquet
-or JSON lines, complete or not at all: a file gets its name when its last byte is on the disk, or when the store has the whole
-object. Refuses, with `InputError`, a destination that cannot be written. Values that are missing are null; text that is not valid
-Unicode has its faults replaced.
-
-The reconciliation reads these columns by the same names and types (`redelivery.workers.reconciliation.schema`).
+A file is complete or not there at all: it gets its name when its last byte is on the disk, or when the store has the whole object.
+Values that are missing are null; text that is not valid Unicode has its faults replaced. The reconciliation reads these columns by
+the same names and types (`redelivery.workers.reconciliation.schema`).
 """
 
 from __future__ import annotations

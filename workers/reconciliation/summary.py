@@ -1,6 +1,6 @@
 """The summary: what the books say in one object, and in one table for people.
 
-Enters: judged lives and gaps. Leaves: `Summary`, whose `to_dict` is `summary.json` (design, section 9). The books balance when no
+Enters: judged lives and gaps. Leaves: `Summary`, whose `to_dict` is `summary.json`. The books balance when no
 life has a discrepancy and the export noticed no gap.
 """
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = ["DISCREPANCIES", "RULES", "VERDICTS", "judge"]
 
-#: The verdicts and their rules (design, section 9), in the order in which they are tried.
+#: The verdicts and their rules, in the order in which they are tried.
 RULES: Final = {
     "orphaned": "has events, but neither published, redriven nor received",
     "duplicated": "more than one end, a kept letter's one purged or discarded aside",

@@ -14,7 +14,7 @@ from ..operations.letters.filter import Filter
 from ..operations.letters.redrive import redrive
 
 if TYPE_CHECKING:
-    from redelivery.middleware.brokers.redis.transport import RedisTransport
+    from redelivery.middleware.brokers.redis.broker import RedisBroker
 
     from .. import letters as contents
     from .worker import RunningWorker
@@ -47,7 +47,7 @@ class Letter:
     generation: int
     died_ms: int | None
     traceback: str = field(repr=False)
-    _transport: RedisTransport = field(repr=False, compare=False)
+    _transport: RedisBroker = field(repr=False, compare=False)
 
     def redrive(self) -> None:
         """Send it back to its origin queue, as an operator does. Raises `RedriveError`."""
@@ -105,7 +105,7 @@ class DeadLetters(Sequence[Letter]):
         return sorted(found, key=lambda letter: letter.died_ms or 0)
 
 
-def _letter(letter: contents.Letter, name: str, transport: RedisTransport) -> Letter:
+def _letter(letter: contents.Letter, name: str, transport: RedisBroker) -> Letter:
     body = letter.contents.body()
     is_task = isinstance(body, list) and len(body) == 3  # noqa: PLR2004 - args, kwargs, embed
     return Letter(

@@ -52,7 +52,6 @@ class GenericClaim(Claim):
             log.info("owner.reconnected", worker=self.worker, holds=0, suspects=lost, given_back=lost)
 
     def take(self, message: Any) -> Held | None:
-        """The message as this worker holds it, from now on; None where it is none of the task consumer's."""
         payload, queue = getattr(message, "_raw", None), getattr(message, "queue", None)
         if payload is None or queue is None:
             return None
@@ -79,7 +78,6 @@ class GenericClaim(Claim):
             log.warning("acknowledge.failed", count=1, error=str(exc), why="the message is delivered again")
 
     def drop(self, tag: str) -> None:
-        """As `Claim`'s."""
         super().drop(tag)
         self._acknowledge.pop(tag, None)
 

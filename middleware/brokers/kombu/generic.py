@@ -1,24 +1,8 @@
 """The transitions on whatever else kombu speaks (memory, filesystem, SQS, …): publish, record, then acknowledge.
 
-Enters: a tag and what is to become of its message. Leaves: an `Answer`; the steps have been taken by then, in the thread that
-asked, on a connection of its own. Kombu's own interface is all that is used, so what holds here holds on each of its virtual
-transports:
-
-1. A message that is to be delivered again is published to its queue, behind all others; with a delay it has that as its ETA, and
-   the worker that receives it holds it in memory until then, as plain Celery does.
-2. A dead letter is published to its dead-letter queue, which is declared first.
-3. What has happened is a line of the log (`outcome.recorded`): there is no place on these brokers that is bounded, and from
-   which it could be exported without being lost.
-4. Only then is the delivery acknowledged. A worker that dies before it does so has published a copy.
-
-What becomes of a delivery whose worker is killed, no kombu transport has in common. Where kombu acknowledges on the broker (SQS,
-Azure Service Bus, Pub/Sub, PGMQ, Kafka), it comes again: beside its copy, if that was out. Where kombu takes a message off the
-broker when it receives it (memory, filesystem, SQLAlchemy, MongoDB and others), it is lost with its worker, unless its copy was
-out: then that is the only one. `KEPT_UNTIL_ACKNOWLEDGED` says which.
-
-Refuses: nothing here; settings that cannot be kept are refused at start (`contradictions`). Limits, declared in `capabilities`:
-nobody counts what a whole worker dies of; the clock is the worker's; nothing on the broker can be listed. A message that the
-broker takes no longer, because our header has made it too long, stays held and is tried again.
+They use kombu's own interface alone, in the thread that asks, so that they hold on each of its virtual transports. A delay is an
+ETA that the worker waits for; an event is a line of the log. Limits: those of `capabilities`; what becomes of a delivery whose
+worker is killed, `docs/operations.md` says for each of kombu's transports.
 """
 
 from __future__ import annotations
@@ -37,10 +21,10 @@ from kombu.utils.json import loads
 from redelivery.errors import BrokerError, BrokerUnavailable
 
 from ...logs import log
-from ...messages.numbering import Numbering
+from ...messages.events import Numbering
 from ...messages.steps import HEADER, Envelope, iso, opened, sealed
-from ...ports import Answer, Capability
-from ..broker_url import check_broker_url
+from ...ports import Answer, Capability, Names
+from ..broker_url import unanswered
 from ..deliveries import WithoutLeases
 from .deliveries import GenericClaim
 
@@ -51,36 +35,23 @@ if TYPE_CHECKING:
     from celery.worker.consumer import Consumer
 
     from ...messages.events import Event
-    from ...policy.retry_budget import Pace
-    from ...ports import Held
+    from ...policy.resolver import Pace
+    from ...ports import Held, Session
 
-__all__ = ["GenericTransport", "capabilities_of", "limits"]
+__all__ = ["GenericTransport", "QueueNames", "capabilities_of", "held_until", "limits"]
 
 #: Properties that the channel which publishes writes anew.
 OF_THE_CHANNEL = ("body_encoding", "delivery_tag", "delivery_info", "priority")
 
 
-class QueueNames:
-    """The names on these brokers: a queue is all that there is, and it is called what it is called."""
-
-    @staticmethod
-    def list_name(queue: str, priority: int = 0) -> str:  # noqa: ARG004 - as `Keys.list_name`
-        """Where a message of this queue lies."""
-        return queue
-
-    @staticmethod
-    def list_names(queue: str) -> list[str]:
-        """As `list_name`."""
-        return [queue]
-
-    @staticmethod
-    def queue_of(list_name: str) -> str:
-        """The queue that a list belongs to."""
-        return list_name
+class QueueNames(Names):
+    """The names on these brokers."""
 
 
 class GenericTransport(WithoutLeases):
     """The transitions; safe to call from any thread."""
+
+    redeliveries: None = None
 
     def __init__(self, app: Celery) -> None:
         self.app = app
@@ -94,8 +65,7 @@ class GenericTransport(WithoutLeases):
 
     @classmethod
     def of(cls, app: Celery) -> GenericTransport:
-        """The transitions on the broker of this app. Raises `BrokerUnavailable`, `ConfigurationError`."""
-        check_broker_url(app)
+        """The transitions on the broker of this app. Raises `BrokerUnavailable`."""
         transport = cls(app)
         with transport._lock:
             transport._connected()
@@ -108,13 +78,15 @@ class GenericTransport(WithoutLeases):
 
     # the worker's side
 
+    @property
+    def session(self) -> Session:
+        return self
+
     def claim_for(self, worker: str) -> GenericClaim:
-        """What this worker holds, from now on."""
         self.claim = GenericClaim(self, worker)
         return self.claim
 
     def attach(self, consumer: Consumer) -> None:
-        """The consumer has connected: from here on, its channel's deliveries are ours."""
         assert self.claim is not None  # noqa: S101 - the caller has begun it
         self.claim.attach(consumer)
 
@@ -131,7 +103,6 @@ class GenericTransport(WithoutLeases):
     # transitions of a message that a worker holds
 
     def acknowledge(self, tag: str, event: Event | None) -> Answer:
-        """Record `event`, and end the message."""
         return self._carry(tag, event)
 
     def defer(
@@ -150,7 +121,7 @@ class GenericTransport(WithoutLeases):
         """Publish the message to its queue again, with the ETA for which a worker is to hold it."""
         now_ms = self.now_ms()
         wait_ms = (due_ms - now_ms if due_ms is not None else delay_ms) or 0
-        return self._carry(tag, event, list_name, _waiting(message, now_ms + wait_ms if wait_ms > 0 else None))
+        return self._carry(tag, event, list_name, held_until(message, now_ms + wait_ms if wait_ms > 0 else None))
 
     def dead_letter(
         self,
@@ -186,16 +157,11 @@ class GenericTransport(WithoutLeases):
         """This machine's time: these brokers tell nobody their own."""
         return time.time_ns() // 1_000_000
 
-    def drain(self, seconds: float) -> bool:  # noqa: ARG002 - as the other transports'
+    def drain(self, seconds: float) -> int:  # noqa: ARG002 - the port's
         """Nothing is under way here: each transition has been carried out when it is answered."""
-        return True
-
-    def waiting(self) -> int:
-        """How many transitions are not carried out: those are in the outbox alone."""
         return 0
 
     def close(self) -> None:
-        """The worker ends: close the connection."""
         with self._lock:
             self._disconnect()
 
@@ -256,8 +222,7 @@ class GenericTransport(WithoutLeases):
                 connection.connect()
                 self._channel = connection.channel()
             except (OperationalError, OSError, *connection.connection_errors) as exc:
-                msg = f"broker {connection.as_uri()} does not answer: {exc}; is it running, and is broker_url right?"
-                raise BrokerUnavailable(msg) from exc
+                raise unanswered(connection.as_uri(), exc) from exc
             self._connection = connection
         return self._channel
 
@@ -303,7 +268,7 @@ def limits(transport: GenericTransport) -> list[str]:
     ]
 
 
-def _waiting(message: bytes, due_ms: int | None) -> bytes:
+def held_until(message: bytes, due_ms: int | None) -> bytes:
     """The message as a worker holds it until then: by its ETA, which nobody has waited for."""
     found = opened(message)
     headers = {**found["headers"], "eta": None if due_ms is None else iso(due_ms)}

@@ -7,8 +7,8 @@ without a beginning. What goes to any other exchange may reach several queues, o
 A task's `expiration` is put where the broker does not see it: else it would throw the message away in silence, before any worker
 could record that it expired.
 
-A worker's channel acknowledges many deliveries at once (`amqp_settled`), and can ask for more than Celery's prefetch window
-(`amqp_window`).
+A worker's channel acknowledges many deliveries at once (`acks`), and can ask for more than Celery's prefetch window
+(`window`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from kombu.transport import pyamqp
 from redelivery.settings.general import GeneralSettings
 
 from ...logs import log
-from ...messages.numbering import Numbering
+from ...messages.events import Numbering
 from ...messages.recording import published
 from ...messages.steps import ANNOUNCED
 from ...messages.ttl import PUBLISHED, is_dated
@@ -207,9 +207,11 @@ class RabbitTransport(pyamqp.Transport):
     Connection = Connection
 
     def register_with_event_loop(self, connection: Any, loop: Any) -> None:
-        """As kombu's; the loop reads ahead."""
+        """As kombu's; the loop reads ahead, unless `fast_receive` is off."""
         super().register_with_event_loop(connection, loop)
-        connection.read_ahead(loop)
+        runtime = getattr(connection.client, "redelivery", None)
+        if runtime is None or runtime.settings.fast_receive:
+            connection.read_ahead(loop)
 
     def on_readable(self, connection: Any, loop: Any) -> None:
         """As kombu's, which comes back until nothing is left: what reads ahead has left nothing."""

@@ -1,11 +1,7 @@
 """How a message waits on RabbitMQ: which level of the delay store it is published to, and under which key.
 
-Enters: a message, and how long it is to wait. Leaves: whole seconds, rounded up, as the level of their highest bit and the routing
-key of all of them; none where nothing is left to wait.
-
 A wait of 2**28 seconds (eight years and a half) or more has no bits: the message waits for the longest there is, and bears no
-mark then that its ETA has been waited for, so that the worker to which it comes lets it wait for the rest. It is never early, and a
-plain worker, too, reads its `eta`.
+mark then that its ETA has been waited for, so that the worker to which it comes lets it wait for the rest.
 """
 
 from __future__ import annotations

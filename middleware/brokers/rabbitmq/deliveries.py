@@ -6,9 +6,9 @@ those of a queue that was deleted under its consumer, which nobody delivers agai
 Acknowledging is done on the consumer's channel, in the consumer's own thread, for as many as have ended by then.
 
 What has ended and waits for its event to be confirmed is not yet acknowledged, and takes a place in the prefetch window all the
-same (`amqp_window`). So the broker is asked for as many messages more, 128 at the most: what may run twice when the worker dies. A
+same (`window`). So the broker is asked for as many messages more, 128 at the most: what may run twice when the worker dies. A
 window of the channel is moved by steps, and never beyond what waits by more than itself; where windows are fixed, a queue gets a
-second consumer (`amqp_second`). Among greenlets the window stays as it is: Celery's loop for them loses a tenth of a second for
+second consumer (`second_consumer`). Among greenlets the window stays as it is: Celery's loop for them loses a tenth of a second for
 each answer of the broker.
 """
 
@@ -59,7 +59,6 @@ class ChannelClaim(Claim):
         self._coming_back: set[str] = set()
 
     def attach(self, consumer: Consumer) -> None:
-        """The consumer has connected, for the first time or again."""
         self._deleted = {token: queues for token, queues in self._deleted.items() if queues}
         lost = [tag for tag, held in list(self.held.items()) if not self._is_last(tag, held.queue)]
         is_again = self._consumer is not None
@@ -85,7 +84,6 @@ class ChannelClaim(Claim):
             log.info("owner.reconnected", worker=self.worker, holds=len(self.held), suspects=len(lost), given_back=len(lost))
 
     def take(self, message: Any) -> Held | None:
-        """The message as this worker holds it, from now on; None where it is none of the task consumer's."""
         raw, queue = getattr(message, "received", None), getattr(message, "queue", None)
         if raw is None or queue is None:
             return None

@@ -1,28 +1,16 @@
 """The journal of moves on RabbitMQ: what has been moved on is known, though the worker died before it could acknowledge it.
 
-A move is published, confirmed, and then acknowledged: a worker that dies before the last of these leaves the message in its
-queue, and the message's successor on the broker as well. So whoever moves a message writes words, and whoever is handed a message
-again waits for a moment, since a dead worker's last frames may still be on their way, and reads them:
+Whoever moves a message writes words into a stream, and whoever is handed a message again waits for a moment and reads them:
 
 - `moved`, written when the successor is confirmed, together with the event: the message is only acknowledged;
-- `moving`, written before the successor is published, names the successor, too: the message may have one, or not. Whoever reads it
-  waits for the successor for as long as that is delayed, and half a minute. Where the successor `moved` meanwhile, or was `had`, it
-  was there, and what became of it is safe: then the message is only acknowledged. Else it is delivered again;
-- `had`, written when the end of a message that has been moved before is recorded: of use to whoever reads `moving`.
+- `moving`, written before the successor is published, names the successor, too. The reader waits for as long as the successor is
+  delayed, and half a minute: where it `moved` or was `had` meanwhile, the message is only acknowledged, else delivered again;
+- `had`, written when the end of a message that has been moved before is recorded.
 
 A message with `moved` has its event in the log. One of which only the successor is known may have none: its reader records one.
-
-The journal is a stream of RabbitMQ's: any number may read it at once, and nothing is taken out by reading. It forgets by itself.
-Only what fails, dies or waits is written, and only what is handed over again is looked up: a task that succeeds at once pays
-nothing. A reader writes a marker of its own and reads until it comes back: then it has read all that was written before.
-
-A word is a digest of one delivery of one message, from one queue: its id, its body, our header. It says nothing of the next
-delivery. A move that could lead back to the same (one that gives back what has not run) has no word.
-
-Limits: nobody is handed a letter, so that a death between its publication and its confirmation leaves the letter and the message;
-so does one of a message that is delayed for longer than `MAX_DELAY` seconds. Where the journal cannot be read, or was never
-declared (no streams, no right), what is handed over again is delivered again, as if there were none. Nothing is lost without it: it
-only ever saves a copy. Where a worker and the broker die in the same moment, the event of a move may be lost, never the message.
+A word is a digest of one delivery of one message, from one queue: its id, its body, our header. A reader writes a marker of its own
+and reads until it comes back: then it has read all that was written before. Nothing is lost without the journal: it only ever saves
+a copy. `docs/rabbitmq.md` says what it cannot tell.
 """
 
 from __future__ import annotations

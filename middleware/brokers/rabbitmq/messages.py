@@ -1,21 +1,7 @@
-"""A message of RabbitMQ and the envelope that everything else here works on: one into the other, and back, without loss.
+"""A delivery of py-amqp as the JSON envelope that kombu writes on Redis, and such an envelope as a message that can be published.
 
-Enters: a delivery of py-amqp (bytes, properties, headers, where it came from). Leaves: the JSON envelope that kombu writes on
-Redis, which `envelope.opened` reads; and from such an envelope again a message that can be published.
-
-1. The body's bytes are in base64, whatever they are; `content_type`, `content_encoding`, `priority`, `correlation_id`, `reply_to`,
-   `message_id`, `timestamp`, `type`, `app_id` and `cluster_id` are properties of the envelope as they are of the message. A
-   `user_id` names who published, and only he may: it is kept in the envelope, and not published by us. Whatever we move is
-   persistent, whatever its producer asked for: it is acknowledged once it is where it should be.
-2. Header values that JSON has no word for (bytes, times, decimals, keys that are no text) are written as tables with one mark.
-3. What only the broker writes (`x-death` and its companions, `x-delivery-count`) is taken off.
-4. `expiration`, which makes the broker throw a message away in silence, and would end a delay early, travels in a header of ours
-   (`EXPIRATION`); so do where the message was first published to (`DELIVERED`), which the broker forgets when it is moved, and the
-   routing keys of its copies (`CC`, here `COPIES`): the broker has made them, and would make them again at every move.
-
-5. Properties and headers must fit into one frame: where they do not, our own history is cut (`_fitting`).
-
-Limits: bytes in a header that are valid UTF-8 come back as text, and lists and tables nest as deep as py-amqp reads them.
+Nothing is lost on the way there and back; `docs/rabbitmq.md` says what is written how. Limits: bytes in a header that are valid
+UTF-8 come back as text, and lists and tables nest as deep as py-amqp reads them.
 """
 
 from __future__ import annotations

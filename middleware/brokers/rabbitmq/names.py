@@ -13,6 +13,8 @@ from dataclasses import dataclass
 
 from kombu.transport.native_delayed_delivery import MAX_NUMBER_OF_BITS_TO_USE, calculate_routing_key
 
+from ...ports import Names
+
 __all__ = [
     "BITS",
     "DELAY_PREFIX",
@@ -32,9 +34,9 @@ OUTCOMES = "redelivery.outcomes"
 #: it publishes meanwhile is lost.
 OUTCOMES_EXCHANGE = "amq.topic"
 DELAY_PREFIX = "redelivery_delayed"
-#: What the queue begins with that is a recorded start (`amqp_starts`).
+#: What the queue begins with that is a recorded start (`start_markers`).
 START = "redelivery.start."
-#: The journal of moves (`amqp_journal`).
+#: The journal of moves (`journal`).
 JOURNAL = "redelivery.journal"
 BITS: int = MAX_NUMBER_OF_BITS_TO_USE
 #: Seconds: what a delay must stay below.
@@ -44,7 +46,7 @@ MAX_NAME = 190
 
 
 @dataclass(frozen=True)
-class AmqpNames:
+class AmqpNames(Names):
     """The names, on one virtual host: there is one set of them in each."""
 
     outcomes: str = OUTCOMES
@@ -74,18 +76,6 @@ class AmqpNames:
     def delays_declared(self) -> str:
         """An exchange for nothing: where it is, the whole delay store is."""
         return f"{self.delay_prefix}_declared"
-
-    def list_name(self, queue: str, priority: int = 0) -> str:  # noqa: ARG002 - as `Keys.list_name`
-        """Where a message of this queue lies: RabbitMQ keeps all priorities in one queue."""
-        return queue
-
-    def list_names(self, queue: str) -> list[str]:
-        """As `list_name`."""
-        return [queue]
-
-    def queue_of(self, list_name: str) -> str:
-        """The queue that a list belongs to."""
-        return list_name
 
 
 def address(queue: str) -> str:

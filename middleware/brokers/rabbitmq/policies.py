@@ -1,10 +1,7 @@
 """The policies of a RabbitMQ broker that end messages by themselves, as its management plugin tells them: AMQP does not.
 
-Enters: the plugin's address (`management_url`), and the names of queues, be they there or not. Leaves: the policies whose
-definitions let the broker throw away, expire or dead-letter what lies in one of them. Raises `BrokerError` where the plugin does
-not answer, or something else does; it says what it was in fixed words, for an answer may hold anything. A redirection is not
-followed, for the user and the password would go with it. Limits: it is asked once, when a worker starts; what a policy is changed
-to later is not seen. Patterns are read as Python reads them.
+The plugin's answer may hold anything, so errors are told in fixed words; a redirection is not followed, for the user and the
+password would go with it. Limits: it is asked once, when a worker starts. Patterns are read as Python reads them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The publisher: carries moves out on RabbitMQ, many at a time, on a connection of its own.
 
 A move is, in this order: the message is published where it goes, and the broker confirms that it is there; its outcome event is
-published, and behind it its word in the journal (`amqp_journal`), for which nobody waits; the event is confirmed; then whoever
+published, and behind it its word in the journal (`journal`), for which nobody waits; the event is confirmed; then whoever
 asked for it is told, and acknowledges the delivery. Whatever dies between two steps leaves the delivery unacknowledged: it comes
 again, and may run twice where its word is not written, but is never lost.
 
@@ -29,7 +29,7 @@ from amqp import spec
 from redelivery.errors import BrokerError, BrokerUnavailable
 
 from ...logs import log
-from ...messages.numbering import Numbering
+from ...messages.events import Numbering
 from ...ports import Answer
 from .events import packed
 from .journal import HAS_HAD, HAS_MOVED, IS_MOVING, entry

@@ -1,4 +1,4 @@
-"""When a queue has its second consumer: while what has ended takes up half of a fixed prefetch window (`amqp_window`).
+"""When a queue has its second consumer: while what has ended takes up half of a fixed prefetch window (`window`).
 
 That is so where tasks are short, some milliseconds: half of a window of them ends before the broker has confirmed the first one's
 event. The second consumer's window is twice the first's, so that a worker never has more than three windows of messages that it

@@ -101,7 +101,7 @@ def declare_letters(connection: Any, name: str, queue_type: str) -> None:
 
 
 def declare_journal(connection: Any, name: str) -> bool:
-    """The journal of moves (`amqp_journal`): a stream; whether it is there. Where it is not, the connection may be closed."""
+    """The journal of moves (`journal`): a stream; whether it is there. Where it is not, the connection may be closed."""
     bounds = {"x-max-length-bytes": JOURNAL_BYTES, "x-stream-max-segment-size-bytes": JOURNAL_BYTES // 4, "x-max-age": JOURNAL_AGE}
     try:
         with connection.channel() as channel:
@@ -114,7 +114,7 @@ def declare_journal(connection: Any, name: str) -> bool:
 
 
 def declare_start(channel: Any, name: str) -> None:
-    """A recorded start (`amqp_starts`): a queue for nothing but its name, classic, whatever the others are: it is there at once."""
+    """A recorded start (`start_markers`): a queue for nothing but its name, classic, whatever the others are."""
     channel.queue_declare(name, durable=True, auto_delete=False, arguments={QUEUE_TYPE: CLASSIC, "x-expires": KEPT_MS})
 
 

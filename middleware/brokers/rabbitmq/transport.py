@@ -1,12 +1,9 @@
-"""The transitions on RabbitMQ: publish with confirm and `mandatory`, record, then acknowledge (`amqp_publisher`).
+"""The transitions on RabbitMQ: publish with confirm and `mandatory`, record, then acknowledge (`publisher`).
 
-Enters: a tag and what is to become of its message. Leaves: an `Answer`. What is asked for is put in line, and is carried out as
-soon as the broker answers; `DONE` says that it is in line and will be, or that its delivery will come again. Only a letter whose
-queue may not be made by us is waited for.
-
-Limits, all declared in `capabilities`: a transition is three steps, so that a crash between two of them delivers a message again
-which has been moved or recorded already, unless the journal knows of it (`amqp_journal`); delays are whole seconds, rounded up;
-nothing can be put back at a queue's head; the broker's clock is nobody's to read.
+A transition is put in line and carried out as soon as the broker answers: `DONE` says that it is in line, or that its delivery
+comes again. Only a dead letter whose queue may not be made by us is waited for. Limits: a crash between two of the steps delivers
+a message again that was moved already, unless the journal knows of it; delays are whole seconds, rounded up; nothing goes back to
+a queue's head; nobody can read the broker's clock.
 """
 
 from __future__ import annotations
@@ -23,7 +20,7 @@ from ...logs import log
 from ...messages.events import Outcome
 from ...messages.steps import opened
 from ...ports import Answer, Capability, Successor
-from ..broker_url import check_broker_url
+from ..broker_url import unanswered
 from ..deliveries import WithoutLeases
 from .delays import waiting
 from .deliveries import ChannelClaim
@@ -51,8 +48,8 @@ if TYPE_CHECKING:
     from celery.worker.consumer import Consumer
 
     from ...messages.events import Event
-    from ...policy.retry_budget import Pace
-    from ...ports import Held
+    from ...policy.resolver import Pace
+    from ...ports import Held, Redeliveries, Session
 
 __all__ = ["AmqpTransport"]
 
@@ -89,8 +86,7 @@ class AmqpTransport(WithoutLeases):
 
     @classmethod
     def of(cls, app: Celery) -> AmqpTransport:
-        """The transitions on the broker of this app. Raises `BrokerUnavailable`, `BrokerError`, `ConfigurationError`."""
-        check_broker_url(app)
+        """The transitions on the broker of this app. Raises `BrokerUnavailable`, `BrokerError`."""
         transport = cls(app)
         with transport.connect():
             return transport
@@ -101,8 +97,7 @@ class AmqpTransport(WithoutLeases):
         try:
             connection.connect()
         except OperationalError as exc:
-            msg = f"broker {connection.as_uri()} does not answer: {exc}; is it running, and is broker_url right?"
-            raise BrokerUnavailable(msg) from exc
+            raise unanswered(connection.as_uri(), exc) from exc
         except connection.connection_errors as exc:
             kind = BrokerError if type(exc).__name__ in {"AccessRefused", "NotAllowed"} else BrokerUnavailable
             msg = f"broker {connection.as_uri()} refused the connection: {exc}"
@@ -111,8 +106,15 @@ class AmqpTransport(WithoutLeases):
 
     # the worker's side
 
+    @property
+    def session(self) -> Session:
+        return self
+
+    @property
+    def redeliveries(self) -> Redeliveries:
+        return self
+
     def claim_for(self, worker: str) -> ChannelClaim:
-        """What this worker holds, from now on."""
         self.claim = ChannelClaim(self, self.publisher, worker)
         return self.claim
 
@@ -138,7 +140,6 @@ class AmqpTransport(WithoutLeases):
     # transitions of a message that a worker holds
 
     def acknowledge(self, tag: str, event: Event | None) -> Answer:
-        """End the message, and record `event`."""
         return self._carry(self._made(tag, event))
 
     def defer(
@@ -157,20 +158,19 @@ class AmqpTransport(WithoutLeases):
         """Move the message to the delay store for `delay_ms`, or until `due_ms`, in whole seconds, rounded up.
 
         Where nothing is left to wait it goes straight back to its queue, behind all others; a redriven one to where it was first
-        published to. One of 2**28 seconds (eight years and a half) or more waits in parts (`amqp_waiting`).
+        published to. One of 2**28 seconds (eight years and a half) or more waits in parts (`delays`).
         """
         now_ms = self.now_ms()
         wait_ms = (due_ms - now_ms if due_ms is not None else delay_ms) or 0
-        queue = self.keys.queue_of(list_name)
-        waits = waiting(self.keys, queue, message, wait_ms)
+        waits = waiting(self.keys, list_name, message, wait_ms)
         if waits is None:
             home = self._home(message) if event is not None and event.outcome == Outcome.REDRIVEN else None
             if home is None:
-                return self._carry(self._made(tag, event, message, ("", queue)))
-            return self._carry_home(tag, event, message, home, queue)
+                return self._carry(self._made(tag, event, message, ("", list_name)))
+            return self._carry_home(tag, event, message, home, list_name)
         if wait_ms / 1000 > waits.seconds:
-            log.info("delay.parted", task_id=task_id, queue=queue, wanted=wait_ms / 1000, first=waits.seconds)
-        return self._carry(self._made(tag, event, waits.message, waits.target, self._delaying(queue), seconds=waits.seconds))
+            log.info("delay.parted", task_id=task_id, queue=list_name, wanted=wait_ms / 1000, first=waits.seconds)
+        return self._carry(self._made(tag, event, waits.message, waits.target, self._delaying(list_name), seconds=waits.seconds))
 
     def dead_letter(
         self,
@@ -192,7 +192,6 @@ class AmqpTransport(WithoutLeases):
         return move.answer or Answer.DONE
 
     def start(self, tag: str) -> Answer:
-        """Record that a message begins to run; `REFUSED` where it is not this worker's any more."""
         held = None if self.claim is None else self.claim.held.get(tag)
         if held is not None:
             self._begun[tag] = name = start_of(opened(held.raw)["headers"])
@@ -205,7 +204,6 @@ class AmqpTransport(WithoutLeases):
         return name if self._starts.has(name) else None
 
     def ask_moved(self, held: Held, then: Callable[[Successor], None]) -> None:
-        """Tell `then`, now or later, from any thread, whether what is handed over again was moved before."""
         if self._has_journal and self.claim is not None:
             self.claim.leave(held.tag)  # while it waits for the answer, others can be received
             self._journal.ask(word_of(held.raw, held.queue), then)
@@ -231,24 +229,19 @@ class AmqpTransport(WithoutLeases):
             warn_of_policies(management_url, self.app, queues, letters, self.keys)
 
     def has_queue(self, name: str) -> bool:
-        """Whether the broker has this queue."""
         with self.connect() as connection:
             return has_queue(connection.connection, name)
 
-    def drain(self, seconds: float) -> bool:
-        """Wait until what was asked for is carried out and acknowledged, at most this long."""
+    def drain(self, seconds: float) -> int:
+        """Wait until what was asked for is carried out and acknowledged, at most this long; how many moves are not."""
         is_done = self.publisher.drain(seconds)
         if self.claim is not None:
             self.claim.flush()
-        return is_done
-
-    def waiting(self) -> int:
-        """How many transitions are not carried out."""
-        return self.publisher.waiting()
+        return 0 if is_done else self.publisher.waiting()
 
     def close(self) -> None:
         """The worker ends: close the connection, once what was acknowledged is safe."""
-        if self.claim is not None and not self.waiting():
+        if self.claim is not None and not self.publisher.waiting():
             self.claim.rest()
         self._journal.close()
         self.publisher.close()

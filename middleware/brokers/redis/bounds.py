@@ -24,22 +24,20 @@ from redelivery.errors import BrokerError, EnvelopeError, QueueFull
 from ...logs import log
 from ...messages.countdown import from_now, with_gaps
 from ...messages.events import Outcome, Reason
-from ...messages.identity import raw_id, wrapped
-from ...messages.recording import about
+from ...messages.recording import about, raw_id, wrapped
 from ...messages.steps import ANNOUNCED, HEADER, Envelope, Failed, eligible_of, opened, sealed
 from ...messages.ttl import PUBLISHED, is_dated
 from ...policy.decision import ending
 from ...ports import Held
 from ...transitions.death import Death, tell_death
 from ...transitions.notify import caller_of
-from .scripts import Script
-from .wire import encoded
+from .scripts import Script, encoded
 
 if TYPE_CHECKING:
     from redis import Redis
 
     from ...messages.events import Event
-    from ...policy.bounds import Bounds
+    from ...policy.resolver import Bounds
     from ...runtime import Runtime
     from .keys import Keys
 

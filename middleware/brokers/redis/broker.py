@@ -8,20 +8,19 @@ from redis.exceptions import RedisError
 
 from ...known import is_known, known_of, version_of, warn_unless_known
 from ...logs import log
-from . import errors as redis_errors
 from .channel import Receiving
 from .owner import Owner
 from .pipeline import UnderWay
 from .receiver import Receiver
+from .scripts import text_of
 from .transport import RedisTransport
-from .wire import text_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from celery.worker.consumer import Consumer
 
-    from ...ports import Deliveries, Held, Pipeline
+    from ...ports import Deliveries, FastPath, Held, Pipeline, Registry
 
 __all__ = ["RedisBroker"]
 
@@ -29,16 +28,23 @@ __all__ = ["RedisBroker"]
 class RedisBroker(RedisTransport):
     """The broker of an app (`Transport`)."""
 
+    session: None = None
+    redeliveries: None = None
+
+    @property
+    def fast_path(self) -> FastPath:
+        return self
+
+    @property
+    def registry(self) -> Registry:
+        return self
+
     def claim_for(self, worker: str) -> Owner:
-        """What this worker holds, from now on, under leases."""
         if not is_known("kombu"):
             why = f"{known_of('kombu')}; messages are received by kombu's own receive"
             log.warning("kombu.unknown", version=version_of("kombu"), why=why)
         warn_unless_known("redis", "queues are polled, and each transition waits for its answer")
         return Owner(self, worker)
-
-    def attach(self, consumer: Consumer) -> None:
-        """Messages are held under leases, whatever connection they came by."""
 
     def receive(
         self, consumer: Consumer, owner: Deliveries, limit: Callable[[], int], on_garbage: Callable[[Held, Exception], None]
@@ -56,12 +62,7 @@ class RedisBroker(RedisTransport):
             return None
         return UnderWay(self, hub, wait_for)
 
-    def is_transient(self, exc: BaseException) -> bool:
-        """Whether this failure is the server's for now."""
-        return redis_errors.is_transient(exc)
-
     def is_driver_error(self, exc: BaseException) -> bool:
-        """Whether redis-py raised it."""
         return isinstance(exc, RedisError | ConnectionError)
 
     def has_queue(self, name: str) -> bool:
@@ -74,7 +75,6 @@ class RedisBroker(RedisTransport):
         return None if held in {"none", "list"} else f"is the key of a {held} on this server, and no queue"
 
     def origin_of(self, dead_letter_queue: str) -> str | None:
-        """The queue whose worker used this dead-letter queue last."""
         used = self.client.hget(self.keys.dead_letter_queues, dead_letter_queue)
         return None if used is None else text_of(used)
 
@@ -85,15 +85,3 @@ class RedisBroker(RedisTransport):
         if memory.get("maxmemory") and policy != "noeviction":
             why = "a full server throws messages away, unrecorded: set maxmemory-policy noeviction"
             log.warning("broker.evicts", maxmemory_policy=policy, maxmemory=memory["maxmemory"], why=why)
-
-    def drain(self, seconds: float) -> bool:  # noqa: ARG002 - as the other transports'
-        """Nothing is under way here: each transition has been carried out when it is answered."""
-        return True
-
-    def waiting(self) -> int:
-        """How many transitions are not carried out: those are in the outbox alone."""
-        return 0
-
-    def recorded_start(self, held: Held) -> str | None:
-        """How its start was recorded."""
-        return self.started([held.tag])[0]

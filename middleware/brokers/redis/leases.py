@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...ports import Held
 from .keys import split_unacked
-from .scripts import Script
-from .wire import OnRedis, text_of
+from .scripts import OnRedis, Script, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

@@ -15,11 +15,13 @@ from typing import TYPE_CHECKING, Any
 from redis.exceptions import ResponseError
 
 from ...logs import log
-from .fallback import taken_by_kombu
+from ...messages.steps import sealed
+from ...ports import Held
+from .keys import Keys
 from .server_clock import ServerClock
 
 if TYPE_CHECKING:
-    from ...ports import Held
+    from ...ports import Answer, Lease
     from .transport import RedisTransport
 
 __all__ = ["Owner"]
@@ -37,6 +39,10 @@ class Owner:
         self._clock = ServerClock()
         self._beginning = threading.Lock()
 
+    @property
+    def lease(self) -> Lease:
+        return self
+
     def begin(self, instead_of: str) -> None:
         """Take a new token, and open its lease, unless another thread has done so: more than one may find out that it is gone.
 
@@ -51,7 +57,6 @@ class Owner:
             self.token = token
 
     def is_alive(self) -> bool:
-        """Renew the lease; False where the token has been fenced."""
         return bool(self.token) and self.transport.renew(self.token)
 
     def holds(self, tag: str) -> bool:
@@ -59,12 +64,26 @@ class Owner:
         return tag.startswith(self.token) or not self.has_minted(tag)
 
     def take(self, message: Any) -> Held | None:
-        """A message that kombu has received; None where it is none of a task queue's."""
-        return taken_by_kombu(message, self)
+        """A message that kombu's own receive took, which has recorded it under its own tag; None where it is no queue's of tasks.
+
+        What is weaker then: a crash between kombu's two steps loses the message, and a dead worker's messages, or one that runs for
+        longer, come back after kombu's visibility timeout (an hour by default) and not within seconds.
+        """
+        channel, queue = message.channel, getattr(message, "queue", None)
+        if queue is None:
+            return None
+        keys, payload, tag = Keys.of(channel), message._raw, str(message.delivery_tag)  # noqa: SLF001 - the payload as it came
+        list_name = keys.list_name(queue, channel._get_message_priority(payload, reverse=False))  # noqa: SLF001 - as kombu's `_put`
+        held = Held(tag, queue, list_name, sealed(payload), self.now_ms())
+        held.release_credit = channel._credit(tag)  # noqa: SLF001 - our channel's
+        self.held[tag] = message.held = held
+        return held
 
     def part(self) -> None:
-        """Nothing is held any more: end the lease."""
         self.transport.unregister(self.token)
+
+    def accept(self, tag: str) -> Answer:
+        return self.transport.accept(tag)
 
     def has_minted(self, tag: str) -> bool:
         """Whether this tag is an owner's, under a lease, and not kombu's own."""
@@ -81,18 +100,11 @@ class Owner:
         return self._clock.now_ms()
 
     def drop(self, tag: str) -> None:
-        """Its transition has been answered: the message is no longer held."""
-        self.make_room(tag)
-        held = self.held.pop(tag, None)
-        if held is not None:
-            held.leave()
-
-    def make_room(self, tag: str) -> None:
-        """Give a message's place in the prefetch window back, once; it stays held."""
         held = self.held.get(tag)
         if held is not None:
-            held.release_credit, release_credit = _nothing, held.release_credit
-            release_credit()
+            held.make_room()
+            self.held.pop(tag, None)
+            held.leave()
 
     def release(self, keep: set[str]) -> int:
         """Give back, uncounted, whatever the broker says this owner holds, but for the tags to `keep`. Returns how many went back.
@@ -112,7 +124,3 @@ class Owner:
             for tag in page:
                 self.held.pop(tag, None)
         return count
-
-
-def _nothing() -> None:
-    pass

@@ -27,9 +27,8 @@ from redis.exceptions import RedisError, ResponseError
 from ...logs import log
 from ...ports import Answer
 from ...transitions.outbox import tell
-from .scripts import packed
+from .scripts import answer_of, packed
 from .transport import SOCKET_TIMEOUT, RedisTransport
-from .wire import answer_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -81,7 +80,6 @@ class UnderWay:
         return self._place == _here()
 
     def begin(self, tag: str, transition: Transition, then: Then) -> None:
-        """Ask for the transition; `then` gets the answer, here or later."""
         self._check_step()
         asked = self._next = Asked(tag, transition, then, time.monotonic())
         self._is_busy = True

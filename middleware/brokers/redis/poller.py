@@ -1,4 +1,4 @@
-"""Polling on Redis: kombu's poller and its place in the event loop, for channels that receive by a script (`receiving.py`).
+"""Polling on Redis: kombu's poller and its place in the event loop, for channels that receive by a script (`channel`).
 
 Such a channel is read whenever something has come, and asked when its receiver says so; the loop wakes up for that, also where the
 room for more was made by another thread.
@@ -11,6 +11,8 @@ from queue import Empty
 from typing import TYPE_CHECKING, Any
 
 from kombu.transport import redis as kombu_redis
+
+from ...ports import ignore
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -68,7 +70,7 @@ class Wakeful:
     def wake_in(self: Any, seconds: float) -> None:
         """Make the event loop look again after less than its own second."""
         if self._hub is not None and 0 < seconds < 1:
-            self._hub.call_later(seconds, _nothing)
+            self._hub.call_later(seconds, ignore)
 
     def look_around(self: Any) -> bool:
         """Make the loop read what is there already, and not wait, before it comes back; False where no loop can be told so."""
@@ -81,8 +83,4 @@ class Wakeful:
     def wake(self: Any) -> None:
         """Make the event loop look again; called from any thread. A hub of kombu 5.6 sleeps on, for a second at most."""
         if self._hub is not None and threading.get_ident() != getattr(self._hub, "_loop_thread", None):  # kombu's own test
-            self._hub.call_soon(_nothing)
-
-
-def _nothing() -> None:
-    pass
+            self._hub.call_soon(ignore)

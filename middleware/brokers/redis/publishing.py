@@ -18,8 +18,7 @@ from .bounds import publish_within
 from .keys import Keys
 from .purging import purge
 from .replicas import ConfirmedRedis
-from .scripts import Script
-from .wire import encoded
+from .scripts import Script, encoded
 
 if TYPE_CHECKING:
     from redis import Redis

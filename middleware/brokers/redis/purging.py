@@ -1,8 +1,7 @@
 """Celery's `purge` on Redis: what waits in a queue goes for good, and each task that goes is recorded, in one step with it.
 
-Enters: a queue, whose messages `celery purge`, `app.control.purge()` or kombu's `Queue.purge()` discards; leaves: nothing but the
-outcome `purged`, by an operator. What a worker holds, and what waits in the delay store, stays, as in Celery. What is no task is
-discarded unrecorded. Limits: one round trip for each message, where Celery deletes the whole list in one.
+What a worker holds, and what waits in the delay store, stays, as in Celery. What is no task is discarded unrecorded. Limits: one
+round trip for each message, where Celery deletes the whole list in one.
 """
 
 from __future__ import annotations

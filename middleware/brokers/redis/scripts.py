@@ -1,4 +1,4 @@
-"""The Lua scripts, one for each transition, and how they are loaded.
+"""The Lua scripts, one for each transition: how they are loaded, called, and answered.
 
 A script's text is its file in `middleware/brokers/redis/lua/`, behind the shared pieces that it names in its line `-- uses:`.
 """
@@ -13,14 +13,18 @@ from typing import TYPE_CHECKING, Any
 
 from redis.exceptions import NoScriptError, ResponseError
 
+from ...ports import Answer
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from redis import Redis
 
+    from ...messages.events import Event
+    from .keys import Keys
     from .replicas import Replicas
 
-__all__ = ["Script", "packed"]
+__all__ = ["OnRedis", "Script", "answer_of", "encoded", "packed", "text_of"]
 
 
 @cache
@@ -151,3 +155,26 @@ def _answer(client: Redis, command: bytes, replicas: Replicas | None, word: byte
         return connection.retry.call_with_retry(ask, lambda _: connection.disconnect())
     finally:
         pool.release(connection)
+
+
+class OnRedis:
+    """Transitions on one client; safe to call from any thread."""
+
+    def __init__(self, client: Redis, keys: Keys) -> None:
+        self.client = client
+        self.keys = keys
+
+
+def encoded(event: Event) -> list[bytes]:
+    """An event's values as bytes, whatever is in them."""
+    return [str(value).encode("utf-8", "replace") for value in event.to_entry()]
+
+
+def answer_of(value: Any) -> Answer:
+    """What a script answered. Raises `ValueError` where it is none of its answers."""
+    return Answer(text_of(value))
+
+
+def text_of(value: Any) -> str:
+    """A value of the server's as text, whichever it has come as."""
+    return value.decode() if isinstance(value, bytes) else str(value)

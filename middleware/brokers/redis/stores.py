@@ -8,8 +8,7 @@ from redelivery.errors import BrokerError
 
 from ...logs import log
 from .keys import SEPARATOR
-from .scripts import Script
-from .wire import OnRedis, answer_of, encoded, text_of
+from .scripts import OnRedis, Script, answer_of, encoded, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

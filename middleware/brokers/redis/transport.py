@@ -1,7 +1,6 @@
-"""The transitions on Redis and Valkey: each is one script (`middleware/brokers/redis/lua/`), called on a client of its own.
+"""The transitions on Redis and Valkey: each is one script (`lua/`), which runs whole or, where the server refuses it, not at all.
 
-Enters: a tag and what is to become of its message. Leaves: an `Answer`. Nothing is ever half done: a script runs whole or, where
-the server refuses it, not at all. Limits: an asynchronous replica that becomes the master may have lost what was answered last.
+Limits: an asynchronous replica that becomes the master may have lost what was answered last.
 """
 
 from __future__ import annotations
@@ -10,20 +9,20 @@ import uuid
 from typing import TYPE_CHECKING, Any, Self
 
 from kombu.exceptions import OperationalError
+from redis import exceptions
 from redis.backoff import NoBackoff
 from redis.exceptions import AuthenticationError, RedisError, ResponseError
 from redis.retry import Retry
 
-from redelivery.errors import BrokerError, BrokerUnavailable
+from redelivery.errors import BrokerError
 
 from ...ports import ACCEPTED, Capability
-from ..broker_url import check_broker_url
+from ..broker_url import unanswered
 from .keys import SEPARATOR, Keys
 from .leases import Owners
 from .replicas import ConfirmedRedis
-from .scripts import Script
+from .scripts import Script, answer_of, encoded, text_of
 from .stores import Stores
-from .wire import answer_of, encoded, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,13 +31,26 @@ if TYPE_CHECKING:
     from redis import ConnectionPool, Redis
 
     from ...messages.events import Event
-    from ...policy.retry_budget import Pace
+    from ...policy.resolver import Pace
     from ...ports import Answer, Held
 
 __all__ = ["SOCKET_TIMEOUT", "RedisTransport"]
 
 #: How long one call may take before it counts as not answered, in seconds; the outbox then asks again.
 SOCKET_TIMEOUT = 5.0
+#: What is the server's for now, so that the same step may be carried out a little later.
+NOT_NOW = (
+    OSError,
+    exceptions.ConnectionError,
+    exceptions.TimeoutError,
+    exceptions.ReadOnlyError,
+    exceptions.OutOfMemoryError,
+    exceptions.ClusterDownError,
+    exceptions.TryAgainError,
+    exceptions.MasterDownError,
+)
+#: The same where redis-py has no class for it: the first word of the server's answer.
+NOT_NOW_CODES = ("BUSY", "LOADING", "READONLY", "OOM", "CLUSTERDOWN", "TRYAGAIN", "MASTERDOWN", "MISCONF", "NOREPLICAS", "NOTREADY")
 
 
 class RedisTransport(Stores, Owners):
@@ -63,36 +75,29 @@ class RedisTransport(Stores, Owners):
     def of(cls, app: Celery) -> Self:
         """The transitions on the broker of this app, connected as its settings say (TLS, Sentinel, credentials, database, prefix).
 
-        Raises `BrokerUnavailable` where nothing answers, `BrokerError` where the broker refuses or is no Redis,
-        `ConfigurationError` where its address cannot be read.
+        Raises `BrokerUnavailable` where nothing answers, `BrokerError` where the broker refuses.
         """
-        check_broker_url(app)
         connection = app.connection_for_write()
         try:
-            driver = connection.transport
-            if getattr(driver, "driver_type", None) != "redis":
-                msg = f"broker {connection.as_uri()} is no Redis: this version of redelivery needs a redis:// broker"
-                raise BrokerError(msg)
             channel = connection.default_channel
         except (AuthenticationError, ResponseError) as exc:
             msg = f"broker {connection.as_uri()} refused the connection: {exc}"
             raise BrokerError(msg) from exc
-        except KeyError as exc:
-            msg = f"broker {exc} is no transport that kombu knows; is broker_url right? It looks like redis://host:6379/0"
-            raise BrokerError(msg) from exc
         except (OperationalError, *connection.connection_errors, RedisError) as exc:
-            msg = f"broker {connection.as_uri()} does not answer: {exc}; is it running, and is broker_url right?"
-            raise BrokerUnavailable(msg) from exc
+            raise unanswered(connection.as_uri(), exc) from exc
         runtime = getattr(app, "redelivery", None)
         wanted = 0 if runtime is None else runtime.settings.wait_replicas
         transport = cls(ConfirmedRedis(_patient(channel._get_pool()), wanted), Keys.of(channel))  # noqa: SLF001 - the app's own settings
         transport.app = app
         return transport
 
+    @staticmethod
+    def is_transient(exc: BaseException) -> bool:
+        return isinstance(exc, NOT_NOW) or (isinstance(exc, RedisError) and str(exc).startswith(NOT_NOW_CODES))
+
     # transitions of a message that a worker holds
 
     def acknowledge(self, tag: str, event: Event | None) -> Answer:
-        """End the message, and record `event`."""
         return self._take(self._acknowledge, [self.keys.outcomes], [tag, _token(tag)], event)
 
     def defer(
@@ -187,7 +192,6 @@ class RedisTransport(Stores, Owners):
         return answer_of(script(self.client, keys, args))
 
     def close(self) -> None:
-        """Close the connections."""
         self.client.connection_pool.disconnect()
 
 

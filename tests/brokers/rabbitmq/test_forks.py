@@ -16,6 +16,7 @@ from redelivery.middleware.brokers.rabbitmq.messages import message_of
 from redelivery.middleware.brokers.rabbitmq.names import JOURNAL
 from redelivery.middleware.brokers.rabbitmq.topology import declare_journal
 from redelivery.middleware.messages.steps import deferred, redelivered, redriven, sealed
+from redelivery.middleware.ports import Successor
 from redelivery.workers.testing.rabbit_node import USER
 from tests.support.desk import task_message
 from tests.support.running import Shop, until
@@ -257,12 +258,12 @@ def test_a_successor_that_is_long_in_coming_is_not_waited_for() -> None:
 
 def test_a_journal_that_cannot_be_read_holds_nobody_up(rabbit: Rabbit) -> None:
     """Nothing is known then, and the log says so."""
-    told: list[bool] = []
+    told: list[Successor] = []
     made = Journal(lambda: opened(rabbit), JOURNAL)  # never declared
     with capture_logs() as lines:
         made.ask(b"w" * 16, told.append)
         until(lambda: told, what="the answer")
-    assert told == [False]
+    assert told == [Successor.UNKNOWN]
     assert [line["event"] for line in lines] == ["journal.unread"]
     made.close()
 

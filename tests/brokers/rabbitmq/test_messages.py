@@ -25,8 +25,7 @@ from redelivery.middleware.brokers.rabbitmq.messages import (
     message_of,
 )
 from redelivery.middleware.brokers.rabbitmq.names import BITS, MAX_DELAY, AmqpNames, address, delay_key
-from redelivery.middleware.messages.events import ENTRY, Event, Outcome
-from redelivery.middleware.messages.numbering import Numbering
+from redelivery.middleware.messages.events import ENTRY, Event, Numbering, Outcome
 from redelivery.middleware.messages.steps import HEADER, Envelope, opened
 
 

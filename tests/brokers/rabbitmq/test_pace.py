@@ -15,14 +15,15 @@ from amqp import spec
 from amqp.method_framing import frame_handler
 from amqp.serialization import dumps, loads
 from amqp.transport import TCPTransport
+from celery import Celery
 from hypothesis import given
 from hypothesis import strategies as st
 from kombu.asynchronous import Hub
 
+from redelivery import Redelivery
 from redelivery.middleware.brokers.rabbitmq import acks as amqp_settled
 from redelivery.middleware.brokers.rabbitmq.acks import Settled, frames
-from redelivery.middleware.brokers.rabbitmq.decoding import delivery_at
-from redelivery.middleware.brokers.rabbitmq.reading import ReadingAhead
+from redelivery.middleware.brokers.rabbitmq.reading import ReadingAhead, delivery_at
 from tests.support.amqp_taking import consumed, filled
 from tests.support.running import until
 
@@ -282,8 +283,19 @@ def test_a_py_amqp_that_nobody_has_tried_reads_by_itself(monkeypatch: pytest.Mon
         assert not connection.reads_ahead
 
 
+@pytest.mark.parametrize("is_on", [True, False])
+def test_reading_ahead_is_switched_off_with_fast_receive(is_on: bool) -> None:
+    """Then py-amqp reads, as for plain Celery."""
+    app = Celery("shop", broker="amqp://", set_as_current=False)
+    Redelivery(app, {"fast_receive": is_on})
+    with reading(lambda *_: None, is_ahead=False) as (connection, _, hub):
+        connection.client = app.connection_for_read()
+        connection.client.transport.register_with_event_loop(connection, hub)
+        assert connection.reads_ahead is is_on
+
+
 @contextlib.contextmanager
-def reading(hear: Callable[..., None]) -> Iterator[tuple[Any, socket.socket, Hub]]:
+def reading(hear: Callable[..., None], *, is_ahead: bool = True) -> Iterator[tuple[Any, socket.socket, Hub]]:
     """A connection with one open channel that a loop reads ahead, and the far end of its socket."""
     near, far = socket.socketpair()
     hub = Hub()
@@ -296,7 +308,8 @@ def reading(hear: Callable[..., None]) -> Iterator[tuple[Any, socket.socket, Hub
     channel = amqp.Channel(connection, 3, auto_decode=True)
     channel._callbacks[spec.Basic.Deliver] = hear
     hub.add_reader(near, connection.on_readable)
-    connection.read_ahead(hub)
+    if is_ahead:
+        connection.read_ahead(hub)
     with near, far:
         yield connection, far, hub
         connection.collect()

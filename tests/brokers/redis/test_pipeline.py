@@ -13,8 +13,8 @@ from kombu.asynchronous import Hub
 from structlog.testing import capture_logs
 
 from redelivery import Redelivery
-from redelivery.middleware.brokers.redis.errors import is_transient
 from redelivery.middleware.brokers.redis.pipeline import UnderWay
+from redelivery.middleware.brokers.redis.transport import RedisTransport
 from redelivery.middleware.messages.events import Event, Outcome
 from redelivery.middleware.ports import Answer
 from redelivery.middleware.transitions.outbox import Outbox
@@ -34,7 +34,7 @@ class Loop:
     def __init__(self, desk: Desk, transport: Any = None) -> None:
         self.desk, self.hub = desk, Hub()
         self.transport = desk.transport if transport is None else transport
-        self.outbox = Outbox(is_transient)
+        self.outbox = Outbox(RedisTransport.is_transient)
         self.under_way = self.outbox.under_way = UnderWay(self.transport, self.hub, self.outbox.carry_out)
         self.ended: list[str] = []
         self.answers: list[Answer] = []

@@ -12,8 +12,7 @@ from redis.exceptions import ResponseError
 
 from redelivery.middleware.brokers.redis.keys import Keys
 from redelivery.middleware.brokers.redis.receiver import Receiver
-from redelivery.middleware.brokers.redis.scripts import Script
-from redelivery.middleware.brokers.redis.wire import encoded
+from redelivery.middleware.brokers.redis.scripts import Script, encoded
 from redelivery.middleware.messages.events import Event, Outcome
 from tests.support.bench import QUEUE, Bench
 from tests.support.running import until

@@ -14,7 +14,7 @@ from redis.exceptions import NoPermissionError, ResponseError
 from redelivery.errors import ConfigurationError
 from redelivery.middleware.messages.events import Event, Outcome
 from redelivery.middleware.messages.steps import ANNOUNCED, sealed
-from redelivery.middleware.policy.retry_budget import Pace
+from redelivery.middleware.policy.resolver import Pace
 from redelivery.middleware.ports import Answer
 from redelivery.settings import RedeliveryPolicy, RedeliverySettings
 from redelivery.workers.duties.recoverer import Recoverer

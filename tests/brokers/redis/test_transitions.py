@@ -10,8 +10,7 @@ from redis import Redis
 from redis.exceptions import NoPermissionError, OutOfMemoryError, ResponseError
 from structlog.testing import capture_logs
 
-from redelivery.middleware.brokers.redis.scripts import Script
-from redelivery.middleware.brokers.redis.wire import encoded
+from redelivery.middleware.brokers.redis.scripts import Script, encoded
 from redelivery.middleware.messages.events import Event, Outcome, Reason
 from redelivery.middleware.ports import Answer, Held
 from tests.support.bench import QUEUE, Bench

@@ -18,7 +18,7 @@ import pytest
 
 from redelivery.middleware.messages.envelope import ANNOUNCED, VERSION, Envelope
 from redelivery.middleware.messages.events import TERMINAL, Reason
-from redelivery.middleware.messages.identity import raw_id
+from redelivery.middleware.messages.recording import raw_id
 from redelivery.workers.letters import Letter
 from tests.faults.fuzz.hostile_messages import MARK, TASK, hostile
 from tests.support.lanes import first_quick, seed

@@ -11,18 +11,17 @@ from celery import Celery
 from redelivery import Redelivery
 from redelivery.middleware.brokers.redis.bounds import evict_oldest, evicted, publish_within
 from redelivery.middleware.brokers.redis.keys import split_unacked, unacked_suffix
-from redelivery.middleware.brokers.redis.scripts import Script
-from redelivery.middleware.brokers.redis.wire import encoded
+from redelivery.middleware.brokers.redis.scripts import Script, encoded
 from redelivery.middleware.messages.events import Event, Outcome, Reason, entries
 from redelivery.middleware.messages.steps import ANNOUNCED
-from redelivery.middleware.policy.bounds import Bounds
+from redelivery.middleware.policy.resolver import Bounds
 from redelivery.workers.brokers.redis.transport import redis_of
 from tests.faults.model.books import LISTS, MAX_ATTEMPTS, MAX_LENGTH
 from tests.support.desk import task_message
 
 if TYPE_CHECKING:
     from redelivery.middleware.brokers.redis.bounds import Eviction
-    from redelivery.middleware.brokers.redis.transport import RedisTransport
+    from redelivery.middleware.brokers.redis.broker import RedisBroker
     from tests.faults.model.books import Message
     from tests.support.servers import Server
 
@@ -65,7 +64,7 @@ class Broker:
     def __init__(self, server: Server) -> None:
         self.app = Celery("model", broker=server.url, set_as_current=False)
         self.install = Redelivery(self.app, {"queues": {"#": POLICY}})
-        self.transport: RedisTransport = redis_of(self.install)
+        self.transport: RedisBroker = redis_of(self.install)
         self.client: Any = self.transport.client
         self.keys = self.transport.keys
         self.client.flushall()

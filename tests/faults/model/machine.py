@@ -14,7 +14,7 @@ from redelivery.errors import QueueFull
 from redelivery.middleware.brokers.redis.keys import SEPARATOR
 from redelivery.middleware.messages.events import Event, Outcome, Reason
 from redelivery.middleware.messages.steps import Attempt, dead, opened, redriven, sealed
-from redelivery.middleware.policy.retry_budget import Pace
+from redelivery.middleware.policy.resolver import Pace
 from redelivery.middleware.ports import Held
 from redelivery.middleware.transitions.recovery import recover
 from redelivery.workers.brokers.redis.delay_store import RedisDelayStore

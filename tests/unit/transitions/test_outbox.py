@@ -9,9 +9,8 @@ import pytest
 from redis import exceptions
 from structlog.testing import capture_logs
 
-from redelivery.middleware.brokers.redis.errors import is_transient
-from redelivery.middleware.brokers.redis.scripts import Script
-from redelivery.middleware.brokers.redis.wire import encoded
+from redelivery.middleware.brokers.redis.scripts import Script, encoded
+from redelivery.middleware.brokers.redis.transport import RedisTransport
 from redelivery.middleware.messages.events import Event, Outcome
 from redelivery.middleware.ports import Answer
 from redelivery.middleware.transitions import outbox as module
@@ -76,12 +75,12 @@ def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_only_a_broker_that_cannot_now_is_waited_for(error: Exception, *, not_now: bool) -> None:
     """All else would stand at the head of the line for ever."""
-    assert is_transient(error) is not_now
+    assert RedisTransport.is_transient(error) is not_now
 
 
 def test_what_cannot_be_done_now_waits_and_the_rest_behind_it_in_order() -> None:
     """The order in which they were asked for stays, whatever happens to the broker meanwhile."""
-    outbox, done = Outbox(is_transient), list[str]()
+    outbox, done = Outbox(RedisTransport.is_transient), list[str]()
     first = Asked("a", done, failing=exceptions.ReadOnlyError("READONLY"))
     answers: list[Any] = []
     for name, transition in (("a", first), ("b", Asked("b", done)), ("c", Asked("c", done))):
@@ -97,7 +96,7 @@ def test_what_cannot_be_done_now_waits_and_the_rest_behind_it_in_order() -> None
 def test_what_is_refused_for_good_blocks_nobody_and_is_tried_again(error: Exception) -> None:
     """It is put aside with an error line, its place is given back, and once it is mended it is carried out."""
     aside: list[str] = []
-    outbox, done = Outbox(is_transient, aside.append), list[str]()
+    outbox, done = Outbox(RedisTransport.is_transient, aside.append), list[str]()
     bad = Asked("a", done, failing=error)
     with capture_logs() as lines:
         outbox.carry_out("a", bad, lambda _: None)
@@ -112,7 +111,7 @@ def test_what_is_refused_for_good_blocks_nobody_and_is_tried_again(error: Except
 
 def test_one_that_is_refused_in_line_lets_the_others_pass() -> None:
     """The broker comes back, and will not have the first of those that waited."""
-    outbox, done = Outbox(is_transient), list[str]()
+    outbox, done = Outbox(RedisTransport.is_transient), list[str]()
     first = Asked("a", done, failing=exceptions.ConnectionError("gone"))
     outbox.carry_out("a", first, lambda _: None)
     outbox.carry_out("b", Asked("b", done), lambda _: None)
@@ -125,7 +124,7 @@ def test_one_that_is_refused_in_line_lets_the_others_pass() -> None:
 
 def test_who_is_told_may_fail() -> None:
     """The transition is carried out, and the thread goes on with the next."""
-    outbox, done = Outbox(is_transient), list[str]()
+    outbox, done = Outbox(RedisTransport.is_transient), list[str]()
     first = Asked("a", done, failing=exceptions.ConnectionError("gone"))
 
     def fails(_: Answer) -> None:
@@ -140,7 +139,7 @@ def test_who_is_told_may_fail() -> None:
 
 def test_many_threads_put_their_transitions_in_one_line() -> None:
     """None is lost, and none is carried out twice."""
-    outbox, done = Outbox(is_transient), list[str]()
+    outbox, done = Outbox(RedisTransport.is_transient), list[str]()
     head = Asked("head", done, failing=exceptions.ConnectionError("gone"))
     outbox.carry_out("head", head, lambda _: None)
 
@@ -201,7 +200,7 @@ def test_the_broker_tells_one_kind_from_the_other(any_server: Server) -> None:
     desk.publish()
     tag = desk.hold()
     desk.client.set("DLQ", "no list")
-    outbox = Outbox(is_transient)
+    outbox = Outbox(RedisTransport.is_transient)
     dead = Event(task_id="a", outcome=Outcome.DEAD_LETTERED)
     with capture_logs() as lines:
         outbox.carry_out(

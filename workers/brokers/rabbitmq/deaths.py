@@ -26,6 +26,7 @@ from redelivery.middleware.brokers.rabbitmq.publisher import Move
 from redelivery.middleware.messages.envelope import mapping
 from redelivery.middleware.messages.events import Outcome, Reason
 from redelivery.middleware.messages.steps import ANNOUNCED, HEADER, dead, opened, sealed
+from redelivery.middleware.ports import ignore
 from redelivery.middleware.transitions.homes import Homes
 
 from ...letters import Contents
@@ -33,7 +34,6 @@ from ...letters import Contents
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from redelivery.middleware.ports import Answer
     from redelivery.middleware.runtime import Runtime
 
     from .letters import AmqpLetterStore
@@ -133,10 +133,10 @@ def death_of(runtime: Runtime, store: AmqpLetterStore, raw: bytes, name: str) ->
     opening = None
     if ANNOUNCED not in contents.headers and HEADER not in contents.headers:
         seen = contents.event(Outcome.RECEIVED, queue, reason="unannounced", **facts)
-        opening = Move(seen, _nobody, may_wait=False, event_id=_event_id(contents, death, at_ms, "seen"))
+        opening = Move(seen, ignore, may_wait=False, event_id=_event_id(contents, death, at_ms, "seen"))
     move = Move(
         contents.event(Outcome.DEAD_LETTERED, queue, reason=reason, **facts),
-        _nobody,
+        ignore,
         message_of(sealed(buried), target=("", target)),
         ("", target),
         partial(store.keep, target, queue, ""),
@@ -159,7 +159,3 @@ def _with_expiration(message: dict[str, Any], expiration: str | None) -> dict[st
     if expiration is None:
         return message
     return {**message, "properties": {**mapping(message["properties"]), "expiration": expiration}}
-
-
-def _nobody(_: Answer) -> None:
-    """Nobody is told: the answer is waited for."""

@@ -48,23 +48,19 @@ class AmqpDelayStore:
         self._transport, self._names = transport, transport.keys
 
     def totals(self) -> dict[str, int]:
-        """As `DelayStore.totals`."""
         counts: dict[str, int] = {}
         for each in self._each_once():
             counts[each.queue] = counts.get(each.queue, 0) + 1
         return dict(sorted(counts.items()))
 
     def soonest(self, limit: int, queue: str | None = None) -> list[Delayed]:
-        """As `DelayStore.soonest`."""
         found = [each for each in self._each_once() if queue is None or each.queue == queue]
         return sorted(found, key=lambda each: each.due_ms)[:limit]
 
     def of_task(self, task_id: str) -> list[Delayed]:
-        """As `DelayStore.of_task`."""
         return [each for each in self._each_once() if each.contents.task_id == task_id]
 
     def cancel(self, list_name: str, ident: str, event: Event) -> Answer:  # noqa: ARG002 - the id tells where it waits
-        """As `DelayStore.cancel`."""
         return self._carried(ident, event)
 
     def reschedule(self, list_name: str, ident: str, message: bytes, event: Event, *, due_ms: int | None) -> Answer:

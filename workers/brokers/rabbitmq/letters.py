@@ -1,7 +1,7 @@
 """Dead letters on RabbitMQ: looked at in their order, and sent back, removed or moved without a moment in which they are nowhere.
 
 A letter that goes is published where it goes, and confirmed; then its event is recorded, and confirmed; then it is acknowledged,
-and so leaves its queue (the publisher's moves, `amqp_publisher`). A crash in between leaves a letter that has gone in its queue as
+and so leaves its queue (the publisher's moves, `publisher`). A crash in between leaves a letter that has gone in its queue as
 well: the same command takes it away, and the task may run twice. It is never nowhere.
 
 While a queue is looked at its letters are held, so that no other tool and no handler is given them; then they are given back in
@@ -24,7 +24,7 @@ from redelivery.middleware.brokers.rabbitmq.messages import message_of
 from redelivery.middleware.brokers.rabbitmq.publisher import Move
 from redelivery.middleware.brokers.rabbitmq.topology import declare_letters, queue_type_of
 from redelivery.middleware.messages.steps import opened
-from redelivery.middleware.ports import Answer
+from redelivery.middleware.ports import Answer, ignore
 
 from ...letters import Letter, may_be
 from ...ports import DeadLetterQueue
@@ -68,7 +68,6 @@ class AmqpLetterStore:
         return DeadLetterQueue(name, origin, self.depth(name))
 
     def open(self, name: str) -> AmqpLetters:
-        """As `LetterStore.open`."""
         return AmqpLetters(self, name)
 
     def found(self, name: str, task_ids: Collection[str]) -> Iterator[Letter]:
@@ -236,11 +235,7 @@ def carry_out(transport: AmqpTransport, event: Event, message: bytes | None, tar
 def _moves(events: list[Event], message: bytes | None, target: tuple[str, str], prepare: Callable[[Any, bool], bool]) -> list[Move]:
     """The publication with the first event, and the other events by themselves, in their order."""
     made = None if message is None else message_of(message, target=target)
-    return [Move(events[0], _nobody, made, target, prepare, may_wait=False), *(Move(event, _nobody) for event in events[1:])]
-
-
-def _nobody(_: Answer) -> None:
-    """Nobody is told: the answer is waited for."""
+    return [Move(events[0], ignore, made, target, prepare, may_wait=False), *(Move(event, ignore) for event in events[1:])]
 
 
 def _home(message: bytes, queue: str) -> tuple[str, str]:

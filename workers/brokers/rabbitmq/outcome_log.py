@@ -125,7 +125,6 @@ class AmqpOutcomeLog:
         return True
 
     def export(self, destination: str, *, format: Format = "parquet", batch: int = 50_000) -> ExportResult:  # noqa: A002 - as `OutcomeLog`
-        """As `OutcomeLog.export`."""
         with self._transport.connect() as connection:
             return export_outcomes(connection, self._names, destination, format=format, batch=batch)
 

@@ -27,7 +27,6 @@ class RedisDelayStore:
         self._transport, self._client, self._keys = transport, transport.client, transport.keys
 
     def totals(self) -> dict[str, int]:
-        """As `DelayStore.totals`."""
         names = self.lists()
         counts: dict[str, int] = {}
         with self._client.pipeline(transaction=False) as pipe:
@@ -58,7 +57,6 @@ class RedisDelayStore:
         return found
 
     def cancel(self, list_name: str, ident: str, event: Event) -> Answer:
-        """As `DelayStore.cancel`."""
         return self._transport.cancel(list_name, ident, event)
 
     def reschedule(self, list_name: str, ident: str, message: bytes, event: Event, *, due_ms: int | None) -> Answer:

@@ -35,16 +35,13 @@ class RedisLetterStore:
         self._transport, self._client, self._keys = transport, transport.client, transport.keys
 
     def queues(self) -> dict[str, str]:
-        """As `LetterStore.queues`."""
         used: Any = self._client.hgetall(self._keys.dead_letter_queues)
         return {name.decode(errors="replace"): origin.decode(errors="replace") for name, origin in used.items()}
 
     def depth(self, name: str) -> int:
-        """As `LetterStore.depth`."""
         return int(self._client.llen(self._keys.list(name)))
 
     def summary(self, name: str, origin: str) -> DeadLetterQueue:
-        """As `LetterStore.summary`."""
         key = self._keys.list(name)
         with self._client.pipeline(transaction=False) as pipe:
             pipe.llen(key)
@@ -66,11 +63,9 @@ class RedisLetterStore:
         )
 
     def open(self, name: str) -> RedisLetters:
-        """As `LetterStore.open`."""
         return RedisLetters(self._client, self._keys.list(name))
 
     def found(self, name: str, task_ids: Collection[str]) -> Iterator[Letter]:
-        """As `LetterStore.found`."""
         seen = set()
         for _, page in list_pages(self._client, self._keys.list(name)):
             for raw in page:
@@ -82,11 +77,9 @@ class RedisLetterStore:
                     yield letter
 
     def redrive_many(self, dead_letter_queue: str, moves: Sequence[tuple[bytes, str, bytes, Event]]) -> list[Answer | Exception]:
-        """As `LetterStore.redrive_many`."""
         return self._transport.redrive_many(dead_letter_queue, moves)
 
     def purge_many(self, dead_letter_queue: str, gone: Sequence[tuple[bytes, Event]]) -> list[Answer | Exception]:
-        """As `LetterStore.purge_many`."""
         return self._transport.purge_many(dead_letter_queue, gone)
 
     def move_many(
@@ -95,7 +88,6 @@ class RedisLetterStore:
         target: str,
         moves: Sequence[tuple[bytes, bytes, str, tuple[Event, Event]]],
     ) -> list[Answer | Exception]:
-        """As `LetterStore.move_many`."""
         return self._transport.move_many(dead_letter_queue, target, moves)
 
 

@@ -36,14 +36,12 @@ class RedisOutcomeLog:
         return bool(_LEAD(self._client, [self._keys.exporter], [token, lead_ms]))
 
     def export(self, destination: str, *, format: Format = "parquet", batch: int = 50_000) -> ExportResult:  # noqa: A002 - as `OutcomeLog`
-        """As `OutcomeLog.export`."""
         from ...export.export import export_outcomes  # noqa: PLC0415 - pyarrow is an optional dependency
 
         return export_outcomes(self._client, self._keys, destination, format=format, batch=batch)
 
     @contextmanager
     def tail(self, limit: int, *, is_followed: bool) -> Iterator[Tail]:  # noqa: ARG002 - the log is read on from where it stood
-        """As `OutcomeLog.tail`."""
         raw: Any = self._client.xrevrange(self._keys.outcomes, count=max(limit, 1))
         last = raw[0][0].decode() if raw else "0"
         events = [each for each in decoded(reversed(raw[:limit])) if isinstance(each, Event)]
@@ -51,5 +49,4 @@ class RedisOutcomeLog:
 
     @contextmanager
     def hear(self, dead_letter_queue: str) -> Iterator[Callable[[float], Iterable[Event]]]:
-        """As `OutcomeLog.hear`."""
         yield Reading(self._transport, dead_letter_queue).heard

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, cast
 
 if TYPE_CHECKING:
-    from redelivery.middleware.brokers.redis.transport import RedisTransport
+    from redelivery.middleware.brokers.redis.broker import RedisBroker
     from redelivery.middleware.runtime import Runtime
 
 __all__ = ["redis_of"]
 
 
-def redis_of(runtime: Runtime) -> RedisTransport:
+def redis_of(runtime: Runtime) -> RedisBroker:
     """This app's transitions, as Redis has them."""
-    return cast("RedisTransport", runtime.transport)
+    return cast("RedisBroker", runtime.transport)

@@ -1,0 +1,16 @@
+"""The skeleton of a new broker, as `docs/brokers.md` shows it; that it is one, the suite's other tests show."""
+
+from __future__ import annotations
+
+import inspect
+import textwrap
+from pathlib import Path
+
+from tests.support.skeleton_broker.transport import SkeletonTransport
+
+DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "brokers.md"
+
+
+def test_the_document_shows_the_skeletons_move_as_it_is() -> None:
+    """Whoever copies it copies what the suite runs."""
+    assert textwrap.dedent(inspect.getsource(SkeletonTransport._move)) in DOCUMENT.read_text()

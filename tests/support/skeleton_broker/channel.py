@@ -1,0 +1,82 @@
+"""kombu's side of the skeleton: how Celery publishes to the broker and receives from it. An existing kombu transport needs none."""
+
+from __future__ import annotations
+
+import json
+from queue import Empty
+from typing import TYPE_CHECKING, Any
+
+from kombu.transport import virtual
+
+from tests.support.skeleton_broker.tables import Tables
+from tests.support.skeleton_broker.transport import SkeletonTransport
+
+if TYPE_CHECKING:
+    from celery import Celery
+
+__all__ = ["Channel", "Transport"]
+
+
+class Message(virtual.Message):
+    """A message that knows its queue, and its bytes as they came: what is moved is these, and never made anew."""
+
+    def __init__(self, payload: dict[str, Any], channel: Any = None, **kwargs: Any) -> None:
+        self.queue, self.raw, self.held = payload["queue"], payload["raw"], None
+        super().__init__(payload, channel=channel, **kwargs)
+
+
+class Channel(virtual.Channel):
+    """A channel on the tables of one file (`broker_transport_options["file"]`)."""
+
+    Message = Message
+    do_restore = True
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.tables = Tables(self.connection.client.transport_options["file"])
+
+    def _put(self, queue: str, message: dict[str, Any], **_: Any) -> None:
+        self.tables.put(queue, json.dumps(message).encode())
+
+    def _get(self, queue: str, timeout: float | None = None) -> dict[str, Any]:  # noqa: ARG002 - kombu's signature
+        found = self.tables.take(queue)
+        if found is None:
+            raise Empty
+        number, raw = found
+        payload = json.loads(raw)
+        properties = {**payload["properties"], "delivery_tag": str(number)}
+        return {**payload, "properties": properties, "queue": queue, "raw": raw}
+
+    def basic_ack(self, delivery_tag: str, multiple: bool = False) -> None:
+        """The message has ended; where it was moved, it is gone already."""
+        self.tables.move(int(delivery_tag), None)
+        super().basic_ack(delivery_tag, multiple=multiple)
+
+    def _restore(self, message: virtual.Message) -> None:
+        self.tables.give_back(int(message.delivery_tag))
+
+    def _size(self, queue: str) -> int:
+        with self.tables.transaction() as rows:
+            count: int = rows.execute("SELECT count(*) FROM messages WHERE queue = ? AND NOT held", (queue,)).fetchone()[0]
+            return count
+
+    def _purge(self, queue: str) -> int:
+        with self.tables.transaction() as rows:
+            return rows.execute("DELETE FROM messages WHERE queue = ? AND NOT held", (queue,)).rowcount
+
+    def close(self) -> None:
+        """As kombu's, which gives back what was not acknowledged."""
+        super().close()
+        self.tables.close()
+
+
+class Transport(virtual.Transport):
+    """Set `broker_transport` to this class: it names the transitions, so that `Redelivery` finds them."""
+
+    Channel = Channel
+    driver_type = driver_name = "skeleton"
+
+    @staticmethod
+    def transitions_of(app: Celery) -> SkeletonTransport:
+        """The broker as `redelivery.middleware.ports.Transport` has it."""
+        return SkeletonTransport(app)
