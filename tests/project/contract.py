@@ -31,11 +31,11 @@ from redelivery.middleware.messages.steps import dead, deferred, redelivered, re
 from redelivery.middleware.messages.ttl import PUBLISHED, TIME_TO_LIVE
 from redelivery.middleware.ports import Capability
 from redelivery.settings import FIELDS, GENERAL, GeneralSettings, RedeliveryPolicy
-from redelivery.settings.reference import described
 from redelivery.workers.cli.main import redelivery as command
 from redelivery.workers.operations.metrics import METRICS
 from redelivery.workers.reconciliation import schema
 from redelivery.workers.reconciliation.verdicts import VERDICTS
+from tests.project.settings_reference import described
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

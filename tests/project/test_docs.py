@@ -20,8 +20,8 @@ import pytest
 from celery.bin.celery import celery
 
 from redelivery.settings import FIELDS, GENERAL, RedeliverySettings
-from redelivery.settings.reference import reference
 from redelivery.workers.cli.main import redelivery
+from tests.project.settings_reference import reference
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -288,7 +288,7 @@ def test_every_test_that_a_document_names_exists() -> None:
 
 
 def test_the_reference_of_the_settings_is_what_the_code_says() -> None:
-    """Written by `./dev python -m redelivery.settings.reference > docs/settings.md`; every setting has its unit and its default."""
+    """Written by `./dev python -m tests.project.settings_reference`; every setting has its unit and its default."""
     written = (ROOT / "docs" / "settings.md").read_text()
     assert written == reference()
     rows = re.findall(r"^\| `(\w+)` \| [^|]+ \| [^|]+ \| `REDELIVERY_\w+` \| [^|]+ \|$", written, re.MULTILINE)

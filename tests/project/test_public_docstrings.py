@@ -17,7 +17,7 @@ import redelivery.settings
 import redelivery.testing
 from redelivery import Outcome, Reason, RedeliveryPolicy, errors
 from redelivery.settings import FIELDS, GENERAL, GeneralSettings, PolicyFields
-from redelivery.settings.reference import described
+from tests.project.settings_reference import described
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

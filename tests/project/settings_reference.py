@@ -1,6 +1,6 @@
 """The reference of all settings, `docs/settings.md`, from what the docstrings of `RedeliveryPolicy` and `GeneralSettings` say.
 
-Run it with `python -m redelivery.settings.reference`.
+Run it with `python -m tests.project.settings_reference`.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import sys
 from dataclasses import MISSING, dataclass, fields
 from typing import TYPE_CHECKING, Any
 
-from .general import GENERAL, GeneralSettings
-from .policy import FIELDS, RedeliveryPolicy
-from .sources import CONFIG, DEFAULT, PREFIX
+from redelivery.settings.general import GENERAL, GeneralSettings
+from redelivery.settings.policy import FIELDS, RedeliveryPolicy
+from redelivery.settings.sources import CONFIG, DEFAULT, PREFIX
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -24,7 +24,7 @@ LINE = re.compile(r"- `(\w+)` \(([^;]+); ([^)]+)\): (.+)")
 
 INTRODUCTION = f"""# Settings
 
-Every setting, with its unit, its default and where it can be written. Written by `./dev python -m redelivery.settings.reference`
+Every setting, with its unit, its default and where it can be written. Written by `./dev python -m tests.project.settings_reference`
 from the code; a test compares.
 
 Durations are seconds, or a `timedelta` in Python. 0 is a value, never "unset"; where None is a value, the word `"none"` stands for
