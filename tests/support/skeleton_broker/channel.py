@@ -30,6 +30,7 @@ class Channel(virtual.Channel):
 
     Message = Message
     do_restore = True
+    supports_fanout = True
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -46,6 +47,19 @@ class Channel(virtual.Channel):
         payload = json.loads(raw)
         properties = {**payload["properties"], "delivery_tag": str(number)}
         return {**payload, "properties": properties, "queue": queue, "raw": raw}
+
+    def _queue_bind(self, exchange: str, routing_key: str, pattern: str | None, queue: str) -> None:
+        with self.tables.transaction() as rows:
+            rows.execute("INSERT OR IGNORE INTO bindings VALUES (?, ?, ?, ?)", (exchange, routing_key, pattern, queue))
+
+    def get_table(self, exchange: str) -> list[tuple[str, str | None, str]]:
+        """What is bound to this exchange, by any process."""
+        with self.tables.transaction() as rows:
+            return list(rows.execute("SELECT routing_key, pattern, queue FROM bindings WHERE exchange = ?", (exchange,)))
+
+    def _put_fanout(self, exchange: str, message: dict[str, Any], routing_key: str, **_: Any) -> None:  # noqa: ARG002 - as above
+        for queue in {queue for _, _, queue in self.get_table(exchange)}:
+            self._put(queue, message)
 
     def basic_ack(self, delivery_tag: str, multiple: bool = False) -> None:
         """The message has ended; where it was moved, it is gone already."""
