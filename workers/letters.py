@@ -15,15 +15,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 from redelivery.errors import EnvelopeError
-from redelivery.middleware.messages.body import decoded, without_chord
+from redelivery.middleware.messages.body import decoded
 from redelivery.middleware.messages.envelope import count, text, unreadable
-from redelivery.middleware.messages.events import Event
+from redelivery.middleware.messages.recording import about
 from redelivery.middleware.messages.steps import Envelope, opened
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
-    from redelivery.middleware.messages.events import Outcome
+    from redelivery.middleware.messages.events import Event, Outcome
 
 __all__ = ["Contents", "Letter", "may_be"]
 
@@ -93,24 +93,10 @@ class Contents:
         except ValueError:
             return published
 
-    def without_chord(self) -> tuple[dict[str, Any], bool]:
-        """The message as it is once it belongs to no chord any more, and whether it belonged to one."""
-        assert self.message is not None  # noqa: S101 - the callers have looked
-        return without_chord(self.message)
-
     def event(self, outcome: Outcome, queue: str, **more: Any) -> Event:
         """An event about this message."""
-        headers = self.headers
-        return Event(
-            task_id=self.task_id,
-            outcome=outcome,
-            task=self.task,
-            queue=self.envelope.life_queue(queue),
-            root_id=_name(headers.get("root_id")),
-            parent_id=_name(headers.get("parent_id")),
-            nesting=self.nesting,
-            **more,
-        )
+        counts = {"generation": 0, "attempt": 0, "delivery": 0}
+        return about(self.headers, queue, self.raw, outcome, self.envelope, **{**counts, **more})
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ USED = ("_event_process_exit", "_pool", "maintain_pool")
 
 
 def ask_again(pool: Any) -> None:
-    """Have this pool ask again for whoever has ended and cannot be waited for yet."""
+    """Have this pool ask again for a child that has ended and cannot be waited for yet."""
     inner: Any = getattr(pool, "_pool", None)
     if has(inner, USED) and not isinstance(inner._event_process_exit, _Asking):  # noqa: SLF001
         inner._event_process_exit = _Asking(inner, inner._event_process_exit)  # noqa: SLF001
