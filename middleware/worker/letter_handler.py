@@ -77,7 +77,7 @@ def dead_letter_handler(runtime: Runtime, queues: Sequence[str], options: Mappin
         def run(letter: str) -> None:
             raise Handled(_decision_of(runtime.app, handler, Letter.of(base64.b64decode(letter), _homes(runtime))))
 
-        settled = {"acks_late": True, "ignore_result": True, "store_errors_even_if_ignored": False, "Request": None}
+        settled = {"acks_late": True, "ignore_result": True, "store_errors_even_if_ignored": False}
         for queue in queues:
             if queue in runtime.letter_handlers:
                 msg = f"queue {queue!r} has a dead-letter handler already ({runtime.letter_handlers[queue]}): keep one of the two"
