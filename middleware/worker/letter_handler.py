@@ -152,6 +152,8 @@ def call_for(message: Any, raw: bytes, name: str, app: Celery) -> None:
 class LetterDelivery(HeldDelivery):
     """The delivery of a letter to its handler: it leaves by the handler's decision, and only that is recorded."""
 
+    __slots__ = ()
+
     def on_failure(self, request: Any, exc_info: Any, send_failed_event: bool, return_ok: bool) -> None:
         """The handler has decided, or failed."""
         exc = unwrapped(exc_info.exception)
