@@ -116,7 +116,7 @@ class Attempt:
 
     @classmethod
     def of(cls, task: Task, request: Context) -> Self | None:
-        """The attempt that runs under this request; None where no worker of ours delivered it."""
+        """The attempt that runs under this request; None where redelivery did not deliver it."""
         known: Any = request.get(DELIVERY)
         if isinstance(known, tuple):
             known = cls(task, task.app.redelivery, DeliveryFacts._make(known))

@@ -4,7 +4,7 @@
   in memory; until it expires, where that is earlier.
 - One that has been delivered too often is a death before it runs.
 - A dead letter, on a dead-letter queue that this worker consumes, goes to its handler, or lives once more.
-- What the broker hands over again is recovered, where no lease tells who has died.
+- What the broker hands over again is recovered, where no lease says which worker died.
 - All others are Celery's to run.
 """
 

@@ -195,7 +195,7 @@ class Stop:
             tasks.close(celerys_own)
 
     def _end_as_celery_does(self, celerys_own: Callable[[], None]) -> None:
-        """The pool is over, or none that we know: then what signals ask for is done as Celery does it, in their handler, too."""
+        """The pool is over, or of an unknown kind: then what signals ask for is done as Celery does it, in their handler, too."""
         if missing := self._tasks.lacks():
             log.warning("stop.unknown", lacks=",".join(missing), why=CELERYS)
             self._is_celerys = True
