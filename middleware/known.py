@@ -1,6 +1,6 @@
 """The libraries whose inner workings are used here, in the versions that this was written against and is tested with.
 
-Of any other version nothing private is used: whoever would have used it does without, as its module says, and a worker warns of it
+Of any other version nothing private is used: its users do without, as its module says, and a worker warns of it
 when it starts. The same holds where a part that is looked for is not there.
 """
 

@@ -8,22 +8,21 @@ them. A body is looked at only where it says that it is JSON; nothing is ever un
 from __future__ import annotations
 
 import base64
-import hashlib
 import json
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 from redelivery.errors import EnvelopeError
-from redelivery.middleware.messages.body import decoded, without_chord
+from redelivery.middleware.messages.body import decoded
 from redelivery.middleware.messages.envelope import count, text, unreadable
-from redelivery.middleware.messages.events import Event
+from redelivery.middleware.messages.recording import about, raw_id
 from redelivery.middleware.messages.steps import Envelope, opened
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
-    from redelivery.middleware.messages.events import Outcome
+    from redelivery.middleware.messages.events import Event, Outcome
 
 __all__ = ["Contents", "Letter", "may_be"]
 
@@ -51,14 +50,14 @@ class Contents:
         try:
             message = opened(raw)
         except EnvelopeError:
-            return cls(raw, None, Envelope(), _raw_id(raw))
+            return cls(raw, None, Envelope(), raw_id(raw))
         headers, priority = message["headers"], message["properties"].get("priority")
         task_id = headers.get("id")
         return cls(
             raw,
             message,
             Envelope.of(headers),
-            text(task_id, MAX_NAME) or _raw_id(raw),
+            text(task_id, MAX_NAME) or raw_id(raw),
             _name(headers.get("task")),
             count(headers.get("replaced_task_nesting")),
             count(priority),
@@ -93,24 +92,10 @@ class Contents:
         except ValueError:
             return published
 
-    def without_chord(self) -> tuple[dict[str, Any], bool]:
-        """The message as it is once it belongs to no chord any more, and whether it belonged to one."""
-        assert self.message is not None  # noqa: S101 - the callers have looked
-        return without_chord(self.message)
-
     def event(self, outcome: Outcome, queue: str, **more: Any) -> Event:
         """An event about this message."""
-        headers = self.headers
-        return Event(
-            task_id=self.task_id,
-            outcome=outcome,
-            task=self.task,
-            queue=self.envelope.life_queue(queue),
-            root_id=_name(headers.get("root_id")),
-            parent_id=_name(headers.get("parent_id")),
-            nesting=self.nesting,
-            **more,
-        )
+        counts = {"generation": 0, "attempt": 0, "delivery": 0}
+        return about(self.headers, queue, self.raw, outcome, self.envelope, **{**counts, **more})
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,11 +186,6 @@ def may_be(raw: bytes, task_ids: Collection[str]) -> bool:
 
 def _stands_plainly(task_id: str) -> bool:
     return _PLAIN.fullmatch(task_id) is not None and not task_id.startswith("raw-")
-
-
-def _raw_id(raw: bytes) -> str:
-    """The id of what has none, as in the events of ingress."""
-    return f"raw-{hashlib.sha1(raw, usedforsecurity=False).hexdigest()}"
 
 
 def _name(value: object) -> str:

@@ -1,17 +1,13 @@
-"""One attempt of a task, in the pool's child: what it must know to decide, and how its decision travels to the main process.
+"""One attempt of a task, in the pool's child: it decides, and its decision travels to the main process on an exception.
 
-Enters: the request of a task that runs, with what egress put into it; leaves: a decision, on the exception that the attempt raises.
-To be delivered again, that is a `Redelivering`; to die, what the task raised, with the decision as an attribute. For one that
-cannot carry it (an exception with slots, or that cannot be pickled) egress decides again.
+To be delivered again, that is a `Redelivering`; to die, what the task raised, with the decision (`Decided`) as an attribute. An
+exception that cannot carry it (it has slots, or cannot be pickled) makes the worker decide again.
 """
 
 from __future__ import annotations
 
 import math
-import random
-import time
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from celery import signals
 from celery.app.trace import task_has_custom
@@ -24,21 +20,24 @@ from ..logs import log
 from ..messages.envelope import Failed
 from ..messages.events import Reason
 from ..policy import decision
-from ..policy.strategies import UNSET, StrategyFailed, decide_with_tenacity
+from ..policy.strategies import UNSET
+from ..transitions.facts import Decider, DeliveryFacts
 from ..transitions.notify import stores_errors
 
 if TYPE_CHECKING:
     from celery import Task
+    from celery.app.task import Context
 
     from ..policy.decision import Decision
     from ..runtime import Runtime
 
-__all__ = ["CONTEXT", "DECIDED", "Attempt", "Redelivering", "classes_of"]
+__all__ = ["DECIDED", "DELIVERY", "Attempt", "Decided", "Redelivering", "classes_of"]
 
-#: Where a request carries what its attempt must know (`Egress._context_of`).
-CONTEXT = "redelivery_delivery"
+#: Where a request carries its `DeliveryFacts`; in the pool's child, its `Attempt`.
+DELIVERY = "redelivery_delivery"
 #: The attribute of an exception that carries the decision it led to.
 DECIDED = "__redelivery__"
+_KINDS = {kind.__name__: kind for kind in (decision.DeadLetter, decision.Discard)}
 
 
 class Redelivering(Retry):
@@ -74,77 +73,91 @@ def _unheard(delay_ms: int, said: tuple[str, str, str] | None) -> Redelivering:
     return Redelivering(None, None, None, delay_ms=delay_ms, failed=failed, is_unheard=True)
 
 
-@dataclass(frozen=True, slots=True)
+class Decided(NamedTuple):
+    """What an attempt decided about its message, and what it died of.
+
+    It travels on the exception as plain values, because a result backend may pickle that exception for readers without redelivery.
+    """
+
+    decision: decision.DeadLetter | decision.Discard
+    failed: Failed
+    tag: str
+
+    @classmethod
+    def of(cls, exc: BaseException, tag: str) -> Self | None:
+        """What this exception says of the delivery under this tag; None where it says nothing: many tasks may raise one object."""
+        said = getattr(exc, DECIDED, None)
+        if said is None or said[-1] != tag:
+            return None
+        kind, reason, detail, failed, _ = said
+        return cls(_KINDS[kind](Reason(reason), detail), Failed(**failed), tag)
+
+    def attach(self, exc: BaseException) -> None:
+        """Put it on the exception. Raises `AttributeError` where that takes no attribute."""
+        kind, reason = type(self.decision).__name__, str(self.decision.reason)
+        failed = {name: getattr(self.failed, name) for name in ("type", "message", "fingerprint")}
+        setattr(exc, DECIDED, (kind, reason, self.decision.detail, failed, self.tag))
+
+
 class Attempt:
-    """One attempt of one task: what it must know to decide."""
+    """One attempt of one task, and how far it has come."""
 
-    task: Task
-    runtime: Runtime
-    delivery: dict[str, Any]
+    __slots__ = ("facts", "gave_up", "has_begun", "has_returned", "runtime", "task")
 
-    def decide(
-        self,
-        exc: BaseException | None,
-        *,
-        requested_delay: float | None = None,
-        result: Any = UNSET,
-        cause: Reason | None = None,
-    ) -> Decision | None:
-        """What follows; None where a result was handed in and is accepted."""
-        task, delivery = self.task, self.delivery
-        policy = self.runtime.policies.policy_for(delivery["queue"], task.name)
-        if cause is Reason.WORKER_LOST and not task.acks_late:
-            return decision.ending(policy, cause, "acknowledged before it ran", eligible=delivery["eligible"])
-        failure = decision.Failure(
-            attempt=delivery["attempt"],
-            age=self.age(),
-            exception=exc,
-            cause=cause,
-            requested_delay=requested_delay,
-            retries_left=0 if delivery.get("gave_up") else None,
-            eligible=delivery["eligible"],
-            throws=classes_of(task.throws),
-            keeps_texts=self.runtime.settings.store_failure_texts,
-        )
-        request = task.request
-        try:
-            return decide_with_tenacity(
-                self.runtime.policies.strategies_of(delivery["queue"], task.name),
-                policy,
-                failure,
-                task_args=tuple(request.args or ()),
-                task_kwargs=dict(request.kwargs or {}),
-                fn=task.run,
-                idle_for=delivery["waited"],
-                result=result,
-                random=random,
-            )
-        except StrategyFailed as failed:
-            log.exception("decision.failed", task=task.name)
-            return failed.decision
+    def __init__(self, task: Task, runtime: Runtime, facts: DeliveryFacts) -> None:
+        self.task, self.runtime, self.facts = task, runtime, facts
+        #: Whether the task's own code has begun, and has returned; and whether it has used up its own `max_retries`.
+        self.has_begun = self.has_returned = self.gave_up = False
+
+    @property
+    def decider(self) -> Decider:
+        """What decides about this task."""
+        return Decider(self.runtime, self.task.name)
+
+    @classmethod
+    def of(cls, task: Task, request: Context) -> Self | None:
+        """The attempt that runs under this request; None where redelivery did not deliver it."""
+        known: Any = request.get(DELIVERY)
+        if isinstance(known, tuple):
+            known = cls(task, task.app.redelivery, DeliveryFacts._make(known))
+            setattr(request, DELIVERY, known)
+        attempt: Self | None = known
+        return attempt
+
+    def decide(self, exc: BaseException, *, requested_delay: float | None = None, cause: Reason | None = None) -> Decision:
+        """What follows from a failure."""
+        if cause is Reason.WORKER_LOST and not self.task.acks_late:
+            return self.end(cause, "acknowledged before it ran")
+        return self.decider.decide(self.facts, exc, cause, self._call(), requested_delay=requested_delay, **self._limits())
+
+    def judge(self, result: Any) -> Decision | None:
+        """What follows from a result; None where it is accepted."""
+        return self.decider.judge(self.facts, result, self._call(), **self._limits())
 
     def end(self, reason: Reason, detail: str) -> Decision:
-        """The end of this message, of this reason."""
-        policy = self.runtime.policies.policy_for(self.delivery["queue"], self.task.name)
-        return decision.ending(policy, reason, detail, eligible=self.delivery["eligible"])
+        """The end of this message, for this reason."""
+        return self.decider.end(self.facts, reason, detail)
 
-    def age(self) -> float:
-        """Seconds since the message was first seen."""
-        return float(self.delivery["age"] + time.monotonic() - self.delivery["received"])
+    def _limits(self) -> dict[str, Any]:
+        return {"retries_left": 0 if self.gave_up else None, "throws": classes_of(self.task.throws)}
+
+    def _call(self) -> dict[str, Any]:
+        request = self.task.request
+        return {"task_args": tuple(request.args or ()), "task_kwargs": dict(request.kwargs or {}), "fn": self.task.run}
 
     def conclude(self, decided: Decision, exc: BaseException, *, reported: Any = UNSET) -> BaseException:
-        """The exception to raise so that egress carries this decision out. `reported` is what Celery shows, where that differs."""
+        """The exception to raise so that the worker carries this decision out. `reported` is what Celery shows, if not `exc`."""
         failed = self.runtime.failed_of(exc, with_traceback=False)  # a death's is in the pool's report
         if isinstance(decided, decision.Redeliver):
-            is_unheard = not _is_heard(self.task, self.task.request, has_events=self.delivery["has_events"])
+            is_unheard = not _is_heard(self.task, self.task.request, has_events=self.facts.has_events)
             reported = exc if reported is UNSET else reported
             if reported is not None:
                 reported = safe_repr(reported) if is_unheard else get_pickleable_exception(reported)
             facts: dict[str, Any] = {"delay_ms": round(decided.delay * 1000), "failed": failed, "is_unheard": is_unheard}
             return Redelivering(None, reported, decided.delay, **facts)
         try:
-            setattr(exc, DECIDED, (decided, failed, self.delivery["tag"]))
-        except AttributeError:  # an exception with slots: egress decides again
+            Decided(decided, failed, self.facts.tag).attach(exc)
+        except AttributeError:  # an exception with slots: the worker decides again
             log.debug("decision.not_attached", exception=type(exc).__name__)
         return exc
 

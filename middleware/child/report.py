@@ -1,8 +1,8 @@
-"""The report of a redelivery: what a pool's child tells its worker, where nobody asked for more.
+"""The report of a redelivery: what a pool's child tells its worker.
 
-Celery reports every failed attempt with a copy of each frame, formatted as text, and pickles both into the pipe; most of what an
-attempt that fails costs is spent there. Where nobody could see it (no result backend stores it, no hook or receiver of `task_retry`
-and no event consumer is told) a redelivery reports the decision alone. Where somebody could, the report is Celery's own.
+Celery reports every failed attempt with a copy of each frame, formatted as text, and pickles both into the pipe: most of the cost
+of a failed attempt. Where nothing would use them (no result backend, hook, receiver of `task_retry` or event consumer) a redelivery
+reports the decision alone. Otherwise the report is Celery's own.
 
 The way in is Celery's: `build_tracer` takes the class (`Info`) that handles an attempt's end. `lighten` gives the tasks of an app
 tracers with ours, after Celery has built its own: in the worker, and in each child that a pool starts.
@@ -23,7 +23,8 @@ from redelivery.display import harmless
 
 from ..logs import log
 from ..messages.events import Reason
-from .attempt import CONTEXT, DECIDED, Attempt
+from ..transitions.facts import DeliveryFacts
+from .attempt import DECIDED, DELIVERY, Attempt, Decided
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -57,7 +58,7 @@ class Report:
 
 
 class Info(TraceInfo):
-    """Celery's handling of an attempt's end, but for a redelivery of which nobody hears."""
+    """Celery's handling of an attempt's end; a redelivery that nothing listens for is reported without its traceback."""
 
     __slots__ = ("reported",)
 
@@ -108,21 +109,17 @@ def _einfo_of(raised: BaseException) -> ExceptionInfo:
 
 def concluded(task: Any, req: Any, raised: Any) -> Any:
     """What is to be reported of what was raised: of what the attempt itself has not decided about, the decision."""
-    delivery = req.get(CONTEXT)
-    runtime = getattr(task.app, "redelivery", None)
-    if delivery is None or runtime is None or getattr(raised, DECIDED, (None, None, None))[2] == delivery["tag"]:
+    attempt = Attempt.of(task, req)
+    if attempt is None or Decided.of(raised, attempt.facts.tag) is not None:
         return raised
-    attempt = Attempt(task, runtime, delivery)
     task.request_stack.push(req)  # the tracer has taken it away where it was itself what failed
     try:
-        if delivery.get("has_returned"):
-            then = f"{raised!r:.200}" if runtime.settings.store_failure_texts else type(raised).__name__
+        if attempt.has_returned:
+            then = f"{raised!r:.200}" if attempt.runtime.settings.store_failure_texts else type(raised).__name__
             return attempt.conclude(attempt.end(Reason.RESULT_NOT_STORED, f"the task has run; then {then}"), raised)
-        if delivery.get("has_begun"):
+        if attempt.has_begun:
             return raised  # the attempt has decided, on an exception that could not carry it
-        decided = attempt.decide(raised)
-        assert decided is not None  # noqa: S101 - only a result can be accepted
-        return attempt.conclude(decided, raised)
+        return attempt.conclude(attempt.decide(raised), raised)
     finally:
         task.request_stack.pop()
 
@@ -140,6 +137,8 @@ def _honest(task: Any, trace: Any) -> Any:
     """Celery's tracer, which reports a task that it could not begin (its keywords are a list, say) as one that succeeded."""
 
     def honest(uuid: Any, args: Any, kwargs: Any, request: Any = None) -> Any:
+        if request and DELIVERY in request:  # one for both contexts that are made of this request
+            request = {**request, DELIVERY: Attempt(task, task.app.redelivery, DeliveryFacts._make(request[DELIVERY]))}
         traced = trace(uuid, args, kwargs, request)
         if isinstance(traced[0], ExceptionInfo) and hasattr(traced[1], "reported"):
             return traced[1].reported, *traced[1:]  # Celery reports the exception itself, where its own code raised it

@@ -1,8 +1,8 @@
 """`Task.retry`, and so `autoretry_for`, carried out as a move of the message; Celery publishes it where its arguments change.
 
-Enters: Celery's own `retry` of one task; leaves: one that asks the policy, too. The lower of two limits stops it: its own, which
-counts Celery's `retries`, and the policy's, which counts attempts. What is published anew takes the history of its life along. A
-publication that fails is no death: the message stays, and is delivered again.
+The lower of two limits stops it: the task's own, which counts Celery's `retries`, and the policy's, which counts attempts. What is
+published anew takes the history of its life along. A publication that fails does not end the message: it stays, and is delivered
+again.
 """
 
 from __future__ import annotations
@@ -21,19 +21,17 @@ from ..messages.envelope import mapping
 from ..messages.ttl import PUBLISHED
 from ..policy import decision
 from ..transitions.homes import address_of
-from .attempt import CONTEXT, Attempt
+from .attempt import Attempt
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from celery import Task
 
-    from ..runtime import Runtime
-
 __all__ = ["retry_of"]
 
 
-def retry_of(task: Task, runtime: Runtime, original: Callable[..., Any]) -> Callable[..., Any]:
+def retry_of(task: Task, original: Callable[..., Any]) -> Callable[..., Any]:
     """The `retry` to give this task in place of its `original` one, which is called where nothing is delivered (eager, called)."""
 
     @functools.wraps(original)
@@ -48,41 +46,37 @@ def retry_of(task: Task, runtime: Runtime, original: Callable[..., Any]) -> Call
         **options: Any,
     ) -> Any:
         request = task.request
-        delivery = request.get(CONTEXT)
-        if delivery is None or request.is_eager or request.called_directly:
+        attempt = Attempt.of(task, request)
+        if attempt is None or request.is_eager or request.called_directly:
             return original(args, kwargs, exc, throw, eta, countdown, max_retries, **options)
         if isinstance(exc, Reject):
             raise exc  # `autoretry_for=(Exception,)` has caught what was meant for the worker
         if max_retries is not None:
             task.override_max_retries = max_retries
         exc = exc() if isinstance(exc, type) else exc
-        attempt = Attempt(task, runtime, delivery)
-        limit = task.max_retries if max_retries is None else max_retries
-        delivery["gave_up"] = limit is not None and request.retries + 1 > limit
+        facts, limit = attempt.facts, task.max_retries if max_retries is None else max_retries
+        attempt.gave_up = limit is not None and request.retries + 1 > limit
         cause = next((each for each in (exc, sys.exc_info()[1]) if each is not None), Retry("asked for by the task"))
         decided = attempt.decide(cause, requested_delay=_delay(task, eta, countdown))
-        assert decided is not None  # noqa: S101 - only a result can be accepted
         if not isinstance(decided, decision.Redeliver):
             raise attempt.conclude(decided, _given_up(task, decided, args, kwargs) if exc is None else exc)
         if throw and args is None and kwargs is None and not options:
             raise attempt.conclude(decided, cause, reported=exc)
         options["headers"] = {**(options.get("headers", request.headers) or {}), **_history(attempt, cause, decided)}
-        now_ms = delivery["received_ms"] + (time.monotonic() - delivery["received"]) * 1000  # by the server's clock
+        now_ms = facts.received_ms + (time.monotonic() - facts.received) * 1000  # by the server's clock
         delay = _delay(task, eta, countdown)
         if delay:  # Celery would add it to what this machine's clock says
             eta, countdown = datetime.fromtimestamp(now_ms / 1000 + delay, UTC), None
-        if delivery["expires_ms"] is not None:
-            options.setdefault("expires", max(delivery["expires_ms"] - now_ms, 0) / 1000)
-        request.delivery_info = _believed(task, delivery["queue"])
+        if facts.expires_ms is not None:
+            options.setdefault("expires", max(facts.expires_ms - now_ms, 0) / 1000)
+        request.delivery_info = _believed(task, facts.queue)
         try:
             return original(args, kwargs, exc, throw, eta, countdown, max_retries, **options)
         except Reject as rejected:  # Celery's word for a publication that failed: here the message stays, and runs again
             reason = rejected.reason
             failed = reason if isinstance(reason, Exception) else rejected
-            delivery["gave_up"] = False
-            decided = attempt.decide(failed)
-            assert decided is not None  # noqa: S101 - only a result can be accepted
-            raise attempt.conclude(decided, failed) from failed
+            attempt.gave_up = False
+            raise attempt.conclude(attempt.decide(failed), failed) from failed
 
     return retry
 
@@ -108,17 +102,17 @@ def _given_up(task: Task, decided: Any, args: Any, kwargs: Any) -> Exception:
 
 def _history(attempt: Attempt, cause: BaseException, decided: decision.Redeliver) -> dict[str, Any]:
     """The header that makes what is published anew the next attempt of the same life."""
-    request, delivery = attempt.task.request, attempt.delivery
+    request, facts = attempt.task.request, attempt.facts
     failed = attempt.runtime.failed_of(cause, with_traceback=False)
-    seen_ms = delivery["first_seen_ms"]
+    seen_ms = facts.first_seen_ms
     ended = envelope.Attempt(
-        at_ms=seen_ms + round(attempt.age() * 1000),
+        at_ms=seen_ms + round(facts.age_now() * 1000),
         worker=request.hostname or "",
         exception=failed.text,
         delay_ms=round(decided.delay * 1000),
     )
     known, published = request.get(envelope.HEADER), request.get(PUBLISHED)
-    header = envelope.republished(known, request.delivery_info, delivery["queue"], seen_ms=seen_ms, attempt=ended)
+    header = envelope.republished(known, request.delivery_info, facts.queue, seen_ms=seen_ms, attempt=ended)
     return {envelope.HEADER: header} if published is None else {envelope.HEADER: header, PUBLISHED: published}
 
 

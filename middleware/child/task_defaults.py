@@ -4,8 +4,7 @@ Celery writes its defaults into a task's class when it binds the task to its app
 them apart: the order in which a class got its attributes (what `bind` writes comes after its `_exec_options`), and the mappings in
 which the app's configuration was found (the last one holds Celery's own defaults).
 
-Enters: an app, a task, a name. Leaves: the value that somebody wrote, or `UNSET`. It configures the app, as any reading of a
-setting does, so it is for workers and commands, not for `Redelivery(app)`.
+Reading a setting configures the app, so this is for workers and commands, not for `Redelivery(app)`.
 """
 
 from __future__ import annotations
@@ -18,10 +17,10 @@ from celery.app.defaults import _TO_OLD_KEY
 if TYPE_CHECKING:
     from celery import Celery, Task
 
-__all__ = ["PLAIN", "UNSET", "explicit_app_setting", "explicit_task_option", "settle"]
+__all__ = ["PLAIN", "UNSET", "apply_defaults", "explicit_app_setting", "explicit_task_option"]
 
-#: Nobody said anything.
-UNSET: Any = type("Unsaid", (), {"__repr__": lambda _: "UNSET", "__bool__": lambda _: False})()
+#: Nothing was set explicitly.
+UNSET: Any = type("Unset", (), {"__repr__": lambda _: "UNSET", "__bool__": lambda _: False})()
 
 #: Attributes of tasks that `Redelivery` needs, where nobody says otherwise: attribute, setting.
 NEEDED = (("acks_late", "task_acks_late"), ("reject_on_worker_lost", "task_reject_on_worker_lost"))
@@ -31,7 +30,7 @@ PLAIN = "__redelivery_plain__"
 
 def explicit_app_setting(app: Celery, setting: str) -> Any:
     """What the app's configuration says of a setting, in whatever notation; `UNSET` where Celery's default holds."""
-    app.conf.get(setting)  # a configuration that is not loaded yet is no such view
+    app.conf.get(setting)  # loads the configuration: before that there is no such view
     conf = app._conf  # noqa: SLF001 - the view itself
     names = [conf._key(name) for name in conf._to_keys(setting)]  # noqa: SLF001 - prefixed and plain notation
     names.append(_TO_OLD_KEY.get(setting, setting))
@@ -57,7 +56,7 @@ def explicit_task_option(task: Task, attribute: str) -> Any:
     return UNSET
 
 
-def settle(task: Task) -> None:
+def apply_defaults(task: Task) -> None:
     """Give a task what `Redelivery` needs, where neither its author nor the app's says otherwise; a second time changes nothing."""
     if hasattr(task, PLAIN):
         return

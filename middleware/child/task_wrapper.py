@@ -1,9 +1,9 @@
 """What runs around a task, in the pool's child: one attempt, and the decision that follows where it fails.
 
-A success returns. A failure becomes a decision (`decision.decide`): to be delivered again, the attempt raises `Redelivering`, a
-`celery.exceptions.Retry`, so that Celery stores RETRY and tells whoever listens, and egress moves the message; to die, it raises
-what the task raised, so that FAILURE, error callbacks, chords and chains are Celery's, and egress finds the decision on the
-exception. `Reject`, `Ignore`, eager runs and direct calls pass through untouched.
+A success returns. A failure becomes a decision (`decision.decide`). To be delivered again, the attempt raises `Redelivering`, a
+`celery.exceptions.Retry`: Celery stores RETRY and tells its listeners, and the worker moves the message. To die, it raises what the
+task raised: FAILURE, error callbacks, chords and chains are Celery's, and the worker finds the decision on the exception. `Reject`,
+`Ignore`, eager runs and direct calls pass through untouched.
 
 Limits: runs in the pool's child and touches no broker there, but for the recorded start of a message that a crash has touched, on
 pools that share the worker's process.
@@ -22,7 +22,7 @@ from redelivery.display import safe
 from redelivery.errors import RedeliveryError
 
 from ..messages.events import Reason
-from .attempt import CONTEXT, DECIDED, Attempt
+from .attempt import DECIDED, Attempt, Decided
 from .retry import retry_of
 
 if TYPE_CHECKING:
@@ -50,16 +50,18 @@ def guard(task: Task, runtime: Runtime) -> None:
 
     @functools.wraps(run)
     def guarded(*args: Any, **kwargs: Any) -> Any:
-        delivery = task.request.get(CONTEXT)
-        if delivery is None or task.request.is_eager or delivery.get("has_begun"):
+        request = task.request
+        attempt = Attempt.of(task, request)
+        if attempt is None or request.is_eager or attempt.has_begun:
             return run(*args, **kwargs)  # no delivery; or a task with a `__call__` that calls itself
-        delivery["has_begun"] = True
-        facts = {"attempt": delivery["attempt"], "queue": safe(delivery["queue"]), "generation": delivery["generation"]}
-        bound = bind_contextvars(task_id=safe(task.request.id), **facts)
+        attempt.has_begun = True
+        facts = attempt.facts
+        said = {"attempt": facts.attempt, "queue": safe(facts.queue), "generation": facts.generation}
+        bound = bind_contextvars(task_id=safe(request.id), **said)
         try:
-            if delivery["must_start"]:
-                runtime.start(delivery["tag"])
-            return _attempt(Attempt(task, runtime, delivery), run, args, kwargs, asks_for_results=asks_for_results)
+            if facts.must_start:
+                runtime.start(facts.tag)
+            return _attempt(attempt, run, args, kwargs, asks_for_results=asks_for_results)
         finally:
             reset_contextvars(**bound)
 
@@ -68,7 +70,7 @@ def guard(task: Task, runtime: Runtime) -> None:
         _call(task, guarded)
     else:
         task.run = guarded
-    task.retry = retry_of(task, runtime, task.retry)
+    task.retry = retry_of(task, task.retry)
 
 
 def _call(task: Task, guarded: Callable[..., Any]) -> None:
@@ -99,20 +101,16 @@ def _attempt(
         if not attempt.runtime.shares_process or isinstance(exc, (WorkerShutdown, WorkerTerminate)):
             raise
         lost = WorkerLostError(f"the task asked its process to exit: {exc!r}")
-        decided = attempt.decide(lost, cause=Reason.WORKER_LOST)
-        assert decided is not None  # noqa: S101 - only a result can be accepted
-        raise attempt.conclude(decided, lost) from exc
+        raise attempt.conclude(attempt.decide(lost, cause=Reason.WORKER_LOST), lost) from exc
     except Exception as exc:
-        if getattr(exc, DECIDED, (None, None, None))[2] == attempt.delivery["tag"]:
+        if Decided.of(exc, attempt.facts.tag) is not None:
             raise
-        decided = attempt.decide(exc, requested_delay=None)
-        assert decided is not None  # noqa: S101 - only a result can be accepted
-        concluded = attempt.conclude(decided, exc)
+        concluded = attempt.conclude(attempt.decide(exc), exc)
         if concluded is exc:
             raise
         raise concluded from exc
-    decided = attempt.decide(None, result=result) if asks_for_results else None
+    decided = attempt.judge(result) if asks_for_results else None
     if decided is None:
-        attempt.delivery["has_returned"] = True
+        attempt.has_returned = True
         return result
     raise attempt.conclude(decided, ResultRefused(f"{attempt.task.name} returned {result!r:.200}, which its retry= refuses"))

@@ -4,38 +4,24 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-from .envelope import HEADER, Envelope
+from .envelope import HEADER, Envelope, count, text
 from .events import Event, Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["MAX_TEXT", "Bytes", "about", "published", "raw_id", "recorded_id", "wrapped"]
+__all__ = ["MAX_TEXT", "about", "published", "raw_id", "recorded_id", "wrapped"]
 
 #: Characters of an id, or of a name, that are recorded.
 MAX_TEXT = 256
 _FIRST = Envelope()
 
 
-class Bytes(Protocol):
-    """A message and the queue that it is in, as far as an event needs them."""
-
-    @property
-    def queue(self) -> str:
-        """The queue."""
-        ...
-
-    @property
-    def raw(self) -> bytes:
-        """The whole message."""
-        ...
-
-
-def recorded_id(said: object, held: Bytes) -> str:
+def recorded_id(said: object, raw: bytes) -> str:
     """The id under which a message is recorded that says this of its id: cut, or made from its bytes, where it is none."""
-    return said[:MAX_TEXT] if isinstance(said, str) and said else raw_id(held.raw)
+    return text(said, MAX_TEXT) or raw_id(raw)
 
 
 def raw_id(raw: bytes) -> str:
@@ -54,21 +40,25 @@ def wrapped(raw: bytes) -> dict[str, Any]:
     }
 
 
-def about(headers: Mapping[str, Any], held: Bytes, outcome: Outcome, **facts: Any) -> Event:
-    """The event of a step of this message, whatever its headers are; `facts` are further fields of `Event`."""
-    envelope = Envelope.of(headers)
-    nesting = headers.get("replaced_task_nesting")
+def about(
+    headers: Mapping[str, Any], queue: str, raw: bytes, outcome: Outcome, envelope: Envelope | None = None, **facts: Any
+) -> Event:
+    """The event of a step of this message of this queue, whatever its headers are; `facts` are fields of `Event`.
+
+    `envelope` is the headers' own, where it has been read already.
+    """
+    envelope = Envelope.of(headers) if envelope is None else envelope
     return Event(
-        task_id=recorded_id(headers.get("id"), held),
+        task_id=recorded_id(headers.get("id"), raw),
         outcome=outcome,
-        generation=envelope.generation,
+        generation=facts.pop("generation", envelope.generation),
         task=_text(headers.get("task")),
-        queue=envelope.life_queue(held.queue),
-        attempt=envelope.attempt + 1,
-        delivery=envelope.delivery + 1,
+        queue=envelope.life_queue(queue),
+        attempt=facts.pop("attempt", envelope.attempt + 1),
+        delivery=facts.pop("delivery", envelope.delivery + 1),
         root_id=_text(headers.get("root_id")),
         parent_id=_text(headers.get("parent_id")),
-        nesting=nesting if isinstance(nesting, int) else 0,
+        nesting=count(headers.get("replaced_task_nesting")),
         **facts,
     )
 
@@ -76,24 +66,14 @@ def about(headers: Mapping[str, Any], held: Bytes, outcome: Outcome, **facts: An
 def published(message: dict[str, Any], queue: str) -> Event | None:
     """The event of a publication; None for what is no task. What Celery's own `retry` publishes is a redelivery of one life."""
     headers = message.get("headers") or {}
-    task_id, task = headers.get("id"), headers.get("task")
-    if not isinstance(task_id, str) or not task_id or not isinstance(task, str):
+    task_id = headers.get("id")
+    if not isinstance(task_id, str) or not task_id or not isinstance(headers.get("task"), str):
         return None
     retries = headers.get("retries") or 0
     envelope = _FIRST if HEADER not in headers else Envelope.of(headers)
-    return Event(
-        task_id=task_id[:MAX_TEXT],
-        outcome=Outcome.REDELIVERY_SCHEDULED if retries or envelope.attempt else Outcome.PUBLISHED,
-        generation=envelope.generation,
-        task=task,
-        queue=envelope.life_queue(queue),
-        attempt=envelope.attempt or retries,
-        delivery=envelope.delivery,
-        root_id=headers.get("root_id") or "",
-        parent_id=headers.get("parent_id") or "",
-        nesting=headers.get("replaced_task_nesting") or 0,
-    )
+    outcome = Outcome.REDELIVERY_SCHEDULED if retries or envelope.attempt else Outcome.PUBLISHED
+    return about(headers, queue, b"", outcome, envelope, attempt=envelope.attempt or retries, delivery=envelope.delivery)
 
 
 def _text(value: object) -> str:
-    return str(value)[:MAX_TEXT] if value else ""
+    return text(value if isinstance(value, str) else str(value), MAX_TEXT) if value else ""

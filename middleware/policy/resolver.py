@@ -137,12 +137,19 @@ class Resolver:
             return options
         return options.under(self.settings.policy_for(queue, task, decorator=options.fields).sources)
 
-    def decide(self, queue: str, task: str, policy: RedeliveryPolicy, failure: Failure, **asked: Any) -> Decision:
-        """What follows from a failure of this task, by its strategies and its policy. `asked` is for `decide_with_tenacity`."""
+    def judge(self, queue: str, task: str, policy: RedeliveryPolicy, failure: Failure, **asked: Any) -> Decision | None:
+        """What follows from a failure or a result of this task, by its strategies and its policy; None accepts the result.
+
+        `asked` is for `decide_with_tenacity`.
+        """
         try:
-            decided = decide_with_tenacity(self.strategies_of(queue, task), policy, failure, random=random, **asked)
+            return decide_with_tenacity(self.strategies_of(queue, task), policy, failure, random=random, **asked)
         except StrategyFailed as failed:
             log.exception("decision.failed", task=task)
-            decided = failed.decision
+            return failed.decision
+
+    def decide(self, queue: str, task: str, policy: RedeliveryPolicy, failure: Failure, **asked: Any) -> Decision:
+        """What follows from a failure; `asked` is as in `judge`."""
+        decided = self.judge(queue, task, policy, failure, **asked)
         assert decided is not None  # noqa: S101 - only a result can be accepted
         return decided

@@ -1,10 +1,11 @@
 """What a task may raise to say itself what follows: the last word, above every setting.
 
-They are no exceptions of Celery's, so that `autoretry_for`, `throws` and error handling around a task treat them as any other.
+They do not inherit from Celery's exceptions, so `autoretry_for`, `throws` and error handling around a task treat them as any other.
 """
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 from redelivery.settings.values import duration
@@ -22,6 +23,8 @@ class RedeliverAfter(Exception):
     `ConfigurationError` for a delay that is no duration.
     """
 
+    __module__ = "redelivery"  # result backends store it
+
     def __init__(self, delay: float | timedelta, detail: str = "") -> None:
         self.delay: float = duration("RedeliverAfter's delay", delay)
         self.detail = detail
@@ -32,11 +35,13 @@ class RedeliverAfter(Exception):
         return f"{asked}: {self.detail}" if self.detail else asked
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _redeliver_after, (type(self), self.delay, self.detail)
+        return functools.partial(type(self), self.delay, detail=self.detail), ()
 
 
 class DeadLetter(Exception):
     """Give this message up at once: its reason is `non_retryable`, and `detail` says why, for the record."""
+
+    __module__ = "redelivery"  # result backends store it
 
     def __init__(self, detail: str = "") -> None:
         self.detail = detail
@@ -44,4 +49,5 @@ class DeadLetter(Exception):
 
 
 def _redeliver_after(cls: type[RedeliverAfter], delay: float, detail: str) -> RedeliverAfter:
+    """What results that earlier versions pickled name."""
     return cls(delay, detail=detail)

@@ -1,7 +1,7 @@
 """Destinations: where a message may be sent that somebody wants sent, and where a dead letter's home is.
 
-Enters: the name that a person or a handler gives, or the origin that a letter's header names. Leaves: a `Home`, a place that this
-app uses. A letter's header was written by whoever could publish, so it is believed only where something else says the same:
+A `Home` is a place that this app uses: named by a person or a handler, or the origin that a letter's header names. Anybody who can
+publish may have written that header, so it is believed only where something else says the same:
 
 - the queue is declared by the app (`task_queues`, what a worker consumes), or named in `task_routes`, as the `queue` of a task, or
   without wildcards in the policies' tables;
@@ -11,8 +11,8 @@ app uses. A letter's header was written by whoever could publish, so it is belie
 Exchange and routing key are believed where the app's own declaration of that queue has them; else the letter goes to its queue
 alone.
 
-Refuses, with `EnvelopeError`: any other origin, and each name that `settings.names` refuses, or under which Redis holds something
-that is no queue.
+Any other origin is refused with `EnvelopeError`, and so is each name that `settings.names` refuses, or under which Redis holds
+something other than a queue.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Homes:
 
     def __init__(self, transport: Transport, dead_letter_queue: str) -> None:
         self.transport = transport
-        self._dead_letter_queue = dead_letter_queue
+        self.dead_letter_queue = dead_letter_queue
         self._app: Celery | None = transport.app
         self._named = frozenset(_named(self._app)) if self._app is not None else frozenset()
         self._known: dict[str, str | None] = {}
@@ -113,10 +113,10 @@ class Homes:
         """Whether the dead-letter queue has its name from this queue, at first or at second hand."""
         name = queue
         for _ in range(MAX_DEATHS):
-            if queue not in self._dead_letter_queue or len(name) >= len(self._dead_letter_queue):
+            if queue not in self.dead_letter_queue or len(name) >= len(self.dead_letter_queue):
                 return False
             name = named_after(name, self._policy_for(name))
-            if name == self._dead_letter_queue:
+            if name == self.dead_letter_queue:
                 return True
         return False
 
@@ -127,7 +127,7 @@ class Homes:
 
     def _is_recorded(self, queue: str) -> bool:
         registry = self.transport.registry
-        return registry is not None and queue == registry.origin_of(self._dead_letter_queue)
+        return registry is not None and queue == registry.origin_of(self.dead_letter_queue)
 
 
 def objection(transport: Transport, queue: str) -> str | None:

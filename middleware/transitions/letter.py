@@ -1,8 +1,7 @@
 """A dead letter, as its handler sees it, and what the handler may decide about it.
 
-Enters: the bytes of a letter; leaves: what they say, and a `LetterDecision`, which `handling` carries out. Never unpickles a
-letter: a body that is not JSON has no `args`. Refuses a redrive that cannot be carried out while the handler is still there to hear
-of it.
+`worker.letter_handler` carries the decision out. A letter is never unpickled: a body that is not JSON has no `args`. A redrive that
+cannot be carried out is refused while the handler can still catch that.
 """
 
 from __future__ import annotations

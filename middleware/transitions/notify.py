@@ -1,21 +1,21 @@
-"""Telling of a death that no attempt could report: its worker died, or the message was stopped before it ran.
+"""Telling of an end that no attempt could report: its worker died, or the message was stopped before it ran.
 
-Whoever waits for the result (`AsyncResult.get`) is told, the chord and the chain that the task belongs to fail, its error callbacks
-are called and `task_failure` is sent, as Celery does for an attempt that failed.
-
-Enters: the message, and why it died. Refuses nothing: what cannot be read is told of as far as it can be, and what cannot be stored
-is logged; the message's own way is not held up by it.
+The result is stored (`AsyncResult.get` ends), the task's chord and chain fail, its error callbacks and hooks are called and signals
+are sent, as for an attempt that failed. A message that cannot be read is told of as far as it can be.
 """
 
 from __future__ import annotations
 
 import base64
-from typing import TYPE_CHECKING, Any
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self
 
 from celery import signals
 from celery.app import trace  # where Celery 5.6 has `get_actual_ignore_result`, too
 from celery.app.task import Context
-from celery.exceptions import InvalidTaskError, MaxRetriesExceededError, WorkerLostError
+from celery.exceptions import InvalidTaskError, MaxRetriesExceededError, Retry, TimeLimitExceeded, WorkerLostError
+from celery.states import FAILURE
 from kombu.exceptions import DecodeError
 from kombu.message import Message
 from kombu.serialization import prepare_accept_content
@@ -24,11 +24,11 @@ from ..logs import log
 from ..messages.events import Reason
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from celery import Celery
 
-__all__ = ["caller_of", "stores_errors", "tell_failure"]
+__all__ = ["Caller", "store_end", "stores_errors", "tell_failure"]
 
 #: What the caller gets for a death of this reason: classes that every Celery knows.
 EXCEPTIONS: dict[Reason, type[Exception]] = {
@@ -46,41 +46,97 @@ def stores_errors(task: Any, request: Any) -> bool:
     return bool(task.store_errors_even_if_ignored or not ignores)
 
 
-def caller_of(properties: Mapping[str, Any]) -> dict[str, Any]:
-    """Who waits for the result of a message of these properties: Celery's `rpc://` sends it there; other backends need nobody."""
+def _reply_address(properties: Mapping[str, Any]) -> dict[str, Any]:
+    """Where Celery's `rpc://` sends the result of a message with these properties; other backends do not need it."""
     return {name: properties.get(name) for name in ("reply_to", "correlation_id")}
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """All who wait for one task: its result, its chord and chain, its error callbacks, its hooks and Celery's signals.
+
+    A result that cannot be stored, and a hook that fails, are logged: they do not hold the message.
+    """
+
+    task: Any
+    task_id: Any
+    context: Context
+    stores: bool
+
+    @classmethod
+    def of(cls, request: Any) -> Self:
+        """Of a request of Celery's."""
+        return cls(request.task, request.id, request._context, request.store_errors)  # noqa: SLF001 - Celery's own
+
+    def failed(self, exc: BaseException, einfo: Any = None) -> None:
+        """FAILURE is stored, the error callbacks are called and the signal is sent, as for an attempt that failed."""
+        with self._telling("mark_as_failure"):
+            task, args, kwargs = self.task, self.context.args, self.context.kwargs
+            task.backend.mark_as_failure(self.task_id, exc, request=self.context, store_result=self.stores)
+            if isinstance(exc, TimeLimitExceeded):  # Celery tells the task of this death in its worker, and of no other
+                task.on_failure(exc, self.task_id, args, kwargs, einfo)
+                task.after_return(FAILURE, exc, self.task_id, args, kwargs, None)
+            said = {"task_id": self.task_id, "exception": exc, "args": args, "kwargs": kwargs}
+            signals.task_failure.send(sender=task, **said, traceback=getattr(einfo, "traceback", None), einfo=einfo)
+
+    def retried(self, exc: BaseException, delay: float, einfo: Any = None) -> None:
+        """RETRY is stored, and the task's hook and the signal are called: the message is delivered again."""
+        with self._telling("on_retry"):
+            task = self.task
+            if self.stores:
+                task.backend.mark_as_retry(self.task_id, exc, getattr(einfo, "traceback", None), request=self.context)
+            task.on_retry(exc, self.task_id, self.context.args, self.context.kwargs, einfo)
+            signals.task_retry.send(sender=task, request=self.context, reason=Retry(exc=exc, when=delay), einfo=einfo)
+
+    def revoked(self) -> None:
+        """REVOKED is stored, a chord is told, and the signal is sent."""
+        with self._telling("revoked"):
+            self.task.backend.mark_as_revoked(self.task_id, "revoked", request=self.context, store_result=self.stores)
+            signals.task_revoked.send(sender=self.task, request=self.context, terminated=False, signum=None, expired=False)
+
+    @contextmanager
+    def _telling(self, hook: str) -> Iterator[None]:
+        """Within this, the task finds its request."""
+        self.task.request_stack.push(self.context)
+        try:
+            yield
+        except Exception:  # noqa: BLE001 - the task's own code, its backend, any receiver of the signal
+            log.exception("hook.failed", task_id=self.task_id, hook=hook)
+        finally:
+            self.task.request_stack.pop()
 
 
 def tell_failure(app: Celery, message: dict[str, Any], reason: Reason, text: str) -> None:
     """Tell all who wait for this task that it has died of this reason; `text` says more. Nothing for what names no task."""
     headers = message["headers"]
     task_id, task = headers.get("id"), app.tasks.get(str(headers.get("task")))
-    if not isinstance(task_id, str) or task is None or reason not in EXCEPTIONS:
-        return
-    exc = EXCEPTIONS[reason](text)
-    context = _context(app, message)
-    task.request_stack.push(context)
+    if isinstance(task_id, str) and task is not None and reason in EXCEPTIONS:
+        context = _context(app, message)
+        Caller(task, task_id, context, stores_errors(task, context)).failed(EXCEPTIONS[reason](text))
+
+
+def store_end(app: Celery, message: Mapping[str, Any], end: Exception | str, **context: Any) -> None:
+    """Store for the caller how a task ended that did not run: revoked, and why, or by an exception. It calls no error callbacks.
+
+    `context` are further fields of the request that the backend sees.
+    """
+    headers = message["headers"]
+    task_id, keeps = headers["id"], not headers.get("ignore_result")
+    known = {"id": task_id, "task": headers.get("task"), "retries": headers.get("retries") or 0, "delivery_info": {}, **context}
+    request = Context(known, **_reply_address(message["properties"]))
     try:
-        task.backend.mark_as_failure(task_id, exc, request=context, store_result=stores_errors(task, context))
-        signals.task_failure.send(
-            sender=task,
-            task_id=task_id,
-            exception=exc,
-            args=context.args,
-            kwargs=context.kwargs,
-            traceback=None,
-            einfo=None,
-        )
-    except Exception:  # noqa: BLE001 - a result that cannot be stored does not hold the message
-        log.exception("hook.failed", task_id=task_id, hook="mark_as_failure")
-    finally:
-        task.request_stack.pop()
+        if isinstance(end, str):
+            app.backend.mark_as_revoked(task_id, end, request=request, store_result=keeps)
+        else:
+            app.backend.mark_as_failure(task_id, end, request=request, store_result=keeps, call_errbacks=False)
+    except Exception:  # noqa: BLE001 - the backend is anybody's; the message has gone
+        log.exception("result.not_stored", task_id=task_id)
 
 
 def _context(app: Celery, message: dict[str, Any]) -> Context:
     """The request as the task would have seen it; without arguments and callbacks where the body cannot be read."""
     headers, properties = message["headers"], message["properties"]
-    known = {**caller_of(properties), "is_eager": False, "called_directly": False}
+    known = {**_reply_address(properties), "is_eager": False, "called_directly": False}
     body = message.get("body")
     try:
         encoded = base64.b64decode(str(body)) if properties.get("body_encoding") == "base64" else body

@@ -1,18 +1,17 @@
 """The outbox: transitions that the broker has not carried out yet.
 
-A transition is tried at once. What becomes of one that fails depends on who is at fault:
+A transition is tried at once. One that fails is dealt with by its cause:
 
-- The broker is not able to, now (it does not answer, loads, fails over, is read-only or full): the transition waits *in line*, and
-  a native thread asks again until there is an answer, so that a task which has succeeded while the broker was away is not run twice
-  for it. Every later transition waits behind it: their order stays.
-- The broker will not (a key of another type, a command that the user may not use), or the transition itself is at fault: it is put
-  *aside*, with an error line, and tried again by itself, ever more seldom, until somebody has mended what is wrong. It blocks
-  nobody: the message's place in the prefetch window is given back, but for those beyond the first thousand.
+- The broker cannot carry it out now (it does not answer, loads, fails over, is read-only or full). The transition waits *in line*,
+  and a native thread tries it again until there is an answer, so that a task which succeeded while the broker was away is not run
+  twice. Every later transition waits behind it: their order stays.
+- The broker refuses it (a key of another type, a command that the user may not use), or it has a bug. It is *quarantined*, with an
+  error line, and tried again at growing intervals until somebody has repaired the cause. It blocks nothing: the message's prefetch
+  slot is given back, except for quarantined transitions beyond the first thousand.
 
-Where an event loop can read the answer later, nobody waits for it; whatever becomes of that is dealt with as above.
+Where an event loop can read the answer later, nothing waits for it (`pipeline`); a failure there is dealt with as above.
 
-What waits here dies with the process; its messages are then still held on the broker, under a lease that ends, and are delivered
-again.
+What waits here dies with the process. Its messages are then still held on the broker, and are delivered again.
 """
 
 from __future__ import annotations
@@ -36,15 +35,17 @@ if TYPE_CHECKING:
 
 __all__ = ["Outbox", "tell"]
 
-#: Seconds between two askings: of the head of the line, and of what was put aside.
+#: Seconds between two tries of the head of the line, at first and at most.
 FIRST_WAIT, MAX_WAIT = 0.05, 2.0
-FIRST_ASIDE, MAX_ASIDE = 1.0, 60.0
-MAX_ASIDE = 1000
+#: Seconds between two tries of a quarantined transition, at first and at most.
+FIRST_QUARANTINE_WAIT, MAX_QUARANTINE_WAIT = 1.0, 60.0
+#: How many quarantined transitions give their prefetch slot back.
+MAX_FREED_SLOTS = 1000
 
 
 @dataclass(slots=True, eq=False)
-class Pending:
-    """A transition that was put aside, and when it is tried again (monotonic seconds)."""
+class Quarantined:
+    """A transition that was refused, and when it is tried again (monotonic seconds)."""
 
     tag: str
     transition: Transition
@@ -54,29 +55,32 @@ class Pending:
 
 
 class Outbox:
-    """Carries transitions out, once each; in order, but for those that the broker will not carry out.
+    """Carries transitions out, once each and in order, except for those that the broker refuses.
 
-    `is_transient` says of a failure whether it is the broker's for now; `on_aside` is told the tag of what is put aside.
+    `is_transient` says whether the broker may carry the transition out a little later; `on_quarantined` is given the tag of each
+    transition that is quarantined.
     """
 
-    def __init__(self, is_transient: Callable[[BaseException], bool], on_aside: Callable[[str], None] = lambda _: None) -> None:
-        self._is_transient, self._on_aside = is_transient, on_aside
-        #: What is under way, where a worker's event loop reads the answers.
+    def __init__(
+        self, is_transient: Callable[[BaseException], bool], on_quarantined: Callable[[str], None] = lambda _: None
+    ) -> None:
+        self._is_transient, self._on_quarantined = is_transient, on_quarantined
+        #: The transitions whose answers a worker's event loop reads.
         self.under_way: Pipeline | None = None
         self._line: deque[tuple[str, Transition, Then]] = deque()
-        self._aside: list[Pending] = []
+        self._quarantined: list[Quarantined] = []
         self._lock = threading.RLock()
         self._thread: threading.Thread | None = None
         self._news = threading.Event()
         self._wait, self._failures, self._ask_at = FIRST_WAIT, 0, 0.0
 
     def __len__(self) -> int:
-        return len(self._line) + len(self._aside) + (0 if self.under_way is None else len(self.under_way))
+        return len(self._line) + len(self._quarantined) + (0 if self.under_way is None else len(self.under_way))
 
     def tags(self) -> set[str]:
         """The tags of the messages whose transitions are not carried out yet."""
         with self._lock:
-            waiting = {tag for tag, _, _ in self._line} | {each.tag for each in self._aside}
+            waiting = {tag for tag, _, _ in self._line} | {each.tag for each in self._quarantined}
         return waiting if self.under_way is None else waiting | self.under_way.tags()
 
     def ask(self, tag: str, transition: Callable[[Moves], Answer], then: Then, transport: Moves) -> None:
@@ -94,7 +98,7 @@ class Outbox:
                 answer = transition()
             except Exception as exc:  # noqa: BLE001 - whatever it is, the message is still held
                 if not self._is_transient(exc):
-                    self._put_aside(tag, transition, then, exc)
+                    self._quarantine(tag, transition, then, exc)
                     return
                 log.warning("transition.postponed", tag=tag, error=str(exc))
             else:
@@ -124,23 +128,25 @@ class Outbox:
             self._thread = threading.Thread(target=self._run, name="redelivery-outbox", daemon=True)
             self._thread.start()
 
-    def _put_aside(self, tag: str, transition: Transition, then: Then, exc: Exception) -> None:
+    def _quarantine(self, tag: str, transition: Transition, then: Then, exc: Exception) -> None:
         with self._lock:
-            self._aside.append(Pending(tag, transition, then, FIRST_ASIDE, time.monotonic() + FIRST_ASIDE))
+            self._quarantined.append(
+                Quarantined(tag, transition, then, FIRST_QUARANTINE_WAIT, time.monotonic() + FIRST_QUARANTINE_WAIT)
+            )
             self._ensure_thread()
-        self._complain(tag, exc, FIRST_ASIDE)
-        if len(self._aside) <= MAX_ASIDE:
-            self._on_aside(tag)
+        self._log_failure(tag, exc, FIRST_QUARANTINE_WAIT)
+        if len(self._quarantined) <= MAX_FREED_SLOTS:
+            self._on_quarantined(tag)
 
-    def _complain(self, tag: str, exc: Exception, wait: float) -> None:
+    def _log_failure(self, tag: str, exc: Exception, wait: float) -> None:
         error = f"{type(exc).__name__}: {exc}"
-        log.error("transition.failed", tag=tag, error=error, again_in=wait, waiting=len(self._aside))
+        log.error("transition.failed", tag=tag, error=error, again_in=wait, waiting=len(self._quarantined))
 
     def _run(self) -> None:
         while True:
             self._news.clear()
             with self._lock:
-                if not self._line and not self._aside:
+                if not self._line and not self._quarantined:
                     self._thread = None
                     return
             self._news.wait(self._step())
@@ -148,15 +154,15 @@ class Outbox:
     def _step(self) -> float:
         """Try what is to be tried; the seconds until there is something to try again."""
         while self._line and self._ask_at <= time.monotonic():
-            self._ask_head()
+            self._try_head()
         with self._lock:
-            due = [each for each in self._aside if each.at <= time.monotonic()]
-        self._ask_aside(due)
+            due = [each for each in self._quarantined if each.at <= time.monotonic()]
+        self._try_quarantined(due)
         with self._lock:
-            times = [each.at for each in self._aside] + ([self._ask_at] if self._line else [])
+            times = [each.at for each in self._quarantined] + ([self._ask_at] if self._line else [])
         return max(min(times) - time.monotonic(), 0.0) if times else 0.0
 
-    def _ask_head(self) -> None:
+    def _try_head(self) -> None:
         tag, transition, then = self._line[0]
         try:
             answer = transition()
@@ -168,35 +174,35 @@ class Outbox:
                 self._ask_at = time.monotonic() + self._wait
                 self._wait = min(self._wait * 2, MAX_WAIT)
                 return
-            self._put_aside(tag, transition, then, exc)
+            self._quarantine(tag, transition, then, exc)
         else:
             tell(then, answer, tag)
         with self._lock:
             self._line.popleft()
         self._wait, self._failures, self._ask_at = FIRST_WAIT, 0, 0.0
 
-    def _ask_aside(self, due: list[Pending]) -> None:
+    def _try_quarantined(self, due: list[Quarantined]) -> None:
         """Try each of them once; one error line for all, because they mostly fail for one cause."""
         is_told = False
         for each in due:
             try:
                 answer = each.transition()
             except Exception as exc:  # noqa: BLE001 - as in `carry_out`
-                each.wait = min(each.wait * 2, MAX_ASIDE)
+                each.wait = min(each.wait * 2, MAX_QUARANTINE_WAIT)
                 each.at = time.monotonic() + each.wait
                 if self._is_transient(exc):
                     return  # the others would wait for the same broker
                 if not is_told:
-                    self._complain(each.tag, exc, each.wait)
+                    self._log_failure(each.tag, exc, each.wait)
                     is_told = True
                 continue
             with self._lock:
-                self._aside.remove(each)
+                self._quarantined.remove(each)
             tell(each.then, answer, each.tag)
 
 
 def tell(then: Then, answer: Answer, tag: str) -> None:
-    """Tell of an answer somebody who may fail."""
+    """Hand an answer to a callback that may raise."""
     try:
         then(answer)
     except Exception:  # noqa: BLE001 - the transition is carried out, and the others must go on

@@ -1,16 +1,15 @@
-"""Arrival: what becomes of one message that has arrived, before Celery looks at it.
+"""Admission: what becomes of one message that has arrived, before Celery looks at it.
 
 - A message that is not due for a while (its ETA, its queue's delivery delay) moves to the delay store, so that no worker keeps it
   in memory; until it expires, where that is earlier.
 - One that has been delivered too often is a death before it runs.
 - A dead letter, on a dead-letter queue that this worker consumes, goes to its handler, or lives once more.
-- What the broker hands over again is recovered, where no lease tells who has died.
+- What the broker hands over again is recovered, where no lease says which worker died.
 - All others are Celery's to run.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -19,20 +18,20 @@ from celery.worker import state
 from redelivery.errors import EnvelopeError
 
 from ..logs import log, told
-from ..messages.body import without_chord
 from ..messages.events import Outcome, Reason
 from ..messages.recording import about
-from ..messages.steps import ANNOUNCED, HEADER, Envelope, Failed, deferred, iso, opened, redriven, sealed
+from ..messages.steps import ANNOUNCED, HEADER, Envelope, Failed, deferred, iso, opened, sealed
 from ..messages.ttl import DELIVERY_DELAY, due_ms, expiry_ms, milliseconds
-from ..ports import Capability, Held, Successor, ignore
+from ..ports import Capability, Successor, ignore
 from ..transitions.death import bury, bury_at_last, carry_out
 from ..transitions.recovery import handed_over_again, recover
+from ..transitions.redrive import redrive
 from .observer import queue_of, record
 
 if TYPE_CHECKING:
     from redelivery.settings import RedeliveryPolicy
 
-    from ..ports import Redeliveries
+    from ..ports import Held, Redeliveries
     from ..runtime import Runtime
 
 __all__ = ["Arrivals"]
@@ -58,7 +57,7 @@ class Arrivals:
         self._letter_handlers = letter_handlers
 
     def held(self, message: Any) -> Held | None:
-        """The message as we hold it, whoever received it; None where it is Celery's alone."""
+        """The message as this worker holds it; None where it is Celery's alone."""
         held: Held | None = getattr(message, "held", None)
         if held is not None or not self.runtime.enforces:
             return held
@@ -78,8 +77,7 @@ class Arrivals:
         """Record what Celery alone is to run, where the books could not know of it otherwise."""
         headers = message.headers
         if isinstance(headers, dict) and isinstance(headers.get("id"), str) and HEADER not in headers:
-            queue = queue_of(message)
-            self._note_arrival(headers, message.properties, Held("", queue, queue, headers["id"].encode(), 0))
+            self._note_arrival(headers, message.properties, queue_of(message), headers["id"].encode())
 
     def note_end(self, message: Any, reason: Reason) -> None:
         """Celery alone has dropped the message."""
@@ -111,7 +109,7 @@ class Arrivals:
         if known is not None and known.is_letter:
             return self._meet_letter(message, held, known)
         if headers.get(HEADER) is None:
-            self._note_arrival(headers, message.properties, held)
+            self._note_arrival(headers, message.properties, held.queue, held.raw)
         if not _is_sound(headers):
             failed = Failed(type="redelivery.InvalidHeaders", message="timelimit or retries is no number", fingerprint="headers")
             bury(self.runtime, held, Reason.INVALID, failed, told=False)
@@ -183,28 +181,26 @@ class Arrivals:
 
     def _revive(self, held: Held) -> None:
         """Put a letter back to where it was taken from as a message that lives: its next generation, recorded as redriven."""
-        message = opened(held.raw)
         try:
-            again = redriven(without_chord(message)[0], ("", held.queue), on_purpose=False)
+            back = redrive(opened(held.raw), held.raw, held.queue, worker=self.runtime.worker)
         except EnvelopeError as exc:
             bury(self.runtime, held, Reason.INVALID, self.runtime.failed_of(exc))
             return
-        event = about(again["headers"], held, Outcome.REDRIVEN, worker=self.runtime.worker)
-        event, raw, transport = replace(event, attempt=0, delivery=0), sealed(again), self.runtime.transport
+        event, raw, transport = back.event, back.raw, self.runtime.transport
         carry_out(
             self.runtime,
             held,
             lambda: transport.defer(held.tag, held.list_name, raw, task_id=event.task_id, event=event, delay_ms=0, first=True),
         )
 
-    def _note_arrival(self, headers: dict[str, Any], properties: Any, held: Held) -> None:
+    def _note_arrival(self, headers: dict[str, Any], properties: Any, queue: str, raw: bytes) -> None:
         """Record what the books could not know otherwise: nobody recorded the publication, or some other client put it back."""
         delivery_info = properties.get("delivery_info") if isinstance(properties, dict) else None
         was_restored = isinstance(delivery_info, dict) and delivery_info.get("redelivered") is True
         is_announced = ANNOUNCED in headers
         reasons = [name for name, holds in (("unannounced", not is_announced), ("redelivered", was_restored)) if holds]
         for reason in reasons:
-            event = about(headers, held, Outcome.RECEIVED, reason=reason, worker=self.runtime.worker)
+            event = about(headers, queue, raw, Outcome.RECEIVED, reason=reason, worker=self.runtime.worker)
             self.runtime.outbox.carry_out("", partial(self.runtime.transport.acknowledge, "", event), ignore)
 
     def _defer(self, held: Held, message: Any, known: Envelope, policy: RedeliveryPolicy) -> bool:
@@ -220,7 +216,7 @@ class Arrivals:
         expires_ms = milliseconds(headers.get("expires"), app)
         ends_ms = expiry_ms(headers, message.properties, known, policy, seen_ms=held.seen_ms, expires_ms=expires_ms)
         if ends_ms is not None and ends_ms <= held.seen_ms:
-            return False  # expired: Celery asks the request, and egress ends it
+            return False  # expired: Celery asks the request, whose delivery ends it
         until_ms = wanted_ms if ends_ms is None else min(wanted_ms, ends_ms)
         if in_worker:  # it holds the message, as Celery does with any ETA; until it has expired, where that is earlier
             if until_ms == ends_ms:
@@ -230,7 +226,7 @@ class Arrivals:
             return False
         raw = opened(held.raw)
         waiting = sealed(deferred(raw, held.queue, seen_ms=held.seen_ms, eta=None if wanted_ms == eta_ms else iso(wanted_ms)))
-        event = about(raw["headers"], held, Outcome.DEFERRED, worker=self.runtime.worker)
+        event = about(raw["headers"], held.queue, held.raw, Outcome.DEFERRED, worker=self.runtime.worker)
         carry_out(
             self.runtime,
             held,
@@ -253,7 +249,7 @@ class Arrivals:
         except EnvelopeError:
             message = {"headers": {}, "properties": {}}
         if message["headers"].get(HEADER) is None:
-            self._note_arrival(message["headers"], message["properties"], held)  # under the id that its death has
+            self._note_arrival(message["headers"], message["properties"], held.queue, held.raw)  # under the id that its death has
         bury(self.runtime, held, Reason.UNDECODABLE, self.runtime.failed_of(exc))
 
 

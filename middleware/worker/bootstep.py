@@ -1,15 +1,14 @@
-"""Ingress: what arrives, looked at before Celery does.
+"""The consumer bootstep: it stands in front of Celery's message handlers, and sees each message before Celery does.
 
-A consumer bootstep. It arms the receiving of the worker's task channel, wraps every task and its request class, and puts itself in
-front of Celery's message handlers. What becomes of a message before Celery sees it is said in `admission`; one that is no task, or
-cannot be read, or names a task that nobody has, is a death with its bytes kept: Celery would drop it.
-
-Whatever else goes wrong with one message is its own death, not its neighbours' and not the worker's.
+It starts receiving on the worker's task channel, and wraps every task and its request class. `admission` decides what becomes of a
+message before Celery sees it. A message that is not a task, cannot be read, or names an unknown task dies with its bytes kept
+(`transitions.death`): Celery would drop it. Any other error with one message is its own death, and not the worker's.
 """
 
 from __future__ import annotations
 
 import sys
+import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +23,7 @@ from redelivery.display import harmless
 from redelivery.errors import BrokerError, RedeliveryError
 
 from ..child.report import lighten
-from ..child.task_defaults import settle
+from ..child.task_defaults import apply_defaults
 from ..child.task_wrapper import guard
 from ..known import is_known
 from ..logs import log
@@ -36,6 +35,7 @@ from .admission import Arrivals
 from .celery_lines import hide_in_celery_lines
 from .contradictions import contradictions
 from .dispatch import hand_over
+from .held_delivery import HeldDelivery
 from .lifecycle import begin, end
 from .own_strategy import own_strategies
 from .pool_patches.begun import listen_first
@@ -85,7 +85,7 @@ class Ingress(bootsteps.StartStopStep):
         self._stop = stop_of(consumer, self.runtime)
         for task in consumer.app.tasks.values():
             if self.runtime.enforces:
-                settle(task)
+                apply_defaults(task)
                 guard(task, self.runtime)
             task.Request = request_class(symbol_by_name(task.Request) if task.Request is not None else Request)
         self._strategies = own_strategies(consumer.app)
@@ -210,15 +210,17 @@ class Ingress(bootsteps.StartStopStep):
         return True
 
     def _starting(self, handle: Callable[[Any], Any], timer: Any) -> Callable[[Any], Any]:
-        """Stand by when a request is handed to the pool (`handover`); before its ETA it is not."""
+        """Stand by when a request is handed to the pool (`dispatch`); before its ETA it is not."""
 
         def on_task_request(request: Any) -> Any:
             if not isinstance(request, Egress):
                 return handle(request)
-            if request.is_held and request.early > 0:  # gevent counts from when its loop last looked at the clock
-                return timer.call_after(request.early, on_task_request, (request,))
-            if request.is_held:
-                hand_over(request, self.runtime)
+            delivery = request.delivery
+            if isinstance(delivery, HeldDelivery):
+                early = delivery.due - time.monotonic()  # gevent counts from when its loop last looked at the clock
+                if early > 0:
+                    return timer.call_after(early, on_task_request, (request,))
+                hand_over(request, delivery, self.runtime)
             answer = handle(request)
             self._feed()
             return answer

@@ -1,8 +1,8 @@
 """Celery's own log lines about single tasks: what of them `redact` hides.
 
 Celery writes what a task raised, with its traceback and its arguments, and the whole body of a message that it cannot use. The
-filter here is put on the loggers that do so, in the worker and so in the children that it forks. Enters: a record of theirs.
-Leaves: the same, without arguments, texts of exceptions and tracebacks. Limit: what a task returned stays, as Celery's line has it.
+filter here is put on the loggers that do so, in the worker and so in the children that it forks: it takes arguments, texts of
+exceptions and tracebacks out. Limit: what a task returned stays, as Celery's line has it.
 """
 
 from __future__ import annotations

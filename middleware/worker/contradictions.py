@@ -1,7 +1,6 @@
 """Settings of Celery's that cannot hold together with ours: what each would break, and what to do.
 
-Enters: an app. Leaves: one line for each contradiction, or none. It refuses only what breaks a guarantee; what is merely without
-effect is told by `redelivery adopt`. It opens no connection.
+Only what breaks a guarantee is refused; `redelivery adopt` reports settings that merely have no effect. No connection is opened.
 """
 
 from __future__ import annotations

@@ -1,17 +1,16 @@
-"""The hand-over of a request to the pool, and whatever goes wrong there.
+"""The dispatch of a request to the pool, and all that can go wrong there.
 
-Celery gives the pool's place back for a task that was revoked, and for nothing else: any other exception costs a place until the
-worker is started anew, and its message is held as long. Here each of them ends the message or gives it back, and the place comes
-back:
+Celery frees the pool's slot for a task that was revoked, and for nothing else: any other exception costs a slot until the worker is
+restarted, and its message is held as long. Here each exception ends the message or gives it back, and frees the slot:
 
-- what the message itself has done (headers that cannot be pickled, or that Celery cannot read) is its death, reason `invalid`;
-- what it has not (a pool that is going down, a broker or a result backend that does not answer) gives it back, uncounted, after a
-  second in the delay store, so that a broken worker does not ask for it again at once;
-- what a pool of threads, or the worker itself (`solo`), lets out of the task is an attempt that counts: `SystemExit` and
-  `KeyboardInterrupt` are a lost worker, as they are where the pool has processes;
-- a worker that is told to stop while a message waits for room in a pool of greenlets gives that message back, uncounted;
-- a greenlet that was ended from outside has not succeeded, although its pool says so: whoever ended it tells what became of it.
-  None begins any more once a cold shutdown does so.
+- An error that the message causes (headers that cannot be pickled, or that Celery cannot read) is its death, reason `invalid`.
+- Any other (a pool that is going down, a broker or a result backend that does not answer) gives it back, uncounted, after a second
+  in the delay store, so that a broken worker does not receive it again at once.
+- What escapes from a task in a pool of threads, or in the worker itself (`solo`), is an attempt that counts: `SystemExit` and
+  `KeyboardInterrupt` are a lost worker, as they are where the pool has processes.
+- A worker that is told to stop while a message waits for a slot in a pool of greenlets gives that message back, uncounted.
+- A greenlet that was killed from outside has not succeeded, although its pool says so: what killed it reports the end. None begins
+  any more once a cold shutdown kills greenlets.
 """
 
 from __future__ import annotations
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from ..runtime import Runtime
+    from .held_delivery import HeldDelivery
     from .request import Egress
 
 __all__ = ["hand_over"]
@@ -44,11 +44,11 @@ ENDED = (False, None, None)
 OURS = ("on_success", "on_accepted")
 
 
-def hand_over(request: Egress, runtime: Runtime) -> None:
+def hand_over(request: Egress, delivery: HeldDelivery, runtime: Runtime) -> None:
     """Put ourselves around the request's `execute_using_pool`, which is the generated class's."""
     asked: Any = request
     request.is_told = True
-    execute, must_start = asked.execute_using_pool, request.must_start and not runtime.shares_process
+    execute, must_start = asked.execute_using_pool, delivery.must_start and not runtime.shares_process
     if runtime.shares_process:
         asked.on_success = _hearing(request, asked.on_success)
 
@@ -56,28 +56,26 @@ def hand_over(request: Egress, runtime: Runtime) -> None:
         del asked.execute_using_pool
         try:
             if must_start:
-                runtime.start(request.message.held.tag)
+                runtime.start(delivery.held.tag)
             if getattr(pool, "is_green", False):
-                asked.on_accepted = _unless_it_ends(request, runtime)
+                asked.on_accepted = _unless_it_ends(request, delivery, runtime)
             result = execute(pool, **kwargs)
         except TaskRevokedError:
             raise
-        except Ignore:  # another worker's by now
-            state.task_ready(request)
-            request.acknowledged = True
-            runtime.owner.drop(request.message.held.tag)
+        except Ignore:
+            delivery.settlement.give_up(request)
             raise TaskRevokedError(request.id) from None
         except (WorkerShutdown, WorkerTerminate) as exc:
-            _break_off(request, pool, exc)
+            _break_off(request, delivery, pool, exc)
             raise
         except Exception as exc:  # noqa: BLE001 - the message is anybody's, and so is the pool
-            _end(request, pool, exc)
-            raise TaskRevokedError(request.id) from None  # Celery gives the pool's place back for this exception alone
+            _end(request, delivery, pool, exc)
+            raise TaskRevokedError(request.id) from None  # Celery frees the pool's slot for this exception alone
         finally:
             _uncover(request)
         if runtime.shares_process:
             request.keep_future(result)
-            _listen(request, result)
+            _listen(request, delivery, result)
         return result
 
     asked.execute_using_pool = execute_using_pool
@@ -101,8 +99,8 @@ def _hearing(request: Egress, on_success: Any) -> Any:
     return hearing
 
 
-def _unless_it_ends(request: Egress, runtime: Runtime) -> Any:
-    """A cold shutdown makes room in a pool of greenlets by each one that it ends: what waited for that room must not begin."""
+def _unless_it_ends(request: Egress, delivery: HeldDelivery, runtime: Runtime) -> Any:
+    """A cold shutdown frees a slot in a pool of greenlets for each one that it ends: what waited for the slot must not begin."""
     accepted = request.on_accepted
 
     def on_accepted(pid: Any, time_accepted: float) -> None:
@@ -111,59 +109,59 @@ def _unless_it_ends(request: Egress, runtime: Runtime) -> Any:
 
             request.take_back()
             raise GreenletExit
-        _listen_here(request)
+        _listen_here(request, delivery)
         accepted(pid, time_accepted)
 
     return on_accepted
 
 
-def _listen(request: Egress, result: Any) -> None:
-    """Hear of what comes out of a thread, or of a greenlet, that could not report: nobody else looks there."""
+def _listen(request: Egress, delivery: HeldDelivery, result: Any) -> None:
+    """Watch for an exception from a thread, or a greenlet, that could not report: nothing else looks there."""
     future = getattr(result, "f", None)
     if future is not None:
-        future.add_done_callback(lambda done: _look_at(request, done))
+        future.add_done_callback(lambda done: _look_at(request, delivery, done))
     elif hasattr(result, "link_exception"):  # gevent: its loop calls this, and must not be kept waiting
-        result.link_exception(lambda done: type(done).spawn(lose, request, done.exception))
+        result.link_exception(lambda done: type(done).spawn(lose, request, delivery, done.exception))
 
 
-def _listen_here(request: Egress) -> None:
+def _listen_here(request: Egress, delivery: HeldDelivery) -> None:
     """The same for the greenlet that this is, where it is one of eventlet's, whose pool gives nothing back."""
     from greenlet import getcurrent  # noqa: PLC0415 - there with every pool of greenlets
 
     greenlet = getcurrent()
     if hasattr(greenlet, "link") and not hasattr(greenlet, "link_exception"):
-        greenlet.link(_look_at_greenlet, request)
+        greenlet.link(_look_at_greenlet, request, delivery)
 
 
-def _look_at(request: Egress, done: Future[Any]) -> None:
-    """What has come out of a pool's thread: nobody else looks there."""
+def _look_at(request: Egress, delivery: HeldDelivery, done: Future[Any]) -> None:
+    """Report an exception that a pool's thread ended with."""
     if done.cancelled():
         return
     request.keep_future(None)
     exc = done.exception()
     if exc is not None:
-        lose(request, exc)
+        lose(request, delivery, exc)
 
 
-def _look_at_greenlet(greenlet: Any, request: Egress) -> None:
+def _look_at_greenlet(greenlet: Any, request: Egress, delivery: HeldDelivery) -> None:
     """What has come out of one of eventlet's; it is asked in that greenlet, and does not wait."""
     try:
         greenlet.wait()
     except Exception as exc:  # noqa: BLE001 - the task's own code
-        lose(request, exc)
+        lose(request, delivery, exc)
 
 
-def _break_off(request: Egress, pool: Any, exc: BaseException) -> None:
-    """The worker is told to stop in the middle of the hand-over: the task itself is ended (solo), or it was waiting for room."""
+def _break_off(request: Egress, delivery: HeldDelivery, pool: Any, exc: BaseException) -> None:
+    """The worker is told to stop in the middle of the hand-over: the task itself is ended (solo), or it was waiting for a slot."""
     if getattr(pool, "is_green", False) and request.time_start is None:
         request.take_back()
     else:
-        lose(request, exc)
+        lose(request, delivery, exc)
 
 
-def lose(request: Egress, exc: BaseException) -> None:
+def lose(request: Egress, delivery: HeldDelivery, exc: BaseException) -> None:
     """An attempt that has begun was broken off: it counts, as a lost worker does."""
-    if request.has_left:
+    if delivery.has_left:
         return
     log.error("message.broken_off", task_id=request.id, exc_info=exc)
     try:
@@ -172,19 +170,19 @@ def lose(request: Egress, exc: BaseException) -> None:
         request.on_failure(ExceptionInfo())
 
 
-def _end(request: Egress, pool: Any, exc: Exception) -> None:
-    if request.has_left:
+def _end(request: Egress, delivery: HeldDelivery, pool: Any, exc: Exception) -> None:
+    if delivery.has_left:
         log.exception("hook.failed", task_id=request.id, hook="execute_using_pool")
         return
     _forget(request, pool)
     if request in state.active_requests:
-        lose(request, exc)
+        lose(request, delivery, exc)
     elif isinstance(exc, BY_THE_MESSAGE) and pool.active:
-        log.exception("message.invalid", tag=request.message.held.tag, queue=request.message.held.queue)
-        request.invalidate(ExceptionInfo())
+        log.exception("message.invalid", tag=delivery.held.tag, queue=delivery.held.queue)
+        delivery.invalidate(request, ExceptionInfo())
     else:
-        log.exception("message.set_back", task_id=request.id, queue=request.message.held.queue)
-        request.set_back()
+        log.exception("message.set_back", task_id=request.id, queue=delivery.held.queue)
+        delivery.settlement.set_back(request)
 
 
 def _forget(request: Egress, pool: Any) -> None:

@@ -1,172 +1,374 @@
-"""The transitions of a request: how a message that it holds leaves, as one step of the broker's.
+"""The delivery of a message that this worker holds: Celery says how its task ended, and the message leaves by one transition.
 
-Enters: an `Ending`, or a delay; leaves: a transition, handed to the outbox together with the event that it records. One that the
-broker does not answer waits there; one that it refuses, because the message was given to another worker, is logged and changes
-nothing.
+1. *It succeeded.* Celery acknowledges: acknowledged, and recorded as `succeeded`; or as `unobserved`, where a `Strategy` of the
+   task's own ran it (`own_strategy`), so that its end is not known.
+2. *It is delivered again.* The child raised `Redelivering`; or a child was lost, or ran out of time, and it is decided here:
+   moved to the delay store (or back to its queue), and recorded as `redelivery_scheduled`.
+3. *It died.* The exception carries the decision, or it is taken here: moved to the dead-letter queue and recorded as
+   `dead_lettered`; or recorded as `discarded`, where its policy keeps no dead letters.
+4. *It was revoked, expired or ignored*, Celery's own words: recorded as such; an expired one is a death.
+
+Whatever Celery stores for the caller (`AsyncResult`), it stores before the message leaves; a worker that dies in between has the
+message delivered again.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from billiard.einfo import ExceptionInfo, ExceptionWithTraceback
+from celery.exceptions import (
+    Ignore,
+    InvalidTaskError,
+    Reject,
+    Retry,
+    Terminated,
+    TimeLimitExceeded,
+    WorkerLostError,
+    WorkerTerminate,
+)
+from celery.platforms import EX_FAILURE
 from celery.worker import state
+from celery.worker.request import Request, logger
 
+from ..child.attempt import DECIDED, Decided, Redelivering
 from ..logs import log
-from ..messages.events import Event, Outcome, Reason
-from ..messages.recording import recorded_id
-from ..messages.steps import Attempt, opened, redelivered, sealed
-from ..policy.decision import DeadLetter, Discard
-from ..ports import Answer
-from ..transitions.death import Death, burial, tell_death
-from .deciding import Deciding, Ending
+from ..messages.events import Outcome, Reason
+from ..messages.recording import about
+from ..messages.steps import Attempt, Failed, opened, redelivered, sealed
+from ..messages.ttl import TIME_TO_LIVE
+from ..policy.decision import DeadLetter, Discard, Redeliver
+from ..transitions.death import Death
+from ..transitions.facts import Decider, DeliveryFacts
+from ..transitions.notify import Caller
+from .deadline import NEVER, Deadline, by_this_clock
+from .settlement import Settlement
 
 if TYPE_CHECKING:
-    from ..messages.envelope import Failed
+    from redelivery.settings import RedeliveryPolicy
 
-__all__ = ["Transitions"]
+    from ..messages.events import Event
+    from ..messages.steps import Envelope
+    from ..ports import Held
+    from ..runtime import Runtime
 
-#: How long a message waits that the pool could not be given, through no fault of its own.
-SET_BACK_MS = 1000
+__all__ = ["Dying", "Ending", "HeldDelivery", "unwrapped"]
+
+#: What says that the pool lost the attempt's child, and the reason that it is recorded as.
+LOST: dict[type[BaseException], Reason] = {WorkerLostError: Reason.WORKER_LOST, TimeLimitExceeded: Reason.TIME_LIMIT}
 
 
-class Transitions(Deciding):
-    """A request that carries out what was decided; `_left` says that its message has its transition."""
+class Dying(NamedTuple):
+    """The message dies of this decision."""
 
-    _expires_ms: int | None = None
-    _ending: Ending | None = None
-    _left = False
+    decided: DeadLetter | Discard
+    failed: Failed | None
 
-    def _redeliver(self, delay_ms: int, failed: Failed, *, crash: bool = False, requeued: bool = False) -> None:
-        self._left = True
-        held = self._held
-        assert held is not None  # noqa: S101 - the callers have looked
-        now = self._runtime.owner.now_ms()
-        raw = self._again(now, delay_ms, failed, crash=crash, requeued=requeued)
-        if self._expires_ms is not None:
-            delay_ms = min(delay_ms, max(self._expires_ms - now, 0))  # where it expires earlier, it is to die then
-        event = self._event(Outcome.REDELIVERY_SCHEDULED, _crash_reason(failed) if crash else None, failed, delay_ms)
-        pace = self._runtime.policies.pace_of(held.queue, self._expires_ms)
-        self._ask(
-            lambda transport: transport.defer(
-                self._tag,
-                held.list_name,
-                raw,
-                task_id=self.id,
-                event=event,
-                delay_ms=delay_ms,
-                pace=pace,
-            ),
-        )
 
-    def _again(self, now: int, delay_ms: int, failed: Failed, *, crash: bool, requeued: bool = False) -> bytes:
-        """The message as it is delivered again, when this attempt has ended."""
-        held = self._held
-        assert held is not None  # noqa: S101 - the callers have looked
-        attempt = Attempt(at_ms=now, worker=str(self._hostname), exception=failed.text, delay_ms=delay_ms)
-        message = redelivered(
-            opened(held.raw),
-            held.queue,
-            seen_ms=held.seen_ms,
-            attempt=attempt,
-            crash=crash,
-            requeued=requeued,
-            due_ms=now + delay_ms if delay_ms else None,
-        )
-        return sealed(message)
+#: How a message is to end when Celery next acknowledges or rejects it.
+Ending = Outcome | Dying
 
-    def _leave(self, ending: Ending) -> None:
-        self._left = True
-        held, failed = self._held, ending.failed
-        assert held is not None  # noqa: S101 - the callers have looked
-        event = self._event(ending.outcome, ending.reason, failed)
-        if ending.reason is None:
-            self._ask(lambda transport: transport.acknowledge(self._tag, event))
+
+class HeldDelivery:
+    """One delivery. Each method is given Celery's request, and answers it."""
+
+    __slots__ = ("deadline", "decider", "due", "ending", "envelope", "facts", "held", "must_start", "runtime", "settlement")
+
+    def __init__(self, request: Any, message: Any, runtime: Runtime, held: Held, envelope: Envelope) -> None:
+        self.held, self.runtime, self.envelope = held, runtime, envelope
+        self.settlement = Settlement(runtime, held)
+        self.decider = Decider(runtime, request.type)
+        self.ending: Ending | None = None
+        self.due, self.deadline = 0.0, NEVER
+        policy = runtime.policies.policy_for(held.queue, request.type)
+        #: Whether the start is recorded before the task runs: a crash has touched the message, or its policy says so.
+        self.must_start = self.envelope.suspect or policy.persist_delivery_count == "always"
+        self._take_times(request, message, policy)
+        more = runtime.owner.now_ms(), self.deadline.at_ms, self.must_start and runtime.shares_process, request.has_events
+        self.facts = DeliveryFacts.of(held, envelope, request.request_dict, *more)
+
+    def _take_times(self, request: Any, message: Any, policy: RedeliveryPolicy) -> None:
+        served, eta = self.envelope.served_eta, request.eta
+        if served is not None and request.request_dict.get("eta") == served:
+            # The delay store has waited for this ETA, by the broker's clock: Celery must not judge it again by this machine's.
+            request._eta = None  # noqa: SLF001 - Celery reads it
+        elif eta is not None:
+            request._eta, self.due = by_this_clock(eta, self.runtime.owner.now_ms())  # noqa: SLF001 - as above
+        if self.runtime.policies.keeps_time or request.expires is not None or TIME_TO_LIVE in message.headers:
+            self.deadline = Deadline.of(message, self.held, self.envelope, policy, request.expires)
+            request.expires = self.deadline.time  # Celery asks on arrival, and again just before the task runs
+
+    @property
+    def has_left(self) -> bool:
+        """Whether the message has its transition already."""
+        return self.settlement.is_done
+
+    def _is_over(self, request: Any) -> bool:
+        return self.settlement.is_done or (request.acknowledged and request.task.acks_late)
+
+    # what Celery tells a request
+
+    def acknowledge(self, request: Any) -> None:
+        """The task is over, or (`acks_late=False`) about to begin."""
+        if request.acknowledged:
             return
-        decided = (DeadLetter if ending.keep else Discard)(ending.reason, ending.detail)
-        now, attempt = self._runtime.owner.now_ms(), None
-        if ending.reason is not Reason.EXPIRED:
-            attempt = Attempt(at_ms=now, worker=self._hostname, exception="" if failed is None else failed.text)
-        death = Death.of(decided, self._policy, self._envelope, held.queue, failed=failed, attempt=attempt)
-        if death.target is None:
-            self._ask(lambda transport: transport.acknowledge(self._tag, event))
+        has_end = request.is_told or request.time_start is not None
+        if self.ending is None and has_end and not request.task.acks_late:
+            self.settlement.accept_early(request)
+            return
+        unless_told = Outcome.SUCCEEDED if has_end else Outcome.UNOBSERVED
+        self.settle(request, unless_told if self.ending is None else self.ending)
+
+    def succeeded(self, request: Any) -> None:
+        """A task that was acknowledged before it ran has succeeded."""
+        self.settle(request, Outcome.SUCCEEDED)
+
+    def reject(self, request: Any, requeue: bool) -> None:
+        """As Celery's: without requeueing it is a death; with it, one more delivery, which counts."""
+        if self._is_over(request):
+            return
+        if self.ending is not None:
+            self.settle(request, self.ending)
+            return
+        failed = Failed(type="celery.exceptions.Reject", message=f"rejected, requeue={requeue}", fingerprint="rejected")
+        decided = self.decider.decide(self.facts, Reject("rejected"), Reason.REJECTED) if requeue else None
+        if isinstance(decided, Redeliver):
+            self.redeliver(request, 0, failed, requeued=True)  # at once, as Celery requeues
+        elif decided is not None:  # Celery tells nobody of what it requeues, and this is not delivered again
+            self._tell_failure(request, Reject(f"rejected too often: {decided.detail}"))
+            self.settle(request, Dying(decided, failed))
         else:
-            transport, message = self._runtime.transport, opened(held.raw)
-            self._carry_out(burial(transport, held, message, event, death, now_ms=now, tag=self._tag))
-        tell_death(event, death.target, ending.detail)
+            self.settle(request, Dying(self.decider.end(self.facts, Reason.REJECTED), failed))
+        request.send_event("task-rejected", requeue=requeue)
 
-    def set_back(self) -> None:
-        """The pool could not be given this message, through no fault of its own: it comes again a little later, uncounted."""
-        state.task_ready(self)
-        self._left = True
-        held = self._held
-        assert held is not None  # noqa: S101 - only asked where we hold the message
-        transport, tag = self._runtime.transport, self._tag
-        self._carry_out(
-            lambda: transport.defer(tag, held.list_name, held.raw, task_id=str(self.id), event=None, delay_ms=SET_BACK_MS)
-        )
+    def cancel(self, request: Any, pool: Any, signal: Any, emit_retry: bool) -> None:
+        """A cold shutdown ends the task, where its pool can; where it cannot (threads, solo), it ends the worker around it.
 
-    def _acknowledge_early(self) -> None:
-        """`acks_late=False`: from here on the message is never run again; it is held until its outcome is known, and recorded."""
-        tag, runtime = self._tag, self._runtime
-        lease = runtime.owner.lease
-        if lease is None or not lease.has_minted(tag):
-            # kombu's own receive: what stayed in its `unacked` would come back after the visibility timeout.
-            self._carry_out(lambda: runtime.transport.acknowledge(tag, None))
-            self._tag = ""
+        Celery asks inside a signal's handler: what is raised here comes out of whatever the signal has interrupted, and Celery
+        handles only a `WorkerTerminate` there.
+        """
+        if not emit_retry:  # as a cold shutdown asks, and a lost connection does not
+            self.runtime.is_ending = True
+        try:
+            Request.cancel(request, pool, signal, emit_retry)
+        except NotImplementedError:
+            log.warning("worker.terminated", task_id=request.id, why="a cold shutdown, and its pool cannot end a task")
+            raise WorkerTerminate(EX_FAILURE) from None
+        except Exception:  # noqa: BLE001 - the pool is anybody's, and the shutdown goes on
+            log.exception("task.not_ended", task_id=request.id, why="a cold shutdown, and its pool could not end it")
+
+    def on_retry(self, request: Any, exc_info: ExceptionInfo) -> None:
+        """Deliver the message again, as the child decided; what Celery's own `retry` has published anew is only ended here."""
+        exc: Any = unwrapped(exc_info.exception)
+        if isinstance(exc, Redelivering):
+            state.task_ready(request)
+            failed = exc.failed or Failed(type=type(exc).__name__)
+            if not self.has_left:
+                self.redeliver(request, exc.delay_ms, failed, crash=failed.type.endswith("WorkerLostError"))
+        elif not self._is_over(request):
+            self.settlement.acknowledge(request, None)  # Celery has published the task anew, and that is recorded
+        request.send_event("task-retried", exception=repr(exc.exc), traceback=str(exc_info.traceback))
+
+    def on_failure(self, request: Any, exc_info: ExceptionInfo, send_failed_event: bool, return_ok: bool) -> None:
+        """The attempt failed: find the decision, or take it, and let Celery do the rest."""
+        exc = unwrapped(exc_info.exception)
+        if isinstance(exc, (Retry, Terminated)):
+            Request.on_failure(request, exc_info, send_failed_event, return_ok)
             return
-        self.acknowledged = True
-        runtime.outbox.carry_out(tag, lambda: lease.accept(tag), lambda _: runtime.make_room(tag))
+        if self._is_over(request):
+            state.task_ready(request)  # a hard time limit has ended it already
+            return
+        if isinstance(exc, (SystemExit, KeyboardInterrupt)) and not request.was_ended:
+            exc_info = _worker_lost_info(request, exc)
+            exc = unwrapped(exc_info.exception)
+        if isinstance(exc, (WorkerLostError, TimeLimitExceeded, MemoryError)):
+            if hasattr(exc, DECIDED):
+                self._end_of_report(request, exc, exc_info)
+                return
+            if not _success_was_stored(request):
+                self._on_lost(request, exc, exc_info)
+                return
+        if isinstance(exc, Ignore):
+            self.ending = Outcome.IGNORED
+        elif not isinstance(exc, (Reject, WorkerLostError)):
+            self.ending = self._death_of(exc, exc_info)
+        self._let_celery_fail(request, exc_info, send_failed_event, return_ok)
 
-    def _recording(self, on_success: Any) -> Any:
-        def recording(result: tuple[bool, Any, float], **kwargs: Any) -> None:
-            on_success(result, **kwargs)
-            if not result[0]:
-                self._leave(Ending(Outcome.SUCCEEDED))
+    def _let_celery_fail(
+        self, request: Any, exc_info: ExceptionInfo, send_failed_event: bool = True, return_ok: bool = False
+    ) -> None:
+        """What Celery does; a result that cannot be stored (under an empty id, say) does not keep the message from leaving."""
+        ending, must_leave = self.ending, not request.task.acks_late
+        try:
+            Request.on_failure(request, exc_info, send_failed_event, return_ok)
+        except Exception:
+            if ending is None:
+                raise
+            log.exception("hook.failed", task_id=request.id, hook="mark_as_failure")
+            must_leave = True
+        if must_leave and ending is not None and not self.has_left:
+            self.settle(request, ending)
 
-        return recording
+    def on_timeout(self, request: Any, soft: bool, timeout: float) -> None:
+        """A hard time limit ends the attempt, once: the pool reports the lost child as well."""
+        if soft or state.should_terminate:
+            Request.on_timeout(request, soft, timeout)
+            return
+        if self._is_over(request):
+            return
+        exc = TimeLimitExceeded(timeout)
+        decided = self.decider.decide(self.facts, exc, Reason.TIME_LIMIT)
+        if isinstance(decided, Redeliver):
+            logger.error("Hard time limit (%ss) exceeded for %s[%s]", timeout, request.name, request.id)
+            self._redeliver_lost(request, exc, None, decided)
+            return
+        self.ending = Dying(decided, self.runtime.failed_of(exc))
+        Request.on_timeout(request, soft, timeout)
 
-    def _carry_out(self, transition: Any) -> None:
-        self.acknowledged = True
-        tag = self._tag
-        self._runtime.outbox.carry_out(tag, transition, lambda answer: self._answered(tag, answer))
+    def revoked(self, request: Any) -> bool:
+        """As Celery's, asked just before the task runs; a message whose lease has ended meanwhile is another worker's to run."""
+        if self.runtime.owner.holds(self.held.tag):
+            return bool(Request.revoked(request))
+        log.warning("start.refused", tag=self.held.tag, why="the lease under which it was received has ended")
+        self.settlement.give_up(request)
+        return True
 
-    def _ask(self, transition: Any) -> None:
-        self.acknowledged = True
-        tag, runtime = self._tag, self._runtime
-        runtime.outbox.ask(tag, transition, lambda answer: self._answered(tag, answer), runtime.transport)
+    def expired(self, request: Any) -> bool:  # noqa: ARG002 - as the other kinds of delivery are asked
+        """As Celery's, by the broker's clock; the id is not remembered as revoked, so that a redriven task runs."""
+        # It is later than when the message came, whatever this worker knows of the time.
+        return self.deadline.is_over(max(self.runtime.owner.now_ms(), self.held.seen_ms))
 
-    def _answered(self, tag: str, answer: Answer) -> None:
-        if answer is Answer.REFUSED:
-            log.warning("transition.refused", task_id=self.id, tag=tag, why="the message was given to another worker")
-        self._runtime.owner.drop(tag)
+    def announce_revoked(self, request: Any, reason: str, terminated: bool, signum: Any, expired: bool) -> None:
+        """As Celery's; the message ends as revoked, or dies as expired."""
+        if self.ending is None:
+            failed = Failed(type="celery.exceptions.TaskRevokedError", message=reason, fingerprint=reason)
+            self.ending = Dying(self.decider.end(self.facts, Reason.EXPIRED), failed) if expired else Outcome.REVOKED
+        Request._announce_revoked(request, reason, terminated, signum, expired)  # noqa: SLF001 - Celery's own
+        if not self.has_left and not request.task.acks_late:
+            self.settle(request, self.ending)  # acknowledged before it ran
 
-    def _event(
-        self,
-        outcome: Outcome,
-        reason: Reason | None,
-        failed: Failed | None = None,
-        delay_ms: int | None = None,
-    ) -> Event:
-        request, envelope, held = self._request_dict, self._envelope, self._held
-        assert held is not None  # noqa: S101 - the callers have looked
-        return Event(
-            task_id=recorded_id(self.id, held),
-            outcome=outcome,
-            generation=envelope.generation,
-            task=self._type,
-            queue=envelope.life_queue(held.queue),
-            reason="" if reason is None else reason,
-            attempt=envelope.attempt + 1,
-            delivery=envelope.delivery + 1,
-            delay_ms=delay_ms,
-            worker=self._hostname,
-            exception="" if failed is None else failed.type,
-            fingerprint="" if failed is None else failed.fingerprint,
-            root_id=request.get("root_id") or "",
-            parent_id=request.get("parent_id") or "",
-            nesting=request.get("replaced_task_nesting") or 0,
-        )
+    def invalidate(self, request: Any, exc_info: ExceptionInfo) -> None:
+        """The pool cannot be given this message: it dies, and its caller is told."""
+        failed = self.runtime.failed_of(unwrapped(exc_info.exception))
+        self.ending = Dying(self.decider.end(self.facts, Reason.INVALID, "could not be handed to the pool"), failed)
+        self._let_celery_fail(request, exc_info)
+
+    # what a lost child could not do
+
+    def _on_lost(self, request: Any, exc: BaseException, exc_info: ExceptionInfo) -> None:
+        """The child could not report: decide, store and tell here what it would have."""
+        state.task_ready(request)
+        if state.should_terminate:
+            return  # a cold shutdown killed it: the message is given back
+        cause = LOST.get(type(exc))
+        if cause is Reason.WORKER_LOST and not request.task.acks_late:
+            # Acknowledged before it ran: after a crash it may not run again.
+            decided: DeadLetter | Discard | Redeliver = self.decider.end(self.facts, cause, "acknowledged before it ran")
+        else:
+            decided = self.decider.decide(self.facts, exc, cause)
+        if isinstance(decided, Redeliver):
+            self._redeliver_lost(request, exc, exc_info, decided)
+            return
+        self._tell_failure(request, exc, exc_info)
+        logger.error("Task handler raised error: %r", exc, exc_info=exc)  # trackers of errors read it
+        self.settle(request, Dying(decided, self.runtime.failed_of(exc)))
+
+    def _end_of_report(self, request: Any, exc: BaseException, exc_info: ExceptionInfo) -> None:
+        """The attempt reported what Celery takes for a lost child, or ends its worker for (`MemoryError`): all are told already."""
+        state.task_ready(request)
+        request.send_event("task-failed", exception=repr(exc), traceback=str(exc_info.traceback))
+        self.settle(request, self._death_of(exc, exc_info))
+
+    def _redeliver_lost(self, request: Any, exc: BaseException, exc_info: ExceptionInfo | None, decided: Redeliver) -> None:
+        state.task_ready(request)
+        Caller.of(request).retried(exc, decided.delay, exc_info)
+        self.redeliver(request, round(decided.delay * 1000), self.runtime.failed_of(exc), crash=True)
+        request.send_event("task-retried", exception=repr(exc), traceback="")
+
+    def _tell_failure(self, request: Any, exc: BaseException, exc_info: ExceptionInfo | None = None) -> None:
+        Caller.of(request).failed(exc, exc_info)
+        traceback = "" if exc_info is None else str(exc_info.traceback or "")
+        request.send_event("task-failed", exception=repr(exc), traceback=traceback)
+
+    def _death_of(self, exc: BaseException, exc_info: ExceptionInfo) -> Dying:
+        """What the child decided; or, where its word was lost with an exception that cannot be pickled, what follows here."""
+        runtime, known = self.runtime, Decided.of(exc, self.facts.tag)
+        if known is not None:
+            decided, failed = known.decision, known.failed
+        elif isinstance(exc, InvalidTaskError) and not hasattr(exc, DECIDED):  # Celery could not begin it
+            failed = runtime.failed_of(exc)
+            decided = self.decider.end(self.facts, Reason.INVALID, failed.message)
+        else:
+            failed, follows = runtime.failed_of(exc), self.decider.decide(self.facts, exc)
+            # A redelivery cannot be: FAILURE is stored and has been acted on.
+            outside = DeadLetter(Reason.NON_RETRYABLE, "failed outside the task's own code")
+            decided = outside if isinstance(follows, Redeliver) else follows
+        return Dying(decided, runtime.stored(replace(failed, traceback=str(exc_info.traceback))))
+
+    # how the message leaves
+
+    def settle(self, request: Any, ending: Ending) -> None:
+        """The message ends."""
+        if isinstance(ending, Dying):
+            self._bury(request, *ending)
+        else:
+            self.settlement.acknowledge(request, self._event(request, ending))
+
+    def _bury(self, request: Any, decided: DeadLetter | Discard, failed: Failed | None) -> None:
+        runtime, held, worker, now, attempt = self.runtime, self.held, request.hostname, self.runtime.owner.now_ms(), None
+        if decided.reason is not Reason.EXPIRED:
+            attempt = Attempt(at_ms=now, worker=worker, exception="" if failed is None else failed.text)
+        message = opened(held.raw)
+        said: dict[str, Any] = {"headers": self._headers(request), "envelope": self.envelope, "failed": failed, "attempt": attempt}
+        policy = self.decider.policy_of(self.facts)
+        death = Death.of(runtime, held.queue, held.raw, message, decided, policy=policy, worker=worker, **said)
+        transition = death.transition(runtime.transport, held, now_ms=now, tag=self.settlement.tag)
+        self.settlement.carry_out(request, transition)
+        death.log()
+
+    def redeliver(self, request: Any, delay_ms: int, failed: Failed, *, crash: bool = False, requeued: bool = False) -> None:
+        """The message is delivered again."""
+        held, runtime, now = self.held, self.runtime, self.runtime.owner.now_ms()
+        attempt = Attempt(at_ms=now, worker=str(request.hostname), exception=failed.text, delay_ms=delay_ms)
+        due_ms, flags = now + delay_ms if delay_ms else None, {"crash": crash, "requeued": requeued}
+        again = redelivered(opened(held.raw), held.queue, seen_ms=held.seen_ms, attempt=attempt, due_ms=due_ms, **flags)
+        delay_ms = self.deadline.bounded(delay_ms, now)
+        lost = Reason.TIME_LIMIT if failed.type.endswith("TimeLimitExceeded") else Reason.WORKER_LOST
+        said = {"exception": failed.type, "fingerprint": failed.fingerprint, "delay_ms": delay_ms}
+        event = self._event(request, Outcome.REDELIVERY_SCHEDULED, reason=lost if crash else "", **said)
+        pace = runtime.policies.pace_of(held.queue, self.deadline.at_ms)
+        recorded = None if self.envelope.is_letter else event
+        self.settlement.defer(request, held.list_name, sealed(again), event.task_id, recorded, delay_ms=delay_ms, pace=pace)
+
+    def _headers(self, request: Any) -> dict[str, Any]:
+        """The headers of what the books are told of."""
+        headers: dict[str, Any] = request.request_dict
+        return headers
+
+    def _event(self, request: Any, outcome: Outcome, **facts: Any) -> Event:
+        held, headers = self.held, self._headers(request)
+        return about(headers, held.queue, held.raw, outcome, self.envelope, worker=request.hostname, **facts)
 
 
-def _crash_reason(failed: Failed) -> Reason:
-    return Reason.TIME_LIMIT if failed.type.endswith("TimeLimitExceeded") else Reason.WORKER_LOST
+def unwrapped(exc: Any) -> Any:
+    """The exception itself, where the pool handed it over in billiard's wrapping."""
+    return exc.exc if isinstance(exc, ExceptionWithTraceback) else exc
+
+
+def _success_was_stored(request: Any) -> bool:
+    """Whether the child was lost after its success had been stored. Celery 5.6 does not ask: there the attempt counts as lost."""
+    asked = getattr(request, "_success_was_stored", None)
+    return asked is not None and bool(asked())
+
+
+def _worker_lost_info(request: Any, exc: BaseException) -> ExceptionInfo:
+    """A task's `SystemExit` or `KeyboardInterrupt`, reported by a child that ends of it, as the loss of that child."""
+    made = getattr(request, "_worker_lost_info", None)
+    if made is not None:
+        return made(exc)
+    try:
+        msg = f"Worker exited prematurely: {exc!r}."
+        raise WorkerLostError(msg)  # noqa: TRY301 - the report reads what is being handled
+    except WorkerLostError:
+        return ExceptionInfo()

@@ -110,7 +110,7 @@ def _reach(runtime: Runtime) -> None:
 
 
 def _standing(owner: Deliveries) -> tuple[set[str], list[Held]]:
-    """The tags of what runs here, and the messages of which nobody can tell: handed to the pool, not known to have begun.
+    """The tags of what runs here, and the messages that may run: handed to the pool, not known to have begun.
 
     The newest comes first: each that goes back is the next to be taken, and they are to be taken in their order.
     """

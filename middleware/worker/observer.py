@@ -1,7 +1,7 @@
-"""Observing: a message that Celery alone deals with, and what is recorded of it.
+"""The deliveries of messages that Celery alone ends, and what is recorded of them.
 
-So it is for every message in `mode="observe"`, and for those of tasks and queues with `enabled = false`. Celery's retry,
-acknowledging and rejecting are left as they are; after each, one event says what Celery did:
+These are all messages in `mode="observe"`, and those of tasks and queues with `enabled = false`. Celery's retry, acknowledging and
+rejecting are left as they are; after each, one event says what Celery did:
 
 - `succeeded`, `ignored`, `revoked` and `expired` are Celery's own words;
 - `redelivery_scheduled`, where it put the message back (a lost worker, `Reject(requeue=True)`); what `Task.retry` publishes is
@@ -19,10 +19,8 @@ worker leaves no event; an early-acknowledged one is then `lost` in the books, a
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from billiard.einfo import ExceptionWithTraceback
 from celery.exceptions import Ignore, Reject, Retry, Terminated, TimeLimitExceeded, WorkerLostError
 from celery.worker import state
 from celery.worker.request import Request
@@ -35,7 +33,8 @@ from ..messages.events import Outcome, Reason
 from ..messages.recording import about
 from ..messages.steps import eligible_of
 from ..policy import decision
-from ..ports import Held
+from ..transitions.facts import Decider, DeliveryFacts
+from .held_delivery import unwrapped
 from .own_strategy import strategy_of
 
 if TYPE_CHECKING:
@@ -45,11 +44,11 @@ if TYPE_CHECKING:
 
     from ..runtime import Runtime
 
-__all__ = ["Observing", "queue_of", "record", "unwrapped"]
+__all__ = ["ObservedDelivery", "PlainDelivery", "queue_of", "record"]
 
 
 class AsCelery:
-    """A task as it was before `settle`, for one message of a queue that is not `enabled`."""
+    """A task as it was before `apply_defaults`, for one message of a queue that is not `enabled`."""
 
     def __init__(self, task: Any) -> None:
         self._task = task
@@ -59,134 +58,122 @@ class AsCelery:
         return getattr(self._task, name)
 
 
-class Observing(Request):
-    """Celery's request; where `_observe` was called, what becomes of it is recorded."""
+class PlainDelivery:
+    """A message of an app without redelivery: every answer is Celery's own."""
 
-    _task: Any
-    _observer: Runtime | None = None
-    _was_recorded = False
-    _was_requeued = False
-    _is_revoked = False
+    acknowledge = staticmethod(Request.acknowledge)
+    reject = staticmethod(Request.reject)
+    cancel = staticmethod(Request.cancel)
+    on_retry = staticmethod(Request.on_retry)
+    on_failure = staticmethod(Request.on_failure)
+    on_timeout = staticmethod(Request.on_timeout)
+    revoked = staticmethod(Request.revoked)
+    expired = staticmethod(Request.maybe_expire)
+    announce_revoked = staticmethod(Request._announce_revoked)  # noqa: SLF001 - Celery's own
 
-    def _observe(self, runtime: Runtime, message: Any) -> None:
-        self._observer = runtime
-        self._about = message.headers
-        self._queue = queue_of(message)
-        if runtime.enforces and hasattr(self._task, PLAIN):
-            self._task = AsCelery(self._task)
-        self.on_success: Any = self._noting(self.on_success)
+    def succeeded(self, request: Any) -> None:
+        """Nothing more than Celery does."""
 
-    def _noting(self, on_success: Any) -> Any:
-        def noting(result: tuple[bool, Any, float], **kwargs: Any) -> None:
-            self.__dict__.pop("on_success", None)  # what refers to itself would be left to the garbage collector
-            on_success(result, **kwargs)
-            if not result[0]:
-                self._note(Outcome.SUCCEEDED)
 
-        return noting
+class ObservedDelivery(PlainDelivery):
+    """A message that Celery alone ends; after each of its answers, what it did is recorded."""
 
-    # what Celery tells us
+    def __init__(self, request: Any, message: Any, runtime: Runtime) -> None:
+        self._runtime, self._headers, self._queue = runtime, message.headers, queue_of(message)
+        self._was_recorded = self._was_requeued = self._is_revoked = False
+        if runtime.enforces and hasattr(request.task, PLAIN):
+            request._task = AsCelery(request.task)  # noqa: SLF001 - Celery reads it
 
-    def acknowledge(self) -> None:
+    def acknowledge(self, request: Any) -> None:
         """As Celery's; of one that its task's own `Strategy` has run, this is all that is ever told."""
-        super().acknowledge()
-        if self._observer is not None and self.time_start is None and not self._is_revoked and strategy_of(self._task) is not None:
-            self._note(Outcome.UNOBSERVED)
+        Request.acknowledge(request)
+        if request.time_start is None and not self._is_revoked and strategy_of(request.task) is not None:
+            self._note(request, Outcome.UNOBSERVED)
 
-    def reject(self, requeue: bool = False) -> None:
+    def succeeded(self, request: Any) -> None:
+        """The task has succeeded."""
+        self._note(request, Outcome.SUCCEEDED)
+
+    def reject(self, request: Any, requeue: bool) -> None:
         """As Celery's; remembers whether the message went back."""
-        if self._observer is not None and not self.acknowledged:
+        if not request.acknowledged:
             self._was_requeued = requeue
-        super().reject(requeue=requeue)
+        Request.reject(request, requeue=requeue)
 
-    def on_retry(self, exc_info: ExceptionInfo) -> None:
+    def on_retry(self, request: Any, exc_info: ExceptionInfo) -> None:
         """As Celery's: it has published the next attempt itself, and so recorded it."""
-        super().on_retry(exc_info)
-        if self._observer is not None:
-            exc = unwrapped(exc_info.exception)
-            cause = exc.exc if isinstance(exc.exc, BaseException) else exc
-            self._say(cause, requested_delay=_seconds(exc.when), celery="retried")
-
-    def on_failure(self, exc_info: ExceptionInfo, send_failed_event: bool = True, return_ok: bool = False) -> None:
-        """As Celery's; then record what it did."""
-        super().on_failure(exc_info, send_failed_event, return_ok)
+        Request.on_retry(request, exc_info)
         exc = unwrapped(exc_info.exception)
-        if self._observer is None or isinstance(exc, (Retry, Terminated)) or state.should_terminate or self._already_cancelled:
+        cause = exc.exc if isinstance(exc.exc, BaseException) else exc
+        self._log_decision(request, cause, requested_delay=_seconds(exc.when), celery="retried")
+
+    def on_failure(self, request: Any, exc_info: ExceptionInfo, send_failed_event: bool, return_ok: bool) -> None:
+        """As Celery's; then record what it did."""
+        Request.on_failure(request, exc_info, send_failed_event, return_ok)
+        exc = unwrapped(exc_info.exception)
+        if isinstance(exc, (Retry, Terminated)) or state.should_terminate or request._already_cancelled:  # noqa: SLF001
             return
         if isinstance(exc, Ignore):
-            self._note(Outcome.IGNORED)
+            self._note(request, Outcome.IGNORED)
             return
         lost = {WorkerLostError: Reason.WORKER_LOST, TimeLimitExceeded: Reason.TIME_LIMIT, Reject: Reason.REJECTED}.get(type(exc))
-        self._ended(exc, lost)
+        self._ended(request, exc, lost)
 
-    def on_timeout(self, soft: bool, timeout: float) -> None:
+    def on_timeout(self, request: Any, soft: bool, timeout: float) -> None:
         """As Celery's; a hard one has ended the task."""
-        super().on_timeout(soft, timeout)
-        if self._observer is not None and not soft and not state.should_terminate:
-            self._ended(TimeLimitExceeded(timeout), Reason.TIME_LIMIT)
+        Request.on_timeout(request, soft, timeout)
+        if not soft and not state.should_terminate:
+            self._ended(request, TimeLimitExceeded(timeout), Reason.TIME_LIMIT)
 
-    def _announce_revoked(self, reason: str, terminated: bool, signum: Any, expired: bool) -> None:
+    def announce_revoked(self, request: Any, reason: str, terminated: bool, signum: Any, expired: bool) -> None:
+        """As Celery's; then record it."""
         self._is_revoked = True
-        super()._announce_revoked(reason, terminated, signum, expired)
-        if self._observer is not None:
-            self._note(Outcome.EXPIRED if expired else Outcome.REVOKED)
+        Request._announce_revoked(request, reason, terminated, signum, expired)  # noqa: SLF001 - Celery's own
+        self._note(request, Outcome.EXPIRED if expired else Outcome.REVOKED)
 
     # what is recorded
 
-    def _ended(self, exc: BaseException, cause: Reason | None) -> None:
+    def _ended(self, request: Any, exc: BaseException, cause: Reason | None) -> None:
         if self._was_recorded:
             return
-        self._say(exc, cause=cause, celery="requeued" if self._was_requeued else "ended it")
+        self._log_decision(request, exc, cause=cause, celery="requeued" if self._was_requeued else "ended it")
         failed = failed_of(exc)
         outcome = Outcome.REDELIVERY_SCHEDULED if self._was_requeued else Outcome.DISCARDED
-        self._note(outcome, reason=cause or Reason.EXHAUSTED, exception=failed.type, fingerprint=failed.fingerprint)
+        said = {"exception": failed.type, "fingerprint": failed.fingerprint}
+        self._note(request, outcome, reason=Reason.EXHAUSTED if cause is None else cause, **said)
 
-    def _note(self, outcome: Outcome, **facts: Any) -> None:
-        if self._was_recorded or self._observer is None:
+    def _note(self, request: Any, outcome: Outcome, **facts: Any) -> None:
+        if not self._was_recorded:
+            self._was_recorded = True
+            record(self._runtime, self._headers, self._queue, outcome, attempt=_attempts(request), **facts)
+
+    def _log_decision(
+        self, request: Any, exc: BaseException, *, celery: str, cause: Reason | None = None, requested_delay: float | None = None
+    ) -> None:
+        runtime, task, queue = self._runtime, request.type, self._queue
+        if runtime.enforces or not runtime.policies.is_enabled(task, queue):
             return
-        self._was_recorded = True
-        record(self._observer, self._about, self._queue, outcome, attempt=self._attempts(), **facts)
-
-    def _attempts(self) -> int:
-        return int(self._request_dict.get("retries") or 0) + 1
-
-    def _say(self, exc: BaseException, *, celery: str, cause: Reason | None = None, requested_delay: float | None = None) -> None:
-        runtime = self._observer
-        if runtime is None or runtime.enforces or not runtime.policies.is_enabled(self._type, self._queue):
-            return
-        policy = runtime.policies.policy_for(self._queue, self._type)
-        eligible = eligible_of(self._request_dict)
+        attempt, eligible = _attempts(request), eligible_of(request.request_dict)
+        facts, decider = DeliveryFacts(queue, attempt, time.monotonic(), eligible=eligible), Decider(runtime, task)
         if isinstance(exc, Reject) and not exc.requeue:
-            decided: decision.Decision = decision.ending(policy, Reason.REJECTED, eligible=eligible)
+            decided: decision.Decision = decider.end(facts, Reason.REJECTED)
         else:
-            failure = decision.Failure(
-                attempt=self._attempts(),
-                age=0.0,
-                exception=exc,
-                cause=cause,
-                requested_delay=requested_delay,
-                eligible=eligible,
-                throws=classes_of(self._task.throws),
-            )
-            decided = runtime.policies.decide(self._queue, self._type, policy, failure, idle_for=0.0)
-        said = _said(decided)
-        log.info(
-            "decision.observed",
-            task_id=self.id,
-            task=self._type,
-            queue=self._queue,
-            attempt=self._attempts(),
-            celery=celery,
-            **said,
-        )
+            throws = classes_of(request.task.throws)
+            decided = decider.decide(facts, exc, cause, requested_delay=requested_delay, throws=throws)
+        said = {"task_id": request.id, "task": task, "queue": queue, "attempt": attempt, "celery": celery}
+        log.info("decision.observed", **said, **_said(decided))
 
 
 def record(runtime: Runtime, headers: Mapping[str, Any], queue: str, outcome: Outcome, attempt: int = 1, **facts: Any) -> None:
-    """Append one event about a message that is none of ours to move. It waits in the outbox where the broker does not answer."""
-    held = Held("", queue, queue, str(headers.get("id")).encode(), 0)
-    event = replace(about(headers, held, outcome, worker=runtime.worker, **facts), attempt=attempt, delivery=attempt)
+    """Append one event about a message that Celery alone ends. It waits in the outbox where the broker does not answer."""
+    known = {"worker": runtime.worker, "attempt": attempt, "delivery": attempt, **facts}
+    event = about(headers, queue, str(headers.get("id")).encode(), outcome, **known)
     transport = runtime.transport
     runtime.outbox.carry_out("", lambda: transport.acknowledge("", event), lambda _: None)
+
+
+def _attempts(request: Any) -> int:
+    return int(request.request_dict.get("retries") or 0) + 1
 
 
 def queue_of(message: Any) -> str:
@@ -210,8 +197,3 @@ def _seconds(when: Any) -> float | None:
     if when is None or isinstance(when, (int, float)):
         return when
     return float(max(when.timestamp() - time.time(), 0.0))
-
-
-def unwrapped(exc: Any) -> Any:
-    """The exception itself, where the pool handed it over in billiard's wrapping."""
-    return exc.exc if isinstance(exc, ExceptionWithTraceback) else exc

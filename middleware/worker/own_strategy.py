@@ -1,9 +1,9 @@
-"""Tasks with a `Strategy` of their own: whoever wrote it runs their messages, and acknowledges them.
+"""Tasks with a `Strategy` of their own, which runs their messages and acknowledges them.
 
-Celery's own strategy hands a message to the pool, and the request is told how that ended. Another one may gather messages and
-run them together (celery-batches), in whatever way, and says one thing of each: that it is acknowledged. So no success is claimed
-of such a message, and no failure of its task is seen: its end is `unobserved`. A crash of its worker is seen, and counts: from the
-moment at which the strategy is given the message, for nobody says when it begins.
+Celery's own strategy hands a message to the pool, and the request is told how that ended. Another strategy may gather messages and
+run them together (celery-batches), and says only that each is acknowledged. So no success is claimed for such a message, and no
+failure of its task is seen: its end is `unobserved`. A crash of its worker is seen, and counts from the moment at which the
+strategy is given the message, because nothing says when it begins.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["WHY", "own_strategies", "strategy_of"]
 
-#: What whoever runs such tasks must know, for the log and for `adopt`.
+#: What an operator of such tasks must know, for the log and for `adopt`.
 WHY = "acknowledges its messages itself: a failure is not seen, not delivered again and no dead letter; only a crash counts"
 
 

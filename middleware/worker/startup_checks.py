@@ -75,7 +75,7 @@ def targets_of(runtime: Runtime, queue: str, which: Callable[[RedeliveryPolicy],
 
 
 def warn_of_strategies(runtime: Runtime) -> None:
-    """Say of which tasks no end will be seen."""
+    """Name the tasks whose end will not be seen."""
     found = {name: own for name, own in own_strategies(runtime.app).items() if runtime.policies.is_enabled(name)}
     if found:
         log.warning("tasks.unobserved", tasks=",".join(f"{name} ({own})" for name, own in sorted(found.items())), why=WHY)

@@ -20,8 +20,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from celery import bootsteps, signals
-from celery.app.task import Context
+from celery import bootsteps
 from celery.utils.functional import maybe_list
 from celery.worker.consumer.control import Control
 from celery.worker.request import Request
@@ -31,6 +30,7 @@ from redelivery.middleware.brokers.errors import REDIS_ERRORS
 from redelivery.middleware.logs import HIDDEN, log, told
 from redelivery.middleware.messages.events import Outcome
 from redelivery.middleware.ports import Answer, Capability
+from redelivery.middleware.transitions.notify import Caller
 
 from ..brokers.broker import broker_of, needed
 
@@ -138,9 +138,10 @@ class RemoteControl(bootsteps.StartStopStep):
             return
         log.info("delayed.cancelled", task_id=contents.task_id, queue=delayed.queue, why="revoked")
         try:
-            _announce_revoked(request)
-        except Exception:  # noqa: BLE001 - a backend that does not answer, a receiver of the signal
+            request.send_event("task-revoked", terminated=False, signum=None, expired=False)
+        except Exception:  # noqa: BLE001 - the broker that the events go to
             log.exception("hook.failed", task_id=contents.task_id, hook="revoked")
+        Caller.of(request).revoked()
 
     @property
     def _store(self) -> DelayStore:
@@ -171,15 +172,6 @@ class RemoteControl(bootsteps.StartStopStep):
         if self._runtime.settings.redact:
             info.update(args=HIDDEN, kwargs=HIDDEN)
         return {"eta": eta, "priority": ETA_PRIORITY, "request": info}
-
-
-def _announce_revoked(request: Request) -> None:
-    """The event, the result and the signal of a revoked task, as Celery's own request gives them."""
-    _, _, embed = request.message.payload
-    how, context = {"terminated": False, "signum": None, "expired": False}, Context(request.request_dict | (embed or {}))
-    request.send_event("task-revoked", **how)
-    request.task.backend.mark_as_revoked(request.id, "revoked", request=context, store_result=request.store_errors)
-    signals.task_revoked.send(sender=request.task, request=context, **how)
 
 
 def _is_stamped(headers: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:

@@ -9,14 +9,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from celery.app.task import Context
-
 from redelivery.errors import InputError
 from redelivery.middleware.logs import log
 from redelivery.middleware.messages.events import Outcome, Reason
 from redelivery.middleware.messages.steps import deferred, iso, sealed
 from redelivery.middleware.ports import Answer
-from redelivery.middleware.transitions.notify import caller_of
+from redelivery.middleware.transitions.notify import store_end
 
 from ..brokers.broker import broker_of, needed
 
@@ -87,23 +85,7 @@ def _deferral(runtime: Runtime, found: Delayed) -> Event:
 
 def _tell_caller(runtime: Runtime, contents: Contents) -> None:
     """Store for the caller (`AsyncResult`) that the task was revoked, as Celery stores it; a chord counts its member."""
-    headers, body = contents.headers, contents.body()
+    body = contents.body()
     embed: Any = body[2] if isinstance(body, list) and len(body) == 3 and isinstance(body[2], dict) else {}  # noqa: PLR2004
-    if not contents.is_task:
-        return
-    context = Context(
-        {
-            "id": contents.task_id,
-            "task": contents.task,
-            "group": headers.get("group"),
-            "chord": embed.get("chord"),
-            "retries": headers.get("retries") or 0,
-            "delivery_info": {},
-            **caller_of({} if contents.message is None else contents.message["properties"]),
-        },
-    )
-    try:
-        is_kept = not headers.get("ignore_result")
-        runtime.app.backend.mark_as_revoked(contents.task_id, "cancelled", request=context, store_result=is_kept)
-    except Exception:  # noqa: BLE001 - the backend is anybody's; the message has gone
-        log.exception("result.not_stored", task_id=contents.task_id)
+    if contents.message is not None and contents.is_task:
+        store_end(runtime.app, contents.message, "cancelled", group=contents.headers.get("group"), chord=embed.get("chord"))

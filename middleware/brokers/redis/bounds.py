@@ -17,8 +17,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from celery.app.task import Context
-
 from redelivery.errors import BrokerError, EnvelopeError, QueueFull
 
 from ...logs import log
@@ -28,9 +26,8 @@ from ...messages.recording import about, raw_id, wrapped
 from ...messages.steps import ANNOUNCED, HEADER, Envelope, Failed, eligible_of, opened, sealed
 from ...messages.ttl import PUBLISHED, is_dated
 from ...policy.decision import ending
-from ...ports import Held
-from ...transitions.death import Death, tell_death
-from ...transitions.notify import caller_of
+from ...transitions.death import Death
+from ...transitions.notify import store_end
 from .scripts import Script, encoded
 
 if TYPE_CHECKING:
@@ -50,19 +47,25 @@ MISSING = "auto_create_dead_letter_resources is off: declare the queue; until th
 
 @dataclass(frozen=True, slots=True)
 class Eviction:
-    """What becomes of a message that leaves its queue unrun: its letter (empty: it is discarded), where to, and its events."""
+    """What becomes of a message that leaves its queue unrun: its dead letter (empty: it is discarded), its death, its events.
+
+    A message that an operator purges has no death.
+    """
 
     letter: bytes
-    target: str
-    must_exist: bool
+    death: Death | None
     events: tuple[Event, ...]
-    message: dict[str, Any]
-    detail: str
+
+    @property
+    def target(self) -> str:
+        """The dead-letter queue; empty where it is not kept."""
+        return "" if self.death is None else self.death.target or ""
 
     def to_args(self, queue: str) -> list[Any]:
         """What the scripts take of it: origin queue, whether the target must be there, letter, target, and each event's values."""
         events = [value for event in self.events for value in encoded(event)]
-        return [queue, int(self.must_exist), self.letter, self.target, *events]
+        must_exist = self.death is not None and self.target and self.death.must_exist
+        return [queue, int(bool(must_exist)), self.letter, self.target, *events]
 
 
 def evicted(runtime: Runtime, raw: bytes, queue: str, reason: Reason, *, now_ms: int, detail: str) -> Eviction:
@@ -74,20 +77,15 @@ def evicted(runtime: Runtime, raw: bytes, queue: str, reason: Reason, *, now_ms:
     headers = message["headers"]
     if not isinstance(headers.get("id"), str):
         headers["id"] = raw_id(raw)
-    envelope, policy = Envelope.of(headers), runtime.policies.policy_for(queue, str(headers.get("task")))
     failed = Failed(type=f"redelivery.{reason}", message=detail, fingerprint=str(reason))
-    decided = ending(policy, reason, detail, eligible=eligible_of(headers))
-    death = Death.of(decided, policy, envelope, queue, cause=reason, detail=detail, failed=failed)
-    held = Held("", queue, queue, raw, now_ms)
-    events = []
-    if not envelope.is_letter:
-        events.append(about(headers, held, death.outcome, reason=death.reason, worker=runtime.worker, exception=failed.type))
-        if ANNOUNCED not in headers and HEADER not in headers:
-            events.append(about(headers, held, Outcome.RECEIVED, reason="unannounced", worker=runtime.worker))
-    if death.target is None:
-        return Eviction(b"", "", must_exist=False, events=tuple(events), message=message, detail=detail)
-    letter = sealed(death.letter(message, queue, now_ms=now_ms, seen_ms=now_ms))
-    return Eviction(letter, death.target, death.must_exist, tuple(events), message, detail)
+    decided = ending(runtime.policies.policy_for(queue, str(headers.get("task"))), reason, detail, eligible=eligible_of(headers))
+    said: dict[str, Any] = {"cause": reason, "detail": detail, "failed": failed, "fingerprint": ""}
+    death = Death.of(runtime, queue, raw, message, decided, worker=runtime.worker, **said)
+    events = [] if Envelope.of(headers).is_letter else [death.event]
+    if events and ANNOUNCED not in headers and HEADER not in headers:
+        events.append(about(headers, queue, raw, Outcome.RECEIVED, reason="unannounced", worker=runtime.worker))
+    letter = b"" if death.target is None else sealed(death.letter(now_ms=now_ms, seen_ms=now_ms))
+    return Eviction(letter, death, tuple(events))
 
 
 def publish_within(
@@ -156,34 +154,20 @@ def evict_oldest(
     return state.decode(), int(facts[0]) if facts else 0, facts[1] if facts else b""
 
 
-def _tell_caller(runtime: Runtime, eviction: Eviction, reason: Reason) -> None:
-    """Store for the caller (`AsyncResult`) what became of the task, as Celery stores it; its error callbacks are not called."""
-    headers = eviction.message["headers"]
-    task_id, backend = headers.get("id"), runtime.app.backend
-    if not isinstance(task_id, str) or "task" not in headers or headers.get("ignore_result"):
-        return
-    facts = {"id": task_id, "task": headers.get("task"), "retries": headers.get("retries") or 0, "delivery_info": {}}
-    context = Context(facts, **caller_of(eviction.message["properties"]))
-    try:
-        if reason is Reason.EXPIRED:
-            backend.mark_as_revoked(task_id, "expired", request=context, store_result=True)
-        else:
-            backend.mark_as_failure(task_id, QueueFull(eviction.detail), request=context, call_errbacks=False)
-    except Exception:  # noqa: BLE001 - the backend is anybody's; the message has been moved
-        log.exception("result.not_stored", task_id=task_id)
-
-
 def alarm(eviction: Eviction, queue: str) -> None:
     """Say that a message stays in its queue because its dead-letter queue is missing."""
-    task_id = eviction.message["headers"]["id"]
+    task_id = None if eviction.death is None else eviction.death.message["headers"]["id"]
     log.error("dead_letter_queue.missing", dead_letter_queue=eviction.target, queue=queue, task_id=task_id, why=MISSING)
 
 
 def announce_eviction(runtime: Runtime, eviction: Eviction, reason: Reason) -> None:
-    """What follows an eviction that was carried out: a line of the log, and the caller's result."""
-    for event in eviction.events[:1]:
-        tell_death(event, eviction.target or None, eviction.detail)
-        _tell_caller(runtime, eviction, reason)
+    """What follows an eviction that was carried out: a line of the log, and the result; a letter's caller was told before."""
+    death = eviction.death
+    if death is None or not eviction.events:
+        return
+    death.log()
+    if "task" in death.message["headers"]:
+        store_end(runtime.app, death.message, "expired" if reason is Reason.EXPIRED else QueueFull(death.detail))
 
 
 def _letter_names(keys: Keys, queue: str, eviction: Eviction | None) -> list[str]:

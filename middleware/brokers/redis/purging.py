@@ -14,7 +14,6 @@ from redelivery.errors import EnvelopeError
 from ...messages.events import Event, Outcome, Reason
 from ...messages.recording import about
 from ...messages.steps import ANNOUNCED, HEADER, Envelope, opened
-from ...ports import Held
 from .bounds import Eviction, evict_oldest
 
 if TYPE_CHECKING:
@@ -40,7 +39,7 @@ def purge(client: Redis, keys: Keys, queue: str) -> int:
 
 
 def _going(raw: bytes, queue: str) -> Eviction:
-    return Eviction(b"", "", must_exist=False, events=tuple(_events(raw, queue)), message={}, detail="")
+    return Eviction(b"", None, tuple(_events(raw, queue)))
 
 
 def _events(raw: bytes, queue: str) -> list[Event]:
@@ -51,10 +50,9 @@ def _events(raw: bytes, queue: str) -> list[Event]:
         return []
     if not isinstance(headers.get("id"), str) or not isinstance(headers.get("task"), str):
         return []
-    held = Held("", queue, queue, raw, 0)
-    event = about(headers, held, Outcome.PURGED, reason=Reason.OPERATOR)
+    event = about(headers, queue, raw, Outcome.PURGED, reason=Reason.OPERATOR)
     if Envelope.of(headers).is_letter:
         return [replace(event, delivery=0)]
     if ANNOUNCED in headers or HEADER in headers:
         return [event]
-    return [event, about(headers, held, Outcome.RECEIVED, reason="unannounced")]
+    return [event, about(headers, queue, raw, Outcome.RECEIVED, reason="unannounced")]

@@ -1,9 +1,9 @@
-"""What the children of the pool have begun when the consumer closes, of which Celery has not heard yet.
+"""What the children of the pool have begun when the consumer closes, before Celery has read their reports.
 
 When its consumer closes, to stop or to connect again, Celery forgets each task that no child has said to have begun. One that was
 given its task a moment ago has, or is about to: the task then runs, its message is given back and runs again, and a worker that
-stops waits half a minute for the child, which waits for its result to be taken. So whoever was given a task is listened to first;
-and of what no child was given it is known then that it has not begun.
+stops waits half a minute for the child, which waits for its result to be taken. So the reports of each child that was
+given a task are read first; a task that no child was given has not begun.
 
 Limits: pools of processes whose children are given one task at a time (`-O fair`, Celery's default); after `TIMEOUT` all is as it
 was.

@@ -1,4 +1,4 @@
-"""A child that has just died is heard to its end, before its task is given to another one.
+"""The result pipe of a dead child is drained before its task is given to another child.
 
 A child says when it begins a task, and when that has ended; what a dead one had still said, Celery reads when it is at that child's
 death. But of one that dies while Celery is at the death of another it asks only whether it lives: what it had begun, or even

@@ -1,9 +1,9 @@
-"""A pool of processes, heard and written to without the event loop, and ended without Celery's own joining.
+"""A pool of processes, read from and written to without the event loop, and ended without Celery's own joining.
 
 Celery ends its pool by writing a sentinel to each child, whatever else is half written there, sets the pipes blocking, and then
-joins the children one after the other. A child that has the first half of a task waits for the rest for ever, and so does whoever
-waits for that child. Here each child is told to end when its task is written, is heard until it has ended, and what it has said is
-read to its end before its death counts. So it is known of each task that was given to a child whether it began.
+joins the children one after the other. A child that has the first half of a task waits for the rest for ever, and so does
+whatever waits for that child. Here each child is told to end when its task is written, and its result pipe is drained before its
+death counts. So it is known of each task that was given to a child whether it began.
 
 Limits: Celery's own pool (`AsynPool`) in an event loop; of another one nothing is used (`is_known`).
 """
@@ -100,7 +100,7 @@ class PoolProcesses:
                     next(written[pipe])
 
     def tell(self) -> None:
-        """Tell each child to end after what it was given; whoever is in the middle of being given a task is told later."""
+        """Tell each child to end after what it was given; a child whose task is half written is told later."""
         busy = self._half_written()
         for child in list(self.inner._pool):  # noqa: SLF001
             if child.pid not in self._told and child.inqW_fd not in busy:
@@ -110,7 +110,7 @@ class PoolProcesses:
         self._reap()
 
     def cut(self, cancel: Callable[[], None]) -> None:
-        """End what runs, as Celery does (`cancel`), and whoever was given a task and has not said that it began."""
+        """End what runs, as Celery does (`cancel`), and each child that was given a task and has not said that it began."""
         with suppress(Exception):
             cancel()
         given = {job._write_to.pid for job in self.not_begun() if job._write_to is not None}  # noqa: SLF001
@@ -120,7 +120,7 @@ class PoolProcesses:
                 child.terminate()
 
     def kill(self) -> None:
-        """End whoever is left, at once."""
+        """End the children that are left, at once."""
         until = time.monotonic() + KILLED
         while not self.is_over() and time.monotonic() < until:
             for child in self._alive():
@@ -142,7 +142,7 @@ class PoolProcesses:
                 run(self._hub)
 
     def pids(self) -> list[int]:
-        """The children, for whoever must end them from another thread."""
+        """The children, for another thread that must end them."""
         inner = self.inner
         return [] if inner is None else [child.pid for child in list(inner._pool)]  # noqa: SLF001
 
@@ -183,7 +183,7 @@ class PoolProcesses:
             log.exception("child.unheard")
 
     def _reap(self) -> None:
-        """Have Celery count who has died, once that one is heard to its end."""
+        """Have Celery count a child that has died, once its result pipe is drained."""
         self.inner.process_flush_queues = self._hear_to_its_end
         try:
             self.inner._join_exited_workers(shutdown=True)  # noqa: SLF001

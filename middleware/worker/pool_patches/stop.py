@@ -7,7 +7,7 @@ turns of its loop, and wherever it waits for the broker; it then closes the cons
 
 1. *What was given to the pool goes on*, nothing more is given: to its end in a warm stop, and in a soft one for as long as
    `worker_soft_shutdown_timeout` says, or until the next signal.
-2. *A cold stop ends what runs*, and in `GRACE` whoever has not ended is killed.
+2. *A cold stop ends what runs*, and what has not ended in `GRACE` is killed.
 3. *What no child had begun* goes back uncounted; what had begun, and was ended, is a suspect.
 
 A third signal ends the children at once. Where the main thread does not come so far, because a library or a hook of the application
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Stop", "is_known", "spare_the_handler", "stop_of"]
 
-#: Seconds that one turn takes at most: so long may a signal be unheard.
+#: Seconds that one turn takes at most: a signal may go unnoticed for as long.
 TURN = 0.05
 #: What Celery's handler of a cold shutdown calls, and nothing else that reaches the pool or the broker.
 CALLS = {"wait_for_soft_shutdown", "cancel_active_requests", "cancel", "stop"}
@@ -195,7 +195,7 @@ class Stop:
             tasks.close(celerys_own)
 
     def _end_as_celery_does(self, celerys_own: Callable[[], None]) -> None:
-        """The pool is over, or none that we know: then what signals ask for is done as Celery does it, in their handler, too."""
+        """The pool is over, or of an unknown kind: then what signals ask for is done as Celery does it, in their handler, too."""
         if missing := self._tasks.lacks():
             log.warning("stop.unknown", lacks=",".join(missing), why=CELERYS)
             self._is_celerys = True

@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 __all__ = ["ask_again"]
 
 #: Seconds until a child is asked for again: at first, and at the longest. From then on Celery's own timer does.
-FIRST, MAX_MS = 0.005, 2.0
+FIRST_WAIT, MAX_WAIT = 0.005, 2.0
 #: What is used of Celery's pool.
 USED = ("_event_process_exit", "_pool", "maintain_pool")
 
 
 def ask_again(pool: Any) -> None:
-    """Have this pool ask again for whoever has ended and cannot be waited for yet."""
+    """Have this pool ask again for a child that has ended and cannot be waited for yet."""
     inner: Any = getattr(pool, "_pool", None)
     if has(inner, USED) and not isinstance(inner._event_process_exit, _Asking):  # noqa: SLF001
         inner._event_process_exit = _Asking(inner, inner._event_process_exit)  # noqa: SLF001
@@ -41,14 +41,14 @@ class _Asking:
     def __call__(self, hub: Any, child: Any) -> None:
         """What Celery's loop calls when a child has closed its files."""
         self._exited(hub, child)
-        self._look(hub, child, FIRST)
+        self._look(hub, child, FIRST_WAIT)
 
     def _look(self, hub: Any, child: Any, wait: float) -> None:
         if child not in self._pool._pool:  # noqa: SLF001
             return
         if getattr(child, "_sentinel_poll", 0) is None:
             del child._sentinel_poll  # noqa: SLF001 - Celery makes a new one where there is none
-        if wait <= MAX_MS:
+        if wait <= MAX_WAIT:
             hub.call_later(wait, self._again, hub, child, wait * 2)
 
     def _again(self, hub: Any, child: Any, wait: float) -> None:

@@ -162,7 +162,7 @@ def test_what_cannot_even_be_asked_is_put_aside(loop: Loop) -> None:
     loop.acknowledge(*second)
     loop.turn(2)
     assert [line["event"] for line in lines] == ["transition.failed"]
-    loop.outbox._aside.clear()  # nobody will ever mend it
+    loop.outbox._quarantined.clear()  # nobody will ever mend it
     assert loop.recorded() == [first[0], second[0]]
 
 

@@ -12,7 +12,7 @@ import pytest
 from celery import Celery, Task
 
 from redelivery import Redelivery, redeliver
-from redelivery.middleware.child.task_defaults import UNSET, explicit_app_setting, explicit_task_option, settle
+from redelivery.middleware.child.task_defaults import UNSET, apply_defaults, explicit_app_setting, explicit_task_option
 from redelivery.middleware.worker.contradictions import contradictions
 from redelivery.workers.operations.adoption import Change, adoption_of
 from tests.support.running import ROOT, until
@@ -85,7 +85,7 @@ def test_tasks_that_were_bound_before_redelivery_are_settled_all_the_same() -> N
     finished(app)
     Redelivery(app)
     for task in app.tasks.values():
-        settle(task)
+        apply_defaults(task)
     assert app.tasks["t"].acks_late is True
     assert app.tasks["t"].reject_on_worker_lost is True
     assert app.tasks["early"].acks_late is False
@@ -102,7 +102,7 @@ def test_what_an_app_says_wins_over_our_needs() -> None:
         Redelivery(app)
         app.task(shared=False, name="t")(nothing())
         assert explicit_app_setting(app, "task_acks_late") is False
-        settle(finished(app))
+        apply_defaults(finished(app))
         assert app.tasks["t"].acks_late is False
     assert explicit_app_setting(make(), "task_acks_late") is UNSET
 

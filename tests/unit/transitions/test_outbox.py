@@ -1,8 +1,9 @@
-"""The outbox: what waits in line for a broker that cannot now, and what is put aside because it will not."""
+"""The outbox: what waits in line while the broker cannot answer, and what is quarantined because the broker refuses it."""
 
 from __future__ import annotations
 
 import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -49,8 +50,8 @@ def publish(desk: Desk, event: Event) -> Answer:
 
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was put aside is tried again soon."""
-    monkeypatch.setattr(module, "FIRST_ASIDE", 0.05)
+    """What was quarantined is tried again soon."""
+    monkeypatch.setattr(module, "FIRST_QUARANTINE_WAIT", 0.05)
 
 
 @pytest.mark.parametrize(
@@ -92,21 +93,47 @@ def test_what_cannot_be_done_now_waits_and_the_rest_behind_it_in_order() -> None
     until(lambda: answers == [Answer.DONE] * 3 and not outbox.tags(), 60)
 
 
-@pytest.mark.parametrize("error", [exceptions.NoPermissionError("NOPERM"), TypeError("a fault of ours")], ids=["refused", "fault"])
+@pytest.mark.parametrize(
+    "error", [exceptions.NoPermissionError("NOPERM"), TypeError("a bug in redelivery")], ids=["refused", "fault"]
+)
 def test_what_is_refused_for_good_blocks_nobody_and_is_tried_again(error: Exception) -> None:
-    """It is put aside with an error line, its place is given back, and once it is mended it is carried out."""
-    aside: list[str] = []
-    outbox, done = Outbox(RedisTransport.is_transient, aside.append), list[str]()
+    """It is quarantined with an error line, its slot is given back, and once the cause is repaired it is carried out."""
+    freed: list[str] = []
+    outbox, done = Outbox(RedisTransport.is_transient, freed.append), list[str]()
     bad = Asked("a", done, failing=error)
     with capture_logs() as lines:
         outbox.carry_out("a", bad, lambda _: None)
         outbox.carry_out("b", Asked("b", done), lambda _: None)
-        assert (done, aside, outbox.tags(), len(outbox)) == (["b"], ["a"], {"a"}, 1)
+        assert (done, freed, outbox.tags(), len(outbox)) == (["b"], ["a"], {"a"}, 1)
         assert outbox.drain(0)  # it is nothing that a worker which stops should wait for
         until(lambda: bad.asked > 2, 60, "it to be tried again")
     assert {(line["event"], line["log_level"], line["tag"]) for line in lines} == {("transition.failed", "error", "a")}
     bad.failing = None
     until(lambda: done == ["b", "a"] and not len(outbox), 60)
+
+
+def test_a_quarantined_transition_is_tried_at_least_once_a_minute() -> None:
+    """The interval doubles from a second up to 60 s, and stays there."""
+    outbox = Outbox(RedisTransport.is_transient)
+    refused = module.Quarantined("a", Asked("a", [], failing=TypeError("a bug")), lambda _: None, wait=1.0, at=0.0)
+    waits = []
+    for _ in range(9):
+        outbox._try_quarantined([refused])
+        waits.append(refused.wait)
+    assert waits == [2, 4, 8, 16, 32, 60, 60, 60, 60]
+    assert refused.at <= time.monotonic() + 60
+
+
+def test_only_the_first_thousand_quarantined_transitions_give_their_slot_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a worker whose every transition is refused would take in all the messages that there are."""
+    monkeypatch.setattr(Outbox, "_ensure_thread", lambda _: None)
+    freed: list[str] = []
+    outbox = Outbox(RedisTransport.is_transient, freed.append)
+    counts = []
+    for at in range(1002):
+        outbox.carry_out(str(at), Asked("a", [], failing=TypeError("a bug")), lambda _: None)
+        counts.append(len(freed))
+    assert counts[998:] == [999, 1000, 1000, 1000]
 
 
 def test_one_that_is_refused_in_line_lets_the_others_pass() -> None:
@@ -222,4 +249,4 @@ def test_the_broker_tells_one_kind_from_the_other(any_server: Server) -> None:
     assert outbox.drain(60)
     assert desk.client.hlen("unacked") == 0
     desk.client.delete("DLQ")
-    until(lambda: not len(outbox), 60, "the one that was put aside to be found out of date")
+    until(lambda: not len(outbox), 60, "the quarantined one to be found out of date")

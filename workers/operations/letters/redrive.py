@@ -20,10 +20,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from redelivery.errors import EnvelopeError, RedriveError
-from redelivery.middleware.messages.body import edited
-from redelivery.middleware.messages.events import Outcome
-from redelivery.middleware.messages.steps import redriven, sealed
 from redelivery.middleware.transitions.homes import Homes, required
+from redelivery.middleware.transitions.redrive import redrive as go_back
 
 from ...brokers.broker import broker_of, needed
 from .walk import BATCH, Walk, Walked
@@ -169,18 +167,11 @@ def returned(letter: Letter, homes: Homes, edit: Edit | None = None) -> _Move:
     if not letter.death:
         msg = "it has no death record: somebody else put it here"
         raise RedriveError(msg)
-    message, left_chord = contents.without_chord()
-    to = None if edit is None else edit.queue
-    if edit is not None:
-        try:
-            message = edited(message, args=edit.args, kwargs=edit.kwargs, task=edit.task)
-        except EnvelopeError as exc:
-            raise RedriveError(str(exc)) from exc
+    assert contents.message is not None  # noqa: S101 - a message has been seen just above
+    wanted: dict[str, Any] = {} if edit is None else {"to": edit.queue, "args": edit.args, "kwargs": edit.kwargs, "task": edit.task}
     try:
-        home = homes.of(contents.envelope) if to is None else homes.to(to)
+        back = go_back(contents.message, contents.raw, homes.dead_letter_queue, contents.envelope, homes, **wanted)
     except EnvelopeError as exc:
         raise RedriveError(str(exc)) from exc
-    again = redriven(message, home.address, known=contents.envelope)
-    event = contents.event(Outcome.REDRIVEN, home.queue, generation=contents.envelope.generation + 1)
-    list_name = homes.transport.keys.list_name(home.queue, contents.priority)
-    return _Move((contents.raw, list_name, sealed(again), event), home.queue, homes.told(home), left_chord)
+    parts = contents.raw, homes.transport.keys.list_name(back.home.queue, back.priority), back.raw, back.event
+    return _Move(parts, back.home.queue, homes.told(back.home), back.left_chord)

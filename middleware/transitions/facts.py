@@ -1,0 +1,109 @@
+"""What is known about one delivery of a message, and the decision that follows when its attempt fails."""
+
+from __future__ import annotations
+
+import time
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
+
+from ..messages.steps import eligible_of
+from ..policy import decision
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from redelivery.settings import RedeliveryPolicy
+
+    from ..messages.envelope import Envelope
+    from ..messages.events import Reason
+    from ..policy.decision import Decision
+    from ..ports import Held
+    from ..runtime import Runtime
+
+__all__ = ["Decider", "DeliveryFacts"]
+
+NO_CALL: Any = MappingProxyType({})
+
+
+class DeliveryFacts(NamedTuple):
+    """One delivery, as far as a decision needs it. It never changes, and goes to the pool's child as a plain tuple.
+
+    `age` and `waited` are seconds at `received` (monotonic, which all processes of a machine share): since the message was first
+    seen, and spent on earlier delays. `received_ms` and `expires_ms` are by the broker's clock.
+    """
+
+    queue: str
+    attempt: int
+    received: float
+    tag: str = ""
+    generation: int = 0
+    first_seen_ms: int = 0
+    age: float = 0.0
+    waited: float = 0.0
+    eligible: bool | None = None
+    received_ms: int = 0
+    expires_ms: int | None = None
+    must_start: bool = False
+    has_events: bool = False
+
+    @classmethod
+    def of(cls, held: Held, envelope: Envelope, headers: Mapping[str, Any], *more: Any) -> Self:
+        """The facts of a message with these headers; `more` are the fields from `received_ms` on.
+
+        Of a dead letter they are its handler's: its attempts, and the time since the death.
+        """
+        begun, attempt, eligible, waited = envelope.first_seen_ms, envelope.attempt, eligible_of(headers), 0.0
+        if envelope.is_letter:
+            begun, attempt, eligible = envelope.deaths[0].get("last"), envelope.handled, True  # it was kept already
+        elif envelope.attempts:
+            waited = sum(each.get("delay") or 0 for each in envelope.attempts) / 1000
+        first = begun if isinstance(begun, int) else held.seen_ms
+        age = max(held.seen_ms - first, 0) / 1000
+        known = held.queue, attempt + 1, time.monotonic(), held.tag, envelope.generation, first, age, waited
+        return cls(*known, eligible, *more)
+
+    def age_now(self) -> float:
+        """Seconds since the message was first seen."""
+        return self.age + time.monotonic() - self.received
+
+
+class Decider(NamedTuple):
+    """Decides what follows for the deliveries of one task."""
+
+    runtime: Runtime
+    task: str
+
+    def policy_of(self, facts: DeliveryFacts) -> RedeliveryPolicy:
+        """What holds for this delivery."""
+        return self.runtime.policies.policy_for(facts.queue, self.task)
+
+    def decide(
+        self,
+        facts: DeliveryFacts,
+        exception: BaseException | None,
+        cause: Reason | None = None,
+        call: Mapping[str, Any] = NO_CALL,
+        **known: Any,
+    ) -> Decision:
+        """What follows from a failure. `call` tells the task's strategies of the failed call; `known` are fields of `Failure`."""
+        failure, policy = self._failure(facts, exception, cause=cause, **known), self.policy_of(facts)
+        return self.runtime.policies.decide(facts.queue, self.task, policy, failure, idle_for=facts.waited, **call)
+
+    def judge(self, facts: DeliveryFacts, result: Any, call: Mapping[str, Any], **known: Any) -> Decision | None:
+        """What follows from a result, by the task's `retry=`; None where it is accepted."""
+        failure, policy = self._failure(facts, None, **known), self.policy_of(facts)
+        return self.runtime.policies.judge(facts.queue, self.task, policy, failure, idle_for=facts.waited, result=result, **call)
+
+    def end(self, facts: DeliveryFacts, reason: Reason, detail: str = "") -> decision.DeadLetter | decision.Discard:
+        """The end of this message, for this reason."""
+        return decision.ending(self.policy_of(facts), reason, detail, eligible=facts.eligible)
+
+    def _failure(self, facts: DeliveryFacts, exception: BaseException | None, **known: Any) -> decision.Failure:
+        return decision.Failure(
+            attempt=facts.attempt,
+            age=facts.age_now(),
+            exception=exception,
+            eligible=facts.eligible,
+            keeps_texts=self.runtime.settings.store_failure_texts,
+            **known,
+        )

@@ -1,0 +1,96 @@
+"""The settlement of one held message: it leaves once, by a transition that the outbox carries out together with its event.
+
+A transition that the broker does not answer waits in the outbox. One that it refuses, because the message was given to another
+worker, is logged and changes nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from celery.worker import state
+
+from ..logs import log
+from ..ports import Answer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ..messages.events import Event
+    from ..policy.resolver import Pace
+    from ..ports import Held, Moves
+    from ..runtime import Runtime
+
+__all__ = ["Settlement"]
+
+#: How long a message waits that the pool could not take, for a reason that is not its own.
+SET_BACK_MS = 1000
+
+
+class Settlement:
+    """How one held message leaves; `is_done` says that its transition has been asked for.
+
+    It is given Celery's request, and keeps no reference to it: the request has one to its delivery, and what refers to itself would
+    be left to the garbage collector.
+    """
+
+    __slots__ = ("held", "is_done", "runtime", "tag")
+
+    def __init__(self, runtime: Runtime, held: Held) -> None:
+        self.runtime, self.held, self.tag = runtime, held, held.tag
+        self.is_done = False
+
+    def acknowledge(self, request: Any, event: Event | None) -> None:
+        """The task is over; without an event, that is recorded already."""
+        tag = self.tag
+        self._ask(request, lambda transport: transport.acknowledge(tag, event))
+
+    def defer(
+        self, request: Any, name: str, raw: bytes, task_id: str, event: Event | None, *, delay_ms: int, pace: Pace | None = None
+    ) -> None:
+        """The message goes to the place of this name, after the delay."""
+        tag = self.tag
+        how: dict[str, Any] = {"task_id": task_id, "event": event, "delay_ms": delay_ms, "pace": pace}
+        self._ask(request, lambda transport: transport.defer(tag, name, raw, **how))
+
+    def set_back(self, request: Any) -> None:
+        """The pool could not take this message, for a reason that is not its own: it comes again a little later, uncounted."""
+        state.task_ready(request)
+        self.defer(request, self.held.list_name, self.held.raw, str(request.id), None, delay_ms=SET_BACK_MS)
+
+    def accept_early(self, request: Any) -> None:
+        """`acks_late=False`: from here on the message is never run again; it is held until its outcome is known, and recorded."""
+        tag, runtime = self.tag, self.runtime
+        request.acknowledged = True
+        lease = runtime.owner.lease
+        if lease is not None and lease.has_minted(tag):
+            runtime.outbox.carry_out(tag, lambda: lease.accept(tag), lambda _: runtime.make_room(tag))
+        else:
+            # kombu's own receive: what stayed in its `unacked` would come back after the visibility timeout.
+            runtime.outbox.carry_out(tag, lambda: runtime.transport.acknowledge(tag, None), self._answered(request))
+            self.tag = ""
+
+    def give_up(self, request: Any) -> None:
+        """The message is another worker's by now."""
+        state.task_ready(request)
+        request.acknowledged = True
+        self.runtime.owner.drop(self.held.tag)
+
+    def carry_out(self, request: Any, transition: Callable[[], Answer]) -> None:
+        """The message leaves by this transition, whose answer is waited for."""
+        request.acknowledged = self.is_done = True
+        self.runtime.outbox.carry_out(self.tag, transition, self._answered(request))
+
+    def _ask(self, request: Any, transition: Callable[[Moves], Answer]) -> None:
+        request.acknowledged = self.is_done = True
+        self.runtime.outbox.ask(self.tag, transition, self._answered(request), self.runtime.transport)
+
+    def _answered(self, request: Any) -> Callable[[Answer], None]:
+        tag, task_id, owner = self.tag, request.id, self.runtime.owner
+
+        def answered(answer: Answer) -> None:
+            if answer is Answer.REFUSED:
+                log.warning("transition.refused", task_id=task_id, tag=tag, why="the message was given to another worker")
+            owner.drop(tag)
+
+        return answered

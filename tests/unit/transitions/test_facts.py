@@ -1,0 +1,68 @@
+"""What is known about a delivery, and what an attempt says of its decision."""
+
+from __future__ import annotations
+
+import pickle
+import pickletools
+
+import pytest
+from celery.utils.serialization import get_pickleable_exception
+
+from redelivery.middleware.child.attempt import DECIDED, Decided
+from redelivery.middleware.messages.envelope import Envelope, Failed
+from redelivery.middleware.messages.events import Reason
+from redelivery.middleware.policy.decision import DeadLetter, Discard
+from redelivery.middleware.ports import Held
+from redelivery.middleware.transitions.facts import DeliveryFacts
+
+HELD = Held("tag", "orders", "orders", b"", 10_000)
+DEATH = {"queue": "orders", "reason": "exhausted", "generation": 0, "last": 6_000}
+
+
+def test_a_first_delivery_is_attempt_one_and_has_no_age() -> None:
+    """It is first seen when this worker receives it."""
+    facts = DeliveryFacts.of(HELD, Envelope(), {})
+    assert (facts.tag, facts.queue, facts.attempt, facts.generation) == ("tag", "orders", 1, 0)
+    assert (facts.first_seen_ms, facts.age, facts.waited, facts.eligible) == (10_000, 0.0, 0.0, None)
+
+
+def test_a_redelivery_knows_its_age_and_what_it_waited() -> None:
+    """Both are seconds; a delay that was not given counts as none."""
+    envelope = Envelope(attempt=2, first_seen_ms=4_000, attempts=({"delay": 1_500}, {"delay": None}))
+    facts = DeliveryFacts.of(HELD, envelope, {"redelivery-dead-letter-eligible": False})
+    assert (facts.attempt, facts.age, facts.waited, facts.eligible) == (3, 6.0, 1.5, False)
+    assert facts.age_now() >= 6.0
+
+
+def test_the_facts_of_a_dead_letter_are_its_handlers() -> None:
+    """Its attempts are counted, its age begins at the death, and the letter was kept, so that it is eligible."""
+    envelope = Envelope(attempt=5, handled=1, first_seen_ms=1_000, deaths=(DEATH,), attempts=({"delay": 1_500},))
+    facts = DeliveryFacts.of(HELD, envelope, {"redelivery-dead-letter-eligible": False})
+    assert (facts.attempt, facts.first_seen_ms, facts.age, facts.waited, facts.eligible) == (2, 6_000, 4.0, 0.0, True)
+
+
+def test_the_facts_do_not_change() -> None:
+    """The child that is given them keeps its own progress elsewhere."""
+    with pytest.raises(AttributeError):
+        DeliveryFacts.of(HELD, Envelope(), {}).attempt = 2  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("decided", [DeadLetter(Reason.EXHAUSTED, "attempt 3 of 3"), Discard(Reason.NOT_ELIGIBLE)])
+def test_a_decision_travels_on_an_exception_without_a_class_of_ours(decided: DeadLetter | Discard) -> None:
+    """A result backend may pickle the exception for a reader that has no redelivery."""
+    exc = KeyError("x")
+    failed = Failed(type="KeyError", message="'x'", fingerprint="f")
+    Decided(decided, failed, "tag").attach(exc)
+    pickled = pickle.dumps(get_pickleable_exception(exc))
+    names = [said for _, said, _ in pickletools.genops(pickled) if isinstance(said, str)]
+    assert DECIDED in names
+    assert not [name for name in names if name.startswith("redelivery")]
+    assert Decided.of(pickle.loads(pickled), "tag") == Decided(decided, failed, "tag")  # noqa: S301 - our own
+
+
+def test_another_delivery_s_decision_is_not_this_one_s() -> None:
+    """Many tasks may raise one object."""
+    exc = KeyError("x")
+    assert Decided.of(exc, "tag") is None
+    Decided(DeadLetter(Reason.EXHAUSTED), Failed(type="KeyError"), "another").attach(exc)
+    assert Decided.of(exc, "tag") is None
