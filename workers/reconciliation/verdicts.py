@@ -34,11 +34,11 @@ __all__ = ["DISCREPANCIES", "RULES", "VERDICTS", "judge"]
 
 #: The verdicts and their rules, in the order in which they are tried.
 RULES: Final = {
-    "orphaned": "has events, but neither published, redriven nor received",
-    "duplicated": "more than one end, a kept letter's one purged or discarded aside",
+    "orphaned": "has events, but none that opens it: neither published, redriven nor received",
+    "duplicated": "ended more than once; a kept dead letter that is purged or discarded later counts once",
     "resurrected": "something happened to it after its end",
-    "phantom_dead_letter": "a dead-letter queue holds it, but its last word is not dead_lettered",
-    "missing_dead_letter": "its last word is dead_lettered, but no dead-letter queue holds it and it was not redriven",
+    "phantom_dead_letter": "a dead-letter queue holds it, but its last event is not dead_lettered",
+    "missing_dead_letter": "its last event is dead_lettered, but no dead-letter queue holds it and it was not redriven",
     "stuck": "waits in the broker, and is overdue by more than the grace",
     "in_flight": "has not ended, and is in the broker or younger than the grace",
     "lost": "has not ended, is nowhere in the broker, and is older than the grace",
