@@ -34,6 +34,7 @@ WITH_TASKS = {"adopt", "policy", "task"}
 #: Command → where it is, and what its group's help says of it.
 COMMANDS: Mapping[str, tuple[str, str]] = {
     "adopt": ("redelivery.workers.cli.adopt:adopt", "What will change for each task of this app."),
+    "books": ("redelivery.workers.cli.books:books", "What a run of `reconcile` found, life by life."),
     "delayed": ("redelivery.workers.cli.delayed:delayed", "Messages that wait: look at them, cancel, promote, reschedule them."),
     "dispatcher": ("redelivery.workers.cli.dispatcher:dispatcher", "Move delayed messages that are due, until stopped."),
     "dlq": ("redelivery.workers.cli.dlq:dlq", "Dead letters: look at them, send them back, move or remove them."),
