@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-import shutil
-import sys
-import textwrap
-from itertools import groupby
-from typing import TYPE_CHECKING, Any
-
 import click
 
 from redelivery.display import harmless
 
-from ..reconciliation.rules import RULES, VERDICTS
+from ..reconciliation.rules import VERDICTS
+from ..reconciliation.terminal import lives_told
 from .context import Context, json_option, pass_context
-from .output import counted, print_json, safe
+from .output import print_json
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-
-__all__ = ["books", "told"]
+__all__ = ["books"]
 
 
 @click.group()
@@ -45,7 +37,7 @@ def show(context: Context, output: str, verdicts: tuple[str, ...], limit: int, a
     if context.as_json:
         print_json({"total": page.total, "after": page.after, "next": page.next, "lives": page.lives})
         return
-    for line in told(page.lives):
+    for line in lives_told(page.lives):
         click.echo(line)
     click.echo(_end(output, verdicts, page.total, after + len(page.lives)))
     if page.next is not None:
@@ -55,31 +47,8 @@ def show(context: Context, output: str, verdicts: tuple[str, ...], limit: int, a
 
 def _end(output: str, verdicts: tuple[str, ...], total: int, shown: int) -> str:
     kinds = " or ".join(name.replace("_", " ") for name in verdicts)
+    which = f" with the verdict {kinds}" if kinds else ""
     if total:
-        return f"{min(shown, total):,} of {counted(total, 'life', 'lives')}{f' that are {kinds}' if kinds else ''}"
+        return f"{min(shown, total):,} of {total:,} {'life' if total == 1 else 'lives'}{which}"
     hint = "; balanced lives are written with `reconcile --all` only" if not verdicts or "balanced" in verdicts else ""
-    return f"no life {f'that is {kinds} ' if kinds else ''}in {harmless(output)}{hint}"
-
-
-def told(lives: Iterable[Mapping[str, Any]]) -> Iterator[str]:
-    """Lines for a terminal: for each verdict its rule and what to do, and the lives that have it with the cause of each."""
-    for verdict, those in groupby(lives, key=lambda life: str(life["verdict"])):
-        yield from _wrapped(f"{verdict.replace('_', ' ')}: {RULES.get(verdict, '')}", "")
-        of_it = list(those)
-        if of_it[0]["advice"]:
-            yield from _wrapped(f"to do: {safe(of_it[0]['advice'])}", "  ")
-        for life in of_it:
-            generation = f" (generation {life['generation']})" if life["generation"] else ""
-            yield f"  {safe(life['task_id'])}{generation}  {safe(life['queue'])} {safe(life['task'] or '')}".rstrip()
-            yield from _wrapped(safe(life["cause"] or ""), "    ")
-        yield ""
-
-
-def _wrapped(text: str, indent: str) -> list[str]:
-    """The text between words, as wide as the terminal; on one line where there is none."""
-    if not sys.stdout.isatty():
-        return [indent + text]
-    width = max(shutil.get_terminal_size().columns, 40)
-    return textwrap.wrap(
-        text, width, initial_indent=indent, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
-    )
+    return f"no life{which} in {harmless(output)}{hint}"

@@ -1,8 +1,8 @@
 """Java's classes in one file, so that Spark starts without reading and checking each of them anew.
 
-The first run of a Java and a Spark notes which classes it loads. When it has ended, a process of its own writes them to a file in the
-user's cache folder, and later runs map that file. Nobody waits for it: a machine that ends with its first run has lost nothing. A
-file is made for exactly one Java and one folder of jars, gets its name when it is whole, and where Java does not like it, it starts
+The first run of a Java and a Spark notes which classes it loads. When it has ended, a process of its own writes them to a file in
+the user's cache folder, and later runs map that file. Nobody waits for it: a machine that ends with its first run has lost nothing.
+A file is made for exactly one Java and one folder of jars, and gets its name when it is whole. Where Java cannot use it, it starts
 as it would have without.
 """
 
@@ -16,7 +16,7 @@ import subprocess
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import pyspark
 
@@ -55,35 +55,31 @@ class ClassArchive:
 
     @property
     def options(self) -> str:
-        """What Java is started with: to map the archive, or to note its classes."""
+        """What Java is started with: to map the archive, or to note its classes, unless it is being made."""
         if self.is_there:
             os.utime(self.file)
             return f'-Xshare:auto "-XX:SharedArchiveFile={self.file}" -Xlog:cds=off'
-        return f'"-XX:DumpLoadedClassList={self._noted}"'
+        return "" if self._making.exists() else f'"-XX:DumpLoadedClassList={self._noted}"'
 
     def keep(self, spark: SparkSession) -> None:
         """Have it made in the background, unless it is there or another process makes it; call it when the work is done."""
         self._tidy()
-        making = self.file.with_suffix(".making")
-        if self.is_there or not self._noted.exists() or not _taken(making):
+        if self.is_there or not self._noted.exists() or not _is_first(self._making):
+            self._noted.unlink(missing_ok=True)
             return
         jvm: Any = spark.sparkContext._jvm  # noqa: SLF001 - the class path of its Java, which the archive must have too
         path = jvm.java.lang.System.getProperty("java.class.path")
         new = self.file.with_suffix(f".{os.getpid()}.new")
-        dump = [
-            str(self.program),
-            "-Xshare:dump",
-            f"-XX:SharedClassListFile={self._noted}",
-            f"-XX:SharedArchiveFile={new}",
-            "-cp",
-            path,
-        ]
-        script = f"{shlex.join(['nice', '-n', '19', *dump])} && {shlex.join(['mv', str(new), str(self.file)])}"
-        left = shlex.join(["rm", "-f", str(new), str(self._noted), str(making)])
-        quiet = subprocess.DEVNULL
-        subprocess.Popen(  # noqa: S603 - Java itself, by its whole path
-            ["/bin/sh", "-c", f"{script}; {left}"], stdin=quiet, stdout=quiet, stderr=quiet, start_new_session=True
-        )
+        files = [f"-XX:SharedClassListFile={self._noted}", f"-XX:SharedArchiveFile={new}"]
+        dump = shlex.join(["nice", str(self.program), "-Xshare:dump", *files, "-cp", path])
+        left = shlex.join(["rm", "-f", str(new), str(self._noted), str(self._making)])
+        script = f"{dump} && {shlex.join(['mv', str(new), str(self.file)])}; {left}"
+        none = subprocess.DEVNULL
+        subprocess.Popen(["/bin/sh", "-c", script], stdin=none, stdout=none, stderr=none, start_new_session=True)  # noqa: S603 - our own text
+
+    @property
+    def _making(self) -> Path:
+        return self.file.with_suffix(".making")
 
     @property
     def _noted(self) -> Path:
@@ -112,8 +108,8 @@ def _folder() -> Path | None:
     return folder if is_ours and os.access(folder, os.W_OK) else None
 
 
-def _taken(marker: Path) -> bool:
-    """Whether this process is the one that makes it."""
+def _is_first(marker: Path) -> bool:
+    """Whether no other process has put this marker there."""
     try:
         marker.touch(exist_ok=False)
     except OSError:

@@ -164,6 +164,6 @@ def _listed(files: Files, uri: str, found: list[File], base: Run | None, *, only
 def _told(base: Run | None, listed: Listing, found: int) -> str:
     aside = f"; {listed.uncommitted} files are of exports that did not finish, and are left aside" if listed.uncommitted else ""
     if base is None:
-        return aside
+        return f" of {len(listed.files)} files{aside}"
     again = found - len(listed.files) - listed.uncommitted
     return f" of {len(listed.files)} files; {again} were read before{aside}"

@@ -83,12 +83,13 @@ def reconcile(spark: SparkSession, books: Books, say: Callable[[str], object] = 
     output = _checked_output(files, books)
     state = None if books.state is None else State(spark, files, books.state)
     inputs = gather(spark, files, books.outcomes, books.inventory, state, {"grace_ms": books.grace_ms, "as_of_ms": books.as_of_ms})
-    say(f"reading and folding the events{inputs.told}")
+    say(f"reading the events{inputs.told}")
     with with_settings(spark, LOOKING), _keeping() as keep:
         plain = None
         if not books.all_lives:
             plain = sort_out(inputs.events, inputs.known(state), keep, after_ms=inputs.watermark_ms)
             inputs = replace(inputs, events=plain.events)
+            say(f"{plain.totals['lives']:,} tasks went as they should; folding the events of {plain.totals['asked']:,} others")
         left_open = inputs.open_before - (0 if plain is None else plain.totals["closed"])
         # What the broker holds is among these, but for lives that nothing was ever told of.
         asked = FEW if plain is None else plain.totals["asked"] + left_open
