@@ -72,9 +72,8 @@ def main() -> int:
     parser.add_argument("--embedded", action="store_true")
     given = parser.parse_args()
     # In a process of its own: a Java that goes on would be waited for.
-    place = Path(
-        subprocess.run([sys.executable, "-c", _PREPARE, str(given.events)], capture_output=True, text=True, check=True).stdout
-    )
+    prepare = [sys.executable, "-c", _PREPARE, str(given.events)]
+    place = subprocess.run(prepare, stdout=subprocess.PIPE, text=True, check=True).stdout
     with tempfile.TemporaryDirectory(prefix="redelivery-small-day-") as name:
         folder = Path(name)
         environment = _without_java(folder) if given.embedded else dict(os.environ)
