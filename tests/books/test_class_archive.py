@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
 
 from redelivery.workers.reconciliation.class_archive import ClassArchive
 from redelivery.workers.reconciliation.java import ensure_java
+from tests.support.running import until
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -76,6 +78,31 @@ def test_without_a_safe_place_nothing_is_kept(monkeypatch: pytest.MonkeyPatch, t
     (shared / "redelivery").chmod(0o700)
     assert ClassArchive.of(home) is not None
     assert ClassArchive.of(tmp_path / "nowhere") is None
+
+
+#: Starts Spark, and says whether its Java has mapped an archive.
+SESSION = """
+import sys
+from pathlib import Path
+from redelivery.workers.reconciliation.session import session
+with session(input_bytes=0, embedded_java=sys.argv[1] == "True") as spark:
+    spark.range(10).count()
+    pid = spark.sparkContext._jvm.java.lang.ProcessHandle.current().pid()
+    print(".jsa" in Path(f"/proc/{pid}/maps").read_text().replace("classes.jsa", ""), end="")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.full
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("is_embedded", [False, True])
+def test_the_second_session_maps_what_the_first_has_noted(cache: Path, *, is_embedded: bool) -> None:
+    """With the machine's Java and with PyPI's; nothing but the archive is left."""
+    words = [sys.executable, "-c", SESSION, str(is_embedded)]
+    first = subprocess.run(words, capture_output=True, text=True, check=True, timeout=400)
+    until(lambda: [each.suffix for each in cache.iterdir()] == [".jsa"], 400)
+    second = subprocess.run(words, capture_output=True, text=True, check=True, timeout=400)
+    assert (first.stdout, second.stdout) == ("False", "True")
 
 
 @pytest.mark.usefixtures("cache")

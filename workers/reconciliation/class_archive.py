@@ -8,6 +8,7 @@ as it would have without.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import shlex
@@ -41,9 +42,9 @@ class ClassArchive:
         """The archive for a Java home; None where it has no place that only this user can write to."""
         machine = (home / "lib" / "server" / "libjvm.so").resolve()
         folder = _folder()
-        if folder is None or not machine.exists():
+        jars = Path(os.environ.get("SPARK_HOME", Path(pyspark.__file__).parent)) / "jars"
+        if folder is None or not machine.exists() or not jars.exists():
             return None
-        jars = Path(pyspark.__file__).parent / "jars"
         about = [f"{each} {each.stat().st_mtime_ns} {each.stat().st_size}" for each in (machine, jars)]
         key = hashlib.sha256("\n".join([*about, pyspark.__version__]).encode()).hexdigest()[:16]
         return cls(machine.parents[2] / "bin" / "java", folder / f"spark-{key}.jsa")
@@ -57,7 +58,8 @@ class ClassArchive:
     def options(self) -> str:
         """What Java is started with: to map the archive, or to note its classes, unless it is being made."""
         if self.is_there:
-            os.utime(self.file)
+            with contextlib.suppress(OSError):  # another process may take it away at any time
+                os.utime(self.file)
             return f'-Xshare:auto "-XX:SharedArchiveFile={self.file}" -Xlog:cds=off'
         return "" if self._making.exists() else f'"-XX:DumpLoadedClassList={self._noted}"'
 
@@ -89,8 +91,9 @@ class ClassArchive:
         """Take away what nobody has used for long, and what processes left that died."""
         now = time.time()
         for each in self.file.parent.glob("spark-*"):
-            if each.stat().st_mtime < now - (_UNUSED if each.suffix == ".jsa" else _MAKING):
-                each.unlink(missing_ok=True)
+            with contextlib.suppress(FileNotFoundError):
+                if each.stat().st_mtime < now - (_UNUSED if each.suffix == ".jsa" else _MAKING):
+                    each.unlink()
 
 
 def _folder() -> Path | None:
