@@ -8,6 +8,7 @@ stage elsewhere, nothing with `--quiet`.
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import signal
@@ -76,9 +77,8 @@ class Moment(click.ParamType[int]):
 def reconcile(*, grace: float, keep: float, as_json: bool, quiet: bool, **given: Any) -> None:
     """Prove where every task ended; exit 1 where the books do not balance."""
     size = _local_size(given["outcomes"], given["inventory"])
-    with Progress(is_quiet=quiet) as progress:
-        progress.say(_beginning(given["outcomes"], size))
-        summary = _reconciled(progress, size, grace_ms=round(grace * 1000), keep_ms=round(keep * _DAY_MS), **given)
+    progress = Progress(is_quiet=quiet)
+    summary = _reconciled(progress, size, grace_ms=round(grace * 1000), keep_ms=round(keep * _DAY_MS), **given)
     click.echo(json.dumps(summary.to_dict()) if as_json else summary.to_table())
     if not summary.balanced and not as_json:
         _show_worst(given["output"])
@@ -88,12 +88,14 @@ def reconcile(*, grace: float, keep: float, as_json: bool, quiet: bool, **given:
 def _reconciled(progress: Progress, size: Size | None, **books: Any) -> Summary:
     """The summary of these books; ends the process where there is none."""
     try:
-        from ..reconciliation.job import Books  # noqa: PLC0415 - pyspark is an optional dependency
+        with progress, _terminable():
+            _check_places({"outcome events": books["outcomes"], "inventory": books["inventory"]})
+            progress.say(_beginning(books["outcomes"], size))
+            from ..reconciliation.job import Books  # noqa: PLC0415 - pyspark is an optional dependency
+
+            return _run(Books(**books), progress, size)
     except ImportError as exc:
         _refuse(f"the books need PySpark ({exc}): pip install 'redelivery[books]'")
-    try:
-        with _terminable():
-            return _run(Books(**books), progress, size)
     except KeyboardInterrupt:
         click.echo("interrupted; nothing was written", err=True)
         raise SystemExit(130) from None
@@ -163,14 +165,31 @@ class Size(NamedTuple):
 
 def _local_size(*uris: str) -> Size | None:
     """How much there is to read; None where an input is not on this machine's file system."""
+    paths = [_local(uri) for uri in uris]
     found: list[int] = []
-    for uri in uris:
-        path = Path(uri.removeprefix("file://"))
-        if re.match(r"[a-z0-9]+:", uri) and not uri.startswith("file:///"):
+    for path in paths:
+        if path is None:
             return None
         files = path.rglob("*") if path.is_dir() else [path]
         found += [each.stat().st_size for each in files if each.is_file()]
     return Size(len(found), sum(found))
+
+
+def _local(uri: str) -> Path | None:
+    """The path of a URI; None where it is not on this machine's file system."""
+    is_elsewhere = re.match(r"[a-z0-9]+:", uri) and not uri.startswith("file:///")
+    return None if is_elsewhere else Path(uri.removeprefix("file://"))
+
+
+def _check_places(places: dict[str, str]) -> None:
+    """Raises `InputError`, before Spark is started, where nothing is there; what a cluster's paths mean Hadoop alone knows."""
+    if {"PYSPARK_GATEWAY_PORT", "HADOOP_CONF_DIR"} & set(os.environ):
+        return
+    for what, uri in places.items():
+        path = _local(uri)
+        if path is not None and not path.exists():
+            msg = f"there is nothing at {uri}: export the {what} first, or look at the path"
+            raise InputError(msg)
 
 
 def _beginning(outcomes: str, size: Size | None) -> str:

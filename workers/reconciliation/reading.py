@@ -56,7 +56,7 @@ class Taken:
 def find(files: Files, uri: str, what: str) -> list[File]:
     """The files at this URI. Raises `InputError` where there is none, or one that is neither Parquet nor JSON lines."""
     if not files.exists(uri):
-        msg = f"there is no {what} at {uri}: export it first, or look at the path"
+        msg = f"there is nothing at {uri}: export the {what} first, or look at the path"
         raise InputError(msg)
     found = list(files.walk(uri))
     for file in found:
