@@ -18,6 +18,7 @@ from .few import side_by_side
 from .reading import Taken, find, paths_of, read_events, read_gaps, read_inventory, read_taken
 from .state import Run
 from .texts import row_of
+from .wording import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -164,6 +165,6 @@ def _listed(files: Files, uri: str, found: list[File], base: Run | None, *, only
 def _told(base: Run | None, listed: Listing, found: int) -> str:
     aside = f"; {listed.uncommitted} files are of exports that did not finish, and are left aside" if listed.uncommitted else ""
     if base is None:
-        return f" of {len(listed.files)} files{aside}"
+        return f" of {counted(len(listed.files), 'file', 'files')}{aside}"
     again = found - len(listed.files) - listed.uncommitted
     return f" of {len(listed.files)} files; {again} were read before{aside}"
