@@ -34,6 +34,12 @@ CAUSES: Final = (
     ("builtins.ValueError", "0aa81c77"),
     ("psycopg.OperationalError", "77aa0012"),
 )
+#: What they say.
+MESSAGES: Final = {
+    "httpx.ConnectTimeout": "no answer from payments.example within 5 s",
+    "builtins.ValueError": "amount must be positive, not <-12.50>",
+    "psycopg.OperationalError": "could not connect to server: Connection refused",
+}
 
 
 @dataclass(slots=True)
@@ -96,7 +102,8 @@ class Task:
     def hold(self, place: str, **facts: Any) -> None:
         """The broker has it."""
         row = {"task_id": self.task_id, "task": self.task, "queue": self.queue, "place": place, "generation": self.generation}
-        self.inventory.append(row | {"seen_ms": TAKEN_MS, "owner": "", "due_ms": None} | facts)
+        said = MESSAGES.get(self.events[-1].get("exception", "")) if self.events and place == "dead_letter" else None
+        self.inventory.append(row | {"seen_ms": TAKEN_MS, "owner": "", "due_ms": None, "message": said} | facts)
 
     def held_at(self, ms: int) -> list[dict[str, Any]]:
         """What the broker had of it at an earlier moment: its message or its letter, if more was still to come of it."""

@@ -10,6 +10,7 @@ buffers, whatever the number of tasks.
 
 from __future__ import annotations
 
+import json
 import random
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -37,7 +38,7 @@ EVENTS: Final = pa.schema(
 )
 INVENTORY: Final = pa.schema(
     [
-        *((name, pa.string()) for name in ("task_id", "task", "queue", "place", "owner")),
+        *((name, pa.string()) for name in ("task_id", "task", "queue", "place", "owner", "message")),
         *((name, pa.int64()) for name in ("generation", "due_ms", "seen_ms")),
     ]
 )
@@ -118,7 +119,8 @@ def write_histories(
     for each in (events, *inventories.values(), truth):
         each.close()
     for name, ms in taken.items():
-        (folder / name / "_taken.json").write_text(f'{{"seen_ms": {ms}}}\n', encoding="utf-8")
+        noted = {"seen_ms": ms, "app": "shop", "broker": "redis://redis:6379/0"}
+        (folder / name / "_taken.json").write_text(f"{json.dumps(noted)}\n", encoding="utf-8")
     return planted
 
 

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
+from redelivery.workers.cli.reconcile import Progress, _beginning, _local_size
 from redelivery.workers.export.tables import EVENTS as EXPORTED_EVENTS
 from redelivery.workers.export.tables import INVENTORY as EXPORTED_INVENTORY
 from redelivery.workers.export.tables import write_rows
@@ -38,6 +39,53 @@ def test_balanced_books_end_with_zero_and_one_json_object(tmp_path: Path) -> Non
     assert json.loads(result.stdout) == json.loads((tmp_path / "books" / "summary.json").read_text(encoding="utf-8"))
     assert "judging 2 lives" in result.stderr
     assert [row["verdict"] for row in rows(tmp_path, "verdicts")] == ["in_flight"]
+
+
+@pytest.mark.usefixtures("spark")
+def test_books_that_do_not_balance_name_the_worst_lives_and_the_report(told: Histories, tmp_path: Path) -> None:
+    """At most ten of them, with the cause of each and what to do; nothing of the progress with `--quiet`."""
+    for number in range(11):
+        told.tell(f"lost-{number:02}", "published", start_ms=NOON + number)
+    told.write(tmp_path)
+    result = run(tmp_path, "--quiet")
+    assert (result.exit_code, result.stderr) == (1, "")
+    _, _, after = result.stdout.partition("The books DO NOT BALANCE.\n")
+    assert [word for word in after.split() if word.startswith("lost-")] == [f"lost-{number:02}" for number in range(10)]
+    assert "The worst 10 of 11:" in after
+    assert "last heard of as published at 2026-01-31 12:00:00.009 UTC; the broker does not have it; likely taken from" in after
+    assert "  to do: publish the task again, if it is idempotent or did not run;" in after
+    assert after.endswith(f"\nreport: {tmp_path}/books/report.html\nmore:   redelivery books show {tmp_path}/books\n")
+
+
+def test_the_first_word_comes_before_spark_and_says_what_is_read(tmp_path: Path) -> None:
+    """How many files and how much, where they lie on this machine."""
+    (tmp_path / "outcomes").mkdir()
+    (tmp_path / "outcomes" / "a.jsonl").write_bytes(b"\n" * 200_000)
+    size = _local_size(str(tmp_path / "outcomes"), str(tmp_path / "inventory"))
+    assert size == (1, 200_000)
+    assert _beginning("books/outcomes", size) == "starting Spark to read 1 file (0.2 MB) of books/outcomes"
+    assert _local_size("s3://bucket/outcomes") is None
+    assert _beginning("s3://bucket/outcomes", None) == "starting Spark to read s3://bucket/outcomes"
+
+
+def test_progress_is_one_line_on_a_terminal_that_is_gone_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is written anew, no wider than the terminal, and moves no cursor but to its own beginning."""
+    reader, writer = os.openpty()
+    monkeypatch.setenv("COLUMNS", "40")
+    with os.fdopen(writer, "w") as terminal, monkeypatch.context() as patch:
+        patch.setattr("sys.stderr", terminal)
+        with Progress() as progress:
+            progress.say("judging \x1b[31m" + "x" * 80)
+            said = b""
+            while b"judging" not in said:
+                said += os.read(reader, 1000)
+        said += os.read(reader, 1000)
+    os.close(reader)
+    assert b"\n" not in said
+    assert said.endswith(b"\r\x1b[K")
+    lines = said.split(b"\r\x1b[K")
+    assert {len(line) for line in lines if b"judging" in line} == {39}
+    assert b"\x1b" not in b"".join(lines)
 
 
 @pytest.mark.usefixtures("spark")
@@ -183,7 +231,8 @@ def test_a_machine_without_java_uses_the_embedded_one_and_prints_nothing_of_spar
         [*COMMAND, *arguments(tmp_path)], env=environment, capture_output=True, text=True, check=False, timeout=150
     )
     assert done.returncode == 1, done.stderr
-    assert done.stdout.rstrip().endswith("The books DO NOT BALANCE.")
+    assert "The books DO NOT BALANCE.\n" in done.stdout
+    assert done.stdout.rstrip().endswith(f"more:   redelivery books show {tmp_path / 'books'}")
     assert all(" s  " in line for line in done.stderr.splitlines()), done.stderr
 
 

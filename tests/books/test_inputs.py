@@ -162,7 +162,7 @@ def test_a_path_that_is_not_there_is_named(tmp_path: Path) -> None:
     """Either input."""
     result = run(tmp_path, outcomes=str(tmp_path / "nothing"))
     assert result.exit_code == 2
-    assert f"there is no outcome events at {tmp_path / 'nothing'}" in result.stderr
+    assert f"there is nothing at {tmp_path / 'nothing'}: export the outcome events first" in result.stderr
 
 
 @pytest.mark.usefixtures("spark", "told")

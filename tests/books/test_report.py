@@ -8,9 +8,11 @@ from __future__ import annotations
 import json
 import re
 import statistics
+import sys
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 from datetime import date
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -26,8 +28,6 @@ from tests.support.browser import Browser, browser
 from tests.support.spark_session import Row, spark
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from pyspark.sql import SparkSession
 
     from redelivery.workers.reconciliation.summary import Summary
@@ -38,6 +38,8 @@ __all__ = ["browser", "spark"]
 pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(900)]
 
 DAY = 86_400_000
+#: Of axe-core, which `requirements/stubs.in` puts beside the environment.
+AXE = Path(sys.prefix) / "stubs" / "axe_playwright_python" / "axe.min.js"
 EPOCH = date(1970, 1, 1)
 
 
@@ -202,6 +204,32 @@ def test_the_report_opens_without_an_error_a_request_or_a_sideways_scroll(
     drawn = browser.ask("[...document.querySelectorAll('svg.flow')].filter(each => each.getBoundingClientRect().width > 0).length")
     assert drawn == 1
     assert browser.ask("document.querySelectorAll('script, link[rel=stylesheet], img, iframe').length") == 0
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1920, 1280, 390])
+def test_axe_finds_nothing_and_ids_stay_on_one_line(proved: Proved, browser: Browser, width: int, scheme: str) -> None:
+    """No rule of axe-core is broken; what it cannot decide is the contrast of text over the bands of the picture."""
+    browser.open(proved.folder / "books" / "report.html", width=width, scheme=scheme)
+    assert browser.ask("[...document.querySelectorAll('.id')].filter(each => each.getClientRects().length > 1).length") == 0
+    browser.ask(f"{AXE.read_text(encoding='utf-8')}; null")
+    found = json.loads(browser.ask("axe.run(document).then(JSON.stringify)"))
+    assert [(each["id"], [node["html"] for node in each["nodes"]]) for each in found["violations"]] == []
+    assert {each["id"] for each in found["incomplete"]} <= {"color-contrast"}
+    assert len(found["passes"]) > 30
+
+
+def test_the_page_says_whose_books_they_are_and_what_still_lies_there(proved: Proved, browser: Browser) -> None:
+    """The app, the broker, the period; dead letters that the inventory holds; what exceptions said."""
+    browser.open(proved.folder / "books" / "report.html")
+    assert shown(browser, ".kicker").startswith("shop on redis://redis:6379/0 · events from 2026-01-31 ")
+    held = dataset.dataset(proved.folder / "inventory" / "inventory.parquet").to_table().to_pylist()
+    letters = [row for row in held if row["place"] == "dead_letter"]
+    assert f"{len(letters)} still lie in a dead-letter queue" in shown(browser, ".minute")
+    assert any(row["message"] in shown(browser, "#causes") for row in letters if row["message"])
+    wrong_place = {"phantom_dead_letter"}
+    held_of_causes = sum(row["held"] for row in proved.table("causes"))
+    assert held_of_causes == len(letters) - sum(proved.planted[name] for name in wrong_place)
 
 
 def test_the_numbers_on_the_page_are_those_of_the_books(proved: Proved, browser: Browser) -> None:

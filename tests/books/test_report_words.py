@@ -15,7 +15,7 @@ from redelivery.workers.reconciliation.report import page
 from redelivery.workers.reconciliation.summary import Summary
 from redelivery.workers.reconciliation.terminal import lines_of
 from redelivery.workers.reconciliation.trend import MAX_RUNS, line_of, merged
-from redelivery.workers.reconciliation.verdicts import DISCREPANCIES, VERDICTS
+from redelivery.workers.reconciliation.verdicts import DISCREPANCIES, RULES, VERDICTS
 from redelivery.workers.reconciliation.wording import NONE, change, duration, plain, share, shown
 
 HOUR = 3_600_000
@@ -172,8 +172,53 @@ def test_a_gap_is_told_of_where_nothing_else_is_wrong() -> None:
 def test_what_earlier_runs_had_said_is_named() -> None:
     """Corrections, and what still stands."""
     told = text_of(page(replace(wrong(balanced=9), corrections=1, standing={"lost": 2}), []))
-    assert "1 life of closed books are judged anew" in told
+    assert "1 life of closed books is judged anew" in told
     assert "2 discrepancies reported before still stand" in told
+
+
+def test_the_page_names_the_app_the_broker_and_the_period() -> None:
+    """Where the inputs tell them; and how long the grace is."""
+    whose = replace(wrong(balanced=9), app="shop", broker="redis://redis:6379/0", from_ms=NOON - HOUR, until_ms=NOON)
+    told = text_of(page(whose, []))
+    assert "shop on redis://redis:6379/0 · events from 2026-01-31 11:00 to 2026-01-31 12:00 · as of" in told
+    assert "older than this: here 10 min." in told
+    assert "redis" not in text_of(page(wrong(balanced=9), []))
+
+
+def test_verdicts_that_no_life_has_are_one_line() -> None:
+    """The others have a row each, the most frequent first; each is explained."""
+    whole = page(wrong(lost=2, balanced=9), [])
+    assert re.findall(r'data-verdict="(\w+)"', whole) == ["balanced", "lost"]
+    told = text_of(whole)
+    assert "No life is orphaned, duplicated, resurrected, phantom dead letter, missing dead letter, stuck, in flight." in told
+    assert all(rule in told for rule in RULES.values())
+
+
+def test_dead_letters_that_still_lie_there_stand_beside_those_that_were_redriven() -> None:
+    """In all, and for each cause; with what the exception said."""
+    cause = {"reason": "exhausted", "fingerprint": "9f2c", "exception": "ValueError", "queue": "celery", "example": "a"}
+    figures = Figures(
+        total={"dead_lettered": 9, "redriven": 2, "attempts_made": 9, "attempts_wasted": 9},
+        causes=[cause | {"letters": 9, "redriven": 2, "held": 7, "message": "amount <-12.50> \u202e"}],
+    )
+    whole = page(replace(wrong(balanced=9), figures=figures, dead_letters_held=7), [])
+    assert "9 messages died, 2 were redriven; 7 still lie in a dead-letter queue" in text_of(whole)
+    assert "amount &lt;-12.50&gt; \\u202e" in whole
+    row = re.search(r'<tr data-cause="9f2c">.*?</tr>', whole, re.DOTALL)
+    assert row is not None
+    assert [re.sub("<.*?>", "", each) for each in re.findall(r'<td class="n[^>]*>(.*?)</td>', row[0])] == [
+        "9",
+        "2",
+        "7 still there",
+    ]
+
+
+def test_names_are_broken_between_their_words_and_only_long_ones_within() -> None:
+    """A short name stays whole, an id stays on one line."""
+    queues = [{"queue": name, "time_to_success_ms": [1.0, 2.0, 3.0]} for name in ("celery", "reports.monthly", "x" * 60)]
+    whole = page(replace(wrong(balanced=1), figures=Figures(queues=queues)), [])
+    told = re.findall(r'<td class="wide queue">(.*?)</td>', whole)
+    assert told == ["celery", "reports.<wbr>monthly", "<wbr>".join(["x" * 24, "x" * 24, "x" * 12])]
 
 
 def hostile() -> Summary:
@@ -191,7 +236,8 @@ def hostile() -> Summary:
         queues=[{"queue": EVIL, "time_to_success_ms": times}],
         hours=[{"hour": NOON // HOUR, "reason": EVIL, "letters": 2}],
         causes=[
-            {"reason": EVIL, "fingerprint": EVIL, "exception": EVIL, "queue": EVIL, "letters": 1, "redriven": 0, "example": EVIL}
+            dict.fromkeys(("reason", "fingerprint", "exception", "queue", "example", "message"), EVIL)
+            | {"letters": 1, "redriven": 0, "held": 1}
         ],
         faults=[
             {
@@ -203,7 +249,7 @@ def hostile() -> Summary:
             }
         ],
     )
-    return replace(wrong(lost=1), figures=figures)
+    return replace(wrong(lost=1), figures=figures, app=EVIL, broker=EVIL)
 
 
 def test_hostile_names_stay_text_on_the_page_and_in_the_terminal() -> None:

@@ -11,7 +11,7 @@ from redelivery.middleware.messages.events import Event, Outcome
 from redelivery.middleware.messages.steps import redelivered, sealed
 from redelivery.middleware.ports import Held
 from redelivery.workers.brokers.redis.unacked import PLAIN_WORKER
-from redelivery.workers.export.sightings import Inventory
+from redelivery.workers.export.sightings import MAX_MESSAGE, Inventory
 from redelivery.workers.letters import Contents
 from redelivery.workers.operations import inventory
 from tests.support.desk import LETTERS, QUEUE, Desk, task_message
@@ -60,6 +60,17 @@ def test_each_message_is_in_its_place(desk: Desk) -> None:
     now = desk.transport.now_ms()
     assert 50_000 < rows["delayed"]["due_ms"] - now < 61_000
     assert all(abs(row["seen_ms"] - now) < 5000 and row["task"] == "desk.pack" for row in rows.values())
+
+
+def test_a_dead_letter_says_what_its_exception_said_and_nothing_where_it_is_redacted(desk: Desk) -> None:
+    """On one line and no longer than a sentence; a message that is not dead says nothing."""
+    desk.die(task_message("dead"), said="amount\nmust be positive")
+    desk.die(task_message("long"), said="x" * 1000)
+    desk.publish(task_message("waiting"))
+    found = inventory.take(desk.install)
+    said = {row["task_id"]: row["message"] for row in found.rows()}
+    assert said == {"dead": "amount must be positive", "long": "x" * MAX_MESSAGE, "waiting": None}
+    assert {row["message"] for row in found.rows(redact=True)} == {None}
 
 
 def test_a_message_of_a_worker_without_a_lease_has_no_owner(desk: Desk) -> None:

@@ -117,8 +117,8 @@ class Browser:
         return self._page
 
     def ask(self, expression: str) -> Any:
-        """The value of an expression in the page."""
-        answer = self._tell("Runtime.evaluate", expression=expression, returnByValue=True)
+        """The value of an expression in the page, or what a promise comes to."""
+        answer = self._tell("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         if "exceptionDetails" in answer:
             raise AssertionError(answer["exceptionDetails"])
         return answer["result"].get("value")

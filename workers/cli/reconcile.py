@@ -1,25 +1,33 @@
 """`redelivery reconcile`: read the exported books, judge every life, say whether it balances.
 
 Needs no app and no broker. It is also what `spark-submit` is given. Exit code 0: the books balance; 1: they do not; 2: an input
-cannot be used; 130: interrupted.
+cannot be used; 130: interrupted. How far it is goes to standard error: one line that is written anew on a terminal, a line for each
+stage elsewhere, nothing with `--quiet`.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
 import signal
+import sys
 import tempfile
+import threading
 import time
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Self
 
 import click
 
-from redelivery.display import harmless, scrubbed
+from redelivery.display import harmless
 from redelivery.errors import InputError, RedeliveryError
+
+from ..reconciliation.terminal import lives_told
+from ..reconciliation.wording import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,6 +41,10 @@ _DAY_MS = 86_400_000
 
 #: How much more work an event is whose life goes the whole way.
 _ALL = 4
+#: How many lives are shown where the books do not balance.
+_WORST = 10
+#: Seconds between two looks at the clock, on a terminal.
+_TICK = 0.2
 
 
 class Moment(click.ParamType[int]):
@@ -61,68 +73,144 @@ class Moment(click.ParamType[int]):
 @click.option("--keep", type=click.FloatRange(min=1), default=35, show_default=True, help="Days that are corrected.")
 @click.option("--all", "all_lives", is_flag=True, help="Write balanced lives too.")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as one JSON object.")
-def reconcile(*, grace: float, keep: float, as_json: bool, **given: Any) -> None:
+@click.option("-q", "--quiet", is_flag=True, help="Say nothing of the progress.")
+def reconcile(*, grace: float, keep: float, as_json: bool, quiet: bool, **given: Any) -> None:
     """Prove where every task ended; exit 1 where the books do not balance."""
+    size = _local_size(given["outcomes"], given["inventory"])
+    progress = Progress(is_quiet=quiet)
+    summary = _reconciled(progress, size, grace_ms=round(grace * 1000), keep_ms=round(keep * _DAY_MS), **given)
+    click.echo(json.dumps(summary.to_dict()) if as_json else summary.to_table())
+    if not summary.balanced and not as_json:
+        _show_worst(given["output"])
+    raise SystemExit(0 if summary.balanced else 1)
+
+
+def _reconciled(progress: Progress, size: Size | None, **books: Any) -> Summary:
+    """The summary of these books; ends the process where there is none."""
     try:
-        from ..reconciliation.job import Books  # noqa: PLC0415 - pyspark is an optional dependency
+        with progress, _terminable():
+            _check_places({"outcome events": books["outcomes"], "inventory": books["inventory"]})
+            progress.say(_beginning(books["outcomes"], size))
+            from ..reconciliation.job import Books  # noqa: PLC0415 - pyspark is an optional dependency
+
+            return _run(Books(**books), progress, size)
     except ImportError as exc:
         _refuse(f"the books need PySpark ({exc}): pip install 'redelivery[books]'")
-    try:
-        with _terminable():
-            summary = _run(Books(grace_ms=round(grace * 1000), keep_ms=round(keep * _DAY_MS), **given))
     except KeyboardInterrupt:
         click.echo("interrupted; nothing was written", err=True)
         raise SystemExit(130) from None
     except RedeliveryError as exc:
         _refuse(str(exc))
-    click.echo(json.dumps(summary.to_dict()) if as_json else summary.to_table())
-    raise SystemExit(0 if summary.balanced else 1)
 
 
-def _run(books: Books) -> Summary:
+def _run(books: Books, progress: Progress, size: Size | None) -> Summary:
     """Start Spark, reconcile, stop Spark. Raises `InputError` for whatever Spark could not do."""
     from ..reconciliation.faults import FAULTS, explain  # noqa: PLC0415 - pyspark is an optional dependency
     from ..reconciliation.job import reconcile as run  # noqa: PLC0415 - as above
     from ..reconciliation.session import session  # noqa: PLC0415 - as above
 
-    progress = Progress()
-    progress.say("starting Spark")
     with tempfile.TemporaryDirectory(prefix="redelivery-reconcile-") as folder:
         log = Path(folder) / "spark.log"
         try:
-            with session(input_bytes=_to_read(books), log=log) as spark:
+            to_read = None if size is None else size.bytes * (_ALL if books.all_lives else 1)
+            with session(input_bytes=to_read, log=log) as spark:
                 return run(spark, books, progress.say)
         except FAULTS as exc:
             raise InputError(explain(exc)) from exc
 
 
 class Progress:
-    """Lines on standard error: how far it is, and after how many seconds."""
+    """What it does now, and for how many seconds it has run."""
 
-    def __init__(self) -> None:
-        self._started = time.monotonic()
+    def __init__(self, *, is_quiet: bool = False) -> None:
+        self._is_quiet, self._is_terminal = is_quiet, sys.stderr.isatty()
+        self._started, self._text = time.monotonic(), ""
+        self._ended = threading.Event()
+        self._clock = threading.Thread(target=self._tick, daemon=True)
+
+    def __enter__(self) -> Self:
+        if self._is_terminal and not self._is_quiet:
+            self._clock.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        if self._clock.is_alive():
+            self._clock.join()
+            click.echo("\r\x1b[K", nl=False, err=True)
 
     def say(self, text: str) -> None:
-        """One line."""
-        click.echo(f"{time.monotonic() - self._started:6.1f} s  {scrubbed(text)}", err=True)
+        """It does this now."""
+        self._text = harmless(text)
+        if not self._is_quiet and not self._is_terminal:
+            click.echo(self._line(), err=True)
+
+    def _tick(self) -> None:
+        while True:
+            width = shutil.get_terminal_size().columns
+            click.echo(f"\r\x1b[K{self._line()[: width - 1]}", nl=False, err=True)
+            if self._ended.wait(_TICK):
+                return
+
+    def _line(self) -> str:
+        return f"{time.monotonic() - self._started:6.1f} s  {self._text}"
 
 
-def _to_read(books: Books) -> int | None:
-    """How many bytes of events it is as much work as; None where an input is not on this machine's file system."""
-    read = _local_bytes(books.outcomes, books.inventory)
-    return read * _ALL if read is not None and books.all_lives else read
+class Size(NamedTuple):
+    """How many files there are to read, and how many bytes they have."""
+
+    files: int
+    bytes: int
 
 
-def _local_bytes(*uris: str) -> int | None:
+def _local_size(*uris: str) -> Size | None:
     """How much there is to read; None where an input is not on this machine's file system."""
-    total = 0
-    for uri in uris:
-        path = Path(uri.removeprefix("file://"))
-        if re.match(r"[a-z0-9]+:", uri) and not uri.startswith("file:///"):
+    paths = [_local(uri) for uri in uris]
+    found: list[int] = []
+    for path in paths:
+        if path is None:
             return None
         files = path.rglob("*") if path.is_dir() else [path]
-        total += sum(each.stat().st_size for each in files if each.is_file())
-    return total
+        found += [each.stat().st_size for each in files if each.is_file()]
+    return Size(len(found), sum(found))
+
+
+def _local(uri: str) -> Path | None:
+    """The path of a URI; None where it is not on this machine's file system."""
+    is_elsewhere = re.match(r"[a-z0-9]+:", uri) and not uri.startswith("file:///")
+    return None if is_elsewhere else Path(uri.removeprefix("file://"))
+
+
+def _check_places(places: dict[str, str]) -> None:
+    """Raises `InputError`, before Spark is started, where nothing is there; what a cluster's paths mean Hadoop alone knows."""
+    if {"PYSPARK_GATEWAY_PORT", "HADOOP_CONF_DIR"} & set(os.environ):
+        return
+    for what, uri in places.items():
+        path = _local(uri)
+        if path is not None and not path.exists():
+            msg = f"there is nothing at {uri}: export the {what} first, or look at the path"
+            raise InputError(msg)
+
+
+def _beginning(outcomes: str, size: Size | None) -> str:
+    what = outcomes if size is None else f"{counted(size.files, 'file', 'files')} ({size.bytes / 1e6:.1f} MB) of {outcomes}"
+    return f"starting Spark to read {what}"
+
+
+def _show_worst(output: str) -> None:
+    """The worst lives, where the report lies, and how to see the rest."""
+    from ..reconciliation.pages import page_of  # noqa: PLC0415 - pyarrow is an optional dependency
+    from ..reconciliation.rules import DISCREPANCIES  # noqa: PLC0415 - as above
+
+    shown = harmless(output.rstrip("/"))
+    try:
+        page = page_of(output, verdicts=DISCREPANCIES, limit=_WORST)
+    except (ImportError, InputError):  # where Spark can write and pyarrow cannot read
+        click.echo(f"\nEach life that is wrong is listed in {shown}/verdicts.")
+    else:
+        heading = f"The worst {len(page.lives)} of {page.total:,}:" if page.next else "What is wrong:"
+        click.echo("\n".join(["", heading, "", *lives_told(page.lives)]).rstrip() if page.lives else "")
+    click.echo(f"\nreport: {shown}/report.html\nmore:   redelivery books show {shown}")
 
 
 def _refuse(text: str) -> NoReturn:

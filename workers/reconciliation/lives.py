@@ -72,7 +72,7 @@ def _of_inventory(inventory: DataFrame) -> DataFrame:
     """An inventory's rows; a task that is seen in one place twice is one row."""
     facts = {name: or_default(name) for name in (*KEY, "task")}
     facts |= {"event_id": "concat(char(0), place)", "is_orphan": f"place = 'unacked' AND {or_default('owner')} = ''"}
-    return inventory.selectExpr("place", "due_ms", "seen_ms", *named(facts))
+    return inventory.selectExpr("place", "due_ms", "seen_ms", "message", *named(facts))
 
 
 _AGAIN: Final = STEPS.index(Outcome.REDELIVERY_SCHEDULED)
@@ -110,6 +110,7 @@ _AGGREGATES: Final = {
     "ownerless": "count_if(is_orphan)",
     "seen_ms": "max(seen_ms)",
     "place": "max(place)",
+    "message": "max(message)",
 }
 _LEAST = frozenset({"first_end", "first_death", "first_ms", "ended_ms", "first_scheduled_ms", "due_ms"})
 _GREATEST = frozenset(
@@ -127,6 +128,7 @@ _GREATEST = frozenset(
         "death_fingerprint",
         "seen_ms",
         "place",
+        "message",
     },
 )
 _OF_THE_LAST = frozenset({"reason", "worker", "exception"})

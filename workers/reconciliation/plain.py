@@ -73,8 +73,8 @@ class SortedOut:
     """`events` are those of the tasks that are not plain, `cells` and `totals` count the plain lives.
 
     `closed` has the hash (`id`) of each that an earlier run left open, and whose publication it counted: `totals` do not. `heard`
-    says when (`last_ms`) each `worker` was last heard of, in all events, which it looks at again; `latest_ms` is the latest time of
-    any.
+    says when (`last_ms`) each `worker` was last heard of, in all events, which it looks at again; `earliest_ms` and `latest_ms` are
+    the first and the last time of any.
     """
 
     events: DataFrame
@@ -82,6 +82,7 @@ class SortedOut:
     closed: DataFrame
     heard: DataFrame
     totals: dict[str, int]
+    earliest_ms: int | None
     latest_ms: int | None
 
 
@@ -92,7 +93,7 @@ def sort_out(events: DataFrame, others: DataFrame, keep: Callable[[DataFrame], D
     once; `after_ms` is up to when earlier runs have read.
     """
     sorted_out = keep(_sorted(_tasks(events, others, after_ms)))
-    totals, latest_ms = _totals(sorted_out)
+    totals, (earliest_ms, latest_ms) = _totals(sorted_out)
     plain = sorted_out.where("is_plain")
     found = keep(_found(events, sorted_out, is_few=totals["asked"] <= _MAX_KNOWN))
     # A plain task succeeded once, so that there is one such row for each name.
@@ -104,6 +105,7 @@ def sort_out(events: DataFrame, others: DataFrame, keep: Callable[[DataFrame], D
         closed=plain.where("id IS NOT NULL").select("id"),
         heard=grouped(events.selectExpr(*_defaults("worker"), "at_ms"), ("worker",), {"last_ms": "max(at_ms)"}),
         totals=totals,
+        earliest_ms=earliest_ms,
         latest_ms=latest_ms,
     )
 
@@ -204,6 +206,7 @@ def _sorted(tasks: DataFrame) -> DataFrame:
     told = told.selectExpr(
         *named(common),
         "id AS example",
+        f"CASE WHEN bits & {_ANNOUNCED}L = 0 THEN first_ms END AS first_ms",
         "last_ms",
         f"CASE WHEN {_IS_AGAIN} THEN greatest(ended_ms - scheduled_ms, 0) END AS waited",
         f"CASE WHEN {_IS_AGAIN} THEN coalesce(asked_ms, 0) END AS asked",
@@ -211,6 +214,7 @@ def _sorted(tasks: DataFrame) -> DataFrame:
     counts = {
         "example": "min(example)",
         "lives": "count(*)",
+        "first_ms": "min(first_ms)",
         "last_ms": "max(last_ms)",
         "delay_asked_ms": "coalesce(sum(asked), 0)",
         "delay_waited_ms": "coalesce(sum(waited), 0)",
@@ -241,16 +245,16 @@ def _told(outcome: Outcome) -> str:
 _IS_AGAIN: Final = f"{_told(Outcome.REDELIVERY_SCHEDULED)} > 0"
 
 
-def _totals(sorted_out: DataFrame) -> tuple[dict[str, int], int | None]:
-    """One look at all rows: `lives`, `events` and the outcomes of the plain ones, how many others, and the latest time of all."""
+def _totals(sorted_out: DataFrame) -> tuple[dict[str, int], tuple[int | None, int | None]]:
+    """One look at all rows: `lives`, `events` and the outcomes of the plain ones, how many others; the first and the last time."""
     sums = {"lives": "sum(CASE WHEN is_plain THEN lives END)", "events": "sum(lives * bit_count(bits))"}
     sums |= {str(each): f"sum(lives * {_told(each)})" for each in _COUNTED}
     sums |= {"asked": "count_if(NOT is_plain)", "closed": "count_if(is_plain AND id IS NOT NULL)"}
-    row = row_of(sorted_out, sums | {"latest_ms": "max(last_ms)"})
+    row = row_of(sorted_out, sums | {"earliest_ms": "min(first_ms)", "latest_ms": "max(last_ms)"})
     totals = {name: int(row[name] or 0) for name in sums}
     lives, closed = totals["lives"], totals["closed"]
     totals["events"] -= closed
-    return {**totals, str(Outcome.PUBLISHED): lives - closed, str(Outcome.SUCCEEDED): lives}, row["latest_ms"]
+    return {**totals, str(Outcome.PUBLISHED): lives - closed, str(Outcome.SUCCEEDED): lives}, (row["earliest_ms"], row["latest_ms"])
 
 
 def _put_together(plain: DataFrame) -> DataFrame:

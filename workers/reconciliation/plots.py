@@ -1,7 +1,6 @@
-"""The small plots of the report: bars in a row of a table, columns over time, the course of a figure. HTML and SVG, no script.
+"""The plots of the report that need reckoning: columns over time, and the course of a figure over the last runs.
 
-Lengths are linear and begin at zero; what is there but too small to be seen is two pixels. Exact numbers stand beside each plot or
-in its title.
+Lengths are linear and begin at zero. The template draws them.
 """
 
 from __future__ import annotations
@@ -9,14 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from .wording import count, moment
-
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from .figures import Row
 
-__all__ = ["Span", "bars", "columns", "over_time", "spark"]
+__all__ = ["Span", "course", "over_time"]
 
 _HOUR_MS: Final = 3_600_000
 #: Widths of a column, in hours: the least is taken of which so many cover the whole time.
@@ -35,12 +32,6 @@ class Span:
     count: int
 
 
-def bars(parts: Iterable[tuple[str, float]], most: float) -> str:
-    """A cell with a bar of several parts; `most` fills it."""
-    spans = [f'<span class="{kind}" style="width:{100 * value / most:.2f}%"></span>' for kind, value in parts if value and most]
-    return f'<td class="bar"><div>{"".join(spans)}</div></td>'
-
-
 def over_time(hours: Sequence[Row], *, until_ms: int) -> list[Span]:
     """Counts by hour (`hour`: since the epoch, `letters`) in columns of one width, 12 to 48 of them, up to the last moment."""
     first = min(int(row["hour"]) for row in hours)
@@ -54,21 +45,10 @@ def over_time(hours: Sequence[Row], *, until_ms: int) -> list[Span]:
     return [Span(at * width * _HOUR_MS, (at + 1) * width * _HOUR_MS, number) for at, number in counts.items()]
 
 
-def columns(spans: Sequence[Span], highest: int) -> str:
-    """Columns over time, of the colour of dead letters."""
-    drawn = []
-    for each in spans:
-        title = f"{moment(each.from_ms)} to {moment(each.to_ms, '%H:%M')}: {count(each.count)}"
-        column = f'<span class="dead" style="height:{100 * each.count / highest:.2f}%"></span>' if each.count else ""
-        drawn.append(f'<div title="{title}">{column}</div>')
-    return f'<div class="columns" role="img" aria-label="columns over time">{"".join(drawn)}</div>'
-
-
-def spark(values: Sequence[Any]) -> str:
-    """The course of a figure over the last runs, from zero; nothing where there are fewer than three."""
+def course(values: Sequence[Any]) -> str:
+    """The points of a line through the last values, 100 wide and 20 high; none where there are fewer than three."""
     known = [float(each) for each in values[-_MAX_POINTS:] if each is not None]
     if len(known) < 3:  # noqa: PLR2004 - two points are no course
         return ""
     top = max(known) or 1
-    points = " ".join(f"{100 * at / (len(known) - 1):.1f},{20 - 19 * value / top:.1f}" for at, value in enumerate(known))
-    return f'<svg viewBox="0 0 100 20" preserveAspectRatio="none" aria-hidden="true"><polyline points="{points}"/></svg>'
+    return " ".join(f"{100 * at / (len(known) - 1):.1f},{20 - 19 * value / top:.1f}" for at, value in enumerate(known))

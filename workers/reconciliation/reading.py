@@ -9,6 +9,7 @@ other columns. What only shows when the rows are read (a truncated file, a broke
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from functools import reduce
 from typing import TYPE_CHECKING, Any, Final
 
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
     from .files import File, Files
 
-__all__ = ["find", "paths_of", "read_events", "read_gaps", "read_inventory", "read_taken"]
+__all__ = ["Taken", "find", "paths_of", "read_events", "read_gaps", "read_inventory", "read_taken"]
 
 #: Where the export notes what left the outcome log before it was exported, one JSON object a line. Spark skips such names.
 GAPS: Final = "_gaps.jsonl"
@@ -43,10 +44,19 @@ _FORMATS: Final = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What an inventory's export noted: when it was taken (ms since the epoch), of which app, from which broker."""
+
+    seen_ms: int | None = None
+    app: str = ""
+    broker: str = ""
+
+
 def find(files: Files, uri: str, what: str) -> list[File]:
     """The files at this URI. Raises `InputError` where there is none, or one that is neither Parquet nor JSON lines."""
     if not files.exists(uri):
-        msg = f"there is no {what} at {uri}: export it first, or look at the path"
+        msg = f"there is nothing at {uri}: export the {what} first, or look at the path"
         raise InputError(msg)
     found = list(files.walk(uri))
     for file in found:
@@ -91,20 +101,20 @@ def read_gaps(files: Files, uri: str) -> list[dict[str, Any]]:
     return [gap if isinstance(gap, dict) else {"gap": gap} for gap in gaps]
 
 
-def read_taken(files: Files, uri: str, held: Iterable[File]) -> int | None:
-    """When the inventory was taken (ms since the epoch), where its export noted it; `held` are its files, of the noted sizes."""
+def read_taken(files: Files, uri: str, held: Iterable[File]) -> Taken:
+    """What the export of the inventory noted; `held` are its files, of the noted sizes."""
     text = files.read(f"{uri.rstrip('/')}/{TAKEN}") if not _format_of(uri) else None
     if text is None:
-        return None
+        return Taken()
     try:
         told = json.loads(text)
-        taken_ms, sizes = int(told["seen_ms"]), {str(told["file"]): int(told["bytes"])} if "bytes" in told else {}
+        seen_ms, sizes = int(told["seen_ms"]), {str(told["file"]): int(told["bytes"])} if "bytes" in told else {}
     except (ValueError, TypeError, KeyError) as exc:
         msg = f"{uri}/{TAKEN} does not say when the inventory was taken ({exc}): only `redelivery inventory export` writes it"
         raise InputError(msg) from exc
     for file in held:
         check_size(file, sizes.get(file.name, file.size))
-    return taken_ms
+    return Taken(seen_ms, str(told.get("app") or ""), str(told.get("broker") or ""))
 
 
 def _read(  # noqa: PLR0917 - what is read, and what it must be

@@ -1,101 +1,138 @@
 """The report: the books of one run as one HTML page, which opens offline in any browser and is read in a minute.
 
-From top to bottom: does it balance, and by how much not; the six figures that one looks at every day; where it does not
-balance, and why; the flow of lives; attempts, deaths, queues; all verdicts; the runs before.
-
-Enters: a summary with its figures, and the lines of the trend. Leaves: text. The page has no script and refers to nothing outside
+The page is the template `report.html`; here is what it asks for beyond the summary and its figures. Names, ids and messages are
+strangers': whatever the template prints goes through `plain` and is escaped. The page has no script and refers to nothing outside
 itself, which its own content policy forbids besides.
 """
 
 from __future__ import annotations
 
+from functools import cache
 from importlib.resources import files
-from string import Template
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from . import sections
+from jinja2 import Environment, StrictUndefined
+from markupsafe import Markup, escape
+
 from .figures import Figures
-from .markup import two
-from .tiles import tiles
-from .verdicts import DISCREPANCIES
-from .wording import count, counted, duration, moment, share
+from .flow import KINDS, NAMES, drawn
+from .metrics import SUMS, TIMES
+from .plots import course, over_time
+from .verdicts import DISCREPANCIES, RULES, VERDICTS
+from .wording import change, count, counted, duration, moment, plain, share
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
+    from jinja2 import Template
+
+    from .figures import Row
     from .summary import Summary
     from .trend import Line
 
 __all__ = ["REPORT", "page"]
 
 REPORT: Final = "report.html"
+#: Attempts that have a bar of their own; the rest share one.
+_MAX_BARS: Final = 9
+#: Longer ones are broken: an id so that it is no wider than a narrow page, a part of a name so that it leaves room for others.
+_LONGEST_ID, _LONGEST_PART = 40, 24
 
 
 def page(summary: Summary, trend: Sequence[Line]) -> str:
     """The whole page; the last line of the trend is this run's own."""
     figures = summary.figures or Figures()
-    parts = [
-        tiles(figures, trend),
-        sections.faults(summary, figures),
-        sections.flow(figures),
-        two(sections.attempts(figures), sections.deaths(summary, figures)),
-        sections.causes(figures),
-        two(sections.queues(figures), sections.work(figures)),
-        two(sections.verdicts(summary), sections.runs(trend)),
-    ]
-    template = Template((files(__package__) / "report.html").read_text(encoding="utf-8"))
-    return template.substitute(
-        title=f"The books {'balance' if summary.balanced else 'do not balance'} · {moment(summary.as_of_ms)} UTC",
-        state="balanced" if summary.balanced else "unbalanced",
-        as_of=moment(summary.as_of_ms),
-        as_of_iso=moment(summary.as_of_ms, "%Y-%m-%dT%H:%M:%SZ"),
-        headline=f"The books {'<em>balance</em>' if summary.balanced else '<em>do not balance</em>'}.",
-        lead=_lead(summary),
-        earlier=_earlier(summary),
-        sections="\n".join(each for each in parts if each),
-        footer=_footer(summary),
+    return _template().render(
+        summary=summary,
+        figures=figures,
+        total={name: figures.total.get(name) or 0 for name in SUMS},
+        times=figures.total.get(TIMES) or (None, None, None),
+        trend=trend,
+        before=trend[-2] if len(trend) > 1 else {},
+        wrong={name: summary.verdicts[name] for name in _by_number(summary, DISCREPANCIES)},
+        found=_by_number(summary, VERDICTS),
+        ended=_ended(figures.flow),
+        attempts=_attempts(figures.attempts),
+        reasons=_summed((each["reason"] or "unknown", each["letters"]) for each in figures.hours),
+        spans=over_time(figures.hours, until_ms=summary.as_of_ms) if figures.hours else [],
     )
 
 
-def _lead(summary: Summary) -> str:
-    """By how much it does not balance, in two sentences."""
-    wrong = {name: summary.verdicts[name] for name in DISCREPANCIES if summary.verdicts[name]}
-    lives, open_lives = summary.lives, summary.verdicts["in_flight"]
-    if not wrong and not summary.gaps:
-        waiting = f", but for {counted(open_lives, 'that is', 'that are')} still in flight" if open_lives else ""
-        return f"Each of {counted(lives, 'life', 'lives')} was opened once and ended once{waiting}."
-    parts = []
-    if wrong:
-        kinds = ", ".join(
-            f"{many:,} {sections.named(name)}{'s' if many > 1 and name.endswith('letter') else ''}"
-            for name, many in sorted(wrong.items(), key=lambda each: -each[1])
-        )
-        total = sum(wrong.values())
-        are = "is" if total == 1 else "are"
-        parts.append(f"{total:,} of {counted(lives, 'life', 'lives')} ({share(total, lives)}) {are} wrong: {kinds}.")
-    if summary.gaps:
-        missing = sum(int(gap["count"]) for gap in summary.gaps if str(gap.get("count", "")).isdigit())
-        events = f" of {counted(missing, 'event', 'events')}" if missing else ""
-        parts.append(
-            f"The outcome log has {counted(len(summary.gaps), 'gap', 'gaps')}{events}: what was in it cannot be accounted for."
-        )
-    return " ".join(parts)
+@cache
+def _template() -> Template:
+    environment = Environment(autoescape=True, undefined=StrictUndefined, finalize=_harmless, trim_blocks=True, lstrip_blocks=True)
+    environment.filters |= {"count": count, "duration": duration, "moment": moment, "name": _name, "names": _broken, "id": _id}
+    environment.filters |= {"commands": _commands, "earliest": _earliest}
+    environment.globals |= {"share": share, "counted": counted, "change": change, "course": course, "drawn": _drawn}
+    environment.globals |= {"verdicts": VERDICTS, "discrepancies": DISCREPANCIES, "rules": RULES}
+    return environment.from_string((files(__package__) / REPORT).read_text(encoding="utf-8"))
 
 
-def _earlier(summary: Summary) -> str:
-    """What earlier runs had said, and is said no more or not again."""
-    parts = []
-    if summary.corrections:
-        parts.append(f"{counted(summary.corrections, 'life', 'lives')} of closed books are judged anew, as corrections.")
-    standing = sum(summary.standing.values())
-    if standing:
-        parts.append(f"{counted(standing, 'discrepancy', 'discrepancies')} reported before still stand, and are not counted again.")
-    return f'<p class="note">{" ".join(parts)}</p>' if parts else ""
+def _harmless(value: Any) -> Any:
+    """What is printed: markup as it is, all else as text without control characters."""
+    return value if isinstance(value, Markup) else plain(value)
 
 
-def _footer(summary: Summary) -> str:
-    return (
-        f"{counted(summary.events, 'event', 'events')} of {counted(summary.lives, 'life', 'lives')}, "
-        f"{count(summary.unannounced)} of them recorded by no producer. A life is one generation of one task on one queue. "
-        f"Open lives count from {duration(summary.grace_ms)} on. Percentiles are right to within 0.25 %. All times are UTC."
-    )
+def _drawn(flow: Sequence[Row], **size: int) -> Markup:
+    return Markup(drawn(flow, **size))  # noqa: S704 - it escapes what strangers wrote
+
+
+def _name(verdict: str) -> str:
+    """A verdict or an ending as people write it."""
+    return NAMES.get(verdict, verdict.replace("_", " "))
+
+
+def _broken(name: str) -> Markup:
+    """A name that may be broken after its dots and underscores, and where a part of it is long; never within a short word."""
+    parts = plain(name).replace(".", ".\0").replace("_", "_\0").split("\0")
+    pieces = [part[at : at + _LONGEST_PART] for part in parts for at in range(0, len(part), _LONGEST_PART)]
+    return Markup("<wbr>").join(pieces)
+
+
+def _id(task_id: str) -> Markup:
+    """An id on one line, unless somebody made it very long."""
+    shown = plain(task_id)
+    return Markup('<span class="id{}">{}</span>').format(" long" if len(shown) > _LONGEST_ID else "", shown)
+
+
+def _commands(text: str) -> Markup:
+    """A text in which whatever stands between backticks is a command."""
+    parts = [escape(each) for each in plain(text).split("`")]
+    return Markup().join(Markup("<code>{}</code>").format(part) if at % 2 else part for at, part in enumerate(parts))
+
+
+def _by_number(summary: Summary, names: Iterable[str]) -> list[str]:
+    """Those verdicts that any life has, the most frequent first."""
+    return sorted((name for name in names if summary.verdicts[name]), key=lambda name: -summary.verdicts[name])
+
+
+def _earliest(faults: Iterable[Row]) -> Row:
+    """The example that was heard of first."""
+    examples: list[Row] = [each["first"] for each in faults]
+    return min(examples, key=lambda each: (each.get("first_ms") or 0, each["task_id"]))
+
+
+def _ended(flow: Iterable[Row]) -> dict[str, int]:
+    """How many lives ended how, in the order of the flow; what was dropped on purpose is one number."""
+    kinds = {"gone": "dropped on purpose", "bad": "wrong"}
+    ended = _summed((kinds.get(KINDS.get(row["ending"], "gone"), str(row["ending"])), row["lives"]) for row in flow)
+    order = ["succeeded", "dead_lettered", "dropped on purpose", "in_flight", "wrong"]
+    return {name: ended[name] for name in order if ended.get(name)}
+
+
+def _attempts(rows: Iterable[Row]) -> dict[str, tuple[int, int]]:
+    """Successes and deaths by the attempts that they took; many attempts are one row."""
+    found: dict[str, tuple[int, int]] = {}
+    for each in sorted((each for each in rows if each.get("number")), key=lambda each: int(each["number"])):
+        name = str(each["number"]) if each["number"] <= _MAX_BARS else f"{_MAX_BARS + 1} or more"
+        good, dead = found.get(name, (0, 0))
+        found[name] = good + int(each["succeeded"]), dead + int(each["dead_lettered"])
+    return found
+
+
+def _summed(pairs: Iterable[tuple[str, Any]]) -> dict[str, int]:
+    """The sum of each name, the greatest first."""
+    sums: dict[str, int] = {}
+    for name, number in pairs:
+        sums[name] = sums.get(name, 0) + int(number)
+    return dict(sorted(sums.items(), key=lambda each: -each[1]))

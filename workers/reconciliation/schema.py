@@ -63,7 +63,8 @@ EVENTS: Final = _struct(
 ASIDE: Final = ("root_id", "parent_id", "schema_version")
 
 #: The inventory: one row for each message that the broker held. `owner` is the owner token of the worker that holds an `unacked`
-#: message, and empty where that worker is gone; `due_ms` is when a `delayed` one is due.
+#: message, and empty where that worker is gone; `due_ms` is when a `delayed` one is due; `message` is what the exception of
+#: a dead letter said.
 INVENTORY: Final = _struct(
     task_id=_TEXT,
     generation=_NUMBER,
@@ -74,6 +75,7 @@ INVENTORY: Final = _struct(
     owner=_TEXT,
     seen_ms=_TIME,
     nesting=_NUMBER,
+    message=_TEXT,
 )
 
 EVENTS_REQUIRED: Final = ("event_id", "task_id", "outcome", "queue", "at_ms")

@@ -12,8 +12,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+import pyspark
 from pyspark.sql import SparkSession
 
+from .class_archive import ClassArchive
 from .java import ensure_java
 
 if TYPE_CHECKING:
@@ -91,27 +93,34 @@ def session(*, input_bytes: int | None = None, log: Path | None = None, embedded
     if running is not None:
         yield running
         return
-    started = _started(input_bytes, log, embedded=embedded_java)
+    started, archive = _started(input_bytes, log, embedded=embedded_java)
     try:
         yield started
+        if archive is not None:
+            archive.keep(started)
     finally:
         started.stop()
 
 
-def _started(input_bytes: int | None, log: Path | None, *, embedded: bool) -> SparkSession:
+def _started(input_bytes: int | None, log: Path | None, *, embedded: bool) -> tuple[SparkSession, ClassArchive | None]:
     builder = SparkSession.builder.appName("redelivery reconcile").config(map=dict(_ALWAYS))
     if "PYSPARK_GATEWAY_PORT" in os.environ:  # spark-submit has made everything ready
-        return builder.getOrCreate()
-    ensure_java(embedded=embedded)
+        return builder.getOrCreate(), None
+    archive = ClassArchive.of(ensure_java(embedded=embedded))
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
+    # Spark's scripts would start a Python of their own to find it; the Java that they start reads a command line, and ends.
+    os.environ.setdefault("SPARK_HOME", str(Path(pyspark.__file__).parent))
+    os.environ.setdefault("SPARK_LAUNCHER_OPTS", "-XX:+UseSerialGC -XX:TieredStopAtLevel=1")
     small = input_bytes is not None and input_bytes < _SHORT
     options: dict[str, bool | float | int | str | None] = {**_LOCAL, **(_SMALL if small else _LARGE)}
     options["spark.driver.memory"] = _heap()
+    if archive is not None:
+        options["spark.driver.extraJavaOptions"] = f"{options['spark.driver.extraJavaOptions']} {archive.options}"
     options["spark.sql.shuffle.partitions"] = (os.cpu_count() or 1) * (1 if small else 16)
     with _stderr_into(log):
         started = builder.config(map=options).getOrCreate()
     started.sparkContext.setLogLevel("ERROR")
-    return started
+    return started, archive
 
 
 def _heap() -> str:

@@ -41,7 +41,9 @@ class Summary:
 
     With a state, `events` and `outcomes` count what no earlier run counted, and `verdicts` the lives of this run: its own, and
     those that were open. `corrections` are settled lives whose verdict is another one now; `standing` counts discrepancies that
-    were reported before, and are not counted again.
+    were reported before, and are not counted again. `from_ms` and `until_ms` are the times of the first and the last event that was
+    read; `dead_letters_held` counts the dead letters that the inventory holds, whenever they died; `app` and `broker` are whose
+    they are, where the export of the inventory noted it.
     """
 
     balanced: bool
@@ -56,6 +58,11 @@ class Summary:
     gaps: list[dict[str, Any]]
     corrections: int = 0
     standing: dict[str, int] = field(default_factory=dict)
+    app: str = ""
+    broker: str = ""
+    from_ms: int | None = None
+    until_ms: int | None = None
+    dead_letters_held: int = 0
     figures: Figures | None = field(default=None, compare=False, repr=False)
 
     @property

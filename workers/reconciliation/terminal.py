@@ -1,18 +1,25 @@
-"""The figures of a run in a few lines, for a terminal.
+"""The figures of a run in a few lines, and lives with their verdicts, for a terminal.
 
-Enters: `Figures`. Leaves: lines of text that move no cursor, whatever the names in them are.
+The lines move no cursor, whatever the names in them are.
 """
 
 from __future__ import annotations
 
+import shutil
+import sys
+import textwrap
+from itertools import groupby
 from typing import TYPE_CHECKING, Final
 
+from .rules import RULES
 from .wording import count, duration, plain, share
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
     from .figures import Figures, Row
 
-__all__ = ["lines_of"]
+__all__ = ["lines_of", "lives_told"]
 
 _MOST: Final = 3
 
@@ -45,3 +52,27 @@ def lines_of(figures: Figures) -> list[str]:
 def _death(row: Row) -> str:
     what = " ".join(plain(each) for each in (row["reason"] or "unknown", row["exception"]) if each)
     return f"  {count(row['letters']):>9}  died of {what} on {plain(row['queue'])}, such as {plain(row['example'])}"
+
+
+def lives_told(lives: Iterable[Row]) -> Iterator[str]:
+    """For each verdict its rule and what to do, and below it the lives that have it with the cause of each."""
+    for verdict, those in groupby(lives, key=lambda life: str(life["verdict"])):
+        yield from _wrapped(f"{verdict.replace('_', ' ')}: {RULES.get(verdict, '')}", "")
+        of_it = list(those)
+        if of_it[0]["advice"]:
+            yield from _wrapped(f"to do: {plain(of_it[0]['advice'])}", "  ")
+        for life in of_it:
+            generation = f" (generation {life['generation']})" if life["generation"] else ""
+            yield f"  {plain(life['task_id'])}{generation}  {plain(life['queue'])} {plain(life['task'] or '')}".rstrip()
+            yield from _wrapped(plain(life["cause"] or ""), "    ")
+        yield ""
+
+
+def _wrapped(text: str, indent: str) -> list[str]:
+    """The text between words, as wide as the terminal; on one line where there is none."""
+    if not sys.stdout.isatty():
+        return [indent + text]
+    width = max(shutil.get_terminal_size().columns, 40)
+    return textwrap.wrap(
+        text, width, initial_indent=indent, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )

@@ -27,7 +27,7 @@ __all__ = ["MAX_RUNS", "TREND", "Line", "line_of", "merged", "read_trend", "writ
 TREND: Final = "trend.json"
 MAX_RUNS: Final = 60
 
-_OF_THE_SUMMARY: Final = ("as_of_ms", "balanced", "events", "lives", "possible_repeats")
+_OF_THE_SUMMARY: Final = ("as_of_ms", "balanced", "events", "lives", "possible_repeats", "dead_letters_held")
 _OF_THE_FIGURES: Final = (
     "published",
     "redriven",

@@ -24,6 +24,7 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
 
 from redelivery.middleware.messages.events import Outcome
 
+from .rules import DISCREPANCIES, RULES, VERDICTS
 from .steps import DELIVERY, ENDS, STEPS, outcome_of
 from .texts import named, quoted
 
@@ -31,23 +32,6 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 __all__ = ["DISCREPANCIES", "RULES", "VERDICTS", "judge"]
-
-#: The verdicts and their rules, in the order in which they are tried.
-RULES: Final = {
-    "orphaned": "has events, but neither published, redriven nor received",
-    "duplicated": "more than one end, a kept letter's one purged or discarded aside",
-    "resurrected": "something happened to it after its end",
-    "phantom_dead_letter": "a dead-letter queue holds it, but its last word is not dead_lettered",
-    "missing_dead_letter": "its last word is dead_lettered, but no dead-letter queue holds it and it was not redriven",
-    "stuck": "waits in the broker, and is overdue by more than the grace",
-    "in_flight": "has not ended, and is in the broker or younger than the grace",
-    "lost": "has not ended, is nowhere in the broker, and is older than the grace",
-    "balanced": "opened once, ended once",
-}
-VERDICTS: Final = tuple(RULES)
-
-#: The verdicts that make the books not balance.
-DISCREPANCIES: Final = tuple(name for name in VERDICTS if name not in {"in_flight", "balanced"})
 
 _OPENING = (Outcome.PUBLISHED, Outcome.REDRIVEN, Outcome.RECEIVED)
 

@@ -1,0 +1,146 @@
+"""`redelivery books show`: verdicts of an output, the worst first, page by page, without Spark."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+from click.testing import CliRunner, Result
+from pyarrow import parquet
+
+from redelivery.workers.cli.main import redelivery
+from redelivery.workers.reconciliation.pages import COLUMNS, page_of
+from redelivery.workers.reconciliation.rules import DISCREPANCIES, RULES, VERDICTS, WORST_FIRST
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+STEP = pa.struct([("outcome", pa.string()), ("at_ms", pa.int64())])
+NUMBERS = ("generation", "first_ms", "last_ms", "events", "nesting")
+
+
+def life(task_id: str, verdict: str, **more: Any) -> dict[str, Any]:
+    """A row of `verdicts/`."""
+    row = {"task_id": task_id, "verdict": verdict, "queue": "orders", "task": "shop.charge", "generation": 0, "nesting": 0}
+    row |= {"cause": f"why {task_id}", "rule": RULES[verdict], "was": None, "first_ms": 1, "last_ms": 2, "events": 1}
+    row |= {"advice": f"mend what is {verdict}" if verdict in DISCREPANCIES else None}
+    return row | {"history": [{"outcome": "published", "at_ms": 1}]} | more
+
+
+def books_of(folder: Path, *parts: list[dict[str, Any]]) -> Path:
+    """An output with these lives, a file for each part, as Spark's tasks leave them."""
+    kinds = {name: pa.int64() if name in NUMBERS else pa.list_(STEP) if name == "history" else pa.string() for name in COLUMNS}
+    (folder / "verdicts").mkdir(parents=True)
+    for number, part in enumerate(parts):
+        parquet.write_table(pa.Table.from_pylist(part, pa.schema(kinds)), folder / "verdicts" / f"part-{number}.parquet")
+    (folder / "verdicts" / "_SUCCESS").touch()
+    return folder
+
+
+def show(folder: Path, *words: str) -> Result:
+    """Run the command."""
+    return CliRunner().invoke(redelivery, ["books", "show", str(folder), *words])
+
+
+def test_the_worst_come_first_and_of_those_the_oldest(tmp_path: Path) -> None:
+    """In whatever order and file they lie; every verdict has its place."""
+    folder = books_of(
+        tmp_path / "books",
+        [life("b", "balanced"), life("s", "stuck"), life("l2", "lost", first_ms=2)],
+        [
+            life("o", "orphaned"),
+            life("l1", "lost", first_ms=1),
+            life("never", "lost", first_ms=None),
+            life("m", "missing_dead_letter"),
+        ],
+    )
+    assert [each["task_id"] for each in page_of(str(folder), limit=9).lives] == ["never", "l1", "l2", "m", "s", "o", "b"]
+    assert set(WORST_FIRST) == set(VERDICTS)
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 6, 7, 8])
+def test_pages_together_are_all_lives_once(tmp_path: Path, limit: int) -> None:
+    """Each page names the one after it; the last names none."""
+    lives = [life(f"{number}", "lost", first_ms=number % 3, generation=number % 2) for number in range(7)]
+    folder = str(books_of(tmp_path / "books", lives[:4], lives[4:]))
+    seen, after = [], 0
+    while True:
+        page = page_of(folder, limit=limit, after=after)
+        assert page.total == 7
+        seen += [each["task_id"] for each in page.lives]
+        if page.next is None:
+            break
+        after = page.next
+    assert sorted(seen) == [str(number) for number in range(7)]
+    assert seen == [each["task_id"] for each in page_of(folder, limit=7).lives]
+
+
+def test_a_page_says_what_to_do_and_how_to_go_on(tmp_path: Path) -> None:
+    """Of the verdicts that were asked for; the next page's command goes to standard error."""
+    folder = books_of(tmp_path / "books", [life("a", "lost"), life("b", "lost"), life("c", "stuck"), life("d\x1b[31m", "orphaned")])
+    done = show(folder, "--verdict", "lost", "--limit", "1")
+    assert done.exit_code == 0, done.output
+    assert done.stdout.splitlines() == [
+        f"lost: {RULES['lost']}",
+        "  to do: mend what is lost",
+        "  a  orders shop.charge",
+        "    why a",
+        "",
+        "1 of 2 lives with the verdict lost",
+    ]
+    assert done.stderr == f"more: redelivery books show {folder} --verdict lost --limit 1 --after 1\n"
+    last = show(folder)
+    assert "\x1b" not in last.stdout
+    assert last.stdout.endswith("4 of 4 lives\n")
+    assert last.stderr == ""
+
+
+def test_json_has_the_events_and_the_number_of_the_next_page(tmp_path: Path) -> None:
+    """`--json` before the command's name does the same."""
+    folder = books_of(tmp_path / "books", [life("a", "lost"), life("b", "stuck")])
+    said = json.loads(show(folder, "--limit", "1", "--json").stdout)
+    assert (said["total"], said["after"], said["next"]) == (2, 0, 1)
+    assert said["lives"][0] == life("a", "lost")
+    root = CliRunner().invoke(redelivery, ["--json", "books", "show", str(folder), "--after", "1"])
+    assert json.loads(root.stdout)["next"] is None
+
+
+def test_what_is_no_output_of_the_books_is_refused_in_one_line(tmp_path: Path) -> None:
+    """A folder of another kind, one that is not there, a file that is broken, a verdict that does not exist."""
+    (tmp_path / "other").mkdir()
+    for folder in ("other", "nowhere"):
+        done = show(tmp_path / folder)
+        assert (done.exit_code, done.stdout) == (2, "")
+        assert done.stderr.startswith(f"redelivery: error: there are no books in {tmp_path / folder}: name the folder")
+    broken = books_of(tmp_path / "broken", [life("a", "lost")])
+    (broken / "verdicts" / "part-0.parquet").write_bytes(b"PAR1")
+    done = show(broken)
+    assert done.exit_code == 2
+    assert done.stderr.startswith("redelivery: error: the verdicts in ")
+    assert len(done.stderr.splitlines()) == 1
+    assert show(tmp_path, "--verdict", "lots").exit_code == 2
+    assert show(tmp_path, "--limit", "0").exit_code == 2
+
+
+def test_balanced_lives_that_were_not_written_are_explained(tmp_path: Path) -> None:
+    """They are there with `--all` only."""
+    folder = books_of(tmp_path / "books", [])
+    assert "balanced lives are written with `reconcile --all` only" in show(folder, "--verdict", "balanced").stdout
+    assert "--all" not in show(folder, "--verdict", "lost").stdout
+
+
+def test_the_command_loads_no_spark(tmp_path: Path) -> None:
+    """It answers on a machine that has pyarrow alone."""
+    folder = books_of(tmp_path / "books", [life("a", "lost")])
+    code = (
+        "import sys; sys.modules['pyspark'] = sys.modules['jinja2'] = None\n"
+        "from redelivery.workers.cli.main import main\n"
+        f"sys.argv = ['redelivery', 'books', 'show', {str(folder)!r}]\nmain()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "why a" in done.stdout

@@ -1,0 +1,54 @@
+"""`redelivery books`: what a run of the books found, life by life. Needs neither Spark nor an app."""
+
+from __future__ import annotations
+
+import click
+
+from redelivery.display import harmless
+
+from ..reconciliation.rules import VERDICTS
+from ..reconciliation.terminal import lives_told
+from .context import Context, json_option, pass_context
+from .output import print_json
+
+__all__ = ["books"]
+
+
+@click.group()
+def books() -> None:
+    """What a run of the books found."""
+
+
+@books.command()
+@click.argument("output", metavar="FOLDER")
+@click.option("--verdict", "verdicts", type=click.Choice(VERDICTS), multiple=True, help="Only these; may be repeated.")
+@click.option("--limit", type=click.IntRange(1), default=20, show_default=True, help="At most so many lives.")
+@click.option("--after", type=click.IntRange(0), default=0, metavar="NUMBER", help="Skip so many: the last line names the next.")
+@json_option
+@pass_context
+def show(context: Context, output: str, verdicts: tuple[str, ...], limit: int, after: int) -> None:
+    """The lives in FOLDER (the --output of `reconcile`), the worst first: id, cause, and what to do.
+
+    With --json also the events of each life that is wrong.
+    """
+    from ..reconciliation.pages import page_of  # noqa: PLC0415 - pyarrow is an optional dependency
+
+    page = page_of(output, verdicts=verdicts, limit=limit, after=after, with_history=context.as_json)
+    if context.as_json:
+        print_json({"total": page.total, "after": page.after, "next": page.next, "lives": page.lives})
+        return
+    for line in lives_told(page.lives):
+        click.echo(line)
+    click.echo(_end(output, verdicts, page.total, after + len(page.lives)))
+    if page.next is not None:
+        chosen = "".join(f" --verdict {each}" for each in verdicts)
+        click.echo(f"more: redelivery books show {harmless(output)}{chosen} --limit {limit} --after {page.next}", err=True)
+
+
+def _end(output: str, verdicts: tuple[str, ...], total: int, shown: int) -> str:
+    kinds = " or ".join(name.replace("_", " ") for name in verdicts)
+    which = f" with the verdict {kinds}" if kinds else ""
+    if total:
+        return f"{min(shown, total):,} of {total:,} {'life' if total == 1 else 'lives'}{which}"
+    hint = "; balanced lives are written with `reconcile --all` only" if not verdicts or "balanced" in verdicts else ""
+    return f"no life{which} in {harmless(output)}{hint}"

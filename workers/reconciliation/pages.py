@@ -1,0 +1,84 @@
+"""Pages: the verdicts in an output of the books, the worst first, read without Spark.
+
+The output may lie wherever pyarrow reaches. A page is found in one pass with bounded memory, whatever the number of lives.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any, Final
+
+import pyarrow as pa
+from pyarrow import compute, dataset, fs
+
+from redelivery.display import scrubbed
+from redelivery.errors import InputError
+
+from .rules import WORST_FIRST
+
+__all__ = ["COLUMNS", "Page", "page_of"]
+
+#: What a page tells of a life; `history` lists its events.
+COLUMNS: Final = (
+    *("task_id", "verdict", "queue", "task", "generation", "cause", "advice", "rule", "was"),
+    *("first_ms", "last_ms", "events", "nesting", "history"),
+)
+_RANK: Final = "rank"
+_ORDER: Final = [(name, "ascending") for name in (_RANK, "first_ms", "task_id", "generation", "nesting", "queue")]
+_SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Some of the lives that were asked for, how many come before them, and how many there are."""
+
+    lives: list[dict[str, Any]]
+    after: int
+    total: int
+
+    @property
+    def next(self) -> int | None:
+        """How many to skip for the page that follows; None on the last one."""
+        end = self.after + len(self.lives)
+        return end if end < self.total else None
+
+
+def page_of(output: str, *, verdicts: tuple[str, ...] = (), limit: int, after: int = 0, with_history: bool = False) -> Page:
+    """The lives with these verdicts (all, where none is named) from the number `after` on. Raises `InputError`."""
+    columns = [name for name in COLUMNS if with_history or name != "history"]
+    try:
+        found = _opened(output)
+        chosen = None if not verdicts else compute.field("verdict").isin(verdicts)
+        total, best = 0, None
+        for batch in found.to_batches(columns=columns, filter=chosen):
+            total += batch.num_rows
+            ranked = _ranked(pa.Table.from_batches([batch]))
+            best = ranked if best is None else pa.concat_tables([best, ranked])
+            best = best.take(compute.select_k_unstable(best, after + limit, _ORDER))
+    except (pa.ArrowException, OSError) as exc:
+        msg = scrubbed(f"the verdicts in {output} cannot be read: {exc}")
+        raise InputError(msg) from exc
+    lives = [] if best is None else best.drop_columns([_RANK]).slice(after).to_pylist()
+    return Page(lives, after, total)
+
+
+def _opened(output: str) -> dataset.Dataset:
+    """The table `verdicts` of an output. Raises `InputError` where there is none."""
+    if _SCHEME.match(output):
+        # What Hadoop calls s3a is s3 to everybody else.
+        system, path = fs.FileSystem.from_uri(re.sub("^s3a:", "s3:", output))
+    else:
+        system, path = fs.LocalFileSystem(), output
+    folder = f"{path.rstrip('/')}/verdicts"
+    if system.get_file_info(folder).type is not fs.FileType.Directory:
+        msg = scrubbed(f"there are no books in {output}: name the folder that `redelivery reconcile --output` wrote")
+        raise InputError(msg)
+    return dataset.dataset(folder, filesystem=system, format="parquet")
+
+
+def _ranked(lives: pa.Table) -> pa.Table:
+    """The same with the place of each verdict, and 0 for the time of a life without an event."""
+    rank = compute.index_in(lives["verdict"], pa.array(WORST_FIRST))
+    first_ms = compute.fill_null(lives["first_ms"], 0)
+    return lives.set_column(lives.schema.get_field_index("first_ms"), "first_ms", first_ms).append_column(_RANK, rank)

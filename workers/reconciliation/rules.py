@@ -1,0 +1,37 @@
+"""The nine verdicts: their rules in one line each, in the order in which they are tried, and which of them are wrong."""
+
+from __future__ import annotations
+
+from typing import Final
+
+__all__ = ["DISCREPANCIES", "RULES", "VERDICTS", "WORST_FIRST"]
+
+#: The verdicts and their rules, in the order in which they are tried.
+RULES: Final = {
+    "orphaned": "has events, but none that opens it: neither published, redriven nor received",
+    "duplicated": "ended more than once; a kept dead letter that is purged or discarded later counts once",
+    "resurrected": "something happened to it after its end",
+    "phantom_dead_letter": "a dead-letter queue holds it, but its last event is not dead_lettered",
+    "missing_dead_letter": "its last event is dead_lettered, but no dead-letter queue holds it and it was not redriven",
+    "stuck": "waits in the broker, and is overdue by more than the grace",
+    "in_flight": "has not ended, and is in the broker or younger than the grace",
+    "lost": "has not ended, is nowhere in the broker, and is older than the grace",
+    "balanced": "opened once, ended once",
+}
+VERDICTS: Final = tuple(RULES)
+
+#: The verdicts that make the books not balance.
+DISCREPANCIES: Final = tuple(name for name in VERDICTS if name not in {"in_flight", "balanced"})
+
+#: The order in which people want to read of them: what is gone, what ran twice, what waits, what is only not known.
+WORST_FIRST: Final = (
+    "lost",
+    "missing_dead_letter",
+    "duplicated",
+    "resurrected",
+    "stuck",
+    "phantom_dead_letter",
+    "orphaned",
+    "in_flight",
+    "balanced",
+)
