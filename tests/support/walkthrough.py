@@ -1,15 +1,15 @@
 """Does what documents say, block by block, and compares what each command prints with what stands below it.
 
-`./dev follow` runs this for the README, the tutorial and the examples; `./dev follow --write` puts in what is printed now. It needs
-nothing but Python: `python3 tests/support/walkthrough.py --bare README.md` follows a document on a bare machine and installs all of it.
+`./dev follow` runs this for the README, the tutorial and the examples; `./dev follow --write` puts in what is printed now, and draws the
+README's picture. On a bare machine `python3 -m tests.support.walkthrough --bare README.md` needs Python alone, and installs all of it.
 
 - A `python` or `toml` block whose first line is `# shop.py` is that file; `# at the end of shop.py` is added to it.
-- A `console` block has commands behind `$ `, and what they print. `…` stands for anything; what has a line of it
-  alone is never written anew.
+- A `console` block has commands behind `$ `, and what they print. `…` stands for anything; what has a line of it alone is never
+  written anew.
 - `<!-- until: COMMAND -->` tries a command until it succeeds; `<!-- run by PATH -->` says who else runs the next block.
 
-Ids, times, durations and the width of columns may differ. Stdout alone is compared, as on a terminal of 100 columns: on stderr stands
-progress. Port 6379 is a free port in truth.
+Ids, times, durations and the width of columns may differ. Only stdout is compared, as on a terminal of 100 columns, for progress
+goes to stderr. Port 6379 is a free port in truth.
 """
 
 from __future__ import annotations
@@ -301,6 +301,14 @@ def as_text(command: Command) -> str:
     return "".join(f"{line}\n" for line in [f"$ {command.typed}", *command.expected])
 
 
+def draw(name: str, done: Sequence[Command]) -> None:
+    """The README's picture, made of what was printed."""
+    if name == "README.md":
+        from tests.support.picture import write_pictures  # noqa: PLC0415 - a bare machine has no rich
+
+        write_pictures(ROOT / "docs", [(command.typed, command.printed) for command in done])
+
+
 def main(words: Sequence[str] | None = None) -> int:
     """The command line. Exit codes: 0 all is as the documents say, 1 it is not."""
     parser = argparse.ArgumentParser(prog="./dev follow", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -308,17 +316,19 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--write", action="store_true", help="write what is printed now below each command")
     parser.add_argument("--bare", action="store_true", help="clone and install, too, and leave no block to others")
     given = parser.parse_args(words)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that what was started is ended too
     failed = 0
     for name in given.documents:
         try:
             with shell(bare=given.bare) as here:
-                text, _ = follow((ROOT / name).read_text(), here, bare=given.bare, write=given.write)
+                text, done = follow((ROOT / name).read_text(), here, bare=given.bare, write=given.write)
         except Deviation as exc:
             sys.stderr.write(f"{name}: {exc}\n")
             failed = 1
             continue
         if given.write:
             (ROOT / name).write_text(text)
+            draw(name, done)
         sys.stderr.write(f"{name}: as it says\n")
     return failed
 
