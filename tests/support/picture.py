@@ -46,7 +46,8 @@ def write_pictures(folder: Path, session: Sequence[tuple[str, str]]) -> None:
         for typed, printed in session:
             if PICTURED.match(typed):
                 console.print(Text.assemble(("$ ", "bold green"), (typed, "bold")), soft_wrap=True)
-                console.print(Text.from_ansi(printed.rstrip()), soft_wrap=True)
+                console.print(Text.from_ansi(printed.rstrip()), no_wrap=True, overflow="ellipsis")
                 console.print()
         svg = console.export_svg(title="~/shop", theme=theme, code_format=FRAME, unique_id=f"terminal-{name}")
+        svg = svg.replace("rgba(255,255,255,0.35)", "rgba(128,128,128,0.5)")  # the border, which is to be seen on white, too
         (folder / f"terminal-{name}.svg").write_text("".join(f"{line.rstrip()}\n" for line in svg.splitlines()))

@@ -1,7 +1,8 @@
 """Does what documents say, block by block, and compares what each command prints with what stands below it.
 
-`./dev follow` runs this for the README, the tutorial and the examples; `./dev follow --write` puts in what is printed now, and draws the
-README's picture. On a bare machine `python3 -m tests.support.walkthrough --bare README.md` needs Python alone, and installs all of it.
+`./dev follow` runs this for the README, the tutorial and the examples; `./dev follow --write` puts in what is printed now, and
+draws the README's picture. On a bare machine `python3 -m tests.support.walkthrough --bare README.md` needs Python alone, and
+installs the rest.
 
 - A `python` or `toml` block whose first line is `# shop.py` is that file; `# at the end of shop.py` is added to it.
 - A `console` block has commands behind `$ `, and what they print. `…` stands for anything; what has a line of it alone is never
@@ -62,7 +63,7 @@ VARIABLE = (
 LINES = r"(?:[^\n]*\n)*"
 PORT, HOST, HOME = "6379", "shop-1", "/home/you"
 WIDTH, HEIGHT = 100, 40
-TIMEOUT = 120.0
+TIMEOUT = 180.0
 END = "end-of-command"
 
 
@@ -147,7 +148,12 @@ class Shell:
     def _made_general(self, text: str) -> str:
         """Without what is this machine's and this run's."""
         general = text.replace("\r\n", "\n")
-        for own, name in ((self._port, PORT), (str(self.home), HOME), (socket.gethostname(), HOST)):
+        for own, name in (
+            (self._port, PORT),
+            (str(self.home), HOME),
+            (str(ROOT), f"{HOME}/redelivery"),
+            (socket.gethostname(), HOST),
+        ):
             general = general.replace(own, name)
         return general
 
@@ -232,7 +238,7 @@ def shell(*, bare: bool = False) -> Iterator[Shell]:
         subprocess.run(["git", "clone", "--quiet", str(ROOT), str(home / "redelivery")], check=True)
     else:
         (home / "redelivery").symlink_to(ROOT)
-        environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}"
+        environment |= {"PATH": f"{Path(sys.executable).parent}:{environment['PATH']}", "DEV_NO_INSTALL": "1"}
     opened = Shell(home, environment)
     try:
         yield opened
