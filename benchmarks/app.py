@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ app.conf.update(task_acks_late=True, broker_connection_retry_on_startup=True, wo
 app.conf.redelivery = json.loads(os.environ.get("BENCH_SETTINGS", "{}"))
 if os.environ.get("BENCH_QUEUE_TYPE") == "quorum":
     app.conf.task_default_queue_type = "quorum"
+if os.environ.get("BENCH_VISIBILITY_TIMEOUT"):
+    app.conf.broker_transport_options = {"visibility_timeout": int(os.environ["BENCH_VISIBILITY_TIMEOUT"])}
 if os.environ.get("BENCH_RESULTS"):
     app.conf.result_backend = os.environ["BENCH_BROKER"]
 if os.environ["BENCH_SIDE"] == "redelivery":
@@ -68,3 +71,26 @@ def failing() -> None:
 def stamp(since: float, path: str) -> None:
     """Notes when it ran."""
     write_stamp(since, path)
+
+
+@app.task(ignore_result=True)
+def mark(number: int, path: str, seconds: float) -> None:
+    """Works for a moment, and notes that it ran."""
+    time.sleep(seconds)
+    _note(path, str(number))
+
+
+@app.task(ignore_result=True)
+def held(path: str) -> None:
+    """Notes that it has begun; the first time it does not end."""
+    is_first = not Path(path).exists()
+    _note(path, "begun")
+    if is_first:
+        time.sleep(86_400)
+
+
+def _note(path: str, line: str) -> None:
+    """One line more, in one write."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    os.write(descriptor, f"{line}\n".encode())
+    os.close(descriptor)

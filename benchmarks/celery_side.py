@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -20,8 +21,16 @@ __all__ = ["QUEUE", "CelerySide"]
 QUEUE = "celery"
 
 
+@dataclass
 class CelerySide(Side):
-    """Plain Celery, or redelivery, by its name."""
+    """Plain Celery, or redelivery, by its name. `visibility_timeout` is Celery's own, in seconds; empty is its default."""
+
+    visibility_timeout: str = ""
+
+    @property
+    def addresses(self) -> dict[str, str]:
+        """The broker, and what else its app must know."""
+        return {**super().addresses, "BENCH_VISIBILITY_TIMEOUT": self.visibility_timeout}
 
     @property
     def app(self) -> Celery:

@@ -150,6 +150,18 @@ COMPARISONS: Mapping[str, Comparison] = {
         _delays("lateness", "due at 250 a second", THREE, 2500, 250),
         _delays("lateness-slow", "due at 10 a second", FOUR, 200, 10),
         Comparison(
+            "kill-storm",
+            "a worker that is killed 20 times",
+            "benchmarks.killing:storm",
+            amounts={"tasks": Amount(3000, 300), "kills": Amount(20, 2)},
+        ),
+        Comparison(
+            "healing",
+            "a worker that is killed in the middle of a task",
+            "benchmarks.killing:healing",
+            amounts={"visibility_timeout": Amount(60, 10)},
+        ),
+        Comparison(
             "delayed-memory",
             "messages that wait an hour",
             "benchmarks.delays:memory",

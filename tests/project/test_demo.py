@@ -1,6 +1,7 @@
 """The demo on RabbitMQ: the application that runs on Redis, by its URL alone; and what it says where there is no RabbitMQ.
 
-`.ci/run` runs it on Redis, where it balances; here it runs on RabbitMQ, and a message is taken away behind everybody's back.
+`.ci/run` runs it on Redis, where it balances; here it runs on RabbitMQ, and a message is taken away behind everybody's back, as
+examples/webhooks/README.md says.
 """
 
 from __future__ import annotations

@@ -184,3 +184,31 @@ def test_two_at_once_install_one_after_the_other(machine: Machine) -> None:
     ended(running)
     ended(waiting)
     assert machine.installed == {"rd-first", "rd-second"}
+
+
+@pytest.fixture
+def without_chromium(folder: Path) -> Path:
+    """A folder of the machine's programs but for the browser, whose `apt-get` notes what it is asked, and installs nothing."""
+    programs = folder / "programs"
+    programs.mkdir()
+    for each in [path for place in ("/usr/bin", "/bin") for path in Path(place).iterdir()]:
+        if each.name not in {"chromium", "apt-get"} and not (programs / each.name).exists():
+            (programs / each.name).symlink_to(each)
+    (programs / "apt-get").write_text(f'#!/bin/sh\necho "$*" >>{folder}/asked\nexit 1\n')
+    (programs / "apt-get").chmod(0o755)
+    return programs
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root installs anything")
+@pytest.mark.parametrize("forbidden", ["", "1"])
+def test_what_is_missing_is_installed_unless_that_is_forbidden(folder: Path, without_chromium: Path, forbidden: str) -> None:
+    """`DEV_NO_INSTALL=1 ./dev test` goes on without the browser, and says so."""
+    environment = {key: value for key, value in os.environ.items() if key != "CI" and not key.startswith("PYTEST")}
+    environment |= {"PATH": str(without_chromium), "DEV_NO_INSTALL": forbidden}
+    done = subprocess.run(
+        [ROOT / "dev", "test", "--version"], env=environment, capture_output=True, text=True, check=False, timeout=250
+    )
+    assert done.returncode == 0, done.stderr
+    assert "no chromium" in done.stderr
+    asked = (folder / "asked").read_text() if (folder / "asked").exists() else ""
+    assert ("chromium" in asked) is not bool(forbidden)

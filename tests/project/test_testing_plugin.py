@@ -22,8 +22,6 @@ pytest_plugins = ["pytester"]
 ROOT = Path(__file__).resolve().parents[2]
 FILE = re.compile(r"^```(?:python|toml)\n# (\S+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
-README = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
-
 SHOP = """
 from celery import Celery
 from kombu import Exchange, Queue
@@ -78,35 +76,6 @@ def test_the_examples_of_the_documentation_pass(pytester: pytest.Pytester) -> No
         (pytester.path / name).write_text(text)
     result = pytester.runpytest_subprocess("-p", "no:cacheprovider", "-n", "2")
     result.assert_outcomes(passed=5)
-
-
-BANK = """
-class Answer:
-    card_was_stolen = False
-
-    def raise_for_status(self):
-        if not bank.is_open:
-            raise ConnectionError("closed")
-
-class Bank:
-    is_open = False
-
-    def charge(self, order_id):
-        return Answer()
-
-    def opens(self):
-        self.is_open = True
-
-bank = Bank()
-"""
-
-
-def test_the_readme_s_app_passes_its_test(pytester: pytest.Pytester) -> None:
-    """The app of its first screen, with a bank, and the test that it shows."""
-    shop, *_ = README.findall((ROOT / "README.md").read_text())
-    (test,) = [each for each in README.findall((ROOT / "README.md").read_text()) if "advance_time" in each]
-    pytester.makeconftest("import pytest, shop\n\n@pytest.fixture\ndef bank():\n    return shop.bank\n")
-    suite(pytester, f"from shop import charge\n\n{test}", shop=BANK + shop, passed=1)
 
 
 def test_a_suite_that_asks_for_nothing_imports_nothing(pytester: pytest.Pytester) -> None:

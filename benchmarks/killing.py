@@ -1,0 +1,77 @@
+"""Workers that are killed: how many tasks are lost, and how soon another worker runs what a dead one held."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from typing import TYPE_CHECKING
+
+from benchmarks.figures import less
+from benchmarks.sides import side
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from benchmarks.figures import Figure
+
+__all__ = ["healing", "storm"]
+
+#: Seconds that a worker works before it is killed, at the least and at the most; and for how long each task works.
+EARLIEST, LATEST = 0.1, 0.5
+WORK = 0.005
+#: The plain side gets back what a dead worker held after Celery's visibility timeout; in a storm nobody can wait an hour for it.
+STORM_TIMEOUT = 5
+#: Celery looks for what to give back every 100 seconds.
+RESTORED = 240
+
+
+def storm(name: str, *, tasks: int, kills: int) -> dict[str, Figure]:
+    """SIGKILL a worker and its children again and again while it works through a queue.
+
+    `lost` never ran, though nothing waits or is held in the end; `twice` ran more than once. The moments are drawn with one seed.
+    """
+    chance = random.Random(kills)  # noqa: S311 - moments, no secret
+    with side(name, visibility_timeout=str(STORM_TIMEOUT)) as here:
+        ran = here.folder / "ran"
+        send = here.sender("mark")
+        for number in range(tasks):
+            send(number, str(ran), WORK)
+        for _ in range(kills):
+            with here.worker() as process:
+                time.sleep(chance.uniform(EARLIEST, LATEST))
+                os.killpg(process.pid, signal.SIGKILL)
+        with here.worker():
+            here.wait_until_empty()
+        numbers = ran.read_text().split()
+    twice = len(numbers) - len(set(numbers))
+    return {"lost": less(tasks - len(set(numbers)), "tasks"), "twice": less(twice, "tasks")}
+
+
+def healing(name: str, *, visibility_timeout: int) -> dict[str, Figure]:
+    """SIGKILL a worker in the middle of a task, beside another one: seconds until that one has begun it anew.
+
+    The plain side waits for Celery's visibility timeout, which is an hour by default; ours knows of none.
+    """
+    with side(name, visibility_timeout=str(visibility_timeout)) as here:
+        begun = here.folder / "begun"
+        with here.worker(concurrency=1) as doomed:
+            here.sender("held")(str(begun))
+            _wait_for(begun, 1, 60)
+            with here.worker(concurrency=1):
+                killed = time.monotonic()
+                os.killpg(doomed.pid, signal.SIGKILL)
+                _wait_for(begun, 2, visibility_timeout + RESTORED)
+                healed = time.monotonic() - killed
+    return {"healed": less(healed, "s")}
+
+
+def _wait_for(path: Path, lines: int, seconds: float) -> None:
+    """Wait until a file has so many lines. Raises `TimeoutError`."""
+    deadline = time.monotonic() + seconds
+    while not path.exists() or path.read_bytes().count(b"\n") < lines:
+        if time.monotonic() > deadline:
+            msg = f"{path.name} has no line {lines} after {seconds} s"
+            raise TimeoutError(msg)
+        time.sleep(0.02)
