@@ -55,7 +55,7 @@ class Channel(virtual.Channel):
     def get_table(self, exchange: str) -> list[tuple[str, str | None, str]]:
         """What is bound to this exchange, by any process."""
         with self.tables.transaction() as rows:
-            return list(rows.execute("SELECT routing_key, pattern, queue FROM bindings WHERE exchange = ?", (exchange,)))
+            return list(rows.execute("SELECT key, pattern, queue FROM bindings WHERE exchange = ?", (exchange,)))
 
     def _put_fanout(self, exchange: str, message: dict[str, Any], routing_key: str, **_: Any) -> None:  # noqa: ARG002 - as above
         for queue in {queue for _, _, queue in self.get_table(exchange)}:
@@ -89,6 +89,7 @@ class Transport(virtual.Transport):
 
     Channel = Channel
     driver_type = driver_name = "skeleton"
+    implements = virtual.Transport.implements.extend(exchange_type=frozenset({"direct", "topic", "fanout"}))
 
     @staticmethod
     def transitions_of(app: Celery) -> SkeletonTransport:

@@ -20,9 +20,7 @@ __all__ = ["Tables"]
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS messages (id INTEGER PRIMARY KEY AUTOINCREMENT, queue TEXT, raw BLOB, held INTEGER DEFAULT 0);
 CREATE TABLE IF NOT EXISTS events (id INTEGER PRIMARY KEY AUTOINCREMENT, event TEXT);
-CREATE TABLE IF NOT EXISTS bindings (
-    exchange TEXT, routing_key TEXT, pattern TEXT, queue TEXT, UNIQUE (exchange, routing_key, queue)
-);
+CREATE TABLE IF NOT EXISTS bindings (exchange TEXT, key TEXT, pattern TEXT, queue TEXT, UNIQUE (exchange, key, queue));
 """
 
 
