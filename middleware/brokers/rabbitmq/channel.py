@@ -31,6 +31,7 @@ from .acks import Settled, frames
 from .events import packed
 from .messages import EXPIRATION, PERSISTENT
 from .names import AmqpNames
+from .properties import frame_handler
 from .reading import ReadingAhead
 from .topology import declare_outcomes
 from .window import Windowed
@@ -196,9 +197,12 @@ class Channel(Windowed):
 
 
 class Connection(ReadingAhead):
-    """A connection of py-amqp, with our channels."""
+    """A connection of py-amqp, with our channels, which no message that is read can end."""
 
     Channel = Channel
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **{"frame_handler": frame_handler, **kwargs})
 
 
 class RabbitTransport(pyamqp.Transport):
