@@ -45,6 +45,7 @@ def decide(letter: Letter) -> LetterDecision | None:
     decisions = {
         "redrive": letter.redrive,
         "edit": lambda: letter.redrive(kwargs={"mended": True}),
+        "astray": lambda: letter.redrive(queue="celery.pidbox"),
         "archive": letter.archive,
         "discard": letter.discard,
         "park": letter.park,
