@@ -186,7 +186,7 @@ def _answers(done: Result, words: tuple[str, ...], *, is_json: bool) -> None:
     if done.exit_code and not is_json:
         assert words[0] == "metrics" or done.stderr.count("redelivery: error: ") == 1, (words, done.stderr)
     if is_json and not done.exit_code:
-        lines = words[:2] in {("dlq", "export"), ("outcomes", "tail")}
+        lines = words[:2] in {("dlq", "export"), ("outcomes", "tail")} and "--to" not in words
         for each in done.stdout.splitlines() if lines else [done.stdout]:
             json.loads(each, parse_constant=_refused)
 
