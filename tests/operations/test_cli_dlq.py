@@ -240,7 +240,8 @@ def test_who_is_asked_is_told_where_letters_would_go(desk: Desk, monkeypatch: py
     desk.client.lpush("other_app", b"theirs")
     desk.die(task_message("honest"))
     for number, queue in enumerate((origin, "orders")):
-        forged = task_message(f"forged-{number}", redelivery={"origin": {"queue": queue, "exchange": origin, "routing_key": origin}})
+        header = {"origin": {"queue": queue, "exchange": origin, "routing_key": origin}}
+        forged = task_message(f"forged-{number}", redelivery=header)
         forged["properties"]["delivery_info"] = {"exchange": origin, "routing_key": origin}
         desk.die(forged)
     done = desk.run("dlq", "redrive", LETTERS, "--all", input="n\n")

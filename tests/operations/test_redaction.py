@@ -26,6 +26,7 @@ from tests.support.running import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
     from tests.support.running import Shop
     from tests.support.servers import Server
 

@@ -40,12 +40,13 @@ def decide(letter: Letter) -> LetterDecision | None:
     if what == "fail":
         message = "the handler fails"
         raise RuntimeError(message)
+    if what == "astray":
+        return letter.redrive(queue="celery.pidbox")
     if what == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     decisions = {
         "redrive": letter.redrive,
         "edit": lambda: letter.redrive(kwargs={"mended": True}),
-        "astray": lambda: letter.redrive(queue="celery.pidbox"),
         "archive": letter.archive,
         "discard": letter.discard,
         "park": letter.park,

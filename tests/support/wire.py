@@ -1,7 +1,8 @@
-"""Messages for RabbitMQ as any client can write them, with headers that py-amqp refuses to write: deep, badly encoded, of any type."""
+"""Messages for RabbitMQ as any client can write them, with headers that py-amqp refuses to write: deep, badly encoded, odd."""
 
 from __future__ import annotations
 
+import math
 import struct
 import sys
 from typing import TYPE_CHECKING, Any
@@ -38,10 +39,10 @@ def item(value: Any) -> bytes:  # noqa: PLR0911 - one for each type
         return b"t" + bytes([value])
     if isinstance(value, int):
         return b"l" + struct.pack(">q", max(min(value, 2**63 - 1), -(2**63)))
-    if isinstance(value, float):
+    if isinstance(value, float) and math.isfinite(value):
         return b"d" + struct.pack(">d", value)
-    if isinstance(value, str):
-        text = value.encode("utf-8", "surrogatepass")
+    if isinstance(value, (str, float)):  # RabbitMQ closes the connection of whoever sends an infinity, or NaN
+        text = str(value).encode("utf-8", "surrogatepass")
         return b"S" + struct.pack(">I", len(text)) + text
     if isinstance(value, bytes):  # written already
         return value
@@ -58,7 +59,9 @@ def table(values: dict[Any, Any]) -> bytes:
     limit = sys.getrecursionlimit()
     sys.setrecursionlimit(10_000)
     try:
-        pairs = [(name if isinstance(name, bytes) else name.encode("utf-8", "surrogatepass"), each) for name, each in values.items()]
+        pairs = [
+            (name if isinstance(name, bytes) else name.encode("utf-8", "surrogatepass"), each) for name, each in values.items()
+        ]
         inner = b"".join(bytes([len(name[:255])]) + name[:255] + item(each) for name, each in pairs)
     finally:
         sys.setrecursionlimit(limit)

@@ -83,7 +83,8 @@ def frame_handler(connection: Any, callback: Callable[..., Any]) -> Callable[[tu
             if method not in WITH_A_MESSAGE:
                 callback(channel, method, content, None)
                 return True
-            partial[channel], expected[channel] = Received(frame_method=method, frame_args=_readable(method, content)), CONTENT_HEADER
+            partial[channel] = Received(frame_method=method, frame_args=_readable(method, content))
+            expected[channel] = CONTENT_HEADER
             return False
         message = partial[channel]
         (message.inbound_header if kind == CONTENT_HEADER else message.inbound_body)(content)
@@ -102,7 +103,9 @@ def is_deep(value: Any, left: int = MAX_DEPTH) -> bool:
     """Whether lists and tables lie in each other deeper than this."""
     if isinstance(value, dict):
         return not left or any(is_deep(each, left - 1) for each in value.values() if isinstance(each, (dict, list)))
-    return isinstance(value, list) and (not left or any(is_deep(each, left - 1) for each in value if isinstance(each, (dict, list))))
+    return isinstance(value, list) and (
+        not left or any(is_deep(each, left - 1) for each in value if isinstance(each, (dict, list)))
+    )
 
 
 def _nests_too_deep(headers: Mapping[Any, Any]) -> bool:

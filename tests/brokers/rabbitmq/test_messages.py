@@ -110,12 +110,18 @@ def test_no_name_of_a_header_takes_ours_away(headers: dict[Any, Any]) -> None:
 # what other clients can write
 
 
+def said(headers: dict[str, Any]) -> dict[str, Any]:
+    """A message with these headers besides its own."""
+    message = task_message("odd")
+    return {**message, "headers": {**message["headers"], **headers}}
+
+
 @pytest.mark.parametrize("kind", [b"A", b"F"])
 @pytest.mark.parametrize("depth", [MAX_DEPTH - 1, MAX_DEPTH, MAX_DEPTH + 1, 600, 2000, 20_000])
 def test_what_nests_too_deep_is_kept_as_bytes(depth: int, kind: bytes) -> None:
     """Up to 64 tables and lists in each other are read; what is deeper comes back as it came, beside the headers around it."""
     item = wire.deep(depth, kind)
-    message = task_message("deep", **{"x": item, "after": 1})
+    message = task_message("deep", x=item, after=1)
     found = received(wire.wired(message))
     value = found.properties["application_headers"]["x"]
     assert (isinstance(value, dict) and value.get(MARK) == KEPT_RAW) == (depth > MAX_DEPTH)
@@ -128,7 +134,7 @@ def test_what_nests_too_deep_is_kept_as_bytes(depth: int, kind: bytes) -> None:
 @pytest.mark.parametrize("name", wire.ODD)
 def test_a_value_that_py_amqp_cannot_read_ends_nothing(name: str) -> None:
     """It is read, or kept; so is what stands around it, and it can be moved."""
-    message = task_message("odd", **{"x": wire.ODD[name], "in": {"y": [wire.ODD[name]]}, "after": 1})
+    message = said({"x": wire.ODD[name], "in": {"y": [wire.ODD[name]]}, "after": 1})
     before, after = received(wire.wired(message)), there_and_back(wire.wired(message))
     assert before.properties["application_headers"] == after.properties["application_headers"]
     assert after.properties["application_headers"]["after"] == 1
@@ -136,7 +142,7 @@ def test_a_value_that_py_amqp_cannot_read_ends_nothing(name: str) -> None:
 
 def test_names_and_properties_that_are_no_text_end_nothing() -> None:
     """A header's name stays as it is; in a property `?` stands for what is not ASCII, so that it fits where it came from."""
-    message = task_message("odd", **{"after": 1})
+    message = task_message("odd", after=1)
     message["headers"] = {b"\xff": wire.ODD["a time in the year 292 billion"], **message["headers"]}
     again = there_and_back(wire.wired(message, correlation_id=b"\xff" * 255, content_type=b"\xfe", reply_to=b"r"))
     assert again.properties["correlation_id"] == "?" * 255
@@ -147,7 +153,7 @@ def test_names_and_properties_that_are_no_text_end_nothing() -> None:
 
 def test_a_type_that_nobody_knows_hides_what_is_behind_it_alone() -> None:
     """Its length is not known."""
-    message = task_message("odd", **{"x": b"Z\x00\x01", "after": 1})
+    message = task_message("odd", x=b"Z\x00\x01", after=1)
     headers = there_and_back(wire.wired(message)).properties["application_headers"]
     assert (headers["id"], headers[MARK][MARK]) == ("odd", KEPT_RAW)
     assert not {"x", "after"} & headers.keys()
@@ -155,7 +161,7 @@ def test_a_type_that_nobody_knows_hides_what_is_behind_it_alone() -> None:
 
 def test_our_own_header_that_cannot_be_read_counts_as_absent() -> None:
     """Whatever is in it."""
-    found = received(wire.wired(task_message("odd", **{HEADER: {"attempt": 5, "x": wire.deep(600)}})))
+    found = received(wire.wired(said({HEADER: {"attempt": 5, "x": wire.deep(600)}})))
     assert HEADER not in found.properties["application_headers"]
 
 

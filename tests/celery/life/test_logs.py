@@ -146,10 +146,15 @@ def test_what_strangers_wrote_moves_no_cursor(caplog: pytest.LogCaptureFixture, 
 def test_an_exception_that_is_harmless_is_left_to_the_host(given: Any) -> None:
     """In whichever way it is given; one that is not comes as text."""
     seen: list[Any] = []
-    structlog.configure(processors=[lambda _logger, _method, event: seen.append(dict(event)) or "line"])
+
+    def see(_logger: Any, _method: str, event: Any) -> str:
+        seen.append(dict(event))
+        return "line"
+
+    structlog.configure(processors=[see])
     for text in ("fine", HOSTILE):
         try:
-            raise ValueError(text)
+            raise ValueError(text)  # noqa: TRY301 - what is logged was raised
         except ValueError as exc:
             info = {"exception": exc, "tuple": (type(exc), exc, exc.__traceback__)}.get(given, given)
             log.error("message.invalid", exc_info=info)
