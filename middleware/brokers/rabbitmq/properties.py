@@ -101,11 +101,10 @@ def frame_handler(connection: Any, callback: Callable[..., Any]) -> Callable[[tu
 
 def is_deep(value: Any, left: int = MAX_DEPTH) -> bool:
     """Whether lists and tables lie in each other deeper than this."""
-    if isinstance(value, dict):
-        return not left or any(is_deep(each, left - 1) for each in value.values() if isinstance(each, (dict, list)))
-    return isinstance(value, list) and (
-        not left or any(is_deep(each, left - 1) for each in value if isinstance(each, (dict, list)))
-    )
+    if not isinstance(value, (dict, list)):
+        return False
+    inner = value.values() if isinstance(value, dict) else value
+    return not left or any(is_deep(each, left - 1) for each in inner if isinstance(each, (dict, list)))
 
 
 def _nests_too_deep(headers: Mapping[Any, Any]) -> bool:
