@@ -198,7 +198,7 @@ def _written_headers(headers: Mapping[Any, Any]) -> dict[str, Any]:
 
 
 def _read_headers(headers: Mapping[str, Any]) -> dict[Any, Any]:
-    """What `_written_headers` wrote. Raises `EnvelopeError` where another broker's are too deep, or have a mark that says nothing."""
+    """What `_written_headers` wrote. Raises `EnvelopeError` for what AMQP has no word for, as another broker may bring it."""
     try:
         named = {name: _read(value) for name, value in headers.items()}
     except (ArithmeticError, OSError, RecursionError, TypeError, ValueError) as exc:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 SETTINGS = {"queues": {"#": {"redelivery_delay": 0.1, "max_delivery_attempts": 2}}}
 VALUES = {
     **ODD,
-    **{f"{kind!r} nested {depth} deep": deep(depth, kind) for kind in (b"A", b"F") for depth in (63, 64, 65, 600, 2000, 20_000)},
+    **{f"{kind!r} nested {depth} deep": deep(depth, kind) for kind in (b"A", b"F") for depth in (64, 65, 600, 2000)},
 }
 #: Properties that are short texts, each with what is none.
 PROPERTIES: tuple[dict[str, bytes], ...] = (
@@ -41,35 +41,28 @@ PROPERTIES: tuple[dict[str, bytes], ...] = (
 )
 
 
-def said(number: int, task: str = "take", **headers: Any) -> dict[str, Any]:
+def said(number: int, headers: dict[Any, Any], task: str = "take") -> dict[str, Any]:
     """A message with these headers."""
     message = task_message(f"wire-{number}", f"tests.support.lied_to.{task}")
     return {**message, "headers": {**message["headers"], **headers}}
 
 
 def messages() -> Iterator[amqp.Message]:
-    """One of each kind."""
-    number = 0
+    """One of each kind; what needs more than a frame can be sent by nobody."""
+    for number, (headers, properties) in enumerate(_kinds()):
+        made = wired(said(number, headers, "take" if properties else "fails"), **properties)
+        if len(made._serialize_properties()) < MAX_HEADERS:
+            yield made
+
+
+def _kinds() -> Iterator[tuple[dict[Any, Any], dict[str, bytes]]]:
+    """Headers, and properties."""
     for value in VALUES.values():
         for headers in ({"x": value}, {"timelimit": value}, {HEADER: value}, {HEADER: {"deaths": [value], "x": value}}):
-            yield wired(said(number, "fails" if "x" in headers else "take", **headers))
-            number += 1
-    for headers in (
-        *({HEADER: each} for each in HOSTILE.values()),
-        *HEADERS.values(),
-        {"redelivery:is": 5},
-        {HEADER: {"redelivery:is": 5}},
-    ):
-        made = wired(said(number, "fails", **headers))
-        if len(made._serialize_properties()) < MAX_HEADERS:  # what needs more than a frame can be sent by nobody
-            yield made
-            number += 1
-    for properties in PROPERTIES:
-        yield wired(said(number), **properties)
-        number += 1
-    message = said(number)
-    message["headers"] = {b"\xff": 1, **message["headers"]}
-    yield wired(message)
+            yield headers, {}
+    yield from (({HEADER: each}, {}) for each in HOSTILE.values())
+    yield from ((each, {}) for each in (*HEADERS.values(), {"redelivery:is": 5}, {HEADER: {"redelivery:is": 5}}))
+    yield from (({}, each) for each in PROPERTIES)
 
 
 @pytest.fixture
@@ -90,7 +83,7 @@ def test_no_message_of_another_client_ends_a_worker(here: Shop, rabbit: Rabbit, 
         channel = connection.connection.channel()
         channel.exchange_declare("fan", "fanout", durable=True, auto_delete=False)
         channel.queue_bind("celery", "fan", "")
-        channel.basic_publish(wired(said(10_000)), "fan", b"\xff\xfe")
+        channel.basic_publish(wired(said(10_000, {b"\xff": 1})), "fan", b"\xff\xfe")
         for message in sent:
             channel.basic_publish(message, "", "celery")
 
@@ -102,7 +95,7 @@ def test_no_message_of_another_client_ends_a_worker(here: Shop, rabbit: Rabbit, 
     until(lambda: here.leftovers() == {}, 60, f"nothing to be held: {here.leftovers()}")
     assert len(ends()) == len(set(ends())) == len(sent) + 1
     assert len(here.runs("wire-0")) == 2
-    assert "Traceback" not in worker.text.replace("tests/support/lied_to.py", "") or "RecursionError" not in worker.text
+    assert "RecursionError" not in worker.text
     assert worker.text.count("Connected to") == 1
     here.ended(here.send("take"), "succeeded")
     assert worker.stop() == 0
