@@ -79,6 +79,8 @@ class Channel(Windowed):
         #: Queues that were deleted under their consumers: nobody has what was delivered from them but this worker.
         self.deleted: set[str] = set()
         super().__init__(*args, **kwargs)
+        #: A body stays as it was on the wire: not each codec that a producer may name gives it back.
+        self.auto_decode = False
 
     # receiving
 
