@@ -51,13 +51,16 @@ def _hide(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
     if not redacting:
         return event
     event.update({name: HIDDEN for name in _TEXTS if event.get(name)})
-    given: Any = event.pop("exc_info", None)
-    if given and not isinstance(given, (tuple, BaseException)):
-        given = sys.exc_info()
-    exc = given[1] if isinstance(given, tuple) else given
-    if exc:
+    exc = _exception_of(event.pop("exc_info", None))
+    if exc is not None:
         event["exception"] = places_of(exc)
     return event
+
+
+def _exception_of(exc_info: Any) -> BaseException | None:
+    """The exception that a line is given in any of the ways that structlog knows."""
+    given = sys.exc_info() if exc_info and not isinstance(exc_info, (tuple, BaseException)) else exc_info
+    return (given[1] if isinstance(given, tuple) else given) or None
 
 
 def places_of(exc: BaseException) -> str:
@@ -74,10 +77,14 @@ def _chain(found: traceback.TracebackException | None) -> Iterator[traceback.Tra
 
 
 def _escape(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
-    """Make every value of a line harmless; what an exception's own processor is to render is left to it."""
-    return {
-        name: value if name == "exc_info" else _harmless(value, keeps_lines=name in _TRACEBACKS) for name, value in event.items()
-    }
+    """Make every value of a line harmless; an exception is left to its own processor, but for one whose text is not harmless."""
+    rest = {name: _harmless(value, keeps_lines=name in _TRACEBACKS) for name, value in event.items() if name != "exc_info"}
+    exc = _exception_of(event.get("exc_info"))
+    if exc is None:
+        return rest
+    text = "".join(traceback.format_exception(exc)).rstrip("\n")
+    tame = _harmless(text, keeps_lines=True)
+    return {**rest, "exc_info": event["exc_info"]} if text == tame else {**rest, "exception": tame}
 
 
 def _harmless(value: Any, *, keeps_lines: bool = False) -> Any:

@@ -27,12 +27,17 @@ __all__ = ["check_before_start", "check_broker_url", "unanswered"]
 READ_DATABASE: Any = Channel._prepare_virtual_host  # noqa: SLF001 - see above
 LOOKS_LIKE = "broker_url looks like redis://host:6379/0, rediss://… or redis+socket:///path"
 ENCODE = "write the characters / ? # @ of a password as %2F %3F %23 %40"
+CUT_SHORT = "an @ stands behind its host"
 #: Addresses that have one host; others name files, databases or accounts.
 _OF_A_HOST = re.compile(r"(py)?amqps?|(redis|rediss|valkey|valkeys|sentinel)")
 
 
 def check_broker_url(app: Celery) -> None:
     """Read the addresses that the app connects to. Raises `ConfigurationError`, which repeats no part of them but the scheme."""
+    if any("://" not in each and {*"@/:?#"} & {*each} for each in _addresses(app)):  # kombu takes all of it for a host
+        why = "it begins with no scheme such as redis://"
+        raise _refused(why)
+    is_cut_short = any(map(_is_cut_short, _addresses(app)))
     for connect in (app.connection_for_read, app.connection_for_write):
         said = ""
         try:
@@ -46,12 +51,14 @@ def check_broker_url(app: Celery) -> None:
             raise _refused(why) from None  # the cause repeats a part of the address
         except ValueError:
             raise _refused(said or "its port is to be a number") from None  # as above
+        except TypeError:
+            why = CUT_SHORT if is_cut_short else "what stands behind its ? is no option of kombu's"
+            raise _refused(why) from None  # as above
         except ImportError as exc:
             msg = f"broker_url cannot be used: {exc}; install what kombu needs to speak to such a broker"
             raise ConfigurationError(msg) from exc
-    if any(map(_is_cut_short, _addresses(app))):
-        why = "an @ stands behind its host"
-        raise _refused(why)
+    if is_cut_short:
+        raise _refused(CUT_SHORT)
 
 
 def unanswered(address: str, exc: BaseException) -> BrokerUnavailable:

@@ -1,8 +1,9 @@
 """Celery's own log lines about single tasks: what of them `redact` hides.
 
-Celery writes what a task raised, with its traceback and its arguments, and the whole body of a message that it cannot use. The
-filter here is put on the loggers that do so, in the worker and so in the children that it forks: it takes arguments, texts of
-exceptions and tracebacks out. Limit: what a task returned stays, as Celery's line has it.
+Celery writes what a task, a receiver of a signal or a chord raised, with its traceback and its arguments, and the whole body of a
+message that it cannot use. The filter here is put on all its loggers, in the worker and so in the children that it forks, and takes
+arguments, texts of exceptions and tracebacks out. Limits: what a task returned stays, as Celery's line has it; what the application
+logs is its own.
 """
 
 from __future__ import annotations
@@ -16,15 +17,26 @@ from ..logs import HIDDEN, redacting
 
 __all__ = ["hide_in_celery_lines"]
 
+#: Every logger of Celery's, and those of its libraries that log what a callback raised. `celery.task` is the application's own.
 LOGGERS = (
-    "celery.app.trace",
-    "celery.worker.request",
-    "celery.worker.strategy",
-    "celery.worker.consumer.consumer",
-    "redelivery.middleware.worker.worker_lost",
+    "celery",
+    *(f"celery.app.{name}" for name in ("amqp", "base", "builtins", "control", "trace")),
+    *(f"celery.backends.{name}" for name in ("asynchronous", "azureblockblob", "base", "cache", "cassandra", "consul")),
+    *(f"celery.backends.{name}" for name in ("cosmosdbsql", "database.session", "dynamodb", "gcs", "redis")),
+    *(f"celery.{name}" for name in ("apps.worker", "beat", "bin.worker", "bootsteps", "evcam", "events.state", "fixups.django")),
+    *(f"celery.{name}" for name in ("concurrency.asynpool", "concurrency.prefork", "contrib.abortable", "pool")),
+    *(f"celery.{name}" for name in ("utils.dispatch.signal", "utils.functional", "worker")),
+    *(f"celery.worker.{name}" for name in ("autoscale", "control", "loops", "pidbox", "request", "strategy")),
+    *(f"celery.worker.consumer.{name}" for name in ("connection", "consumer", "control", "delayed_delivery", "gossip")),
+    *(f"celery.worker.consumer.{name}" for name in ("mingle", "tasks")),
+    *("kombu.asynchronous.hub", "kombu.asynchronous.timer", "multiprocessing", "py.warnings"),
 )
 #: What such a line has by name and is not to say.
 NAMED = ("exc", "traceback", "args", "kwargs")
+#: The logger whose lines have arguments as text, behind the name of what is called.
+POOL = "celery.pool"
+#: What Celery warns of with the text of an exception, on a logger for warnings of all kinds.
+WARNINGS, OUTSIDE = "py.warnings", "Exception raised outside body"
 #: Lines that hold a whole message.
 WHOLE = ("UNKNOWN_FORMAT", "UNKNOWN_TASK_ERROR", "INVALID_TASK_ERROR", "MESSAGE_DECODE_ERROR")
 
@@ -38,15 +50,23 @@ class _Hiding(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Take out of a record what is to be hidden."""
-        if redacting:
+        if redacting and (record.name != WARNINGS or OUTSIDE in str(record.args)):
             record.exc_info = record.exc_text = None
+            record.msg = _hidden(record.msg)
             given = record.args
             if isinstance(given, dict):
                 record.args = _hidden(given)
             elif isinstance(given, tuple):
-                record.args = (HIDDEN,) * len(given) if record.msg in self._whole else tuple(map(_hidden, given))
+                shown = self._shown(record, len(given))
+                record.args = (*map(_hidden, given[:shown]), *(HIDDEN,) * (len(given) - shown))
             record.__dict__.update({"data": _hidden(record.__dict__["data"])} if "data" in record.__dict__ else {})
         return True
+
+    def _shown(self, record: logging.LogRecord, parts: int) -> int:
+        """How many of a line's parts are no text of a task's."""
+        if record.name == WARNINGS or record.msg in self._whole:
+            return 0
+        return 1 if record.name == POOL else parts
 
 
 _HIDING = _Hiding()

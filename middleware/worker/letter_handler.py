@@ -75,7 +75,9 @@ def dead_letter_handler(runtime: Runtime, queues: Sequence[str], options: Mappin
         name = PREFIX + ".".join(queues)
 
         def run(letter: str) -> None:
-            raise Handled(_decision_of(runtime.app, handler, Letter.of(base64.b64decode(letter), _homes(runtime))))
+            queue = _held_in(runtime)
+            homes = None if queue is None else Homes(runtime.transport, queue)
+            raise Handled(_decision_of(runtime.app, handler, Letter.of(base64.b64decode(letter), homes), queue))
 
         settled = {"acks_late": True, "ignore_result": True, "store_errors_even_if_ignored": False}
         for queue in queues:
@@ -90,21 +92,21 @@ def dead_letter_handler(runtime: Runtime, queues: Sequence[str], options: Mappin
     return register
 
 
-def _homes(runtime: Runtime) -> Homes | None:
-    """Where the letter that is handled here may go back to; None where no worker delivers it (a handler that is called)."""
+def _held_in(runtime: Runtime) -> str | None:
+    """The dead-letter queue whose letter is handled here; None where no worker delivers it (a handler that is called)."""
     task = runtime.app.current_worker_task
     attempt = None if task is None else Attempt.of(task, task.request)
-    return None if attempt is None else Homes(runtime.transport, attempt.facts.queue)
+    return None if attempt is None else attempt.facts.queue
 
 
-def _decision_of(app: Celery, handler: Callable[[Letter], LetterDecision], letter: Letter) -> LetterDecision:
+def _decision_of(app: Celery, handler: Callable[[Letter], LetterDecision], letter: Letter, held_in: str | None) -> LetterDecision:
     """Ask the handler; an archive is written here, before anybody takes the letter away. Raises whatever the handler does."""
     decision: Any = handler(letter)
     if not isinstance(decision, LetterDecision):
         msg = f"the dead-letter handler returned {decision!r}: return letter.redrive(), .archive(), .discard() or .park()"
         raise task_exceptions.DeadLetter(msg)
     if decision.kind == "archive":
-        symbol_by_name(ARCHIVE)(app.redelivery, letter.raw, why=decision.detail or "handler")
+        symbol_by_name(ARCHIVE)(app.redelivery, letter.raw, held_in=held_in, why=decision.detail or "handler")
     return decision
 
 

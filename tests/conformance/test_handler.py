@@ -24,7 +24,7 @@ def handled(shared_place: Place) -> Iterator[tuple[Shop, dict[str, str]]]:
     archive = str(shared_place.folder / "archive")
     shop = shared_place.shop(module="tests.support.letter_shop", settings={"dead_letter_archive": archive, "queues": POLICIES})
     shop.start("-Q", "celery,DLQ.celery")
-    ids = {what: shop.send("picky", what) for what in ("redrive", "edit", "archive", "discard", "park", "fail")}
+    ids = {what: shop.send("picky", what) for what in ("redrive", "edit", "archive", "discard", "park", "fail", "astray")}
     yield shop, ids
     shop.stop()
 
@@ -52,14 +52,15 @@ def test_a_letter_that_is_closed_is_gone(handled: tuple[Shop, dict[str, str]], w
     assert ids[what] not in lying(shop, PARKED)
 
 
-@pytest.mark.parametrize("what", ["park", "fail"])
+@pytest.mark.parametrize("what", ["park", "fail", "astray"])
 def test_a_letter_that_is_held_is_parked_once(handled: tuple[Shop, dict[str, str]], what: str) -> None:
-    """At once, or when its handler has failed three times."""
+    """At once, or when its handler has failed three times: by itself, or because it asks for a queue that is Celery's own."""
     shop, ids = handled
     until(lambda: ids[what] in lying(shop, PARKED), what="the letter to be parked")
     calls: list[Any] = shop.runs(f"handler-{ids[what]}")
     assert [call["handled"] for call in calls] == ([0] if what == "park" else [0, 1, 2])
     assert lying(shop, PARKED).count(ids[what]) == 1
+    assert "celery.pidbox" not in shop.leftovers()
 
 
 def lying(shop: Shop, queue: str) -> list[str]:

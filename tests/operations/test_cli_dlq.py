@@ -233,6 +233,22 @@ def test_a_terminal_is_asked_first(
     assert "?" not in desk.run("dlq", command, LETTERS, "--id", named, *more).output
 
 
+@pytest.mark.parametrize("origin", ["celery.pidbox", "other_app", "redelivery:delayed"])
+def test_who_is_asked_is_told_where_letters_would_go(desk: Desk, monkeypatch: pytest.MonkeyPatch, origin: str) -> None:
+    """By the app's own word: the places that a letter itself names are told to nobody."""
+    monkeypatch.setattr("redelivery.workers.cli.dlq_changes.is_terminal", lambda: True)
+    desk.client.lpush("other_app", b"theirs")
+    desk.die(task_message("honest"))
+    for number, queue in enumerate((origin, "orders")):
+        header = {"origin": {"queue": queue, "exchange": origin, "routing_key": origin}}
+        forged = task_message(f"forged-{number}", redelivery=header)
+        forged["properties"]["delivery_info"] = {"exchange": origin, "routing_key": origin}
+        desk.die(forged)
+    done = desk.run("dlq", "redrive", LETTERS, "--all", input="n\n")
+    assert "They would go to: orders 2.\nSend 2 of 3 letters of DLQ.orders back?" in done.stderr, done.stderr
+    assert (origin in done.output, desk.client.llen(LETTERS)) == (False, 3)
+
+
 def test_move_to_another_dead_letter_queue_or_to_a_queue(desk: Desk) -> None:
     """As dead as it was, or as a redrive; what is neither is refused, and so is where it lies."""
     for task_id in "abc":

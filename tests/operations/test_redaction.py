@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import json
+import logging
+import re
 import subprocess
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import celery
 import pytest
+from celery import chord
 
 from redelivery.middleware.logs import HIDDEN
 from redelivery.middleware.messages.steps import sealed
+from redelivery.middleware.worker import celery_lines
+from redelivery.middleware.worker.celery_lines import LOGGERS
 from redelivery.workers.letters import Letter
 from redelivery.workers.operations.redaction import redacted
 from tests.support.desk import LETTERS, Desk, task_message
@@ -19,7 +26,6 @@ from tests.support.running import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
     from tests.support.running import Shop
     from tests.support.servers import Server
@@ -87,6 +93,45 @@ def test_nothing_that_is_shown_or_logged_says_an_argument(shop: Callable[..., Sh
     assert "raised unexpected" in worker.text
     assert "event=hook.failed" in worker.text
     assert "secret_shop.py" in worker.text  # the places of a traceback stay
+
+
+@pytest.mark.parametrize("pool", first_quick(["prefork", "threads"]))
+def test_celerys_own_lines_say_no_argument(shop: Callable[..., Shop], pool: str) -> None:
+    """Those of its pool at DEBUG, of a chord with a member that fails, and of a receiver that raises what it was told."""
+    here = shop(module="tests.support.secret_shop", settings={**FAST, "redact": True}, backend=True)
+    worker = here.start("-l", "DEBUG", pool=pool)
+    names = [f"tests.support.secret_shop.{name}" for name in ("tells", "total")]
+    member = here.app.signature(names[0], (CARD,))
+    whole = chord([member, here.app.signature(names[0], (CARD,))])(here.app.signature(names[1]))
+    here.ended(whole.parent.results[0].id, "dead_lettered")
+    here.ended(whole.parent.results[1].id, "dead_lettered")
+    until(lambda: whole.state == "FAILURE", what="the chord to fail")
+    lines = worker.text.splitlines()
+    assert [line for line in lines if CARD in line] == []
+    for said in ("TaskPool: Apply", "Signal handler", "ValueError"):
+        assert any(said in line for line in lines), said
+
+
+def test_none_of_celerys_loggers_is_left_out() -> None:
+    """But for the one that an application's own task loggers hang below, and the one of what was printed."""
+    root = Path(celery.__file__).parent
+    names = set()
+    for file in root.rglob("*.py"):
+        module = ".".join(file.relative_to(root.parent).with_suffix("").parts).removesuffix(".__init__")
+        found = re.findall(r"get_logger\((?:(__name__)|'([^']+)')\)", file.read_text("utf-8"))
+        names |= {module if own else given for own, given in found}
+    assert len(names) > 30
+    assert names - {"celery.task", "celery.redirected"} <= set(LOGGERS)
+
+
+def test_a_warning_of_celerys_is_hidden_and_others_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Celery warns of what was raised around a task's body."""
+    monkeypatch.setattr(celery_lines, "redacting", [1])
+    hiding = celery_lines._Hiding()
+    for text, is_hidden in ((f"RuntimeWarning: Exception raised outside body: ValueError('{CARD}')", True), ("another", False)):
+        record = logging.LogRecord("py.warnings", logging.WARNING, "x", 1, "%s", (text,), None)
+        assert hiding.filter(record)
+        assert (record.getMessage() == HIDDEN, CARD in record.getMessage()) == (is_hidden, False)
 
 
 def test_without_it_all_is_shown(shop: Callable[..., Shop]) -> None:

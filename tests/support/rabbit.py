@@ -133,6 +133,12 @@ class Rabbit:
         lines = [line.split("\t") for line in json.loads(self.node.evaluate(code) or '""').splitlines()]
         return {name: (int(ready), int(unacked)) for name, ready, unacked in lines if name != TAP}
 
+    def exchanges(self) -> set[str]:
+        """The names of all exchanges."""
+        line = 'begin {resource, _, _, Name} = proplists:get_value(name, rabbit_exchange:info(X, [name])), [Name, "\\n"] end'
+        code = f'lists:flatten([binary_to_list(iolist_to_binary({line})) || X <- rabbit_exchange:list(<<"{self.name}">>)]).'
+        return set(json.loads(self.node.evaluate(code)).splitlines())
+
     # what tests of either broker ask for
 
     def tap(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from celery import Task
+from celery import Task, signals
 
 from redelivery import DeadLetter
 from tests.support.shop import app
@@ -47,6 +47,19 @@ def dies(card: str) -> None:
     """Gives up at once, and says why."""
     message = f"stolen: {card}"
     raise DeadLetter(message)
+
+
+@app.task
+def total(values: list[str]) -> str:
+    """The body of a chord."""
+    return ",".join(values)
+
+
+@signals.task_failure.connect
+def hears(exception: BaseException | None = None, **_: Any) -> NoReturn:
+    """A receiver that raises, and says what it was told."""
+    message = f"the receiver was told {exception}"
+    raise RuntimeError(message)
 
 
 @app.task

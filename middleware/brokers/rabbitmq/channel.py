@@ -31,6 +31,7 @@ from .acks import Settled, frames
 from .events import packed
 from .messages import EXPIRATION, PERSISTENT
 from .names import AmqpNames
+from .properties import frame_handler
 from .reading import ReadingAhead
 from .topology import declare_outcomes
 from .window import Windowed
@@ -78,6 +79,8 @@ class Channel(Windowed):
         #: Queues that were deleted under their consumers: nobody has what was delivered from them but this worker.
         self.deleted: set[str] = set()
         super().__init__(*args, **kwargs)
+        #: A body stays as it was on the wire: not each codec that a producer may name gives it back.
+        self.auto_decode = False
 
     # receiving
 
@@ -196,9 +199,12 @@ class Channel(Windowed):
 
 
 class Connection(ReadingAhead):
-    """A connection of py-amqp, with our channels."""
+    """A connection of py-amqp, with our channels, which no message that is read can end."""
 
     Channel = Channel
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **{"frame_handler": frame_handler, **kwargs})
 
 
 class RabbitTransport(pyamqp.Transport):

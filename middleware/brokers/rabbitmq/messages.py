@@ -1,7 +1,7 @@
 """A delivery of py-amqp as the JSON envelope that kombu writes on Redis, and such an envelope as a message that can be published.
 
 Nothing is lost on the way there and back; `docs/rabbitmq.md` says what is written how. Limits: bytes in a header that are valid
-UTF-8 come back as text, and lists and tables nest as deep as py-amqp reads them.
+UTF-8 come back as text, and what nests deeper than `MAX_DEPTH` is kept as bytes.
 """
 
 from __future__ import annotations
@@ -16,9 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 import amqp
 
+from redelivery.errors import EnvelopeError
+
 from ...messages.envelope import COPIES, DELIVERED, EXPIRATION
 from ...messages.steps import HEADER, Envelope, opened
 from .names import BITS, AmqpNames
+from .properties import MARK
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -36,7 +39,6 @@ OF_THE_BROKER = re.compile(
     r"x-(death|delivery-count|opt-delivery-count|acquired-count|(first|last)-death-(queue|reason|exchange))\Z"
 )
 PROPERTIES = ("correlation_id", "reply_to", "message_id", "timestamp", "type", "app_id", "cluster_id")
-MARK = "redelivery:is"
 OUR_DELAYS = AmqpNames().delivery_exchange
 OUR_LEVELS = frozenset(map(AmqpNames().level, range(BITS)))
 #: The bits of a native delay, ours or Celery's own, before a routing key.
@@ -49,9 +51,7 @@ def envelope_of(message: Any, *, queue: str, origin: tuple[str, str] | None = No
     `origin` is the exchange and routing key to remember where the message itself does not know them any more: those of the queue.
     """
     properties = message.properties
-    headers = _written(
-        {name: value for name, value in (properties.get("application_headers") or {}).items() if not _is_broker(name)}
-    )
+    headers = _written_headers(properties.get("application_headers") or {})
     kept: dict[str, Any] = {name: properties[name] for name in PROPERTIES if properties.get(name) is not None}
     if properties.get("user_id") is not None:
         kept["user_id"] = properties["user_id"]
@@ -100,7 +100,7 @@ def published_to(message: Any, *, queue: str, origin: tuple[str, str] | None = N
 def message_of(raw: bytes, *, target: tuple[str, str]) -> amqp.Message:
     """The message to publish to `target` (exchange, routing key). Raises `EnvelopeError` where these bytes are no envelope."""
     envelope = opened(raw)
-    properties, headers = envelope["properties"], dict(_read(envelope["headers"]))
+    properties, headers = envelope["properties"], _read_headers(envelope["headers"])
     if properties.get("expiration") is not None:
         headers[EXPIRATION] = str(properties["expiration"])
     if CC in headers:
@@ -179,6 +179,36 @@ def _bytes(body: Any, encoding: Any) -> bytes:
     if isinstance(body, str):
         return body.encode(encoding or "utf-8")
     return bytes(body)
+
+
+def _written_headers(headers: Mapping[Any, Any]) -> dict[str, Any]:
+    """The headers for JSON: each by its name; those whose names JSON has no word for, and one named like our mark, under the mark.
+
+    Steps add to our own header by name: so it has nothing but names.
+    """
+    named, others = {}, {}
+    for name, value in headers.items():
+        if not isinstance(name, str) or name == MARK:
+            others[name] = value
+        elif name == HEADER and isinstance(value, dict):
+            named[name] = {key: _written(each) for key, each in value.items() if isinstance(key, str) and key != MARK}
+        elif not _is_broker(name):
+            named[name] = _written(value)
+    return {**named, MARK: _written(others)} if others else named
+
+
+def _read_headers(headers: Mapping[str, Any]) -> dict[Any, Any]:
+    """What `_written_headers` wrote. Raises `EnvelopeError` for what AMQP has no word for, as another broker may bring it."""
+    try:
+        named = {name: _read(value) for name, value in headers.items()}
+    except (ArithmeticError, OSError, RecursionError, TypeError, ValueError) as exc:
+        msg = f"the headers cannot be written for AMQP: {exc}"
+        raise EnvelopeError(msg) from exc
+    others = named.get(MARK)
+    if isinstance(others, dict):
+        del named[MARK]
+        named.update(others)
+    return named
 
 
 def _written(value: Any) -> Any:  # noqa: PLR0911 - one for each type

@@ -24,6 +24,8 @@ from amqp.exceptions import UnexpectedFrame
 from amqp.transport import TCPTransport
 from kombu.transport import pyamqp
 
+from .properties import is_deep
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -178,7 +180,7 @@ def delivery_at(buffer: bytes, at: int) -> Delivery | None:
     """The delivery that begins here; None where there is none that is whole and of the common kind."""
     try:
         return _delivery_at(buffer, at)
-    except (ValueError, IndexError, StructError):  # text that is none, or what was taken for a number of bytes
+    except (ValueError, IndexError, StructError, RecursionError):  # text that is none, or what was taken for a number of bytes
         return None
 
 
@@ -233,7 +235,7 @@ def _properties(buffer: bytes, at: int, flags: int) -> dict[str, Any] | None:
             properties[name], at = _short(buffer, at)
     if flags & 0x2000:
         table = _table(buffer, at)
-        if table is None:
+        if table is None or any(is_deep(value) for value in table[0].values() if isinstance(value, (dict, list))):
             return None
         properties["application_headers"], at = table
     for flag, name in ((0x1000, "delivery_mode"), (0x0800, "priority")):

@@ -53,7 +53,8 @@ class Windowed(pyamqp.Channel):
 
     def basic_consume(self, queue: str = "", consumer_tag: str = "", *args: Any, **kwargs: Any) -> Any:
         """As py-amqp's; remembers which queue the consumer is of, and how it was begun."""
-        tag = super().basic_consume(queue, consumer_tag, *args, **kwargs) or consumer_tag
+        answered = super().basic_consume(queue, consumer_tag, *args, **kwargs)
+        tag = answered if isinstance(answered, str) else consumer_tag  # py-amqp 5.1 has another answer where nobody waits
         self.queue_of_tag[tag] = queue
         if kwargs.get("callback") is not None:
             self._first[queue] = (tag, kwargs)

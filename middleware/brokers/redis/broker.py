@@ -70,7 +70,9 @@ class RedisBroker(RedisTransport):
         return bool(self.client.exists(self.keys.list(name), self.keys.bindings(name)))
 
     def objection_to(self, queue: str) -> str | None:
-        """Whether another thing than a queue has this name's key."""
+        """Whether another thing than a queue has this name's key, now or whenever kombu needs it: it may be told other names."""
+        if queue in {self.keys.unacked_name, self.keys.unacked_index_name, self.keys.unacked_mutex_name}:
+            return "is a name that kombu uses itself"
         held = text_of(self.client.type(self.keys.list(queue)))
         return None if held in {"none", "list"} else f"is the key of a {held} on this server, and no queue"
 

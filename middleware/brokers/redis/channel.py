@@ -247,9 +247,13 @@ class Receiving:
             # Before the pushes behind it are looked at: each of them is news to a reply that found nothing.
             self._take_in(reply)
         else:
-            connection.read_response(push_request=True)
+            connection.read_response(**self._as_push())
         while not self.receiver.is_woken and connection.can_read(0):
-            connection.read_response(push_request=True)
+            connection.read_response(**self._as_push())
+
+    def _as_push(self: Any) -> dict[str, bool]:
+        """How redis-py is asked for what the server pushes; one that was not asked to push is read as any other."""
+        return {"push_request": True} if self.receiver.is_tracking else {}
 
     def _take_in(self: Any, reply: list[Any]) -> None:
         """Put the whole batch in line before any of it is handed over."""

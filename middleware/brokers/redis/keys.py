@@ -29,6 +29,7 @@ class Keys:
     priority_steps: tuple[int, ...] = (0, 3, 6, 9)
     unacked_name: str = "unacked"
     unacked_index_name: str = "unacked_index"
+    unacked_mutex_name: str = "unacked_mutex"
 
     @classmethod
     def of(cls, channel: Channel) -> Self:
@@ -39,6 +40,7 @@ class Keys:
             priority_steps=tuple(channel.priority_steps),
             unacked_name=channel.unacked_key,
             unacked_index_name=channel.unacked_index_key,
+            unacked_mutex_name=channel.unacked_mutex_key,
         )
 
     # kombu's

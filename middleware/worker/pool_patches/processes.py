@@ -18,7 +18,7 @@ from contextlib import suppress
 from inspect import isgenerator
 from typing import TYPE_CHECKING, Any
 
-from billiard.pool import RUN, TERMINATE, WorkersJoined
+from billiard import pool as billiards
 from celery.concurrency import prefork
 
 from ...logs import log
@@ -44,6 +44,8 @@ USED = (
     "outbound_buffer",
     "process_flush_queues",
 )
+#: What is used of billiard's own module.
+USED_OF_BILLIARD = ("RUN", "TERMINATE", "WorkersJoined")
 
 
 class PoolProcesses:
@@ -62,7 +64,8 @@ class PoolProcesses:
 
     def lacks(self) -> list[str]:
         """What this pool should have and has not, so that its inner workings are others than we know."""
-        return [] if self.inner is None else [name for name in USED if not hasattr(self.inner, name)]
+        without = [name for name in USED_OF_BILLIARD if not hasattr(billiards, name)]
+        return without if self.inner is None else [*without, *(name for name in USED if not hasattr(self.inner, name))]
 
     def is_known(self) -> bool:
         """Whether this is a pool whose inner workings we know, and whose children the loop has begun to hear."""
@@ -73,7 +76,7 @@ class PoolProcesses:
 
     def is_closed(self) -> bool:
         """Whether the pool is given nothing more: it is being stopped, or is."""
-        return self.inner is None or self.inner._state != RUN  # noqa: SLF001
+        return self.inner is None or self.inner._state != billiards.RUN  # noqa: SLF001
 
     def is_over(self) -> bool:
         """Whether no child is left."""
@@ -135,7 +138,7 @@ class PoolProcesses:
         inner._cache.clear()  # noqa: SLF001
         inner._active_writers.clear()  # noqa: SLF001
         inner.outbound_buffer.clear()
-        inner._state = TERMINATE  # noqa: SLF001
+        inner._state = billiards.TERMINATE  # noqa: SLF001
         self._pool._state = self._pool.TERMINATE  # noqa: SLF001
         if (run := getattr(prefork, "_run_ready_callbacks", None)) is not None:  # Celery 5.6 leaves them to the loop's own end
             with suppress(Exception):
@@ -187,7 +190,7 @@ class PoolProcesses:
         self.inner.process_flush_queues = self._hear_to_its_end
         try:
             self.inner._join_exited_workers(shutdown=True)  # noqa: SLF001
-        except WorkersJoined:
+        except billiards.WorkersJoined:
             return
         except Exception:  # noqa: BLE001 - a callback of the application's: the others go on
             log.exception("child.unheard")

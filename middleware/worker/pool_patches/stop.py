@@ -33,6 +33,7 @@ from celery.platforms import EX_FAILURE
 from celery.utils.log import get_logger
 from celery.worker import state
 
+from ... import known
 from ...logs import log
 from .last_resort import LastResort
 from .processes import PoolProcesses
@@ -52,7 +53,7 @@ __all__ = ["Stop", "is_known", "spare_the_handler", "stop_of"]
 TURN = 0.05
 #: What Celery's handler of a cold shutdown calls, and nothing else that reaches the pool or the broker.
 CALLS = {"wait_for_soft_shutdown", "cancel_active_requests", "cancel", "stop"}
-CELERYS = "this Celery is none that we know: a stop is its own, and may wait for what a signal has interrupted"
+CELERYS = "this Celery, or its pool, is none that we know: a stop is its own, and may wait for what a signal has interrupted"
 #: The second signal takes the rest of a soft shutdown's time away.
 AT_ONCE = 2
 
@@ -66,14 +67,15 @@ def stop_of(consumer: Consumer, runtime: Runtime) -> Stop | None:
     if consumer.hub is None or not runtime.enforces or not has_kind:
         return None
     if not is_known():
-        log.warning("stop.unknown", lacks=",".join(sorted(CALLS - _calls())), why=CELERYS)
+        lacks = ",".join(sorted(CALLS - _calls())) or "a version that is known"
+        log.warning("stop.unknown", lacks=lacks, why=CELERYS)
         return None
     return Stop(consumer, runtime)
 
 
 def is_known() -> bool:
-    """Whether Celery's handler of a cold shutdown is one that we know."""
-    return _calls() >= CALLS
+    """Whether Celery's handler of a cold shutdown is one that we know, and so are the versions of Celery and its pool."""
+    return _calls() >= CALLS and known.is_known("celery", "billiard")
 
 
 def _calls() -> set[str]:

@@ -108,6 +108,7 @@ def test_each_reason_of_rabbitmqs_becomes_ours_once(rabbit: Rabbit) -> None:
     until(lambda: time.time() * 1000 > died_ms, what="its second to be over: a redrive leaves alone what dies later")
     assert Place.command(app, "dlq", "redrive", "DLQ.refused", "--all")["moved"] == 1
     assert rabbit.depth("refused") == 1
+    assert rabbit.depth("redelivery.outcomes") in {None, 0}
 
 
 def test_a_death_that_is_imported_twice_is_one_event(rabbit: Rabbit) -> None:
@@ -163,7 +164,13 @@ def test_what_is_no_death_stays_and_says_why(rabbit: Rabbit) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "word"), [("refused", "what waits there is alive"), ("nowhere", "there is no queue 'nowhere' on the broker")]
+    ("name", "word"),
+    [
+        ("refused", "what waits there is alive"),
+        ("nowhere", "there is no queue 'nowhere' on the broker"),
+        ("redelivery.outcomes", "is a name that redelivery uses itself"),
+        ("w0@shop.celery.pidbox", "is a name that Celery uses itself"),
+    ],
 )
 def test_a_queue_that_lives_or_is_not_there_is_refused(rabbit: Rabbit, name: str, word: str) -> None:
     """Exit code 2, and a line; nothing is looked at."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import struct
 from datetime import UTC, datetime
 from decimal import Decimal
 from types import SimpleNamespace
@@ -25,13 +26,16 @@ from redelivery.middleware.brokers.rabbitmq.messages import (
     message_of,
 )
 from redelivery.middleware.brokers.rabbitmq.names import BITS, MAX_DELAY, AmqpNames, address, delay_key
+from redelivery.middleware.brokers.rabbitmq.properties import KEPT_RAW, MARK, MAX_DEPTH, Received, frame_handler
 from redelivery.middleware.messages.events import ENTRY, Event, Numbering, Outcome
-from redelivery.middleware.messages.steps import HEADER, Envelope, opened
+from redelivery.middleware.messages.steps import HEADER, Attempt, Envelope, opened, redelivered, sealed
+from tests.support import wire
+from tests.support.desk import task_message
 
 
 def received(message: amqp.Message, **info: Any) -> Any:
-    """The message as a consumer is given it: through py-amqp's own writing and reading."""
-    wire = amqp.Message()
+    """The message as a consumer is given it: through py-amqp's own writing, and the reading of our connections."""
+    wire = Received()
     wire._load_properties(60, message._serialize_properties(), 0)
     body = message.body.encode() if isinstance(message.body, str) else message.body
     properties = dict(wire.properties)
@@ -81,6 +85,97 @@ def test_what_json_has_no_word_for_comes_back_too(value: Any) -> None:
     """Bytes, times, decimals, nested; and a table that looks like one of our marks."""
     again = there_and_back(amqp.Message(b"", application_headers={"h": value}))
     assert again.properties["application_headers"] == {"h": value}
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [{MARK: 5}, {MARK: {MARK: "bytes", "of": "!"}}, {b"\xff": 1}, {HEADER: {MARK: 5}}, {HEADER: {b"\xff": 5, "attempt": 0}}],
+    ids=repr,
+)
+def test_no_name_of_a_header_takes_ours_away(headers: dict[Any, Any]) -> None:
+    """One named like our mark, or named in no text: what we add stays at each move, and so do the producer's headers."""
+    raw = envelope_of(received(amqp.Message(b"", application_headers={"mine": 1, **headers})), queue="orders")
+    for attempt in (1, 2, 3):
+        counted = Attempt(at_ms=1, worker="w", exception="E")
+        raw = sealed(redelivered(opened(raw), "orders", seen_ms=1, attempt=counted))
+        raw = envelope_of(received(message_of(raw, target=("", "orders"))), queue="orders")
+        assert Envelope.of(opened(raw)["headers"]).attempt == attempt
+    again = received(message_of(raw, target=("", "orders"))).properties["application_headers"]
+    assert {name: value for name, value in again.items() if name not in {HEADER, "retries", "redelivered"}} == {
+        "mine": 1,
+        **{name: value for name, value in headers.items() if name != HEADER},
+    }
+
+
+# what other clients can write
+
+
+def said(headers: dict[str, Any]) -> dict[str, Any]:
+    """A message with these headers besides its own."""
+    message = task_message("odd")
+    return {**message, "headers": {**message["headers"], **headers}}
+
+
+@pytest.mark.parametrize("kind", [b"A", b"F"])
+@pytest.mark.parametrize("depth", [MAX_DEPTH - 1, MAX_DEPTH, MAX_DEPTH + 1, 600, 2000, 20_000])
+def test_what_nests_too_deep_is_kept_as_bytes(depth: int, kind: bytes) -> None:
+    """Up to 64 tables and lists in each other are read; what is deeper comes back as it came, beside the headers around it."""
+    item = wire.deep(depth, kind)
+    message = task_message("deep", x=item, after=1)
+    found = received(wire.wired(message))
+    value = found.properties["application_headers"]["x"]
+    assert (isinstance(value, dict) and value.get(MARK) == KEPT_RAW) == (depth > MAX_DEPTH)
+    again = there_and_back(wire.wired(message)).properties
+    assert (again["application_headers"]["x"], again["application_headers"]["after"]) == (value, 1)
+    if depth > MAX_DEPTH:
+        assert bytes(value["of"]) == item
+
+
+@pytest.mark.parametrize("name", wire.ODD)
+def test_a_value_that_py_amqp_cannot_read_ends_nothing(name: str) -> None:
+    """It is read, or kept; so is what stands around it, and it can be moved."""
+    message = said({"x": wire.ODD[name], "in": {"y": [wire.ODD[name]]}, "after": 1})
+    before, after = received(wire.wired(message)), there_and_back(wire.wired(message))
+    assert before.properties["application_headers"] == after.properties["application_headers"]
+    assert after.properties["application_headers"]["after"] == 1
+
+
+def test_names_and_properties_that_are_no_text_end_nothing() -> None:
+    """A header's name stays as it is; in a property `?` stands for what is not ASCII, so that it fits where it came from."""
+    message = task_message("odd", after=1)
+    message["headers"] = {b"\xff": wire.ODD["a time in the year 292 billion"], **message["headers"]}
+    again = there_and_back(wire.wired(message, correlation_id=b"\xff" * 255, content_type=b"\xfe", reply_to=b"r"))
+    assert again.properties["correlation_id"] == "?" * 255
+    assert (again.properties["content_type"], again.properties["reply_to"]) == ("?", "r")
+    assert again.properties["application_headers"][b"\xff"][MARK] == KEPT_RAW
+    assert again.properties["application_headers"]["after"] == 1
+
+
+def test_a_type_that_nobody_knows_hides_what_is_behind_it_alone() -> None:
+    """Its length is not known."""
+    message = task_message("odd", x=b"Z\x00\x01", after=1)
+    headers = there_and_back(wire.wired(message)).properties["application_headers"]
+    assert (headers["id"], headers[MARK][MARK]) == ("odd", KEPT_RAW)
+    assert not {"x", "after"} & headers.keys()
+
+
+def test_our_own_header_that_cannot_be_read_counts_as_absent() -> None:
+    """Whatever is in it."""
+    found = received(wire.wired(said({HEADER: {"attempt": 5, "x": wire.deep(600)}})))
+    assert HEADER not in found.properties["application_headers"]
+
+
+@pytest.mark.parametrize(
+    ("method", "before"), [((60, 60), b"\x02ct" + bytes(8) + b"\x00"), ((60, 71), bytes(9)), ((60, 50), b"\x01\x38\x01\xfe")]
+)
+def test_a_routing_key_that_is_no_text_ends_nothing(method: tuple[int, int], before: bytes) -> None:
+    """A topic exchange lets it through."""
+    heard: list[Any] = []
+    on_frame = frame_handler(SimpleNamespace(bytes_recv=0), lambda *given: heard.append(given))
+    content = struct.pack(">HH", *method) + before + "\x05sh\u00e9p".encode() + b"\x03a\xff."
+    assert not on_frame((1, 1, content))
+    assert on_frame((2, 1, struct.pack(">HxxQ", 60, 0) + wire.wired(task_message())._serialize_properties()))
+    assert heard[0][2] == content.replace(b"\xff", b"?")
 
 
 def test_all_properties_come_back() -> None:

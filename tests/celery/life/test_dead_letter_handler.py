@@ -16,7 +16,7 @@ from celery import Celery
 
 from redelivery import Letter, Redelivery
 from redelivery.errors import ConfigurationError, EnvelopeError, RedriveError
-from redelivery.middleware.messages.steps import Attempt, Failed, dead, sealed
+from redelivery.middleware.messages.steps import HEADER, Attempt, Failed, dead, sealed
 from redelivery.middleware.worker.letter_handler import handlers_of
 from redelivery.workers.brokers.redis.transport import redis_of
 from redelivery.workers.operations.inventory import take as inventory
@@ -109,6 +109,21 @@ def test_a_handler_archives_a_letter(handled: Shop, place: Path) -> None:
     assert handled.outcomes_of(task_id) == ["published", "dead_lettered", "purged"]
     rows = [row for row in archived(place / "archive") if row["task_id"] == task_id]
     assert [(row["task_id"], row["dead_letter_queue"], row["why"]) for row in rows] == [(task_id, "DLQ.celery", "handler")]
+
+
+def test_an_archive_is_named_after_the_queue_that_held_the_letter(handled: Shop, place: Path) -> None:
+    """Not after what the message says of its delivery, which whoever published it wrote."""
+    task_id = handled.send("picky", "park")
+    parked(handled, task_id)
+    [letter] = [each for each in handled.letters(PARKED) if each["headers"]["id"] == task_id]
+    letter["headers"] |= {"id": "elsewhere", HEADER: {**letter["headers"][HEADER], "parked": False}}
+    letter["body"] = body_of("archive")
+    letter["properties"]["delivery_info"] = {"exchange": "", "routing_key": "../elsewhere"}
+    handled.server.client.lpush("DLQ.celery", sealed(letter))
+    handled.ended("elsewhere", "purged")
+    rows = [row for row in archived(place / "archive") if row["task_id"] == "elsewhere"]
+    assert [row["dead_letter_queue"] for row in rows] == ["DLQ.celery"]
+    assert {file.parent.name for file in (place / "archive").rglob("*.parquet")} == {"dead_letter_queue=DLQ.celery"}
 
 
 def archived(folder: Path) -> list[dict[str, Any]]:

@@ -112,23 +112,54 @@ SECRET = "4111-1111"
 HOSTILE = "x\x1b[2J\r\ny\u202ez"
 
 
-@pytest.mark.parametrize("processors", [None, [structlog.processors.KeyValueRenderer(repr_native_str=False)]])
+#: How a host may render: values alone, with the text of an exception as one of them, or as people like it in a terminal.
+RENDERINGS: dict[str, list[Any] | None] = {
+    "ours": None,
+    "values": [structlog.processors.KeyValueRenderer(repr_native_str=False)],
+    "exceptions": [structlog.processors.format_exc_info, structlog.processors.KeyValueRenderer(repr_native_str=False)],
+    "console": [structlog.dev.ConsoleRenderer(colors=False)],
+    "plain console": [structlog.dev.ConsoleRenderer(colors=False, exception_formatter=structlog.dev.plain_traceback)],
+}
+
+
+@pytest.mark.parametrize("processors", RENDERINGS.values(), ids=RENDERINGS)
 def test_what_strangers_wrote_moves_no_cursor(caplog: pytest.LogCaptureFixture, processors: list[Any] | None) -> None:
     """In a value, a list, the text of an exception below the line; where the host renders, and where it does not."""
     if processors is not None:
         structlog.configure(processors=processors)
     caplog.handler.setFormatter(logging.Formatter("%(message)s"))
     try:
-        raise ValueError(HOSTILE)  # noqa: TRY301 - what is logged was raised
+        raise ValueError(f"{HOSTILE} s3://KEY:SECRET@bucket/x")  # noqa: EM102, TRY003, TRY301 - what is logged was raised
     except ValueError:
         log.exception("message.invalid", queue=HOSTILE, tags=[HOSTILE], facts={HOSTILE: HOSTILE})
     assert harmless(caplog.text)
+    assert "SECRET" not in caplog.text
     assert "x\\x1b[2J\\r" in caplog.text.replace("\\\\", "\\")
     assert caplog.records[0].exc_info is not None  # for whoever wants the exception itself
     with bound_contextvars(task_id=HOSTILE):
         record = logging.LogRecord("host", logging.INFO, "", 0, "", None, None)
         TaskContext().filter(record)
     assert harmless(record.task_id)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("given", [True, "exception", "tuple"])
+def test_an_exception_that_is_harmless_is_left_to_the_host(given: Any) -> None:
+    """In whichever way it is given; one that is not comes as text."""
+    seen: list[Any] = []
+
+    def see(_logger: Any, _method: str, event: Any) -> str:
+        seen.append(dict(event))
+        return "line"
+
+    structlog.configure(processors=[see])
+    for text in ("fine", HOSTILE):
+        try:
+            raise ValueError(text)  # noqa: TRY301 - what is logged was raised
+        except ValueError as exc:
+            info = {"exception": exc, "tuple": (type(exc), exc, exc.__traceback__)}.get(given, given)
+            log.error("message.invalid", exc_info=info)
+    assert ("exc_info" in seen[0], "exception" in seen[0]) == (True, False)
+    assert ("exc_info" in seen[1], "ValueError: x\\x1b[2J" in seen[1]["exception"]) == (False, True)
 
 
 def test_no_line_has_credentials(caplog: pytest.LogCaptureFixture) -> None:

@@ -65,6 +65,15 @@ def test_what_cannot_be_installed_here_is_named_by_its_module(tmp_path: Path, mo
     assert wanted in names(looked_at(tmp_path, module))
 
 
+def test_stubs_are_named_where_they_are_installed(tmp_path: Path) -> None:
+    """celery-types has no module that an app imports: its distribution is all that can be seen."""
+    assert "celery-types" not in names(looked_at(tmp_path, "json"))
+    installed = tmp_path / "celery_types-0.26.0.dist-info"
+    installed.mkdir()
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: celery-types\nVersion: 0.26.0\n")
+    assert "celery-types" in names(looked_at(tmp_path, "json"))
+
+
 @pytest.mark.parametrize("name", sorted({each.name for each in NEIGHBOURS} - ABSENT))
 def test_each_name_is_that_of_a_distribution(name: str) -> None:
     """It is installed here by that name, so that the tests of `docs/integrations.md` have it: where it is not, they fail."""

@@ -19,6 +19,8 @@ from tests.support.servers import Server, binaries
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from tests.support.rabbit import Rabbit
+
 pytestmark = pytest.mark.xdist_group("own_strategy")
 
 POLICY = {"redelivery_delay": 0.1, "max_delivery_attempts": 3}
@@ -53,6 +55,22 @@ def test_no_success_is_claimed_of_a_batch(shop: Shop, pool: str, task: str) -> N
         assert len(shop.runs(task_id)) == 1
     until(lambda: shop.leftovers() == {}, what="nothing to be held")
     assert shop.letters() == []
+
+
+def test_no_success_is_claimed_of_a_batch_on_rabbitmq(rabbit: Rabbit, tmp_path: Path) -> None:
+    """The same on a broker without leases: each message of a batch that fails has one end, and is run once."""
+    here = Shop(rabbit, tmp_path, settings={"queues": {"#": POLICY}}, module="tests.support.batching")  # type: ignore[arg-type]
+    try:
+        here.start()
+        ids = [here.send("breaks", number) for number in range(4)]
+        for task_id in ids:
+            assert here.ended(task_id, "unobserved").attempt == 1
+            assert here.outcomes_of(task_id) == ["published", "unobserved"]
+            assert len(here.runs(task_id)) == 1
+        until(lambda: here.leftovers() == {}, what="nothing to be held")
+        assert rabbit.depth("DLQ.celery") in {None, 0}
+    finally:
+        here.stop()
 
 
 @pytest.mark.full

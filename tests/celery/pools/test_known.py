@@ -81,6 +81,7 @@ def test_an_unknown_celery_has_its_own_pool(shop: Callable[..., Shop], library: 
     assert set(found).isdisjoint(OURS)
     assert is_under_way
     assert unknown(worker) == [library]
+    assert 'event=stop.unknown lacks="a version that is known"' in worker.text
 
 
 def test_an_unknown_redis_py_polls_and_waits(shop: Callable[..., Shop]) -> None:

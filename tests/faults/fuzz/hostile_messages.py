@@ -46,6 +46,10 @@ HEADERS = (
     "redelivery-dead-letter-eligible",
     "redelivery-time-to-live-ms",
     "redelivery-delivery-delay-ms",
+    "redelivery-expiration",
+    "redelivery-delivered",
+    "redelivery-cc",
+    "redelivery:is",
 )
 OURS = (
     "version",

@@ -6,34 +6,40 @@ And every operator's command answers while such letters lie there. `FUZZ_HEADERS
 from __future__ import annotations
 
 import json
-import math
 import os
 import random
 import re
 import sys
 import types
 import uuid
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from click.testing import CliRunner
 
-from redelivery.middleware.brokers.rabbitmq.messages import message_of
+from redelivery.middleware.brokers.rabbitmq.messages import MAX_HEADERS
+from redelivery.middleware.brokers.rabbitmq.properties import MARK
 from redelivery.middleware.messages.envelope import DELIVERED
 from redelivery.middleware.messages.steps import HEADER, sealed
 from redelivery.workers.cli.main import redelivery
-from tests.faults.fuzz.hostile_messages import OURS, value
+from tests.faults.fuzz.hostile_messages import OURS, nested, value
 from tests.support.desk import task_message
 from tests.support.lanes import seed
 from tests.support.running import Shop, until
+from tests.support.wire import wired
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    from click.testing import Result
+
     from tests.support.rabbit import Rabbit
 
 COUNT = int(os.environ.get("FUZZ_HEADERS", "300"))
+#: Messages whose time has not come when the operator's commands are asked.
+WAITING = 12
 SETTINGS = {"queues": {"#": {"redelivery_delay": 0.02, "max_delivery_attempts": 2}, "handled": {"max_delivery_attempts": 2}}}
 WHERE = ("celery", "DLQ.celery", "DLQ.handled")
 #: Places that are somebody else's, or of use to somebody who lies.
@@ -46,10 +52,10 @@ REASONS = ("exhausted", "expired", "rejected", "worker_lost", "operator", "non_r
 #: What an app of these queues has on its broker, whatever is sent to it.
 OWN = re.compile(
     r"""
-    (DLQ\.)*(celery|handled)(\x06\x16[369])? | unacked | unacked_index | _kombu\.binding(\.|_permanent\.|_deadlines).*
+    (DLQ\.)*(celery|handled|other)(\x06\x16[369])? | unacked | unacked_index | _kombu\.binding(\.|_permanent\.|_deadlines).*
     | redelivery:(leases|owners|starts|outcomes(:.*)?|dead_letter_queues|dispatcher|letter_keeper|letter_watcher|exporter)
     | redelivery:(received|slots):.* | redelivery:delayed(:tasks)?
-    | redelivery:(armed|delayed:due|delayed:messages):(DLQ\.)*(celery|handled)(\x06\x16[369])?
+    | redelivery:(armed|delayed:due|delayed:messages):(DLQ\.)*(celery|handled|other)(\x06\x16[369])?
     | redelivery\.(outcomes|watching|journal) | redelivery\.start\.[0-9a-f]{40} | redelivery_delayed_.*
     | .*celery\.pidbox | celeryev\..*
     """,
@@ -102,6 +108,7 @@ def forged(chance: random.Random) -> Any:
         },
     }
     header = {name: made() for name, made in likely.items() if chance.random() < 0.6}
+    header.update({name: value(chance) for name in ("deaths", "origin", "undelivered", "attempts") if chance.random() < 0.25})
     header.update({name: value(chance) for name in OURS if chance.random() < 0.05})
     return header
 
@@ -113,16 +120,20 @@ def messages(chance: random.Random) -> Iterator[tuple[str, dict[str, Any]]]:
         message["headers"][HEADER] = forged(chance)
         if chance.random() < 0.3:
             message["headers"][DELIVERED] = {"exchange": chance.choice(("", *PLACES)), "routing_key": chance.choice(PLACES)}
+        if chance.random() < 0.05:
+            message["headers"]["x"] = nested(chance.choice((63, 70, 600)), chance)
+        if chance.random() < 0.05:
+            message["headers"][MARK] = value(chance)
         yield chance.choice(WHERE), message
 
 
-def finite(given: Any) -> Any:
-    """The same without infinities and NaN: RabbitMQ closes the connection of whoever sends one."""
-    if isinstance(given, float) and not math.isfinite(given):
-        return str(given)
-    if isinstance(given, dict):
-        return {name: finite(each) for name, each in given.items()}
-    return [finite(each) for each in given] if isinstance(given, list) else given
+def waiting(chance: random.Random) -> Iterator[dict[str, Any]]:
+    """Messages whose time comes in an hour; the header of the first is sound."""
+    at = (datetime.now(UTC) + timedelta(hours=1)).isoformat()
+    for number in range(WAITING):
+        message = task_message(f"waits-{number}", "tests.support.lied_to.take", eta=at)
+        message["headers"].update({HEADER: forged(chance)} if number else {})
+        yield message
 
 
 def answers(here: Shop, folder: Path, *, letters: str) -> None:
@@ -130,30 +141,44 @@ def answers(here: Shop, folder: Path, *, letters: str) -> None:
     module = types.ModuleType(f"operator_{uuid.uuid4().hex}")
     module.app = here.app  # type: ignore[attr-defined]
     sys.modules[module.__name__] = module
+    waits = [f"waits-{number}" for number in range(WAITING)]
     commands: list[tuple[str, ...]] = [
         *(("dlq", "list"), ("dlq", "show", letters), ("dlq", "show", letters, "--full", "--limit", "500"), ("dlq", "causes")),
+        *(("dlq", "show", letters, "--id", f"fuzz-{number}") for number in range(0, COUNT, 20)),
         *(("dlq", "export", letters), ("dlq", "export", letters, "--to", str(folder / "letters"))),
         *(("dlq", "redrive", letters, "--all", "--dry-run"), ("dlq", "purge", letters, "--all", "--dry-run")),
-        *(("dlq", "move", letters, "--all", "--to", "DLQ.other", "--create", "--dry-run"), ("metrics",), ("delayed", "list")),
-        *(("task", "show", "fuzz-1"), ("inventory", "export", "--to", str(folder / "inventory"))),
+        *(("dlq", "move", letters, "--all", "--to", "DLQ.other", "--create", "--dry-run"), ("dlq", "import", letters)),
+        *(("metrics",), ("delayed", "list"), ("outcomes", "tail"), ("adopt",), ("leave", "--dry-run"), ("leave", "--yes")),
+        ("policy", "explain", "--queue", "celery", "--task", "tests.support.lied_to.take"),
+        *(("delayed", "show", each) for each in waits),
+        *(("delayed", "reschedule", each, "--in", "2h") for each in waits),
+        *(("delayed", "promote", each) for each in waits[::3]),
+        *(("delayed", "cancel", each) for each in waits),
+        *(("task", "show", "fuzz-1"), ("task", "show", waits[0]), ("inventory", "export", "--to", str(folder / "inventory"))),
         ("outcomes", "export", "--to", str(folder / "outcomes")),
+        ("dlq", "move", letters, "--reason", "rejected", "--to", "DLQ.other", "--create", "--yes"),
+        ("dlq", "purge", letters, "--reason", "expired", "--archive", str(folder / "archive"), "--yes"),
         ("dlq", "redrive", letters, "--all", "--yes"),
     ]
     try:
         for words in commands:
             for form in ((), ("--json",)):
-                done = CliRunner().invoke(redelivery, ["-A", module.__name__, *words, *form])
-                is_known = words[0] != "task" or "no" in done.output
-                assert done.exit_code == 0 or (done.exit_code == 2 and words[0] in {"task", "metrics"} and is_known), (
-                    words,
-                    done.output[-2000:],
-                    done.exception,
-                )
-                assert isinstance(done.exception, (SystemExit, type(None))), (words, done.exception)
-                if form and not done.exit_code and words[:2] != ("dlq", "export"):
-                    json.loads(done.stdout, parse_constant=_refused)
+                _answers(CliRunner().invoke(redelivery, ["-A", module.__name__, *words, *form]), words, is_json=bool(form))
     finally:
         del sys.modules[module.__name__]
+
+
+def _answers(done: Result, words: tuple[str, ...], *, is_json: bool) -> None:
+    """It ended well, or said in one line why it cannot, where it may be so."""
+    may_refuse = words[0] in {"task", "metrics", "leave", "delayed"} or words[:2] == ("dlq", "import") or "--id" in words
+    assert isinstance(done.exception, (SystemExit, type(None))), (words, done.exception)
+    assert done.exit_code == 0 or (done.exit_code == 2 and may_refuse), (words, done.output[-2000:])
+    if done.exit_code and not is_json:
+        assert words[0] == "metrics" or done.stderr.count("redelivery: error: ") == 1, (words, done.stderr)
+    if is_json and not done.exit_code:
+        lines = words[:2] in {("dlq", "export"), ("outcomes", "tail")} and "--to" not in words
+        for each in done.stdout.splitlines() if lines else [done.stdout]:
+            json.loads(each, parse_constant=_refused)
 
 
 def _refused(word: str) -> Any:
@@ -162,8 +187,10 @@ def _refused(word: str) -> Any:
 
 
 def at_rest(sizes: dict[str, int]) -> bool:
-    """Whether nothing is under way but letters that nobody takes."""
-    return not {name: size for name, size in sizes.items() if not name.startswith("DLQ.") or name == "DLQ.handled"}
+    """Whether nothing is under way but letters that nobody takes, and what waits for its time."""
+    return not {
+        name: size for name, size in sizes.items() if name != "delayed" and (not name.startswith("DLQ.") or name == "DLQ.handled")
+    }
 
 
 @pytest.mark.slow
@@ -180,6 +207,9 @@ def test_whatever_our_header_says_nothing_but_the_apps_own_is_touched_on_redis(s
         client.lpush(name, sealed(message))
     until(lambda: at_rest(here.leftovers()), 120, f"all to end: {here.leftovers()}")
     client.lpush("DLQ.celery", *letters)
+    for message in waiting(random.Random(seed())):  # noqa: S311 - as above
+        client.lpush("celery", sealed(message))
+    until(lambda: set(here.leftovers()) <= {"delayed", "DLQ.celery"}, 60, f"them to wait: {here.leftovers()}")
     answers(here, tmp_path, letters="DLQ.celery")
     until(lambda: at_rest(here.leftovers()), 120, f"all to end: {here.leftovers()}")
     keys = {name.decode("utf-8", "replace") for name in client.scan_iter(count=1000)}
@@ -202,16 +232,20 @@ def test_whatever_our_header_says_nothing_but_the_apps_own_is_touched_on_rabbitm
             for name in ("foreign", "spy", "DLQ.celery"):
                 channel.queue_declare(name, durable=True, auto_delete=False)
             channel.queue_bind("spy", "celery.pidbox", "")
-            for name, message in messages(random.Random(seed())):  # noqa: S311 - a scenario, no secret
-                try:
-                    made = message_of(sealed(finite(message)), target=("", name))
-                    made._serialize_properties()
-                except Exception:  # noqa: BLE001, S112 - what AMQP has no word for cannot be sent by anybody
-                    continue
-                channel.basic_publish(made, "", name)
+            made = [(name, wired(message)) for name, message in messages(random.Random(seed()))]  # noqa: S311 - a scenario
+            fitting = [(name, each) for name, each in made if len(each._serialize_properties()) < MAX_HEADERS]
+            assert len(fitting) > 0.9 * len(made)  # what needs more than a frame can be sent by nobody
+            for name, each in fitting:
+                channel.basic_publish(each, "", name)
+            exchanges = rabbit.exchanges()
         until(lambda: at_rest(here.leftovers()), 120, f"all to end: {here.leftovers()}")
+        with rabbit.connection() as connection:
+            for message in waiting(random.Random(seed())):  # noqa: S311 - as above
+                connection.connection.channel().basic_publish(wired(message), "", "celery")
+        until(lambda: set(here.leftovers()) <= {"delayed"}, 60, f"them to wait: {here.leftovers()}")
         answers(here, tmp_path, letters="DLQ.celery")
         until(lambda: at_rest(here.leftovers()), 120, f"all to end: {here.leftovers()}")
+        assert rabbit.exchanges() - exchanges == set()
         depths = rabbit.depths()
         assert {name for name in depths.keys() - {"foreign", "spy"} if not OWN.fullmatch(name)} == set()
         assert (depths["foreign"], depths["spy"]) == ((0, 0), (0, 0))

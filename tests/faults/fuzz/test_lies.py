@@ -137,6 +137,22 @@ def test_a_key_of_another_type_is_no_target(desk: Desk) -> None:
     assert (desk.client.get("cache"), desk.client.llen(LETTERS), desk.client.exists(KEYS.destinations)) == (b"1", 1, 0)
 
 
+def test_names_that_kombu_was_told_to_use_are_no_targets(any_server: Server) -> None:
+    """Of its hashes on Redis (`unacked_key` and the like), whether they are there or not."""
+    desk = Desk(any_server)
+    told = {"unacked_key": "held", "unacked_index_key": "held_index", "unacked_mutex_key": "held_mutex"}
+    desk.app.conf.broker_transport_options = told
+    desk.die()
+    for name in told.values():
+        for words in (("redrive", "--to"), ("move", "--create", "--to")):
+            done = desk.run("dlq", words[0], LETTERS, "--all", *words[1:], name)
+            assert (done.exit_code, "is a name that kombu uses itself" in done.stderr) == (2, True), done.output
+        with pytest.raises(EnvelopeError, match="kombu"):
+            Homes(desk.transport, LETTERS).to(name)
+    assert desk.client.llen(LETTERS) == 1
+    desk.transport.close()
+
+
 def test_a_worker_does_not_start_where_its_dead_letters_have_no_place(shop: Callable[..., Shop]) -> None:
     """The name of its dead-letter queue is the key of something else."""
     here = shop(settings={"queues": {"#": {"dead_letter_queue": "cache"}}})

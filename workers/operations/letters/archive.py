@@ -92,16 +92,14 @@ def archive(letters: Sequence[Letter], uri: str, name: str, *, now_ms: int, why:
     return f"{folder}/{file}.parquet"
 
 
-def archive_raw(runtime: Runtime, raw: bytes, *, why: str) -> str:
-    """Write one letter to the app's archive. Raises `ConfigurationError` where it has none."""
+def archive_raw(runtime: Runtime, raw: bytes, *, held_in: str | None, why: str) -> str:
+    """Write one letter of the dead-letter queue `held_in` to the app's archive. Raises `ConfigurationError` where it has none."""
     uri = runtime.settings.dead_letter_archive
     if uri is None:
         msg = "there is no archive: set dead_letter_archive to a folder or a URI such as s3://bucket/letters"
         raise ConfigurationError(msg)
     letter = Letter.of(raw)
-    info = letter.contents.message["properties"].get("delivery_info") if letter.contents.message is not None else None
-    name = str(info.get("routing_key") or letter.queue) if isinstance(info, dict) else letter.queue
-    return archive([letter], uri, name, now_ms=runtime.transport.now_ms(), why=why)
+    return archive([letter], uri, letter.queue if held_in is None else held_in, now_ms=runtime.transport.now_ms(), why=why)
 
 
 def export_letters(transport: Transitions, name: str, uri: str, chosen: Filter | None = None) -> Exported:

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, ClassVar, cast
 from redelivery.errors import BrokerError, InputError, RedriveError
 from redelivery.middleware.brokers.errors import BROKER_ERRORS
 from redelivery.middleware.ports import Answer
+from redelivery.settings import names
 
 from ...brokers.rabbitmq.deaths import death_of, read
 from ...brokers.rabbitmq.letters import TIMEOUT, UNCONFIRMED, AmqpLetterStore
@@ -63,10 +64,13 @@ def import_letters(
 ) -> Import:
     """Import the letters that lie in this queue, at most `limit`, the oldest first.
 
-    Raises `InputError` where there is no such queue, or where it is one that the app runs; `BrokerError` where the broker refuses
-    or does not answer: it says how many letters had been imported.
+    Raises `InputError` where there is no such queue, or its name is one of ours, kombu's or Celery's, or the app runs it;
+    `BrokerError` where the broker refuses or does not answer: it says how many letters had been imported.
     """
     store, result = AmqpLetterStore(cast("AmqpTransport", runtime.transport)), Import(dead_letter_queue=name, dry_run=dry_run)
+    if (why := names.objection(name)) is not None:
+        msg = f"{name!r} {why}: name the queue behind the dead-letter exchange"
+        raise InputError(msg)
     if name in runtime.app.amqp.queues and name not in dead_letters.known(runtime):
         msg = f"{name!r} is a queue that the app runs: what waits there is alive; name the queue behind the dead-letter exchange"
         raise InputError(msg)
