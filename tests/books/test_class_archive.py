@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
+import pyspark
 import pytest
 
 from redelivery.workers.reconciliation.class_archive import ClassArchive
 from redelivery.workers.reconciliation.java import ensure_java
 from tests.support.running import until
 
-if TYPE_CHECKING:
-    from pathlib import Path
+JAR = str(next((Path(pyspark.__file__).parent / "jars").glob("spark-launcher_*.jar")))
 
 
 @pytest.fixture
@@ -80,29 +79,24 @@ def test_without_a_safe_place_nothing_is_kept(monkeypatch: pytest.MonkeyPatch, t
     assert ClassArchive.of(tmp_path / "nowhere") is None
 
 
-#: Starts Spark, and says whether its Java has mapped an archive.
-SESSION = """
-import sys
-from pathlib import Path
-from redelivery.workers.reconciliation.session import session
-with session(input_bytes=0, embedded_java=sys.argv[1] == "True") as spark:
-    spark.range(10).count()
-    pid = spark.sparkContext._jvm.java.lang.ProcessHandle.current().pid()
-    print(".jsa" in Path(f"/proc/{pid}/maps").read_text().replace("classes.jsa", ""), end="")
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.full
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize("is_embedded", [False, True])
-def test_the_second_session_maps_what_the_first_has_noted(cache: Path, *, is_embedded: bool) -> None:
-    """With the machine's Java and with PyPI's; nothing but the archive is left."""
-    words = [sys.executable, "-c", SESSION, str(is_embedded)]
-    first = subprocess.run(words, capture_output=True, text=True, check=True, timeout=400)
-    until(lambda: [each.suffix for each in cache.iterdir()] == [".jsa"], 400)
-    second = subprocess.run(words, capture_output=True, text=True, check=True, timeout=400)
-    assert (first.stdout, second.stdout) == ("False", "True")
+def test_what_was_noted_is_kept_and_mapped(cache: Path, monkeypatch: pytest.MonkeyPatch, *, is_embedded: bool) -> None:
+    """With the machine's Java and with PyPI's; nothing but the archive is left, and a second process makes none."""
+    if is_embedded:
+        monkeypatch.setenv("JAVA_HOME", "")
+    home = ensure_java(embedded=is_embedded)
+    archive = archive_of(home)
+    noted = Path(archive.options.strip('"').partition("=")[2])
+    noted.write_text("java/lang/Object\njava/lang/String\n")
+    archive.keep(JAR)
+    until(lambda: [each.suffix for each in cache.iterdir()] == [".jsa"], 120)
+    words = [word.strip('"') for word in archive.options.split()]
+    command = [home / "bin" / "java", "-Xshare:on", *words[1:], "-cp", JAR, "-version"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+    assert "sharing" in done.stderr
+    noted.touch()
+    archive.keep(JAR)
+    assert [each.suffix for each in cache.iterdir()] == [".jsa"]
 
 
 @pytest.mark.usefixtures("cache")

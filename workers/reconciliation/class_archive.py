@@ -17,12 +17,8 @@ import subprocess
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import pyspark
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 __all__ = ["ClassArchive"]
 
@@ -63,21 +59,24 @@ class ClassArchive:
             return f'-Xshare:auto "-XX:SharedArchiveFile={self.file}" -Xlog:cds=off'
         return "" if self._making.exists() else f'"-XX:DumpLoadedClassList={self._noted}"'
 
-    def keep(self, spark: SparkSession) -> None:
-        """Have it made in the background, unless it is there or another process makes it; call it when the work is done."""
+    def keep(self, class_path: str) -> None:
+        """Have it made in the background, unless it is there or another process makes it; call it when the work is done.
+
+        The class path is that of the Java whose classes were noted.
+        """
         self._tidy()
         if self.is_there or not self._noted.exists() or not _is_first(self._making):
             self._noted.unlink(missing_ok=True)
             return
-        jvm: Any = spark.sparkContext._jvm  # noqa: SLF001 - the class path of its Java, which the archive must have too
-        path = jvm.java.lang.System.getProperty("java.class.path")
         new = self.file.with_suffix(f".{os.getpid()}.new")
         files = [f"-XX:SharedClassListFile={self._noted}", f"-XX:SharedArchiveFile={new}"]
-        dump = shlex.join(["nice", str(self.program), "-Xshare:dump", *files, "-cp", path])
+        dump = shlex.join(["nice", str(self.program), "-Xshare:dump", *files, "-cp", class_path])
         left = shlex.join(["rm", "-f", str(new), str(self._noted), str(self._making)])
         script = f"{dump} && {shlex.join(['mv', str(new), str(self.file)])}; {left}"
         none = subprocess.DEVNULL
-        subprocess.Popen(["/bin/sh", "-c", script], stdin=none, stdout=none, stderr=none, start_new_session=True)  # noqa: S603 - our own text
+        # The shell ends at once: what it has begun is nobody's child.
+        words = ["/bin/sh", "-c", f"({script}) &"]
+        subprocess.run(words, stdin=none, stdout=none, stderr=none, start_new_session=True, check=False)  # noqa: S603 - our own text
 
     @property
     def _making(self) -> Path:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import pyspark
 from pyspark.sql import SparkSession
@@ -97,7 +97,8 @@ def session(*, input_bytes: int | None = None, log: Path | None = None, embedded
     try:
         yield started
         if archive is not None:
-            archive.keep(started)
+            jvm: Any = started.sparkContext._jvm  # noqa: SLF001 - Spark has no public door to Java's properties
+            archive.keep(str(jvm.java.lang.System.getProperty("java.class.path")))
     finally:
         started.stop()
 
