@@ -142,7 +142,9 @@ def test_what_was_moved_and_not_recorded_is_delivered_again(
     assert here.outcomes_of(task_id) == ["published"]
     with rabbit.connection() as connection:
         connection.default_channel.queue_delete(TAP)  # else an event that the log refuses is heard all the same
-    rabbit.ctl("set_policy", "full", "redelivery.outcomes", '{"max-length": 1, "overflow": "reject-publish"}', "--apply-to", "queues")
+    rabbit.ctl(
+        "set_policy", "full", "redelivery.outcomes", '{"max-length": 1, "overflow": "reject-publish"}', "--apply-to", "queues"
+    )
     with monkeypatch.context() as told:
         told.setenv("CHAOS_KILLS", str(folder / "kills"))
         told.setenv("CHAOS_ORDER", "record.after:1")

@@ -227,7 +227,9 @@ def assert_gone(pid: int) -> None:
 @pytest.mark.parametrize("pool", ["prefork", "threads"])
 def test_what_a_worker_holds_is_anothers_though_a_hook_holds_its_main_thread(shop: Callable[..., Shop], pool: str) -> None:
     """Its lease would be renewed for ever: it ends itself, with whatever runs in it, and another worker takes over."""
-    here = shop(settings={"lease": 2.0, "queues": {"#": {"redelivery_delay": 0}}}, conf={"last": 1.0}, module="tests.support.held_shop")
+    here = shop(
+        settings={"lease": 2.0, "queues": {"#": {"redelivery_delay": 0}}}, conf={"last": 1.0}, module="tests.support.held_shop"
+    )
     task_id = str(here.app.send_task("tests.support.shop.stalls").id)
     worker = here.start(pool=pool)
     until(lambda: here.runs(task_id), what="it to begin")
@@ -241,7 +243,9 @@ def test_what_a_worker_holds_is_anothers_though_a_hook_holds_its_main_thread(sho
 
 @pytest.mark.parametrize("pool", ["prefork", "threads"])
 @pytest.mark.parametrize("signals", SIGNALS.values(), ids=SIGNALS)
-def test_a_worker_whose_output_nobody_reads_stops(shop: Callable[..., Shop], signals: tuple[signal.Signals, ...], pool: str) -> None:
+def test_a_worker_whose_output_nobody_reads_stops(
+    shop: Callable[..., Shop], signals: tuple[signal.Signals, ...], pool: str
+) -> None:
     """Celery's handlers of signals write to a pipe that is full, before they do anything else."""
     here = shop()
     reads, writes = os.pipe()

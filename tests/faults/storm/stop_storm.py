@@ -13,6 +13,7 @@ rounds ran than were asked for.
 from __future__ import annotations
 
 import argparse
+import os
 import random
 import signal
 import subprocess
@@ -84,6 +85,16 @@ class Storm:
     def allowed(self) -> float:
         """The tasks' time, and the spare."""
         return SPARE + (SOFT if self.sent == "soft" else 0) + (NAP if self.pool == "threads" else 0)
+
+    def rage(self, rounds: int, lanes: int, minutes: float) -> None:
+        """So many rounds, a few side by side; none begins later."""
+        until = time.monotonic() + minutes * 60
+        shares = [rounds // lanes + (each < rounds % lanes) for each in range(lanes)]
+        threads = [threading.Thread(target=self.lane, args=(at, share, until)) for at, share in enumerate(shares)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
 
     def lane(self, number: int, rounds: int, until: float) -> None:
         """So many rounds, one after the other, on a queue of their own; none begins after `until`."""
@@ -188,18 +199,6 @@ def load(count: int) -> Iterator[None]:
             each.wait()
 
 
-def raged(given: argparse.Namespace, broker: Any) -> Storm:
-    """Run it, lane by lane, side by side."""
-    storm, until = Storm(broker, given.signal, given.pool, given.size, given.seed), time.monotonic() + given.minutes * 60
-    shares = [given.rounds // given.lanes + (each < given.rounds % given.lanes) for each in range(given.lanes)]
-    lanes = [threading.Thread(target=storm.lane, args=(at, share, until)) for at, share in enumerate(shares)]
-    for lane in lanes:
-        lane.start()
-    for lane in lanes:
-        lane.join()
-    return storm
-
-
 def main(words: Sequence[str] | None = None) -> None:
     """Run it; exit 1 where something is wrong."""
     parser = argparse.ArgumentParser(prog="python -m tests.faults.storm.stop_storm", description=(__doc__ or "").partition("\n")[0])
@@ -215,9 +214,11 @@ def main(words: Sequence[str] | None = None) -> None:
     given = parser.parse_args(words)
     folder = tempfile.TemporaryDirectory(prefix="rd-", ignore_cleanup_errors=True)
     with folder as name, broker_of(given.broker, Path(name)) as broker, load(given.load):
-        storm = raged(given, broker)
-        held = broker.leftovers()
+        storm = Storm(broker, given.signal, given.pool, given.size, given.seed)
+        storm.rage(given.rounds, given.lanes, given.minutes)
+        held, busy = broker.leftovers(), os.getloadavg()[1]
     lines = [*storm.failed, HEAD, "|---" * (HEAD.count("|") - 1) + "|", storm.row(given.broker), f"left on the broker: {held}"]
+    lines.append(f"{busy:.0f} processes ran or waited for {os.cpu_count()} cores, in the last five minutes")
     lines += [f"{count} times: {line}" for line, count in storm.errors.most_common(8)]
     if (missing := given.rounds - len(storm.took)) > 0:
         lines.append(f"{missing} of {given.rounds} rounds did not run")
