@@ -1,4 +1,4 @@
-"""The tests' app; its workers note, when they are told to stop, whether the signal has interrupted the writing of a task to a child."""
+"""The tests' app; a worker that is told to stop notes whether the signal has interrupted the writing of a task to a child."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ A native thread, for the main thread may be held by anything: a library, a hook 
 worker's start on, because a signal's handler may start no thread; the handler only writes a byte. What the worker holds comes back
 as from any dead worker: when its lease ends, or its connection.
 
-The end waits for nobody: the main thread may hold the lock of a log's handler, whose pipe is full, so that the line about the end is
+The end waits for nobody: the main thread may hold the lock of a log's handler, whose pipe is full. So the line about the end is
 written by another thread, which has a second for it.
 
 Limits: a library that never gives Python's own lock back holds this thread, too.
