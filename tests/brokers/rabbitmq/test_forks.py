@@ -153,7 +153,7 @@ def test_what_was_moved_and_not_recorded_is_delivered_again(
     rabbit.ctl("clear_policy", "full")
     rabbit.tap()
     here.start(pool="threads")
-    assert here.ended(task_id, "dead_lettered")
+    here.ended(task_id, "dead_lettered")
     quiet(here)
 
 
@@ -202,6 +202,16 @@ def test_without_a_right_to_a_journal_all_goes_on_as_without_one(here: Shop, rab
     until(lambda: len(here.letters()) == 2, what="the second letter")
     assert {letter["headers"]["id"] for letter in here.letters()} == {task_id}
     assert worker.text.count("event=journal.missing") == 1
+
+
+def test_what_succeeds_at_once_writes_nothing_into_the_journal(here: Shop, rabbit: Rabbit) -> None:
+    """The usual case pays nothing for crashes; what is moved on writes its words."""
+    here.start(pool="threads")
+    for task_id in [str(here.app.send_task("tests.support.shop.ok").id) for _ in range(20)]:
+        here.ended(task_id, "succeeded")
+    assert rabbit.depth(JOURNAL) == 0
+    here.ended(str(here.app.send_task("tests.support.shop.fails", (1,)).id), "succeeded")
+    assert until(lambda: rabbit.depth(JOURNAL), what="the words of a move") >= 2
 
 
 # the journal itself
