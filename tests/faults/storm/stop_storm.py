@@ -58,6 +58,8 @@ WAITING, NAPS, LATEST, BETWEEN = 16, {7, 11, 15}, 0.6, 0.3
 PACE = 0.5
 #: Seconds for a worker to receive its first task.
 PATIENCE = 60.0
+#: Seconds for a broker to put back what a worker held.
+PUT_BACK = 20.0
 #: The app whose workers note what a signal has interrupted, and what a task ends with.
 MODULE, ENDS = "tests.support.told_shop", {Outcome.SUCCEEDED, Outcome.DEAD_LETTERED}
 HEAD = (
@@ -138,8 +140,16 @@ class Storm:
         self._note(worker, time.monotonic() - began)
         worker.kill()
         here.workers.clear()
-        ended = {event.task_id for event in here.events if event.outcome in ENDS}
-        self.lost |= ids - ended - set(taken(self.broker, queue))
+        self.lost |= self._missing(here, queue, ids)
+
+    def _missing(self, here: Shop, queue: str, ids: set[str]) -> set[str]:
+        """Who of these has neither ended nor waits; a broker may take a moment to put back what a connection held that is gone."""
+        missing, deadline = set(ids), time.monotonic() + PUT_BACK
+        while missing and time.monotonic() < deadline:
+            missing -= {event.task_id for event in here.events if event.outcome in ENDS}
+            missing -= set(taken(self.broker, queue))
+            time.sleep(0.05)  # the broker can only be asked
+        return missing
 
     def _note(self, worker: Worker, seconds: float) -> None:
         self.took.append(seconds)
