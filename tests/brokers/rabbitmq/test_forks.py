@@ -85,8 +85,8 @@ def test_what_was_moved_when_its_worker_died_is_only_acknowledged(here: Shop, dy
 def test_what_was_being_moved_is_known_by_its_successor(here: Shop, dying: Callable[..., str], order: str, times: int) -> None:
     """Its worker died before it had heard that the successor was there: whoever is handed that ends well or fails, and says so.
 
-    Nobody can tell whether that worker had recorded the move, either: whoever is handed the original does, perhaps once more, so that
-    the repeat has a name in the books.
+    Nobody can tell whether that worker had recorded the move: whoever is handed the original does, perhaps once more, so that the
+    repeat has a name in the books.
     """
     task_id = dying(order, "fails", times)
     worker = here.start(pool="threads")
