@@ -10,12 +10,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-__all__ = ["JOURNAL", "RABBITMQ", "read_kills", "section", "write"]
+__all__ = ["RABBITMQ", "read_kills", "section", "write"]
 
 BEGIN, END = "<!-- figures: written by `./dev chaos --page` -->", "<!-- end of figures -->"
 RABBITMQ = BEGIN.replace("chaos", "chaos --broker rabbitmq")
-#: Behind this mark are the figures of a second run on RabbitMQ, copied by hand: it was made for the journal's steps.
-JOURNAL = "<!-- figures: of a second run, for the journal of moves -->"
 
 
 def write(path: Path, figures: Mapping[str, Any]) -> None:
