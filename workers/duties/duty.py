@@ -12,9 +12,9 @@ from typing import ClassVar
 
 from redelivery.middleware.brokers.errors import REDIS_ERRORS
 
-__all__ = ["Duty"]
+__all__ = ["TIMEOUT", "Duty"]
 
-#: How long `stop` waits for the step that is under way (seconds).
+#: How long a stop waits for the steps that are under way (seconds).
 TIMEOUT = 5.0
 
 
@@ -36,11 +36,15 @@ class Duty(ABC):
             self._thread = threading.Thread(target=self._run, name=f"redelivery-{self.title}", daemon=True)
             self._thread.start()
 
-    def stop(self) -> None:
-        """End, after the step that is under way."""
+    def ask_to_stop(self) -> None:
+        """End after the step that is under way; nobody waits for it."""
         self._stopped.set()
+
+    def stop(self, seconds: float = TIMEOUT) -> None:
+        """End after the step that is under way, and wait for that so long at most."""
+        self.ask_to_stop()
         if self._thread is not None:
-            self._thread.join(TIMEOUT)
+            self._thread.join(max(seconds, 0))
 
     @abstractmethod
     def step(self) -> object:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from ..brokers.rabbitmq.watching import Watching
 from ..operations.letters import dead_letters
+from .duty import TIMEOUT
 from .letter_watch import LetterWatch, Watched, tell
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ class AmqpLetterWatch(LetterWatch):
             if state is not None:
                 tell(name, state, letters=letters, oldest=None)
 
-    def stop(self) -> None:
+    def stop(self, seconds: float = TIMEOUT) -> None:
         """End, and let another worker watch."""
-        super().stop()
+        super().stop(seconds)
         self._watching.end()

@@ -38,11 +38,10 @@ class Recoverer(Duty):
         """Somebody has been fenced: look now."""
         self._woken.set()
 
-    def stop(self) -> None:
-        """End, after the message that is under way; another worker's recoverer goes on."""
-        self._stopped.set()
+    def ask_to_stop(self) -> None:
+        """End after the message that is under way; another worker's recoverer goes on."""
+        super().ask_to_stop()
         self._woken.set()
-        super().stop()
 
     def rest(self) -> None:
         """Wait until somebody is fenced, or a second."""

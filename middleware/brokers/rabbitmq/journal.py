@@ -2,7 +2,7 @@
 
 Whoever moves a message writes words into a stream, and whoever is handed a message again waits for a moment and reads them:
 
-- `moved`, written when the successor is confirmed, together with the event: the message is only acknowledged;
+- `moved`, written when the successor and the event are confirmed: the message is only acknowledged;
 - `moving`, written before the successor is published, names the successor, too. The reader waits for as long as the successor is
   delayed, and half a minute: where it `moved` or was `had` meanwhile, the message is only acknowledged, else delivered again;
 - `had`, written when the end of a message that has been moved before is recorded.

@@ -1,8 +1,8 @@
 """The publisher: carries moves out on RabbitMQ, many at a time, on a connection of its own.
 
 A move is, in this order: the message is published where it goes, and the broker confirms that it is there; its outcome event is
-published, and behind it its word in the journal (`journal`), for which nobody waits; the event is confirmed; then whoever
-asked for it is told, and acknowledges the delivery. Whatever dies between two steps leaves the delivery unacknowledged: it comes
+published and confirmed, and its word in the journal (`journal`) is written, for which nobody waits; then whoever asked for it is
+told, and acknowledges the delivery. Whatever dies between two steps leaves the delivery unacknowledged: it comes
 again, and may run twice where its word is not written, but is never lost.
 
 A native thread does it, so that the worker's event loop waits for no confirmation; what is asked for meanwhile goes out together.
@@ -297,10 +297,9 @@ class Publisher:
             message = amqp.Message(packed(events), content_type="application/json", delivery_mode=PERSISTENT)
             target = (self._names.outcomes_exchange, self._names.outcomes)
             number = self._publish(message, target)
-            if not is_again:
-                self._note_moved(moves)
             self._confirmed()
             if number not in self._nacked and target not in self._returned:
+                self._note_moved(moves)  # now, for whoever reads it acknowledges the message: its event must be there
                 self._note(HAS_HAD, [move.had for move in moves if move.had])
                 return
             if not is_again:

@@ -48,6 +48,8 @@ class Starts:
 
     def __init__(self, connect: Callable[[], Any]) -> None:
         self._connect = connect
+        # Not reentrant: whoever came in a second time would write into a frame that is half written. A signal's handler does not
+        # come here: what it asks for is noted, and done by the loop (`pool_patches/stop.py`).
         self._lock = threading.Lock()
         self._kombu: Any = None
         self._channel: Any = None

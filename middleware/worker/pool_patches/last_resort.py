@@ -3,6 +3,11 @@
 A native thread, for the main thread may be held by anything: a library, a hook of the application, a broker. It waits from the
 worker's start on, because a signal's handler may start no thread; the handler only writes a byte. What the worker holds comes back
 as from any dead worker: when its lease ends, or its connection.
+
+The end waits for nobody: the main thread may hold the lock of a log's handler, whose pipe is full. So the line about the end is
+written by another thread, which has a second for it.
+
+Limits: a library that never gives Python's own lock back holds this thread, too.
 """
 
 from __future__ import annotations
@@ -28,6 +33,8 @@ __all__ = ["LAST", "LastResort"]
 
 #: Seconds that a worker has to stop, beyond those of a soft shutdown: all that it waits for on its way takes less.
 LAST = 60.0
+#: Seconds that the line about the end may take.
+TELLING = 1.0
 
 
 class LastResort:
@@ -37,7 +44,7 @@ class LastResort:
         self._pids = pids
         self._hears, self._says = socket.socketpair()
         self._says.settimeout(0)
-        self._soft = 0.0
+        self._soft, self._is_over = 0.0, False
         self._pid = 0
 
     def begin(self) -> None:
@@ -47,18 +54,40 @@ class LastResort:
             threading.Thread(target=self._run, name="redelivery-last-resort", daemon=True).start()
 
     def ask(self, soft: float) -> None:
-        """A stop was asked for, which may take so many seconds more. Called by a signal's handler."""
+        """A stop was asked for, which may take so many seconds more. Called by a signal's handler; the first time counts."""
         self._soft = soft
-        with suppress(OSError):
+        self._wake()
+
+    def cancel(self) -> None:
+        """The worker has stopped, and holds nothing any more: its process may take its time."""
+        self._is_over = True
+        self._wake()
+
+    def _wake(self) -> None:
+        with suppress(OSError):  # it is full: the thread is awake
             self._says.send(b"!")
 
     def _run(self) -> None:
         self._hears.recv(1)
-        time.sleep(self._soft + LAST)
+        until = time.monotonic() + self._soft + LAST
+        while not self._is_over and (left := until - time.monotonic()) > 0:
+            self._hears.settimeout(left)
+            with suppress(TimeoutError):
+                self._hears.recv(64)
+        if not self._is_over:
+            self._end()
+
+    def _end(self) -> None:
+        telling = threading.Thread(target=self._tell, name="redelivery-last-words", daemon=True)
+        telling.start()
+        telling.join(TELLING)
+        with suppress(Exception):
+            for pid in self._pids():
+                with suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)
+        os._exit(EX_FAILURE)
+
+    def _tell(self) -> None:
         frame = sys._current_frames().get(threading.main_thread().ident or 0)  # noqa: SLF001 - Python's own way
         where = "".join(traceback.format_stack(frame)[-5:])
         log.critical("stop.overdue", after=self._soft + LAST, where=where, why="the process ends; what it holds is delivered again")
-        for pid in self._pids():
-            with suppress(OSError):
-                os.kill(pid, signal.SIGKILL)
-        os._exit(EX_FAILURE)

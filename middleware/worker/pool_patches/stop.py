@@ -11,8 +11,8 @@ turns of its loop, and wherever it waits for the broker; it then closes the cons
 3. *What no child had begun* goes back uncounted; what had begun, and was ended, is a suspect.
 
 A third signal ends the children at once. Where the main thread does not come so far, because a library or a hook of the application
-holds it, the process ends itself `LAST` seconds after that (`last_resort`): its lease then ends as that of any dead worker, and
-others go on.
+holds it, the process ends itself `LAST` seconds after the cold stop was asked for (`last_resort`): its lease then ends as that of
+any dead worker, and others go on.
 
 Limits: Celery's pools of processes and threads, with an event loop, and a `celery.apps.worker` that asks for a cold shutdown as
 that of 5.6 and 5.7 does; on any other all is Celery's own, and a line says so (`stop.unknown`). Threads cannot be ended: what runs
@@ -35,6 +35,7 @@ from celery.worker import state
 
 from ... import known
 from ...logs import log
+from .handler_words import hear_first
 from .last_resort import LastResort
 from .processes import PoolProcesses
 from .threads import PoolThreads
@@ -108,33 +109,39 @@ class Stop:
     def __init__(self, consumer: Consumer, runtime: Runtime) -> None:
         self._runtime, self._hub, self._conf = runtime, consumer.hub, consumer.app.conf
         pool: Any = consumer.pool
-        processes = None if runtime.shares_process else PoolProcesses(pool, consumer.hub)
-        self._tasks = PoolThreads(pool, runtime) if processes is None else processes
+        self._tasks = PoolThreads(pool, runtime) if runtime.shares_process else PoolProcesses(pool, consumer.hub)
         self._asked, self._asked_at, self._is_announced, self._has_ended = 0, 0.0, False, False
         self._wakes, self._wake = socket.socketpair()
         self._wakes.settimeout(0)
         self._wake.settimeout(0)
-        self._last_resort = None if processes is None else LastResort(processes.pids)
+        self._last_resort = LastResort(self._tasks.pids)
         self._is_celerys = False
         self._cancel, self._wait_softly = consumer.cancel_active_requests, consumer.controller.wait_for_soft_shutdown
         self._stop, self._terminate = pool.stop, pool.terminate
         consumer.controller.wait_for_soft_shutdown = self._note
         consumer.cancel_active_requests = self._note_again
         pool.stop, pool.terminate = self.stop, self.terminate
+        hear_first(self._hear)
         signals.worker_shutting_down.connect(self._wake_up, weak=False, dispatch_uid=f"redelivery:stop:{id(consumer.app)}")
 
     def watch(self, consumer: Consumer) -> None:
         """The consumer has connected: a signal wakes its loop."""
         consumer.hub.add_reader(self._wakes, self._awake)
-        if self._last_resort is not None:
-            self._last_resort.begin()
+        self._last_resort.begin()
 
     def close(self) -> None:
-        """The worker has stopped."""
+        """The worker has stopped. Children must not outlive it; threads that run on hold no message any more, and may."""
+        if self._runtime.shares_process:
+            self._last_resort.cancel()
         self._wakes.close()
         self._wake.close()
 
     # what Celery's handler calls, inside a signal's handler
+
+    def _hear(self) -> None:
+        if _in_handler():
+            self._note()
+            self._last_resort.ask(self._soft)
 
     def _note(self) -> None:
         if not self._asked:
@@ -144,8 +151,7 @@ class Stop:
     def _note_again(self) -> None:
         self._asked += 1
         self._wake_up()
-        if self._last_resort is not None:
-            self._last_resort.ask(self._soft)
+        self._last_resort.ask(self._soft)
         if self._is_celerys:
             self._cancel()
 
@@ -201,6 +207,8 @@ class Stop:
         if missing := self._tasks.lacks():
             log.warning("stop.unknown", lacks=",".join(missing), why=CELERYS)
             self._is_celerys = True
+            if self._runtime.shares_process:
+                self._last_resort.cancel()  # Celery waits for what runs, however long that takes
             if self._asked:
                 self._wait_softly()
                 self._cancel()

@@ -61,6 +61,10 @@ class PoolThreads:
     def kill(self) -> None:
         """Nobody can: what runs still, runs on."""
 
+    def pids(self) -> list[int]:
+        """There are no children."""
+        return []
+
     def not_begun(self) -> list[Any]:
         """What has not begun is asked by its own future."""
         return []

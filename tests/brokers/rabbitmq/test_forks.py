@@ -19,6 +19,7 @@ from redelivery.middleware.messages.steps import deferred, redelivered, redriven
 from redelivery.middleware.ports import Successor
 from redelivery.workers.testing.rabbit_node import USER
 from tests.support.desk import task_message
+from tests.support.rabbit import TAP
 from tests.support.running import Shop, until
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ def quiet(shop: Shop) -> None:
         time.sleep(0.1)  # the broker can only be asked
 
 
-@pytest.mark.parametrize("order", ["moved.after", "record.after", "acknowledge.before"])
+@pytest.mark.parametrize("order", ["moved.after", "acknowledge.before"])
 def test_what_was_moved_when_its_worker_died_is_only_acknowledged(here: Shop, dying: Callable[..., str], order: str) -> None:
     """It is due again, and runs once more, once: its original comes back to a worker that knows."""
     task_id = dying(order, "fails", 1)
@@ -79,12 +80,13 @@ def test_what_was_moved_when_its_worker_died_is_only_acknowledged(here: Shop, dy
     assert here.letters() == []
 
 
-@pytest.mark.parametrize("order", ["confirm.before", "defer.after", "record.before"])
+@pytest.mark.parametrize("order", ["confirm.before", "defer.after", "record.before", "record.after", "moved.before"])
 @pytest.mark.parametrize("times", [1, 10])
 def test_what_was_being_moved_is_known_by_its_successor(here: Shop, dying: Callable[..., str], order: str, times: int) -> None:
     """Its worker died before it had heard that the successor was there: whoever is handed that ends well or fails, and says so.
 
-    That worker had not recorded the move, either: whoever is handed the original does, so that the repeat has a name in the books.
+    Nobody can tell whether that worker had recorded the move: whoever is handed the original does, perhaps once more, so that the
+    repeat has a name in the books.
     """
     task_id = dying(order, "fails", times)
     worker = here.start(pool="threads")
@@ -93,7 +95,7 @@ def test_what_was_being_moved_is_known_by_its_successor(here: Shop, dying: Calla
     quiet(here)
     assert [run["attempt"] for run in here.runs(task_id)] == [1, 2], worker.text[-3000:]
     assert worker.text.count(KNOWN) == 1
-    assert here.outcomes_of(task_id).count("redelivery_scheduled") == 1
+    assert here.outcomes_of(task_id).count("redelivery_scheduled") == (2 if order in {"record.after", "moved.before"} else 1)
     assert len(here.letters()) == (times > 1)
 
 
@@ -108,7 +110,7 @@ def test_what_was_to_be_moved_and_was_not_is_delivered_again(here: Shop, dying: 
     assert KNOWN not in worker.text
 
 
-@pytest.mark.parametrize("order", ["moved.after", "record.after", "acknowledge.before"])
+@pytest.mark.parametrize("order", ["moved.after", "acknowledge.before"])
 def test_what_was_dead_when_its_worker_died_is_one_letter(here: Shop, dying: Callable[..., str], order: str) -> None:
     """And is recorded as dead once."""
     task_id = dying(order, "raises", "dead_letter")
@@ -119,7 +121,7 @@ def test_what_was_dead_when_its_worker_died_is_one_letter(here: Shop, dying: Cal
     assert here.outcomes_of(task_id).count("dead_lettered") == len(here.runs(task_id)) == 1
 
 
-@pytest.mark.parametrize("order", ["dead_letter.before", "confirm.before", "dead_letter.after", "record.before"])
+@pytest.mark.parametrize("order", ["dead_letter.before", "confirm.before", "dead_letter.after", "record.before", "record.after"])
 def test_what_died_before_its_word_was_written_is_never_acknowledged_away(
     here: Shop, dying: Callable[..., str], order: str
 ) -> None:
@@ -131,6 +133,29 @@ def test_what_died_before_its_word_was_written_is_never_acknowledged_away(
     quiet(here)
     assert len(here.letters()) == before + 1
     assert KNOWN not in worker.text
+
+
+def test_what_was_moved_and_not_recorded_is_delivered_again(
+    here: Shop, rabbit: Rabbit, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The log refuses its event, and its worker dies before the second try: acknowledged, it would have no end in the books."""
+    task_id = str(here.app.send_task("tests.support.shop.raises", ("dead_letter",)).id)
+    assert here.outcomes_of(task_id) == ["published"]
+    with rabbit.connection() as connection:
+        connection.default_channel.queue_delete(TAP)  # else an event that the log refuses is heard all the same
+    rabbit.ctl(
+        "set_policy", "full", "redelivery.outcomes", '{"max-length": 1, "overflow": "reject-publish"}', "--apply-to", "queues"
+    )
+    with monkeypatch.context() as told:
+        told.setenv("CHAOS_KILLS", str(folder / "kills"))
+        told.setenv("CHAOS_ORDER", "record.after:1")
+        worker = here.start(pool="threads")
+    assert worker.process.wait(60) == -signal.SIGKILL, worker.text[-3000:]
+    rabbit.ctl("clear_policy", "full")
+    rabbit.tap()
+    here.start(pool="threads")
+    here.ended(task_id, "dead_lettered")
+    quiet(here)
 
 
 def test_a_letter_that_was_refused_has_no_word(here: Shop, rabbit: Rabbit) -> None:
@@ -178,6 +203,16 @@ def test_without_a_right_to_a_journal_all_goes_on_as_without_one(here: Shop, rab
     until(lambda: len(here.letters()) == 2, what="the second letter")
     assert {letter["headers"]["id"] for letter in here.letters()} == {task_id}
     assert worker.text.count("event=journal.missing") == 1
+
+
+def test_what_succeeds_at_once_writes_nothing_into_the_journal(here: Shop, rabbit: Rabbit) -> None:
+    """The usual case pays nothing for crashes; what is moved on writes its words."""
+    here.start(pool="threads")
+    for task_id in [str(here.app.send_task("tests.support.shop.ok").id) for _ in range(20)]:
+        here.ended(task_id, "succeeded")
+    assert rabbit.depth(JOURNAL) == 0
+    here.ended(str(here.app.send_task("tests.support.shop.fails", (1,)).id), "succeeded")
+    assert until(lambda: rabbit.depth(JOURNAL), what="the words of a move") >= 2
 
 
 # the journal itself

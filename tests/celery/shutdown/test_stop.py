@@ -6,6 +6,8 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
@@ -17,7 +19,6 @@ from tests.support.running import ROOT, Shop, until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from tests.support.rabbit import Rabbit
     from tests.support.running import Worker
@@ -161,23 +162,111 @@ def test_what_is_received_after_a_cold_shutdown_has_begun_is_not_begun(rabbit: R
         here.stop()
 
 
-STUCK = """
-import subprocess, sys, time
-from redelivery.middleware import last_resort
+#: What comes before each process that is held: its end is near, and it has a child.
+HELD = """
+import logging, os, signal, subprocess, sys, time
+from redelivery.middleware.worker.pool_patches import last_resort
 last_resort.LAST = 0.2
 child = subprocess.Popen(["sleep", "3600"])
 print(child.pid, flush=True)
 made = last_resort.LastResort(lambda: [child.pid])
 made.begin()
+"""
+STUCK = """
+made.ask(0.1)
 made.ask(0.1)
 time.sleep(3600)
+"""
+#: Nobody reads the log, and whoever writes to it holds its lock.
+FULL = """
+logging.basicConfig()
+made.ask(0.1)
+while True:
+    logging.error("x" * 10_000)
+"""
+STOPPED = """
+made.ask(0.1)
+made.cancel()
+time.sleep(1.0)
+child.kill()
 """
 
 
 def test_a_process_that_is_held_by_something_else_ends_itself() -> None:
     """Its children end with it, and it says where it was held."""
-    done = subprocess.run([sys.executable, "-c", STUCK], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", HELD + STUCK], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 1
     assert "stop.overdue" in done.stdout + done.stderr
+    assert_gone(int(done.stdout.split()[0]))
+
+
+def test_a_process_that_is_held_by_its_own_log_ends_itself() -> None:
+    """The pipe of its log is full, and the main thread holds the lock of the handler that writes there."""
+    told = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", HELD + FULL], cwd=ROOT, **told) as process:  # type: ignore[call-overload]
+        try:
+            child = int(process.stdout.readline())
+            assert process.wait(30) == 1
+        finally:
+            process.kill()
+    assert_gone(child)
+
+
+def test_a_process_that_has_stopped_may_take_its_time() -> None:
+    """It holds nothing any more: threads that run on are its own."""
+    done = subprocess.run([sys.executable, "-c", HELD + STOPPED], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def assert_gone(pid: int) -> None:
+    """There is no such process, or soon will not be."""
     with pytest.raises(ProcessLookupError):
-        until(lambda: os.kill(int(done.stdout.split()[0]), 0), 10)
+        until(lambda: os.kill(pid, 0), 10)
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_what_a_worker_holds_is_anothers_though_a_hook_holds_its_main_thread(shop: Callable[..., Shop], pool: str) -> None:
+    """Its lease would be renewed for ever: it ends itself, with whatever runs in it, and another worker takes over."""
+    here = shop(
+        settings={"lease": 2.0, "queues": {"#": {"redelivery_delay": 0}}}, conf={"last": 1.0}, module="tests.support.held_shop"
+    )
+    task_id = str(here.app.send_task("tests.support.shop.stalls").id)
+    worker = here.start(pool=pool)
+    until(lambda: here.runs(task_id), what="it to begin")
+    other = here.start(pool=pool)
+    worker.process.send_signal(signal.SIGQUIT)
+    here.ended(task_id, "succeeded")
+    assert worker.process.wait(10) == 1
+    assert "stop.overdue" in worker.text
+    assert other.process.poll() is None
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+@pytest.mark.parametrize("signals", SIGNALS.values(), ids=SIGNALS)
+def test_a_worker_whose_output_nobody_reads_stops(
+    shop: Callable[..., Shop], signals: tuple[signal.Signals, ...], pool: str
+) -> None:
+    """Celery's handlers of signals write to a pipe that is full, before they do anything else."""
+    here = shop()
+    reads, writes = os.pipe()
+    worker = here.start("--logfile", str(here.folder / "celery.log"), pool=pool, out=writes)
+    os.set_blocking(writes, False)
+    with suppress(BlockingIOError):
+        while True:
+            os.write(writes, b"x" * 4096)
+    os.set_blocking(writes, True)
+    for number in signals:
+        heard = worker.process.pid, number
+        os.kill(*heard)
+        until(lambda: worker.process.poll() is not None or not is_pending(*heard), what="the signal to be heard")  # noqa: B023
+    worker.process.wait(30)
+    os.close(reads)
+    os.close(writes)
+
+
+def is_pending(pid: int, number: int) -> bool:
+    """Whether a process has not taken this signal yet."""
+    with suppress(FileNotFoundError):
+        lines = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+        return bool(int(lines["ShdPnd"], 16) >> (number - 1) & 1)
+    return False

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-__all__ = ["read_kills", "section", "write"]
+__all__ = ["RABBITMQ", "read_kills", "section", "write"]
 
 BEGIN, END = "<!-- figures: written by `./dev chaos --page` -->", "<!-- end of figures -->"
 RABBITMQ = BEGIN.replace("chaos", "chaos --broker rabbitmq")

@@ -27,21 +27,22 @@ from tests.support.running import Shop, until
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-ATTEMPTS = 5
 ENDS = {Outcome.SUCCEEDED, Outcome.DEAD_LETTERED}
-POLICY = {"redelivery_delay": 0.2, "redelivery_delay_multiplier": 1.0, "max_delivery_attempts": ATTEMPTS}
+POLICY: dict[str, Any] = {"redelivery_delay": 0.2, "redelivery_delay_multiplier": 1.0}
 QUORUM = {"task_default_queue_type": "quorum", "task_create_missing_queue_type": "quorum"}
 #: Seconds that nothing may happen in before the storm is over, and that this is waited for.
-QUIET, TIMEOUT = 8.0, 300.0
+QUIET, TIMEOUT = 8.0, 900.0
 #: Seconds between two kills at the most, a worker's start besides.
 MAX_LIFE = 0.6
 
 
-def storm(rabbit: Rabbit, folder: Path, *, tasks: int, kills: int, seed: int, is_quorum: bool = False) -> dict[str, Any]:
+def storm(
+    rabbit: Rabbit, folder: Path, *, tasks: int, kills: int, seed: int, attempts: int = 5, is_quorum: bool = False
+) -> dict[str, Any]:
     """Publish, kill, wait until all is quiet, count. Raises `AssertionError` where a task has no end."""
     chance = random.Random(seed)  # noqa: S311 - a scenario, no secret
     conf: dict[str, Any] = {"broker_transport_options": {"confirm_publish": True}, **(QUORUM if is_quorum else {})}
-    here = Shop(cast("Any", rabbit), folder, settings={"queues": {"#": POLICY}}, conf=conf)
+    here = Shop(cast("Any", rabbit), folder, settings={"queues": {"#": {**POLICY, "max_delivery_attempts": attempts}}}, conf=conf)
     ids = [_publish(here, chance) for _ in range(tasks)]
     try:
         here.start()
@@ -53,7 +54,7 @@ def storm(rabbit: Rabbit, folder: Path, *, tasks: int, kills: int, seed: int, is
         _wait_for_quiet(here, ids)
     finally:
         here.stop()
-    return _counted(here, rabbit)
+    return _counted(here, rabbit, attempts)
 
 
 def _publish(here: Shop, chance: random.Random) -> str:
@@ -77,14 +78,14 @@ def _wait_for_quiet(here: Shop, ids: Sequence[str]) -> None:
     until(lambda: not here.leftovers(), what=f"nothing to be left: {here.leftovers()}")
 
 
-def _counted(here: Shop, rabbit: Rabbit) -> dict[str, Any]:
+def _counted(here: Shop, rabbit: Rabbit, attempts: int) -> dict[str, Any]:
     letters = Counter(letter["headers"]["id"] for letter in rabbit.letters())
     runs = Counter(run["id"] for run in here.runs() if run.get("event") != "end")
     text = "".join(path.read_text("utf-8", "replace") for path in here.folder.glob("worker-*.log"))
     return {
         "letters": len(letters),
         "letters_twice": sum(count > 1 for count in letters.values()),
-        "beyond_limit": sum(count > ATTEMPTS + 1 for count in runs.values()),
+        "beyond_limit": sum(count > attempts + 1 for count in runs.values()),
         "most_runs": max(runs.values()),
         "moved_already": text.count("message.moved_already"),
         "unread": text.count("journal.unread"),
@@ -95,7 +96,7 @@ def _counted(here: Shop, rabbit: Rabbit) -> dict[str, Any]:
 def main() -> None:
     """The command."""
     parser = argparse.ArgumentParser(prog="python -m tests.faults.storm.fork_storm")
-    for name, default in (("tasks", 2000), ("kills", 20), ("seed", 1)):
+    for name, default in (("tasks", 2000), ("kills", 20), ("seed", 1), ("attempts", 5)):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--queue", choices=["classic", "quorum"], default="classic")
     parser.add_argument("--blind", action="store_true", help="the workers may not declare the journal")
@@ -106,10 +107,11 @@ def main() -> None:
             rabbit = node.start().vhost()
             if said.blind:
                 rabbit.ctl("set_permissions", USER, f"^(?!{JOURNAL})", ".*", ".*")
-            made = storm(rabbit, Path(folder), tasks=said.tasks, kills=said.kills, seed=said.seed, is_quorum=said.queue == "quorum")
+            given: dict[str, int] = {"tasks": said.tasks, "kills": said.kills, "seed": said.seed, "attempts": said.attempts}
+            made = storm(rabbit, Path(folder), **given, is_quorum=said.queue == "quorum")
         finally:
             node.stop()
-    sys.stdout.write(json.dumps({"queue": said.queue, "blind": said.blind, "seed": said.seed, **made}) + "\n")
+    sys.stdout.write(json.dumps({"queue": said.queue, "blind": said.blind, **given, **made}) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,14 +1,19 @@
 """A storm of stops: `python -m tests.faults.storm.stop_storm --rounds 100 --signal quit --broker redis --pool prefork`.
 
-In each round a worker among tasks is told to stop, at a moment that the seed draws, and has its tasks' time and five seconds for
-it. A few rounds run side by side, beside processes that do nothing but work. The table counts the rounds, says how long the slowest
-one took, how many tasks began more than once, and what the broker still holds for a worker that is gone. Of a round that takes
-longer the stacks are in the worker's log, whose end is printed, and the worker is killed. Exit 1 where a round failed.
+In each round a worker among tasks is told to stop, at a moment that the seed draws from when it received the first of them, and has
+its tasks' time and five seconds for it. What was published is then counted: each task has ended or waits, and the queue is emptied
+for the next round. A few rounds run side by side, beside processes that do nothing but work.
+
+The table counts the rounds, says how long the slowest one took, how often the signal came while a task was half written to a child,
+how many tasks began more than once, and how many were lost. Of a round that takes longer the stacks are in the worker's log, whose
+end is printed, and the worker is killed. Exit 1 where a round failed, a task was lost, something is left on the broker, or fewer
+rounds ran than were asked for.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import random
 import signal
 import subprocess
@@ -16,12 +21,15 @@ import sys
 import tempfile
 import threading
 import time
+import traceback
 from collections import Counter
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from redelivery.middleware.messages.events import Outcome
+from tests.support import running
 from tests.support.rabbit import Node
 from tests.support.running import Shop
 from tests.support.servers import Server, binaries
@@ -44,15 +52,26 @@ SIGNALS = {
 SOFT, NAP, SPARE = 1.0, 0.5, 5.0
 #: Seconds after which a stop is taken for one that never ends.
 NEVER = 30.0
-#: Messages that wait when a worker starts, and the latest moments of the signals (seconds).
-WAITING, LATEST, BETWEEN = 16, 1.0, 0.3
+#: Messages that wait when a worker starts; which of them take a while; and the latest moments of the signals (seconds).
+WAITING, NAPS, LATEST, BETWEEN = 16, {7, 11, 15}, 0.6, 0.3
+#: Seconds of work that say how busy the machine is.
+PACE = 0.5
+#: Seconds for a worker to receive its first task.
+PATIENCE = 60.0
+#: Seconds for a broker to put back what a worker held.
+PUT_BACK = 20.0
+#: The app whose workers note what a signal has interrupted, and what a task ends with.
+MODULE, ENDS = "tests.support.told_shop", {Outcome.SUCCEEDED, Outcome.DEAD_LETTERED}
+HEAD = (
+    "| broker | pool | signal | bytes | rounds | half written | failed | median s | slowest s | tasks begun | begun twice | lost |"
+)
 POLICY: dict[str, Any] = {"redelivery_delay": 0, "max_delivery_attempts": -1}
 BUSY = [sys.executable, "-c", "while True: pass"]
 
 
 @dataclass
 class Storm:
-    """The rounds of one kind; `took` are their seconds, `failed` the ends of the logs of those that took too long."""
+    """The rounds of one kind; `took` are their seconds, `failed` says what was wrong with those that failed."""
 
     broker: Any
     sent: str
@@ -63,32 +82,50 @@ class Storm:
     failed: list[str] = field(default_factory=list)
     errors: Counter[str] = field(default_factory=Counter)
     runs: Counter[str] = field(default_factory=Counter)
+    half_written: int = 0
+    lost: set[str] = field(default_factory=set)
 
     @property
     def allowed(self) -> float:
         """The tasks' time, and the spare."""
         return SPARE + (SOFT if self.sent == "soft" else 0) + (NAP if self.pool == "threads" else 0)
 
+    def rage(self, rounds: int, lanes: int, minutes: float) -> None:
+        """So many rounds, a few side by side; none begins later."""
+        until = time.monotonic() + minutes * 60
+        shares = [rounds // lanes + (each < rounds % lanes) for each in range(lanes)]
+        threads = [threading.Thread(target=self.lane, args=(at, share, until)) for at, share in enumerate(shares)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
     def lane(self, number: int, rounds: int, until: float) -> None:
         """So many rounds, one after the other, on a queue of their own; none begins after `until`."""
         conf: dict[str, Any] = {"worker_soft_shutdown_timeout": SOFT} if self.sent == "soft" else {}
         chance = random.Random(f"{self.seed}:{number}")  # noqa: S311 - moments are no secrets
         with tempfile.TemporaryDirectory(prefix="rd-", ignore_cleanup_errors=True) as name:
-            here = Shop(cast("Any", self.broker), Path(name), settings={"queues": {"#": POLICY}}, conf=conf)
+            settings = {"queues": {"#": POLICY}}
+            here = Shop(cast("Any", self.broker), Path(name), settings=settings, conf=conf, module=MODULE)
             try:
                 for _ in range(rounds):
                     if time.monotonic() > until:
                         break
                     self.round(here, f"lane{number}", chance)
+            except Exception:  # noqa: BLE001 - whatever it is, the lane has failed, and the others go on
+                self.failed.append(f"--- lane {number}\n{traceback.format_exc()}")
             finally:
                 here.stop()
-            self.runs.update(run["id"] for run in here.runs() if run.get("event") != "end")
+            runs = here.runs()
+            self.runs.update(run["id"] for run in runs if run.get("event") not in {"end", "told"})
+            self.half_written += len({run["pid"] for run in runs if run.get("half_written")})
 
     def round(self, here: Shop, queue: str, chance: random.Random) -> None:
-        """One worker, from its start to its end."""
-        for at in range(WAITING):
-            here.send(*(("naps", NAP) if at % 6 == 0 else ("ok", "x" * self.size)), queue=queue)
-        worker = here.start("-Q", queue, "-n", f"{queue}@shop", pool=self.pool)
+        """One worker, from its start to its end, and what became of its tasks."""
+        tasks = [("naps", NAP) if at in NAPS else ("ok", "x" * self.size) for at in range(WAITING)]
+        ids = {str(here.app.send_task(f"tests.support.shop.{name}", (given,), queue=queue).id) for name, given in tasks}
+        worker = here.start("-Q", queue, "-n", f"{queue}@shop", pool=self.pool, wait=False)
+        running.until(lambda: "] received" in worker.text, PATIENCE, "the first task to be received")
         time.sleep(chance.uniform(0, LATEST))
         for at, number in enumerate(SIGNALS[self.sent]):
             if at:
@@ -103,6 +140,16 @@ class Storm:
         self._note(worker, time.monotonic() - began)
         worker.kill()
         here.workers.clear()
+        self.lost |= self._missing(here, queue, ids)
+
+    def _missing(self, here: Shop, queue: str, ids: set[str]) -> set[str]:
+        """Who of these has neither ended nor waits; a broker may take a moment to put back what a connection held that is gone."""
+        missing, deadline = set(ids), time.monotonic() + PUT_BACK
+        while missing and time.monotonic() < deadline:
+            missing -= {event.task_id for event in here.events if event.outcome in ENDS}
+            missing -= set(taken(self.broker, queue))
+            time.sleep(0.05)  # the broker can only be asked
+        return missing
 
     def _note(self, worker: Worker, seconds: float) -> None:
         self.took.append(seconds)
@@ -112,12 +159,26 @@ class Storm:
         lines = [line for line in text.splitlines() if "ERROR" in line or "CRITICAL" in line or "Traceback" in line]
         self.errors.update(line.split("] ", 1)[-1][:110] for line in lines)
 
-    def table(self, given: argparse.Namespace) -> str:
-        """One row."""
+    def row(self, kind: str) -> str:
+        """One row of the table."""
         took, twice = sorted(self.took) or [0.0], sum(1 for count in self.runs.values() if count > 1)
-        cells = [given.broker, self.pool, self.sent, self.size, len(self.took), len(self.failed)]
-        cells += [f"{took[len(took) // 2]:.1f}", f"{took[-1]:.1f}", twice, len(self.runs)]
+        cells = [kind, self.pool, self.sent, self.size, len(self.took), self.half_written, len(self.failed)]
+        cells += [f"{took[len(took) // 2]:.1f}", f"{took[-1]:.1f}", len(self.runs), twice, len(self.lost)]
         return "| " + " | ".join(map(str, cells)) + " |"
+
+
+def taken(broker: Any, queue: str) -> Iterator[str]:
+    """Empty a queue; the ids of what waited there."""
+    with broker.connection() as connection:
+        channel = connection.default_channel
+        while True:
+            try:
+                message = channel.basic_get(queue, no_ack=True)
+            except connection.channel_errors:  # no queue
+                return
+            if message is None:
+                return
+            yield str(message.headers["id"])
 
 
 @contextmanager
@@ -150,8 +211,16 @@ def load(count: int) -> Iterator[None]:
             each.wait()
 
 
+def share() -> float:
+    """What a process that does nothing but work has of a core now: a worker's own part of a stop takes so much longer."""
+    began, used = time.monotonic(), time.process_time()
+    while time.process_time() - used < PACE:
+        pass
+    return PACE / (time.monotonic() - began)
+
+
 def main(words: Sequence[str] | None = None) -> None:
-    """Run it; exit 1 where a stop took too long."""
+    """Run it; exit 1 where something is wrong."""
     parser = argparse.ArgumentParser(prog="python -m tests.faults.storm.stop_storm", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--signal", choices=SIGNALS, default="quit")
@@ -160,24 +229,21 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--size", type=int, default=1000, help="bytes of a task's argument")
     parser.add_argument("--lanes", type=int, default=3, help="rounds that run side by side")
     parser.add_argument("--load", type=int, default=2, help="processes that do nothing but work")
-    parser.add_argument("--minutes", type=float, default=8, help="no round begins later")
+    parser.add_argument("--minutes", type=float, default=60, help="no round begins later")
     parser.add_argument("--seed", type=int, default=1)
     given = parser.parse_args(words)
     folder = tempfile.TemporaryDirectory(prefix="rd-", ignore_cleanup_errors=True)
     with folder as name, broker_of(given.broker, Path(name)) as broker, load(given.load):
-        storm, until = Storm(broker, given.signal, given.pool, given.size, given.seed), time.monotonic() + given.minutes * 60
-        shares = [given.rounds // given.lanes + (each < given.rounds % given.lanes) for each in range(given.lanes)]
-        lanes = [threading.Thread(target=storm.lane, args=(at, share, until)) for at, share in enumerate(shares)]
-        for lane in lanes:
-            lane.start()
-        for lane in lanes:
-            lane.join()
-        held = broker.leftovers()
-    lines = [*storm.failed, "| broker | pool | signal | bytes | rounds | too long | median s | slowest s | began twice | tasks |"]
-    lines += ["|---" * 10 + "|", storm.table(given), f"left on the broker: {held}"]
+        storm = Storm(broker, given.signal, given.pool, given.size, given.seed)
+        storm.rage(given.rounds, given.lanes, given.minutes)
+        held, ours = broker.leftovers(), share()
+    lines = [*storm.failed, HEAD, "|---" * (HEAD.count("|") - 1) + "|", storm.row(given.broker), f"left on the broker: {held}"]
+    lines.append(f"a process that only worked had {ours:.0%} of a core; {os.getloadavg()[1]:.0f} ran or waited in five minutes")
     lines += [f"{count} times: {line}" for line, count in storm.errors.most_common(8)]
+    if (missing := given.rounds - len(storm.took)) > 0:
+        lines.append(f"{missing} of {given.rounds} rounds did not run")
     sys.stdout.write("\n".join(lines) + "\n")
-    sys.exit(1 if storm.failed else 0)
+    sys.exit(1 if storm.failed or storm.lost or held or missing else 0)
 
 
 if __name__ == "__main__":

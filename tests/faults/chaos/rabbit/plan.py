@@ -12,6 +12,7 @@ BOUNDARIES: dict[str, tuple[str, ...]] = {
     "worker": (
         *around("receive", "acknowledge", "defer", "dead_letter", "recover", "release", "redrive", "record"),
         *around("start", "declare", "keep", "rest"),
+        *around("moving", "moved", "had"),
         *SENT,
     ),
     "child": (*around("run", "announce", "publish"), *FILE),

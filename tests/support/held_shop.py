@@ -1,0 +1,21 @@
+"""The tests' app with an application's hook that holds the main thread for an hour, once the worker is told to stop."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from celery.signals import worker_shutting_down
+
+from redelivery.middleware.worker.pool_patches import last_resort
+from tests.support.shop import app
+
+__all__ = ["app"]
+
+last_resort.LAST = app.conf.last
+
+
+@worker_shutting_down.connect
+def hold(**_: Any) -> None:
+    """A hook of the application's that never comes back."""
+    time.sleep(3600)

@@ -1,0 +1,28 @@
+"""The tests' app; a worker that is told to stop notes whether the signal has interrupted the writing of a task to a child."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from celery.signals import worker_ready, worker_shutting_down
+
+from tests.support.shop import app, note
+
+__all__ = ["app"]
+
+#: The pool of this worker.
+POOLS: list[Any] = []
+
+
+@worker_ready.connect
+def keep(sender: Any, **_: Any) -> None:
+    """The consumer has a pool."""
+    POOLS.append(sender.pool)
+
+
+@worker_shutting_down.connect
+def told(how: str, **_: Any) -> None:
+    """Called in the handler of the signal."""
+    writers = [writer for pool in POOLS for writer in getattr(getattr(pool, "_pool", None), "_active_writers", ())]
+    note("", event="told", how=how, half_written=any(writer.gi_frame is not None for writer in writers), pid=os.getpid())
