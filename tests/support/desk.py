@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import sys
 import types
 import unicodedata
@@ -36,7 +37,7 @@ QUEUE, LETTERS = "orders", "DLQ.orders"
 
 def harmless(text: str) -> bool:
     """Whether nothing in it moves a cursor or turns the text round."""
-    return not any(unicodedata.category(char) in {"Cc", "Cf", "Cs"} for char in text.replace("\n", ""))
+    return not any(unicodedata.category(char) in {"Cc", "Cf", "Cs"} for char in re.sub(r"[\n\t]", "", text))
 
 
 def body_of(*args: Any, chord: Any = None) -> str:

@@ -17,7 +17,8 @@ import click
 from redelivery.display import harmless
 from redelivery.errors import RedeliveryError
 
-from .context import Context
+from .context import Context, general
+from .screen import screen_options
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -61,7 +62,7 @@ class Root(click.Group):
             return None
         module, _, attribute = COMMANDS[cmd_name][0].partition(":")
         with _Errors(ctx):
-            return getattr(importlib.import_module(module), attribute)  # type: ignore[no-any-return]
+            return general(getattr(importlib.import_module(module), attribute))
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - click's signature
         """The list of commands, without importing them."""
@@ -150,6 +151,9 @@ def redelivery(ctx: click.Context, name: str | None, as_json: bool) -> None:
     if as_json:
         # These two take `--json` by an option of their own, so that they also run without this root.
         ctx.default_map = {"policy": {"explain": {"as_json": True}}, "reconcile": {"as_json": True}}
+
+
+redelivery.params += screen_options()
 
 
 def main() -> None:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 import math
 import re
+import sys
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -17,11 +19,14 @@ import click
 from redelivery.display import safe
 from redelivery.errors import InputError
 
+from .screen import USUAL, coloured, cut, screen_width, width_of
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
 __all__ = [
     "SECONDS",
+    "Column",
     "age",
     "counted",
     "facts",
@@ -39,6 +44,9 @@ __all__ = [
 _UNITS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 #: How deep a value that is shown may be nested, and what stands for what lies below.
 MAX_DEPTH, TOO_DEEP = 64, "(nested too deep to be shown)"
+#: How much of a task id a table shows, and what such an id looks like; the space between two columns.
+SHORT_ID, GAP = 8, "  "
+_UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _LATEST_MS = 253_402_300_799_999
 
 
@@ -108,16 +116,87 @@ class _Seconds(click.ParamType[float]):
 SECONDS = _Seconds()
 
 
-def table(rows: Sequence[Sequence[object]], headings: Sequence[str]) -> str:
-    """Aligned columns, numbers to the right; every cell on one line."""
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of a table.
+
+    `gives` is its turn when there is no room: the greatest is cut first, down to `least` columns, and left out first where that is
+    not enough; 0 is never cut. `keeps_end` cuts off the beginning, as of a dotted name. `is_id` shows UUIDs by their first
+    characters, as many as tell those of the table apart. `is_coloured` gives words the colour of their meaning.
+    """
+
+    heading: str
+    gives: int = 0
+    least: int = 8
+    keeps_end: bool = False
+    is_id: bool = False
+    is_coloured: bool = False
+
+
+def table(rows: Sequence[Sequence[object]], columns: Sequence[Column | str], *, indent: str = "") -> str:
+    """A line for each row, below the headings.
+
+    On a terminal the columns are aligned, numbers to the right, and cut to its width; with `--wide` they are aligned and whole.
+    Elsewhere they are whole and separated by tabs.
+    """
+    chosen = [Column(each) if isinstance(each, str) else each for each in columns]
     cells = [[safe(cell) for cell in row] for row in rows]
-    widths = [max(len(heading), *(len(row[at]) for row in cells), 0) for at, heading in enumerate(headings)]
-    right = [bool(rows) and all(isinstance(row[at], int) for row in rows) for at in range(len(headings))]
-    aligned = [
-        [cell.rjust(width) if is_right else cell.ljust(width) for cell, width, is_right in zip(row, widths, right, strict=True)]
-        for row in [list(headings), *cells]
-    ]
-    return "\n".join("  ".join(row).rstrip() for row in aligned)
+    if not sys.stdout.isatty():
+        return "\n".join(indent + "\t".join(row) for row in [[each.heading for each in chosen], *_in_colours(cells, chosen)])
+    limit = screen_width()
+    if limit is not None:
+        _shorten_ids(cells, chosen)
+    natural = [max(width_of(text) for text in (each.heading, *(row[at] for row in cells))) for at, each in enumerate(chosen)]
+    widths = natural if limit is None else _fitted(natural, chosen, limit - len(indent))
+    is_right = [bool(rows) and all(isinstance(row[at], int) for row in rows) for at in range(len(chosen))]
+    layout = [(at, each, widths[at], is_right[at]) for at, each in enumerate(chosen) if widths[at]]
+    lines = [_line([each.heading for each in chosen], layout, is_heading=True), *(_line(row, layout) for row in cells)]
+    dropped = [each.heading for each, width in zip(chosen, widths, strict=True) if not width]
+    if dropped:
+        lines.append(click.style(cut(f"(no room for: {', '.join(dropped)}; see --wide)", limit or USUAL), dim=True))
+    return "\n".join(indent + line for line in lines)
+
+
+def _in_colours(cells: list[list[str]], columns: Sequence[Column]) -> list[list[str]]:
+    return [[coloured(cell) if column.is_coloured else cell for cell, column in zip(row, columns, strict=True)] for row in cells]
+
+
+def _shorten_ids(cells: list[list[str]], columns: Sequence[Column]) -> None:
+    for at in (at for at, each in enumerate(columns) if each.is_id):
+        ids = {row[at] for row in cells}
+        length = SHORT_ID
+        while len({each[:length] for each in ids}) < len(ids):
+            length += 1
+        for row in cells:
+            row[at] = row[at][:length] if _UUID.fullmatch(row[at]) else row[at]
+
+
+def _fitted(natural: Sequence[int], columns: Sequence[Column], limit: int) -> list[int]:
+    """The widths that fit in so many columns, two between each; 0 where a column is left out."""
+    turns = sorted((at for at, each in enumerate(columns) if each.gives), key=lambda at: -columns[at].gives)
+    widths: list[int] = []
+    for left_out in range(len(turns) + 1):
+        widths = [0 if at in turns[:left_out] else width for at, width in enumerate(natural)]
+        over = sum(widths) + len(GAP) * (len(widths) - left_out - 1) - limit
+        for at in turns[left_out:]:
+            given = min(max(over, 0), max(widths[at] - columns[at].least, 0))
+            widths[at], over = widths[at] - given, over - given
+        if over <= 0:
+            break
+    return widths
+
+
+def _line(row: Sequence[str], layout: Sequence[tuple[int, Column, int, bool]], *, is_heading: bool = False) -> str:
+    shown = []
+    for at, column, width, is_right in layout:
+        text = cut(row[at], width, keeps_end=column.keeps_end and not is_heading)
+        room = " " * (width - width_of(text))
+        if is_heading:
+            text = click.style(text, bold=True)
+        elif column.is_coloured:
+            text = coloured(text, row[at].partition(" ")[0])
+        shown.append(room + text if is_right else text + room)
+    return GAP.join(shown).rstrip()
 
 
 def facts(values: Iterable[tuple[str, object]] | Mapping[str, object]) -> str:
