@@ -16,6 +16,7 @@ from kombu.exceptions import OperationalError
 
 from redelivery.errors import BrokerError, ConfigurationError, InputError
 from redelivery.middleware.brokers import kind_of
+from redelivery.middleware.install import Redelivery
 from redelivery.middleware.ports import Capability
 from redelivery.settings import RedeliverySettings
 
@@ -54,6 +55,7 @@ class Context:
         self.as_json = as_json
         self._given = app
         self._with_tasks = with_tasks
+        self._trial: Runtime | None = None
 
     def choose(self, name: str) -> None:
         """Another app than the root was given."""
@@ -79,6 +81,18 @@ class Context:
             msg = f"{named} has no redelivery: add `from redelivery import Redelivery; Redelivery(app)`, or name another with -A"
             raise ConfigurationError(msg)
         return found
+
+    @property
+    def is_installed(self) -> bool:
+        """Whether the app's own code has `Redelivery(app)`."""
+        return self._trial is None
+
+    @functools.cached_property
+    def runtime_or_trial(self) -> Runtime:
+        """The app's installation; where it has none, one of this process alone. Raises `ConfigurationError`."""
+        if self.app is not None and getattr(self.app, "redelivery", None) is None:
+            self._trial = Redelivery(self.app)
+        return self.runtime
 
     @property
     def settings(self) -> RedeliverySettings:

@@ -17,7 +17,7 @@ from ..letters import Letter
 from ..operations import delayed as delayed_changes
 from . import letters
 from .context import Context, json_option, pass_context
-from .output import SECONDS, counted, facts, lines, moment, print_json, safe, short, span, table
+from .output import SECONDS, Column, counted, facts, lines, moment, print_json, safe, span, table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -25,6 +25,14 @@ if TYPE_CHECKING:
     from ..ports import Delayed
 
 __all__ = ["delayed"]
+
+MESSAGES = (
+    Column("task id", is_id=True),
+    Column("task", 1, 12, keeps_end=True),
+    Column("queue", 2, 12, keeps_end=True),
+    "due in",
+    Column("due at", 3, 10),
+)
 
 
 @click.group()
@@ -55,16 +63,16 @@ def list_(context: Context, queue: str | None, limit: int) -> None:
         return
     rows = [
         (
-            short(each.contents.task_id, 44),
-            short(each.contents.task, 40),
-            short(each.queue, 40),
+            each.contents.task_id,
+            each.contents.task,
+            each.queue,
             span((each.due_ms - now) / 1000) if each.due_ms > now else "now",
             moment(each.due_ms),
         )
         for each in waiting
     ]
-    click.echo(table(rows, ("task id", "task", "queue", "due in", "due at")))
-    click.echo("\n" + table([(short(name, 60), count) for name, count in totals.items()], ("queue", "waiting")))
+    click.echo(table(rows, MESSAGES))
+    click.echo("\n" + table(list(totals.items()), (Column("queue", 1), "waiting")))
 
 
 def _found(context: Context, task_id: str) -> list[Delayed]:

@@ -26,7 +26,7 @@ from .context import Context, json_option, pass_context
 from .dlq_changes import move_, purge_
 from .dlq_import import import_
 from .dlq_redrive import redrive_
-from .output import age, counted, print_json, safe, short, table
+from .output import Column, age, counted, print_json, safe, table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,6 +37,24 @@ __all__ = ["dlq"]
 
 #: Reasons that a listing names.
 MAX_REASONS = 3
+QUEUES = (
+    Column("dead-letter queue", 1, 20, keeps_end=True),
+    Column("origin", 3, keeps_end=True),
+    "letters",
+    Column("oldest", 5, 6),
+    Column("newest", 4, 6),
+    Column("reasons", 2, 12),
+)
+CAUSES = (
+    "letters",
+    Column("fingerprint", 5),
+    Column("reason", 3, is_coloured=True),
+    Column("task", 2, 12, keeps_end=True),
+    Column("first", 7, 6),
+    Column("last", 6, 6),
+    Column("example", 4, is_id=True),
+    Column("exception", 1, 20),
+)
 
 
 @click.group()
@@ -64,17 +82,10 @@ def list_(context: Context) -> None:
         return
     now = transport.now_ms()
     rows = [
-        (
-            short(queue.name, 60),
-            short(queue.origin, 40),
-            queue.letters,
-            age(queue.oldest_ms, now),
-            age(queue.newest_ms, now),
-            _reasons(queue),
-        )
+        (queue.name, queue.origin, queue.letters, age(queue.oldest_ms, now), age(queue.newest_ms, now), _reasons(queue))
         for queue in queues
     ]
-    click.echo(table(rows, ("dead-letter queue", "origin", "letters", "oldest", "newest", "reasons")))
+    click.echo(table(rows, QUEUES))
 
 
 def _reasons(queue: DeadLetterQueue) -> str:
@@ -179,18 +190,17 @@ def causes_(context: Context, name: str | None, limit: int) -> None:
     rows = [
         (
             each.count,
-            short(each.fingerprint or "-", 14),
-            short(each.reason, 16),
-            short(", ".join(each.tasks), 40),
+            each.fingerprint or "-",
+            each.reason,
+            ", ".join(each.tasks),
             age(each.first_ms, now),
             age(each.last_ms, now),
-            short(each.task_id, 40),
-            short(f"{each.exception.rpartition('.')[2]}: {each.message}" if each.message else each.exception, 60),
+            each.task_id,
+            letters.exception_of(each.exception, each.message),
         )
         for each in found[:limit]
     ]
-    headings = ("letters", "fingerprint", "reason", "task", "first", "last", "example", "exception")
-    click.echo(table(rows, headings))
+    click.echo(table(rows, CAUSES))
     if len(found) > limit:
         click.echo(f"{limit} of {counted(len(found), 'cause', 'causes')}; more with --limit.", err=True)
 

@@ -14,13 +14,23 @@ from redelivery.errors import InputError
 
 from ..duties.exporter import Exporter
 from .context import Context, json_option, pass_context
-from .output import SECONDS, counted, moment, print_json, safe, short, span
+from .output import SECONDS, Column, counted, moment, print_json, span, table
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from redelivery.middleware.messages.events import Event
 
 __all__ = ["outcomes"]
 
+EVENTS = (
+    Column("when", 4, 10, keeps_end=True, usual=20),
+    Column("outcome", usual=20, is_coloured=True),
+    Column("task id", usual=8, is_id=True),
+    Column("task", 2, 12, keeps_end=True, usual=16),
+    Column("queue", 3, keeps_end=True, usual=8),
+    Column("details", 1, 20),
+)
 ENDING = {signal.SIGINT, signal.SIGTERM}
 
 
@@ -40,40 +50,38 @@ def tail(context: Context, limit: int, *, is_followed: bool) -> None:
     On RabbitMQ the log is read from its oldest event on, and given back; what follows (-f) is heard beside it.
     """
     with context.outcomes.tail(limit, is_followed=is_followed) as found:
-        for event in found.events:
-            _show(event, as_json=context.as_json)
+        if context.as_json:
+            for event in found.events:
+                print_json(event.to_dict(), is_line=True)
+        elif found.events:
+            click.echo(events_table(found.events))
         if found.left:
             newer = counted(found.left, "newer message", "newer messages")
             click.echo(f"{newer} of the log were not looked at: export it.", err=True)
         for event in found.follow() if is_followed else ():
-            _show(event, as_json=context.as_json)
+            if context.as_json:
+                print_json(event.to_dict(), is_line=True)
+            else:
+                click.echo(events_table([event], has_headings=False))
 
 
-def _show(event: Event, *, as_json: bool) -> None:
-    if as_json:
-        print_json(event.to_dict(), is_line=True)
-    else:
-        click.echo(line_of(event))
+def events_table(events: Sequence[Event], *, of_one_task: bool = False, indent: str = "", has_headings: bool = True) -> str:
+    """A line for each event: when, what, to which task, and what else is known."""
+    shown = [at for at, column in enumerate(EVENTS) if not (of_one_task and column.heading in {"task id", "task"})]
+    rows = [[row[at] for at in shown] for row in map(_row, events)]
+    return table(rows, [EVENTS[at] for at in shown], indent=indent, has_headings=has_headings)
 
 
-def line_of(event: Event) -> str:
-    """One event on one line: when, what, to which task, and what else is known."""
+def _row(event: Event) -> tuple[str, ...]:
     more = [
         f"reason={event.reason}" if event.reason else "",
         f"attempt={event.attempt}" if event.attempt else "",
         f"generation={event.generation}" if event.generation else "",
         f"delay={span(event.delay_ms / 1000)}" if event.delay_ms else "",
-        f"worker={short(event.worker, 60)}" if event.worker else "",
-        f"exception={short(event.exception, 80)}" if event.exception else "",
+        f"exception={event.exception}" if event.exception else "",
+        f"worker={event.worker}" if event.worker else "",
     ]
-    head = (
-        moment(event.at_ms),
-        safe(event.outcome).ljust(20),
-        short(event.task_id, 80),
-        short(event.task, 80),
-        short(event.queue, 60),
-    )
-    return "  ".join([*head, *filter(None, more)])
+    return moment(event.at_ms), event.outcome, event.task_id, event.task, event.queue, "  ".join(filter(None, more))
 
 
 def _keep_exporting(context: Context, uri: str, kind: str, every: float) -> int:

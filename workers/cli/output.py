@@ -10,6 +10,7 @@ import json
 import math
 import re
 import sys
+import textwrap
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -25,10 +26,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
 __all__ = [
+    "INDENT",
     "SECONDS",
     "Column",
     "age",
     "counted",
+    "duration_text",
     "facts",
     "lines",
     "moment",
@@ -36,16 +39,18 @@ __all__ = [
     "print_json",
     "safe",
     "seconds",
+    "seconds_text",
     "short",
     "span",
     "table",
+    "wrapped",
 ]
 
 _UNITS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 #: How deep a value that is shown may be nested, and what stands for what lies below.
 MAX_DEPTH, TOO_DEEP = 64, "(nested too deep to be shown)"
 #: How much of a task id a table shows, and what such an id looks like; the space between two columns.
-SHORT_ID, GAP = 8, "  "
+SHORT_ID, GAP, INDENT = 8, "  ", "  "
 _UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _LATEST_MS = 253_402_300_799_999
 
@@ -56,7 +61,7 @@ def short(value: object, width: int) -> str:
     return text if len(text) <= width else text[: width - 1] + "…"
 
 
-def lines(text: str, indent: str = "  ") -> str:
+def lines(text: str, indent: str = INDENT) -> str:
     """Text of many lines, each harmless, indented."""
     return "\n".join(indent + safe(line) for line in text.splitlines())
 
@@ -79,6 +84,19 @@ def span(seconds: float) -> str:
             parts.append(f"{left // size}{unit}")
             left %= size
     return sign + " ".join(parts[:2])
+
+
+def seconds_text(seconds: float) -> str:
+    """A duration to the millisecond, in seconds: `0.75 s`."""
+    return f"{round(seconds, 3):.12g} s"
+
+
+def duration_text(seconds: float) -> str:
+    """The same, from a minute on with its greatest unit too: `600 s (10 min)`."""
+    for unit, size in (("d", 86_400), ("h", 3600), ("min", 60)):
+        if seconds >= size:
+            return f"{seconds_text(seconds)} ({seconds / size:.3g} {unit})"
+    return seconds_text(seconds)
 
 
 def age(ms: int | None, now_ms: int) -> str:
@@ -122,18 +140,20 @@ class Column:
 
     `gives` is its turn when there is no room: the greatest is cut first, down to `least` columns, and left out first where that is
     not enough; 0 is never cut. `keeps_end` cuts off the beginning, as of a dotted name. `is_id` shows UUIDs by their first
-    characters, as many as tell those of the table apart. `is_coloured` gives words the colour of their meaning.
+    characters, as many as tell those of the table apart. `is_coloured` gives words the colour of their meaning. `usual` is how wide
+    a column is at the least: rows that are printed one by one stand below each other.
     """
 
     heading: str
     gives: int = 0
     least: int = 8
     keeps_end: bool = False
+    usual: int = 0
     is_id: bool = False
     is_coloured: bool = False
 
 
-def table(rows: Sequence[Sequence[object]], columns: Sequence[Column | str], *, indent: str = "") -> str:
+def table(rows: Sequence[Sequence[object]], columns: Sequence[Column | str], *, indent: str = "", has_headings: bool = True) -> str:
     """A line for each row, below the headings.
 
     On a terminal the columns are aligned, numbers to the right, and cut to its width; with `--wide` they are aligned and whole.
@@ -141,18 +161,19 @@ def table(rows: Sequence[Sequence[object]], columns: Sequence[Column | str], *, 
     """
     chosen = [Column(each) if isinstance(each, str) else each for each in columns]
     cells = [[safe(cell) for cell in row] for row in rows]
+    headings = [[each.heading for each in chosen]] if has_headings else []
     if not sys.stdout.isatty():
-        return "\n".join(indent + "\t".join(row) for row in [[each.heading for each in chosen], *_in_colours(cells, chosen)])
+        return "\n".join(indent + "\t".join(row) for row in [*headings, *_in_colours(cells, chosen)])
     limit = screen_width()
     if limit is not None:
         _shorten_ids(cells, chosen)
-    natural = [max(width_of(text) for text in (each.heading, *(row[at] for row in cells))) for at, each in enumerate(chosen)]
+    natural = [max(each.usual, width_of(each.heading), *(width_of(row[at]) for row in cells)) for at, each in enumerate(chosen)]
     widths = natural if limit is None else _fitted(natural, chosen, limit - len(indent))
     is_right = [bool(rows) and all(isinstance(row[at], int) for row in rows) for at in range(len(chosen))]
     layout = [(at, each, widths[at], is_right[at]) for at, each in enumerate(chosen) if widths[at]]
-    lines = [_line([each.heading for each in chosen], layout, is_heading=True), *(_line(row, layout) for row in cells)]
+    lines = [*(_line(row, layout, is_heading=True) for row in headings), *(_line(row, layout) for row in cells)]
     dropped = [each.heading for each, width in zip(chosen, widths, strict=True) if not width]
-    if dropped:
+    if dropped and has_headings:
         lines.append(click.style(cut(f"(no room for: {', '.join(dropped)}; see --wide)", limit or USUAL), dim=True))
     return "\n".join(indent + line for line in lines)
 
@@ -204,7 +225,18 @@ def facts(values: Iterable[tuple[str, object]] | Mapping[str, object]) -> str:
     pairs = values.items() if hasattr(values, "items") else values
     shown = [(name, safe(value)) for name, value in pairs if value not in (None, "")]
     width = max((len(name) for name, _ in shown), default=0)
-    return "\n".join(f"{name.ljust(width)}  {value}" for name, value in shown)
+    return "\n".join(wrapped(f"{name.ljust(width)}{GAP}{value}", width + len(GAP)) for name, value in shown)
+
+
+def wrapped(text: str, hang: int = 0) -> str:
+    """A sentence: on a terminal its lines end between two words, and the later ones begin `hang` columns in."""
+    limit = screen_width()
+    if limit is None or width_of(text) <= limit:
+        return text
+    lines = textwrap.wrap(
+        text, limit, subsequent_indent=" " * hang, drop_whitespace=True, break_long_words=False, break_on_hyphens=False
+    )
+    return "\n".join(lines)
 
 
 def plain(value: Any, depth: int = 0) -> Any:

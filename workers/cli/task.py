@@ -10,10 +10,13 @@ from redelivery.errors import InputError
 
 from ..operations.task_life import life_of
 from .context import Context, json_option, pass_context
-from .outcomes import line_of
-from .output import age, counted, facts, lines, moment, print_json, safe, span
+from .outcomes import events_table
+from .output import INDENT, age, counted, facts, lines, moment, print_json, safe, span, wrapped
+from .policy import shown
 
 if TYPE_CHECKING:
+    from redelivery.settings import RedeliveryPolicy
+
     from ..ports import Place, TaskLife
 
 __all__ = ["task"]
@@ -49,7 +52,7 @@ def show(context: Context, task_id: str, scan: int) -> None:
         )
         msg = f"nothing is known of task {task_id!r}{how_far}"
         raise InputError(msg)
-    policy = _policy(context, life)
+    found = context.runtime.policies.policy_for(life.queue, life.task or None) if life.queue else None
     if context.as_json:
         print_json(
             {
@@ -57,22 +60,19 @@ def show(context: Context, task_id: str, scan: int) -> None:
                 "task": life.task,
                 "events": [event.to_dict() for event in life.events],
                 "places": [_place_json(place) for place in life.places],
-                "policy": policy,
+                "policy": {} if found is None else _policy(found, life.queue),
                 "cut": life.cut,
             },
         )
         return
-    click.echo(_text(life, policy, now))
+    click.echo(_text(life, found, now))
 
 
-def _policy(context: Context, life: TaskLife) -> dict[str, Any]:
-    if not life.queue:
-        return {}
-    found = context.runtime.policies.policy_for(life.queue, life.task or None)
+def _policy(found: RedeliveryPolicy, queue: str) -> dict[str, Any]:
     return {
-        "queue": life.queue,
+        "queue": queue,
         **{name: getattr(found, name) for name in POLICY},
-        "dead_letter_queue": found.dead_letter_queue_for(life.queue),
+        "dead_letter_queue": found.dead_letter_queue_for(queue),
     }
 
 
@@ -81,15 +81,16 @@ def _place_json(place: Place) -> dict[str, Any]:
     return {"place": place.place, "name": place.name, "generation": generation, "attempts": attempt, **place.detail}
 
 
-def _text(life: TaskLife, policy: dict[str, Any], now: int) -> str:
+def _text(life: TaskLife, policy: RedeliveryPolicy | None, now: int) -> str:
     parts = [facts({"task id": life.task_id, "task": life.task, "queue": life.queue})]
-    events = "\n".join(f"  {line_of(event)}" for event in life.events)
+    events = events_table(life.events, of_one_task=True, indent=INDENT) if life.events else ""
     parts.append("events\n" + (events or "  none in the log: exported, or older than it"))
-    places = "\n".join(f"  {_place_text(place, now)}" for place in life.places)
+    places = "\n".join(wrapped(f"{INDENT}{_place_text(place, now)}", 4) for place in life.places)
     parts.append("now\n" + (places or "  in no queue, held by nobody, no dead letter"))
-    if policy:
-        shown = ((name, "none" if value is None else value) for name, value in policy.items())
-        parts.append("policy\n" + lines(facts(dict(shown))))
+    if policy is not None:
+        target = policy.dead_letter_queue_for(life.queue)
+        values = {name: shown(policy, name, target) for name in (*POLICY, "dead_letter_queue")}
+        parts.append("policy\n" + lines(facts(values)))
     parts += [f"Not all was read: {safe(each)}; more with --scan." for each in life.cut]
     return "\n\n".join(parts)
 
