@@ -16,7 +16,6 @@ from kombu.exceptions import OperationalError
 
 from redelivery.errors import BrokerError, ConfigurationError, InputError
 from redelivery.middleware.brokers import kind_of
-from redelivery.middleware.install import Redelivery
 from redelivery.middleware.ports import Capability
 from redelivery.settings import RedeliverySettings
 
@@ -82,6 +81,12 @@ class Context:
             raise ConfigurationError(msg)
         return found
 
+    def task_names(self) -> list[str]:
+        """The app's own tasks. Raises `ConfigurationError` where they cannot be imported."""
+        app = self.runtime.app
+        _import_tasks(app)
+        return sorted(name for name in app.tasks if not name.startswith("celery."))
+
     @property
     def is_installed(self) -> bool:
         """Whether the app's own code has `Redelivery(app)`."""
@@ -91,6 +96,8 @@ class Context:
     def runtime_or_trial(self) -> Runtime:
         """The app's installation; where it has none, one of this process alone. Raises `ConfigurationError`."""
         if self.app is not None and getattr(self.app, "redelivery", None) is None:
+            from redelivery.middleware.install import Redelivery  # noqa: PLC0415 - an app nearly always has it
+
             self._trial = Redelivery(self.app)
         return self.runtime
 

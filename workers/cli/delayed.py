@@ -15,6 +15,8 @@ from redelivery.middleware.ports import Answer
 
 from ..letters import Letter
 from ..operations import delayed as delayed_changes
+from ..operations.queues import require_queue
+from ..operations.short_ids import MAX_CANDIDATES, is_whole, meant
 from . import letters
 from .context import Context, json_option, pass_context
 from .output import SECONDS, Column, counted, facts, lines, moment, print_json, safe, span, table
@@ -58,6 +60,8 @@ def list_(context: Context, queue: str | None, limit: int) -> None:
     if context.as_json:
         print_json({"totals": totals, "now_ms": now, "messages": [each.to_row() for each in waiting]})
         return
+    if queue is not None and not totals[queue]:
+        require_queue(context.runtime, queue)
     if not any(totals.values()):
         click.echo("Nothing waits." if queue is None else f"Nothing waits for {safe(queue)}.")
         return
@@ -75,11 +79,13 @@ def list_(context: Context, queue: str | None, limit: int) -> None:
     click.echo("\n" + table(list(totals.items()), (Column("queue", 1), "waiting")))
 
 
-def _found(context: Context, task_id: str) -> list[Delayed]:
-    """What waits of this task. Raises `InputError` where nothing does."""
-    found = context.delayed.of_task(task_id)
+def _found(context: Context, given: str) -> list[Delayed]:
+    """What waits of the task with this id, or whose id begins so. Raises `InputError` where nothing does, or several do."""
+    store = context.delayed
+    task_id = given if is_whole(given) else meant(given, store.ids_like(given, MAX_CANDIDATES + 1))
+    found = [] if task_id is None else store.of_task(task_id)
     if not found:
-        msg = f"task {task_id} does not wait for its time: `redelivery task show` tells where a task is"
+        msg = f"task {given} does not wait for its time: `redelivery task show` tells where a task is"
         raise InputError(msg)
     return found
 

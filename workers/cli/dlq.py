@@ -110,14 +110,7 @@ def show(context: Context, name: str, limit: int, task_ids: Sequence[str], *, fu
     """
     transport = context.transport
     dead_letters.required(context.runtime, name)
-    if task_ids:
-        chosen = list(dead_letters.found(transport, name, frozenset(task_ids)))
-        missing = set(task_ids) - {letter.task_id for letter in chosen}
-        if missing:
-            msg = f"{name!r} holds no letter of task {', '.join(sorted(missing))}: `redelivery task show` tells where a task is"
-            raise InputError(msg)
-    else:
-        chosen = dead_letters.newest(transport, name, limit)
+    chosen = dead_letters.found(transport, name, task_ids) if task_ids else dead_letters.newest(transport, name, limit)
     redact, whole = context.settings.redact, full or bool(task_ids)
     if context.as_json:
         print_json([letters.as_json(each, redact=redact) if whole else seen(context.runtime, each).to_row() for each in chosen])
@@ -148,7 +141,7 @@ def export(context: Context, /, name: str, *, uri: str | None, **options: Any) -
     if not has_choice(options):
         options["everything"] = True
     require_choice(options)
-    chosen = filter_of(options, transport.now_ms())
+    chosen = filter_of(transport, name, options)
     if uri is not None:
         done = export_letters(transport, name, uri, chosen)
         if context.as_json:

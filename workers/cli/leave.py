@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 import click
 
 from redelivery.middleware.ports import Capability
@@ -11,6 +9,7 @@ from redelivery.middleware.ports import Capability
 from ..operations.leaving import Leaving
 from ..operations.leaving import leave as leave_
 from .context import Context, json_option, pass_context
+from .dlq_changes import NEEDS_YES, is_terminal
 from .output import counted, print_json, safe
 from .progress import Progress
 
@@ -32,11 +31,9 @@ def leave(context: Context, *, dry_run: bool, yes: bool) -> None:
         "`redelivery dlq` and `redelivery outcomes export` deal with what else is left"
     )
     context.needs(Capability.LEASES, instead)  # what is wrong with the broker is said before anybody is asked
-    if (
-        not (dry_run or yes)
-        and sys.stdin.isatty()
-        and not click.confirm("Hand all delayed messages back to plain Celery?", err=True)
-    ):
+    if not (dry_run or yes or is_terminal()):
+        raise click.UsageError(NEEDS_YES)
+    if not (dry_run or yes) and not click.confirm("Hand all delayed messages back to plain Celery?", err=True):
         click.echo("Nothing was changed.", err=True)
         return
     with Progress() as progress:

@@ -18,7 +18,7 @@ from redelivery.display import harmless
 from redelivery.errors import RedeliveryError
 
 from .context import Context, general
-from .screen import screen_options
+from .screen import coloured, screen_options
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -69,6 +69,11 @@ class Root(click.Group):
         with formatter.section("Commands"):
             formatter.write_dl([(name, help_text) for name, (_, help_text) in sorted(COMMANDS.items())])
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Read the root's own options."""
+        with _Errors(ctx):
+            return super().parse_args(ctx, args)
+
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command."""
         with _Errors(ctx):
@@ -85,7 +90,7 @@ class _Errors:
         pass
 
     def __exit__(self, kind: object, exc: BaseException | None, trace: object) -> None:
-        if exc is None or isinstance(exc, click.exceptions.Exit):
+        if exc is None or isinstance(exc, (click.exceptions.Exit, click.exceptions.NoArgsIsHelpError)):
             return
         if isinstance(exc, (KeyboardInterrupt, click.Abort)):
             self._ctx.exit(INTERRUPTED)
@@ -95,7 +100,7 @@ class _Errors:
             self._ctx.exit(0)
         line = message_of(exc)
         if line is not None:
-            click.echo(f"redelivery: error: {harmless(line)}", err=True)
+            click.echo(f"redelivery: {coloured('error:')} {harmless(line)}", err=True)
             self._ctx.exit(ERROR)
 
 
@@ -103,11 +108,21 @@ def message_of(exc: BaseException) -> str | None:
     """The line that tells a user of this error; None for what is a fault of ours."""
     if isinstance(exc, RedeliveryError):
         return str(exc)
+    if isinstance(exc, click.ClickException):
+        return _usage_message(exc)
     if isinstance(exc, ModuleNotFoundError) and (extra := EXTRAS.get((exc.name or "").partition(".")[0])) is not None:
         return f"this command needs {exc.name}, which is not installed: pip install 'redelivery[{extra}]'"
     if isinstance(exc, OSError) and not isinstance(exc, ConnectionError) and exc.filename is not None:
         return f"{exc.filename}: {exc.strerror}"
     return _broker_message(exc)
+
+
+def _usage_message(exc: click.ClickException) -> str:
+    """What click found wrong with a command line, and whose help says what is right."""
+    said = exc.format_message().rstrip(".")
+    context = exc.ctx if isinstance(exc, click.UsageError) else None
+    where = "" if context is None else f" (see {context.command_path} --help)"
+    return f"{said[:1].lower()}{said[1:]}{where}"
 
 
 def _broker_message(exc: BaseException) -> str | None:

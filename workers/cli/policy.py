@@ -14,6 +14,7 @@ import click
 from redelivery.middleware.policy.backoff import delay_range
 from redelivery.middleware.policy.decorator import options_of
 from redelivery.settings import DEFAULT_QUEUE, FIELDS, UNLIMITED
+from redelivery.settings.values import suggestion
 
 from .output import Column, duration_text, print_json, safe, seconds_text, table, wrapped
 
@@ -49,10 +50,20 @@ def explain(obj: Any, queue: str, task: str | None, *, as_json: bool) -> None:
     resolved = obj.settings.policy_for(queue, task, decorator=None if options is None else options.fields)
     target = resolved.policy.dead_letter_queue_for(queue)
     strategies = _strategies(options)
+    if obj.app is not None:
+        _notice_names(obj.app, queue, task)
     if as_json:
         print_json(_object(resolved, target, strategies))
     else:
         click.echo("\n\n".join(_parts(resolved, target, strategies)))
+
+
+def _notice_names(app: Any, queue: str, task: str | None) -> None:
+    """Say on stderr what may be misspelt: a policy is explained of any name, also of one that is yet to come."""
+    asked = (("queue", queue, set(app.amqp.queues)), ("task", task, set(app.tasks)))
+    for kind, name, known in asked:
+        if name is not None and name not in known and (near := suggestion(name, known)):
+            click.echo(f"the app has no {kind} {safe(name)}{near}", err=True)
 
 
 def _options(app: Any, task: str | None) -> Options | None:
@@ -121,7 +132,7 @@ def _parts(resolved: ResolvedPolicy, target: str | None, strategies: Mapping[str
     if rows:
         yield table(rows, ("next delay", "least - most"))
     limit = resolved.policy.max_delivery_attempts
-    if len(rows) < DELAYS:
+    if limit != UNLIMITED and limit <= DELAYS + 1:
         yield f"Attempt {limit} is the last: what fails then is {safe(ends)}."
 
 

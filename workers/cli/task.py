@@ -56,7 +56,7 @@ def show(context: Context, task_id: str, scan: int) -> None:
     if context.as_json:
         print_json(
             {
-                "task_id": task_id,
+                "task_id": life.task_id,
                 "task": life.task,
                 "events": [event.to_dict() for event in life.events],
                 "places": [_place_json(place) for place in life.places],
