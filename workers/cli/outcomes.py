@@ -106,19 +106,23 @@ def _keep_exporting(context: Context, uri: str, kind: str, every: float) -> int:
 
 @outcomes.command()
 @click.option(
-    "--to", "uri", required=True, metavar="URI", help="Folder for the files: a path, or a URI such as s3://bucket/prefix."
+    "--to", "given", metavar="URI", help="Folder for the files, a path or a URI such as s3://bucket/prefix; or set outcome_archive."
 )
 @click.option("--format", "kind", type=click.Choice(["parquet", "jsonl"]), default="parquet", show_default=True)
 @click.option("--every", type=SECONDS, help="Go on, and export every so often (60s, 5m), until SIGTERM or Ctrl-C.")
 @json_option
 @pass_context
 @click.pass_context
-def export(ctx: click.Context, context: Context, uri: str, kind: str, every: float | None) -> None:
+def export(ctx: click.Context, context: Context, given: str | None, kind: str, every: float | None) -> None:
     """Move what the log holds into files that `redelivery reconcile` reads; a gap in the log is noted beside them.
 
     With --every, any number may run: one exports, the others stand by. SIGTERM ends it with exit code 0, SIGINT with 130.
     On RabbitMQ the events are acknowledged when the files are on the disk.
     """
+    uri = given if given is not None else context.settings.exported_outcomes
+    if uri is None:
+        msg = "where to? say --to, or set outcome_archive"
+        raise click.UsageError(msg)
     if every is not None:
         ctx.exit(_keep_exporting(context, uri, kind, every))
     done = context.outcomes.export(uri, format="jsonl" if kind == "jsonl" else "parquet")

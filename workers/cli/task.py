@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 __all__ = ["task"]
 
+HINT = "its events may have been exported (say where with --outcomes, or set outcome_archive), or the id is another"
+
 #: What of a policy tells how a task will go on.
 POLICY = ("max_delivery_attempts", "redelivery_delay", "redelivery_delay_multiplier", "max_redelivery_delay", "max_age")
 
@@ -35,20 +37,30 @@ def task() -> None:
 @click.option(
     "--scan", type=click.IntRange(1), default=100_000, show_default=True, help="Events, and messages of a list, to look at."
 )
+@click.option(
+    "--outcomes",
+    "uri",
+    metavar="URI",
+    help="Exported events, read as well; by default those of outcome_archive or outcome_export.",
+)
 @json_option
 @pass_context
-def show(context: Context, task_id: str, scan: int) -> None:
+def show(context: Context, task_id: str, scan: int, uri: str | None) -> None:
     """Its events, where it is now, and the policy that applies.
+
+    TASK_ID is its id or the beginning of it, six characters or more. Events that were exported are read again where --outcomes or
+    the settings say where they are.
 
     On RabbitMQ what waits to be run and what workers hold is not looked at; the log and dead letters are, and are given back.
     """
     now = context.transport.now_ms()
-    life = life_of(context.runtime, task_id, most=scan)
+    place = uri if uri is not None else context.settings.exported_outcomes
+    life = life_of(context.runtime, task_id, most=scan, outcomes=place)
     if not life.events and not life.places:
         how_far = (
             f"; {'; '.join(life.cut)}: look at more with --scan"
             if life.cut
-            else ": its events may have been exported, or the id is another"
+            else f": {HINT if place is None else 'is the id another?'}"
         )
         msg = f"nothing is known of task {task_id!r}{how_far}"
         raise InputError(msg)

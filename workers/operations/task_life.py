@@ -34,13 +34,17 @@ __all__ = ["life_of"]
 ENTRIES = 2000
 
 
-def life_of(runtime: Runtime, given: str, *, most: int) -> TaskLife:
+def life_of(runtime: Runtime, given: str, *, most: int, outcomes: str | None = None) -> TaskLife:
     """Everything about one task; looks at `most` events and `most` messages of each list at the most.
+
+    `outcomes` is where exported events are (a path or a URI), of which `most` are looked at as well.
 
     Raises `InputError` where several tasks' ids begin so, and whatever redis-py raises.
     """
     life = TaskLife(given)
     _look(runtime, life, most)
+    if outcomes is not None:
+        _read_exported(life, outcomes, most)
     task_id = meant(given, [event.task_id for event in life.events] + [place.contents.task_id for place in life.places])
     if task_id is not None:
         life.task_id = task_id
@@ -77,6 +81,17 @@ def _look(runtime: Runtime, life: TaskLife, most: int) -> None:
         for contents in _matching(runtime, life, name, most):
             life.places.append(Place("dead_letter", name, contents, seen(runtime, Letter.of(contents.raw)).to_row()))
     life.places = list({(place.place, place.name, place.contents.raw): place for place in life.places}.values())
+
+
+def _read_exported(life: TaskLife, uri: str, most: int) -> None:
+    """Add the exported events; what is in the log as well is one event."""
+    from ..export.history import exported  # noqa: PLC0415 - pyarrow is an optional dependency
+
+    found = exported(uri, life.task_id, most)
+    by_id = {event.event_id: event for event in (*found.events, *life.events)}
+    life.events = sorted(by_id.values(), key=lambda event: event.at_ms)
+    if found.left:
+        life.cut.append(f"exported events: only the newest {found.looked_at} were looked at, and {found.left} files were not")
 
 
 def _matching(runtime: Runtime, life: TaskLife, name: str, most: int) -> Iterator[Contents]:
