@@ -50,7 +50,9 @@ def test_a_redrive_to_a_queue_that_nobody_knows_is_refused(desk: Desk) -> None:
     """With the nearest name; `--create` makes it, so that it is a queue that others know."""
     desk.die()
     assert "no queue 'ordres'; did you mean 'orders'?" in refused(desk, "dlq", "redrive", LETTERS, "--all", "--to", "ordres")
-    assert "it is made with --create" in refused(desk, "dlq", "redrive", LETTERS, "--all", "--to", "night", "--dry-run")
+    assert "there is no queue 'night'; a new one is made with --create" in refused(
+        desk, "dlq", "redrive", LETTERS, "--all", "--to", "night", "--dry-run"
+    )
     assert desk.run("dlq", "redrive", LETTERS, "--all", "--to", "night", "--create").exit_code == 0
     assert len(desk.ids("night")) == 1
     desk.client.delete("night")

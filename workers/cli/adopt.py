@@ -28,12 +28,12 @@ Key = TypeVar("Key")
 
 COLUMNS = (
     Column("tasks"),
-    Column("queue", 5, keeps_end=True),
-    Column("acks_late", 4),
-    Column("own retries", 7, 3),
-    Column("policy", 3, 16),
-    Column("dead letters", 6, keeps_end=True),
-    Column("which", 2, 16),
+    Column("queue", 2, keeps_end=True, leaves=1),
+    Column("acks_late", leaves=2),
+    Column("own retries", leaves=4),
+    Column("policy", 3, 20, leaves=3),
+    Column("dead letters", 1, keeps_end=True),
+    Column("which", 4, 16),
 )
 #: Tasks that a line on a terminal names; elsewhere it names all.
 MAX_NAMED = 3

@@ -19,7 +19,7 @@ from ..operations.queues import require_queue
 from ..operations.short_ids import MAX_CANDIDATES, is_whole, meant
 from . import letters
 from .context import Context, json_option, pass_context
-from .output import SECONDS, Column, counted, facts, lines, moment, print_json, safe, span, table
+from .output import SECONDS, Column, counted, facts, lines, moment, print_json, safe, say, span, table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -30,10 +30,10 @@ __all__ = ["delayed"]
 
 MESSAGES = (
     Column("task id", is_id=True),
-    Column("task", 1, 12, keeps_end=True),
-    Column("queue", 2, 12, keeps_end=True),
+    Column("task", 3, 14, keeps_end=True),
+    Column("queue", 2, 12, keeps_end=True, leaves=2),
     "due in",
-    Column("due at", 3, 10),
+    Column("due at", 1, 10, keeps_end=True, leaves=1),
 )
 
 
@@ -63,7 +63,7 @@ def list_(context: Context, queue: str | None, limit: int) -> None:
     if queue is not None and not totals[queue]:
         require_queue(context.runtime, queue)
     if not any(totals.values()):
-        click.echo("Nothing waits." if queue is None else f"Nothing waits for {safe(queue)}.")
+        say("Nothing waits." if queue is None else f"Nothing waits for {safe(queue)}.")
         return
     rows = [
         (
@@ -134,9 +134,9 @@ def _change(
         print_json(done)
         return
     count = sum(row["changed"] for row in done)
-    click.echo(f"{counted(count, 'message', 'messages')} {words[dry_run]}.")
+    say(f"{counted(count, 'message', 'messages')} {words[dry_run]}.")
     if count < len(done):
-        click.echo(f"{counted(len(done) - count, 'message', 'messages')} had become due meanwhile.")
+        say(f"{counted(len(done) - count, 'message', 'messages')} had become due meanwhile.")
 
 
 _dry_run = click.option("--dry-run", is_flag=True, help="Look whether it waits, and change nothing.")

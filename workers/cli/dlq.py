@@ -26,7 +26,7 @@ from .context import Context, json_option, pass_context
 from .dlq_changes import move_, purge_
 from .dlq_import import import_
 from .dlq_redrive import redrive_
-from .output import Column, age, counted, print_json, safe, table
+from .output import Column, age, counted, print_json, safe, say, table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,22 +38,22 @@ __all__ = ["dlq"]
 #: Reasons that a listing names.
 MAX_REASONS = 3
 QUEUES = (
-    Column("dead-letter queue", 1, 20, keeps_end=True),
-    Column("origin", 3, keeps_end=True),
+    Column("dead-letter queue", 2, 20, keeps_end=True),
+    Column("origin", 1, keeps_end=True, leaves=2),
     "letters",
-    Column("oldest", 5, 6),
-    Column("newest", 4, 6),
-    Column("reasons", 2, 12),
+    Column("oldest", leaves=3),
+    Column("newest", leaves=1),
+    Column("reasons", 3, 16),
 )
 CAUSES = (
     "letters",
-    Column("fingerprint", 5),
-    Column("reason", 3, is_coloured=True),
-    Column("task", 2, 12, keeps_end=True),
-    Column("first", 7, 6),
-    Column("last", 6, 6),
-    Column("example", 4, is_id=True),
-    Column("exception", 1, 20),
+    Column("fingerprint", 3, leaves=1),
+    Column("reason", 1, 9, is_coloured=True),
+    Column("task", 4, 14, keeps_end=True),
+    Column("first", leaves=4),
+    Column("last", leaves=2),
+    Column("example", leaves=3, is_id=True),
+    Column("exception", 5, 20),
 )
 
 
@@ -78,7 +78,7 @@ def list_(context: Context) -> None:
         print_json([{name: getattr(queue, name) for name in names} for queue in queues])
         return
     if not queues:
-        click.echo("There are no dead-letter queues: nothing has died, and no queue of the app keeps letters.")
+        say("There are no dead-letter queues: nothing has died, and no queue of the app keeps letters.")
         return
     now = transport.now_ms()
     rows = [
@@ -115,14 +115,14 @@ def show(context: Context, name: str, limit: int, task_ids: Sequence[str], *, fu
     if context.as_json:
         print_json([letters.as_json(each, redact=redact) if whole else seen(context.runtime, each).to_row() for each in chosen])
     elif not chosen:
-        click.echo(f"{safe(name)} is empty.")
+        say(f"{safe(name)} is empty.")
     elif whole:
         click.echo("\n\n".join(letters.as_text(letter, redact=redact) for letter in chosen))
     else:
         count = dead_letters.depth(transport, name)
         click.echo(letters.as_table([seen(context.runtime, letter) for letter in chosen], transport.now_ms()))
         if count > len(chosen):
-            click.echo(f"{len(chosen)} of {count} letters; more with --limit, one of them whole with --id.", err=True)
+            say(f"{len(chosen)} of {count} letters; more with --limit, one of them whole with --id.", err=True)
 
 
 @dlq.command("export")
@@ -148,7 +148,7 @@ def export(context: Context, /, name: str, *, uri: str | None, **options: Any) -
             print_json({**asdict(done), "destination": scrubbed(uri)})
         else:
             files = counted(len(done.files), "file", "files")
-            click.echo(f"{counted(done.letters, 'letter', 'letters')} of {safe(name)} in {files} below {harmless(uri)}.")
+            say(f"{counted(done.letters, 'letter', 'letters')} of {safe(name)} in {files} below {harmless(uri)}.")
         return
     found = False
     for letter in letters_of(transport, name):
@@ -177,7 +177,7 @@ def causes_(context: Context, name: str | None, limit: int) -> None:
         print_json([each.to_dict() for each in found[:limit]])
         return
     if not found:
-        click.echo("There are no dead letters.")
+        say("There are no dead letters.")
         return
     now = transport.now_ms()
     rows = [
@@ -195,7 +195,7 @@ def causes_(context: Context, name: str | None, limit: int) -> None:
     ]
     click.echo(table(rows, CAUSES))
     if len(found) > limit:
-        click.echo(f"{limit} of {counted(len(found), 'cause', 'causes')}; more with --limit.", err=True)
+        say(f"{limit} of {counted(len(found), 'cause', 'causes')}; more with --limit.", err=True)
 
 
 for _command in (redrive_, purge_, move_, import_):

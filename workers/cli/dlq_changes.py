@@ -21,7 +21,7 @@ from ..operations.letters.redrive import Edit, Redrive, redrive
 from ..operations.queues import require_queue
 from .choosing import choosing, filter_of, require_choice, require_tasks
 from .context import Context, json_option, pass_context
-from .output import counted, print_json, safe
+from .output import counted, print_json, safe, say
 from .progress import Progress
 
 if TYPE_CHECKING:
@@ -59,10 +59,10 @@ def is_agreed(options: dict[str, Any], expect: Callable[[], Walked], question: s
     expected = expect()
     said = question.format(f"{expected.moved} of {counted(expected.total, 'letter', 'letters')}")
     if isinstance(expected, Redrive) and expected.by_target:
-        click.echo(f"They would go to: {targets_of(expected)}.", err=True)
+        say(f"They would go to: {targets_of(expected)}.", err=True)
     if click.confirm(said, err=True):
         return True
-    click.echo("Nothing was changed.", err=True)
+    say("Nothing was changed.", err=True)
     return False
 
 
@@ -105,7 +105,7 @@ def purge_(
         return
     _tell_walk(done, "would be purged" if dry_run else "purged")
     if done.files:
-        click.echo(f"They are in {harmless(archive or '')}: {counted(len(done.files), 'file', 'files')}.")
+        say(f"They are in {harmless(archive or '')}: {counted(len(done.files), 'file', 'files')}.")
 
 
 @click.command("move")
@@ -132,7 +132,7 @@ def move_(
     chosen = filter_of(transport, name, options)
     is_living = target not in known and not create
     if is_living:
-        require_queue(context.runtime, target, instead="; a new dead-letter queue is made with --create")
+        require_queue(context.runtime, target, instead="a new dead-letter queue is made with --create")
     go: Callable[..., Walked]
     if is_living:
         go = functools.partial(redrive, transport, name, chosen, limit=limit, edit=Edit(queue=target))
@@ -153,10 +153,10 @@ def move_(
 def _tell_walk(done: Walked, verb: str) -> None:
     name = safe(done.dead_letter_queue)
     if not done.matched:
-        click.echo(f"No letter of {name} was chosen; {counted(done.looked_at, 'was', 'were')} looked at.")
+        say(f"No letter of {name} was chosen; {counted(done.looked_at, 'was', 'were')} looked at.")
         return
-    click.echo(f"{counted(done.moved, 'letter', 'letters')} of {name} {verb}.")
+    say(f"{counted(done.moved, 'letter', 'letters')} of {name} {verb}.")
     for why, count in done.left.most_common():
-        click.echo(f"{counted(count, 'letter', 'letters')} {'stays' if count == 1 else 'stay'}: {safe(why)}.")
+        say(f"{counted(count, 'letter', 'letters')} {'stays' if count == 1 else 'stay'}: {safe(why)}.")
     if done.gone:
-        click.echo(f"{counted(done.gone, 'letter', 'letters')} had left the queue meanwhile.")
+        say(f"{counted(done.gone, 'letter', 'letters')} had left the queue meanwhile.")

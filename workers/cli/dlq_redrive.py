@@ -23,7 +23,7 @@ from .changes import edit_of
 from .choosing import choosing, filter_of, require_choice, require_tasks
 from .context import Context, json_option, pass_context
 from .dlq_changes import changing, is_agreed, targets_of
-from .output import SECONDS, counted, print_json, safe
+from .output import SECONDS, counted, print_json, safe, say
 from .progress import Progress
 
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ def redrive_(
         msg = f"{queue!r} is a dead-letter queue: `redelivery dlq move` moves letters there"
         raise InputError(msg)
     if queue is not None and not create:
-        require_queue(context.runtime, queue, instead="; it is made with --create")
+        require_queue(context.runtime, queue, instead="a new one is made with --create")
     chosen = filter_of(transport, name, options)
     edit = edit_of(changes, sorted(chosen.task_ids), queue)
     send = functools.partial(redrive, transport, name, chosen, limit=limit, edit=edit)
@@ -172,17 +172,17 @@ def redrive_(
 def _tell(done: Redrive) -> None:
     name = safe(done.dead_letter_queue)
     if not done.matched:
-        click.echo(f"No letter of {name} was chosen; {counted(done.looked_at, 'was', 'were')} looked at.")
+        say(f"No letter of {name} was chosen; {counted(done.looked_at, 'was', 'were')} looked at.")
         return
     verb = "would go back" if done.dry_run else "went back"
     where = targets_of(done)
-    click.echo(f"{counted(done.moved, 'letter', 'letters')} of {name} {verb}{f': {where}' if where else ''}.")
+    say(f"{counted(done.moved, 'letter', 'letters')} of {name} {verb}{f': {where}' if where else ''}.")
     if done.chords:
         its, they = ("its failure", "it runs by itself") if done.chords == 1 else ("their failures", "they run by themselves")
-        click.echo(f"{done.chords} of them belonged to a chord, which has counted {its}: {they}.")
+        say(f"{done.chords} of them belonged to a chord, which has counted {its}: {they}.")
     for why, count in done.left.most_common():
-        click.echo(f"{counted(count, 'letter', 'letters')} cannot go back and {'stays' if count == 1 else 'stay'}: {safe(why)}.")
+        say(f"{counted(count, 'letter', 'letters')} cannot go back and {'stays' if count == 1 else 'stay'}: {safe(why)}.")
     if done.gone:
-        click.echo(f"{counted(done.gone, 'letter', 'letters')} had left the queue meanwhile.")
+        say(f"{counted(done.gone, 'letter', 'letters')} had left the queue meanwhile.")
     if done.died_again and not done.stopped:
-        click.echo(f"{counted(len(done.died_again), 'letter', 'letters')} of them died again so far.")
+        say(f"{counted(len(done.died_again), 'letter', 'letters')} of them died again so far.")

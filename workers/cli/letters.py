@@ -27,14 +27,24 @@ __all__ = ["arguments", "as_editable", "as_json", "as_table", "as_text", "except
 DIED = "deaths.last"
 LETTERS = (
     Column("task id", is_id=True),
-    Column("task", 2, 12, keeps_end=True),
-    Column("reason", 3, is_coloured=True),
-    Column("attempts", 5, 3),
-    Column("died", 4, 6),
-    Column("exception", 1, 20),
+    Column("task", 2, 14, keeps_end=True),
+    Column("reason", 1, 9, is_coloured=True),
+    Column("attempts", leaves=2),
+    Column("died", leaves=1),
+    Column("exception", 3, 20),
 )
-ATTEMPTS = ("when", Column("worker", 2), Column("then waited", 3, 6), Column("exception", 1, 20))
-DEATHS = ("last", Column("queue", 1, 12, keeps_end=True), Column("reason", 2, is_coloured=True), "times")
+ATTEMPTS = (
+    Column("when", 1, 10, keeps_end=True),
+    Column("worker", 2, leaves=1),
+    Column("then waited", leaves=2),
+    Column("exception", 3, 20),
+)
+DEATHS = (
+    Column("last", 1, 10, keeps_end=True),
+    Column("queue", 2, 12, keeps_end=True),
+    Column("reason", 3, 9, is_coloured=True),
+    "times",
+)
 #: The most of one value that is shown as text; JSON shows all.
 MAX_SHOWN = 4096
 

@@ -18,6 +18,7 @@ from redelivery.display import harmless
 from redelivery.errors import RedeliveryError
 
 from .context import Context, general
+from .output import wrapped
 from .screen import coloured, screen_options
 
 if TYPE_CHECKING:
@@ -100,8 +101,14 @@ class _Errors:
             self._ctx.exit(0)
         line = message_of(exc)
         if line is not None:
-            click.echo(f"redelivery: {coloured('error:')} {harmless(line)}", err=True)
+            _tell(f"redelivery: error: {harmless(line)}")
             self._ctx.exit(ERROR)
+
+
+def _tell(line: str) -> None:
+    """Write a line to stderr, on a terminal with a red beginning."""
+    shown = wrapped(line, 2) if sys.stderr.isatty() else line
+    click.echo(shown.replace("error:", coloured("error:"), 1), err=True)
 
 
 def message_of(exc: BaseException) -> str | None:

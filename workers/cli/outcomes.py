@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import signal
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -14,7 +14,7 @@ from redelivery.errors import InputError
 
 from ..duties.exporter import Exporter
 from .context import Context, json_option, pass_context
-from .output import SECONDS, Column, counted, moment, print_json, span, table
+from .output import SECONDS, Column, counted, moment, print_json, say, span, table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 __all__ = ["outcomes"]
 
 EVENTS = (
-    Column("when", 4, 10, keeps_end=True, usual=20),
+    Column("when", 1, 10, keeps_end=True, usual=20),
     Column("outcome", usual=20, is_coloured=True),
     Column("task id", usual=8, is_id=True),
-    Column("task", 2, 12, keeps_end=True, usual=16),
-    Column("queue", 3, keeps_end=True, usual=8),
-    Column("details", 1, 20),
+    Column("task", 3, 14, keeps_end=True, usual=16),
+    Column("queue", 2, keeps_end=True, usual=8, leaves=1),
+    Column("details", 4, 20),
 )
 ENDING = {signal.SIGINT, signal.SIGTERM}
 
@@ -54,22 +54,22 @@ def tail(context: Context, limit: int, *, is_followed: bool) -> None:
             for event in found.events:
                 print_json(event.to_dict(), is_line=True)
         elif found.events:
-            click.echo(events_table(found.events))
+            click.echo(events_table(found.events, is_followed=is_followed))
         if found.left:
             newer = counted(found.left, "newer message", "newer messages")
-            click.echo(f"{newer} of the log were not looked at: export it.", err=True)
+            say(f"{newer} of the log were not looked at: export it.", err=True)
         for event in found.follow() if is_followed else ():
             if context.as_json:
                 print_json(event.to_dict(), is_line=True)
             else:
-                click.echo(events_table([event], has_headings=False))
+                click.echo(events_table([event], has_headings=False, is_followed=True))
 
 
-def events_table(events: Sequence[Event], *, of_one_task: bool = False, indent: str = "", has_headings: bool = True) -> str:
+def events_table(events: Sequence[Event], *, of_one_task: bool = False, **layout: Any) -> str:
     """A line for each event: when, what, to which task, and what else is known."""
     shown = [at for at, column in enumerate(EVENTS) if not (of_one_task and column.heading in {"task id", "task"})]
     rows = [[row[at] for at in shown] for row in map(_row, events)]
-    return table(rows, [EVENTS[at] for at in shown], indent=indent, has_headings=has_headings)
+    return table(rows, [EVENTS[at] for at in shown], **layout)
 
 
 def _row(event: Event) -> tuple[str, ...]:
@@ -96,7 +96,7 @@ def _keep_exporting(context: Context, uri: str, kind: str, every: float) -> int:
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
     try:
         exporter.start()
-        click.echo("exporter: running; SIGTERM or Ctrl-C ends it", err=True)
+        say("exporter: running; SIGTERM or Ctrl-C ends it", err=True)
         number = signal.sigwait(ENDING)
         exporter.stop()
     finally:
@@ -129,11 +129,9 @@ def export(ctx: click.Context, context: Context, given: str | None, kind: str, e
     if context.as_json:
         print_json({**asdict(done), "destination": scrubbed(uri)})
         return
-    click.echo(f"{done.events} events written to {harmless(uri)} in {len(done.files)} files.")
+    say(f"{done.events} events written to {harmless(uri)} in {len(done.files)} files.")
     if done.refused:
-        click.echo(f"{done.refused} entries were not ours; they are in _refused.", err=True)
+        say(f"{done.refused} entries were not ours; they are in _refused.", err=True)
     for gap in done.gaps:
         lost = "an unknown number of" if gap.lost is None else gap.lost
-        click.echo(
-            f"A gap: {lost} events left the log before they were exported ({gap.why}, noticed {moment(gap.noticed_ms)}).", err=True
-        )
+        say(f"A gap: {lost} events left the log before they were exported ({gap.why}, noticed {moment(gap.noticed_ms)}).", err=True)

@@ -38,6 +38,7 @@ __all__ = [
     "plain",
     "print_json",
     "safe",
+    "say",
     "seconds",
     "seconds_text",
     "short",
@@ -138,23 +139,31 @@ SECONDS = _Seconds()
 class Column:
     """A column of a table.
 
-    `gives` is its turn when there is no room: the greatest is cut first, down to `least` columns, and left out first where that is
-    not enough; 0 is never cut. `keeps_end` cuts off the beginning, as of a dotted name. `is_id` shows UUIDs by their first
-    characters, as many as tell those of the table apart. `is_coloured` gives words the colour of their meaning. `usual` is how wide
-    a column is at the least: rows that are printed one by one stand below each other.
+    `gives` is its turn when there is no room: the greatest is cut first, down to `least` columns; 0 is never cut. `leaves` is its
+    turn to be left out where that is not enough; 0 always stays. `keeps_end` cuts off the beginning, as of a dotted name. `is_id`
+    shows UUIDs by their first characters, as many as tell those of the table apart. `is_coloured` gives words the colour of their
+    meaning. `usual` is how wide a column is at the least where rows are followed.
     """
 
     heading: str
     gives: int = 0
     least: int = 8
+    leaves: int = 0
     keeps_end: bool = False
     usual: int = 0
     is_id: bool = False
     is_coloured: bool = False
 
 
-def table(rows: Sequence[Sequence[object]], columns: Sequence[Column | str], *, indent: str = "", has_headings: bool = True) -> str:
-    """A line for each row, below the headings.
+def table(
+    rows: Sequence[Sequence[object]],
+    columns: Sequence[Column | str],
+    *,
+    indent: str = "",
+    has_headings: bool = True,
+    is_followed: bool = False,
+) -> str:
+    """A line for each row, below the headings; rows that follow later (`is_followed`) stand below these.
 
     On a terminal the columns are aligned, numbers to the right, and cut to its width; with `--wide` they are aligned and whole.
     Elsewhere they are whole and separated by tabs.
@@ -167,7 +176,10 @@ def table(rows: Sequence[Sequence[object]], columns: Sequence[Column | str], *, 
     limit = screen_width()
     if limit is not None:
         _shorten_ids(cells, chosen)
-    natural = [max(each.usual, width_of(each.heading), *(width_of(row[at]) for row in cells)) for at, each in enumerate(chosen)]
+    natural = [
+        max(each.usual if is_followed else 0, width_of(each.heading), *(width_of(row[at]) for row in cells))
+        for at, each in enumerate(chosen)
+    ]
     widths = natural if limit is None else _fitted(natural, chosen, limit - len(indent))
     is_right = [bool(rows) and all(isinstance(row[at], int) for row in rows) for at in range(len(chosen))]
     layout = [(at, each, widths[at], is_right[at]) for at, each in enumerate(chosen) if widths[at]]
@@ -194,12 +206,13 @@ def _shorten_ids(cells: list[list[str]], columns: Sequence[Column]) -> None:
 
 def _fitted(natural: Sequence[int], columns: Sequence[Column], limit: int) -> list[int]:
     """The widths that fit in so many columns, two between each; 0 where a column is left out."""
-    turns = sorted((at for at, each in enumerate(columns) if each.gives), key=lambda at: -columns[at].gives)
+    giving = sorted((at for at, each in enumerate(columns) if each.gives), key=lambda at: -columns[at].gives)
+    leaving = sorted((at for at, each in enumerate(columns) if each.leaves), key=lambda at: -columns[at].leaves)
     widths: list[int] = []
-    for left_out in range(len(turns) + 1):
-        widths = [0 if at in turns[:left_out] else width for at, width in enumerate(natural)]
+    for left_out in range(len(leaving) + 1):
+        widths = [0 if at in leaving[:left_out] else width for at, width in enumerate(natural)]
         over = sum(widths) + len(GAP) * (len(widths) - left_out - 1) - limit
-        for at in turns[left_out:]:
+        for at in giving:
             given = min(max(over, 0), max(widths[at] - columns[at].least, 0))
             widths[at], over = widths[at] - given, over - given
         if over <= 0:
@@ -226,6 +239,11 @@ def facts(values: Iterable[tuple[str, object]] | Mapping[str, object]) -> str:
     shown = [(name, safe(value)) for name, value in pairs if value not in (None, "")]
     width = max((len(name) for name, _ in shown), default=0)
     return "\n".join(wrapped(f"{name.ljust(width)}{GAP}{value}", width + len(GAP)) for name, value in shown)
+
+
+def say(text: str, *, err: bool = False, hang: int = 0) -> None:
+    """Print a sentence, on stderr where it is no part of the answer."""
+    click.echo(wrapped(text, hang) if not err or sys.stderr.isatty() else text, err=err)
 
 
 def wrapped(text: str, hang: int = 0) -> str:

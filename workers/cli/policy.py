@@ -31,7 +31,11 @@ DELAYS = 10
 SECONDS = frozenset(
     {"redelivery_delay", "max_redelivery_delay", "max_age", "max_time_to_live", "delivery_delay"},
 )
-SETTINGS = ("setting", Column("value", 1, 12), Column("source", 2, 10))
+SETTINGS = (
+    "setting",
+    Column("value", 1, 12),
+    Column("source", 2, 10),
+)
 
 
 @click.group()

@@ -21,7 +21,8 @@ def require_queue(runtime: Runtime, name: str, *, instead: str = "") -> None:
     letters = dead_letters.known(runtime)
     known = {*runtime.app.amqp.queues, *letters, *letters.values()}
     if name not in known and not needed(broker_of(runtime.transport).letters).has_queue(name):
-        msg = f"there is no queue {name!r}{suggestion(name, known)}{instead}"
+        near = suggestion(name, known)
+        msg = f"there is no queue {name!r}{near}{'' if not instead else f' {instead.capitalize()}' if near else f'; {instead}'}"
         raise InputError(msg)
 
 
