@@ -277,12 +277,13 @@ class Place:
 
 @dataclass(slots=True)
 class TaskLife:
-    """What was found of a task. `cut` names what was not read to its end, and how far it was read."""
+    """What was found of a task. `cut` names what was not read to its end, and how far; `unread` what could not be read at all."""
 
     task_id: str
     events: list[Event] = field(default_factory=list)
     places: list[Place] = field(default_factory=list)
     cut: list[str] = field(default_factory=list)
+    unread: list[str] = field(default_factory=list)
 
     @property
     def task(self) -> str:

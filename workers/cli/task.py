@@ -11,7 +11,7 @@ from redelivery.errors import InputError
 from ..operations.task_life import life_of
 from .context import Context, json_option, pass_context
 from .outcomes import events_table
-from .output import INDENT, age, counted, facts, lines, moment, print_json, safe, span, wrapped
+from .output import INDENT, age, counted, facts, lines, moment, print_json, safe, say, span, wrapped
 from .policy import shown
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["task"]
 
-HINT = "its events may have been exported (say where with --outcomes, or set outcome_archive), or the id is another"
+HINT = "the id is another, or its events have been exported: say where with --outcomes, or set outcome_archive"
 
 #: What of a policy tells how a task will go on.
 POLICY = ("max_delivery_attempts", "redelivery_delay", "redelivery_delay_multiplier", "max_redelivery_delay", "max_age")
@@ -54,14 +54,11 @@ def show(context: Context, task_id: str, scan: int, uri: str | None) -> None:
     On RabbitMQ what waits to be run and what workers hold is not looked at; the log and dead letters are, and are given back.
     """
     now = context.transport.now_ms()
-    place = uri if uri is not None else context.settings.exported_outcomes
-    life = life_of(context.runtime, task_id, most=scan, outcomes=place)
+    life = life_of(context.runtime, task_id, most=scan, outcomes=uri)
+    for each in life.unread:
+        say(safe(each), err=True)
     if not life.events and not life.places:
-        how_far = (
-            f"; {'; '.join(life.cut)}: look at more with --scan"
-            if life.cut
-            else f": {HINT if place is None else 'is the id another?'}"
-        )
+        how_far = f"; {'; '.join(life.cut)}: look at more with --scan" if life.cut else f": {HINT}"
         msg = f"nothing is known of task {task_id!r}{how_far}"
         raise InputError(msg)
     found = context.runtime.policies.policy_for(life.queue, life.task or None) if life.queue else None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, cast
 
-from redelivery.errors import EnvelopeError
+from redelivery.errors import EnvelopeError, InputError
 from redelivery.middleware.messages.events import Event
 from redelivery.middleware.ports import Capability
 
@@ -37,7 +37,8 @@ ENTRIES = 2000
 def life_of(runtime: Runtime, given: str, *, most: int, outcomes: str | None = None) -> TaskLife:
     """Everything about one task; looks at `most` events and `most` messages of each list at the most.
 
-    `outcomes` is where exported events are (a path or a URI), of which `most` are looked at as well.
+    `outcomes` is where exported events are (a path or a URI), of which `most` are looked at as well; without it, the place that the
+    settings name, where it can be read.
 
     Raises `InputError` where several tasks' ids begin so, and whatever redis-py raises.
     """
@@ -45,6 +46,11 @@ def life_of(runtime: Runtime, given: str, *, most: int, outcomes: str | None = N
     _look(runtime, life, most)
     if outcomes is not None:
         _read_exported(life, outcomes, most)
+    elif (place := runtime.settings.exported_outcomes) is not None:
+        try:
+            _read_exported(life, place, most)
+        except (InputError, ImportError) as exc:
+            life.unread.append(f"exported events were not read: {exc}")
     task_id = meant(given, [event.task_id for event in life.events] + [place.contents.task_id for place in life.places])
     if task_id is not None:
         life.task_id = task_id
