@@ -15,7 +15,7 @@ import tempfile
 import termios
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import click
@@ -64,6 +64,12 @@ SCREENS: Mapping[str, str] = {
     "error-reason": "-A shop dlq redrive DLQ.orders --reason exausted",
 }
 
+TASKS: Mapping[str, dict[str, Any]] = {
+    "shop.payments.charge_card": {},
+    "shop.payments.refund": {},
+    "shop.mail.send_receipt": {"acks_late": True, "max_retries": None},
+    "shop.reports.nightly": {"time_limit": 300},
+}
 #: Days and hours, with half an hour in which nothing changes.
 LONG_AGO, YESTERDAY, SOON, LATER = 275_400_000, 102_600_000, 189_000_000, 365_400_000
 MOMENT = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\dZ")
@@ -83,12 +89,7 @@ def arranged(server: Server) -> Iterator[Desk]:
     def nothing() -> None:
         pass
 
-    for name, options in {
-        "shop.payments.charge_card": {},
-        "shop.payments.refund": {},
-        "shop.mail.send_receipt": {"acks_late": True, "max_retries": None},
-        "shop.reports.nightly": {"time_limit": 300},
-    }.items():
+    for name, options in TASKS.items():
         desk.app.task(name=name, shared=False, **options)(nothing)
     _arrange(desk)
     sys.modules["shop"] = desk.module
@@ -108,10 +109,10 @@ def _arrange(desk: Desk) -> None:
     charge, mail = "shop.payments.charge_card", "shop.mail.send_receipt"
     order = body_of(4711, "EUR")
     refused = {"exception": "shop.errors.CardRefused", "said": REFUSED, "fingerprint": "c1f0a77e0d2b"}
-    desk.die(task_message("3f2a9c1e-6d0b-4f7e-9a51-0c2f6b8e4d01", charge, body=order), ago_ms=LONG_AGO, **refused)  # type: ignore[arg-type]
-    desk.die(task_message("3f2a9c77-11aa-4c1e-8b62-5d3e7c9f1a02", charge, body=order), ago_ms=YESTERDAY, **refused)  # type: ignore[arg-type]
+    desk.die(task_message("3f2a9c1e-6d0b-4f7e-9a51-0c2f6b8e4d01", charge, body=order), ago_ms=LONG_AGO, **refused)
+    desk.die(task_message("3f2a9c77-11aa-4c1e-8b62-5d3e7c9f1a02", charge, body=order), ago_ms=YESTERDAY, **refused)
     lost = {"exception": "WorkerLostError", "said": "signal 9 (SIGKILL)", "fingerprint": "77b0d6aa913c"}
-    desk.die(task_message("a04e5b9d-2c7f-4e0a-b3d8-9f1e6a2c7b03", mail), reason="worker_lost", ago_ms=YESTERDAY, **lost)  # type: ignore[arg-type]
+    desk.die(task_message("a04e5b9d-2c7f-4e0a-b3d8-9f1e6a2c7b03", mail), reason="worker_lost", ago_ms=YESTERDAY, **lost)
     desk.delay(task_message("9b1d7c3a-5e8f-4b20-a6c4-1d9e8f7a6b04", mail), SOON)
     desk.delay(task_message("c8e2f5d0-7a1b-4d93-8e5f-2b4c6d8e0f05", charge), LATER)
     desk.transport.unregister("w")
