@@ -217,7 +217,7 @@ def test_what_is_missing_is_installed_unless_that_is_forbidden(folder: Path, wit
 
 PIP = """\
 WARNING: Location 'somewhere' is ignored
-Collecting amqp==5.4.2 (from -r requirements/demo.txt (line 1))
+Processing /wheels/amqp-5.4.2-py3-none-any.whl (from -r requirements/demo.txt (line 1))
   Downloading amqp-5.4.2-py3-none-any.whl
 Requirement already satisfied: click==8.5.1 in ./.venv (from -r requirements/demo.txt (line 4))
 Installing collected packages: amqp
