@@ -11,7 +11,7 @@ import click
 import pytest
 
 from redelivery.workers.cli.main import redelivery
-from tests.support.screens import FOLDER, SCREENS, arranged, screen
+from tests.support.screens import FOLDER, SCREENS, arranged, screen, shown
 from tests.support.servers import Server, binaries
 
 if TYPE_CHECKING:
@@ -63,6 +63,22 @@ def test_every_command_has_a_screen() -> None:
             else:
                 yield f"{prefix}{name}"
 
-    shown = {re.sub(r"-A shop ", "", words) for words in SCREENS.values()}
-    missing = {path for path in paths(redelivery, "") if not any(f"{words} ".startswith(f"{path} ") for words in shown)}
+    written = {re.sub(r"-A shop ", "", words) for words in SCREENS.values()}
+    missing = {path for path in paths(redelivery, "") if not any(f"{words} ".startswith(f"{path} ") for words in written)}
     assert missing == WITHOUT
+
+
+@pytest.mark.usefixtures("desk")
+def test_wide_cuts_nothing_and_colours_can_be_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`--wide` before and behind the command; `NO_COLOR` and `--color never` take colours out, `always` keeps them."""
+    words = ["-A", "shop", "dlq", "show", "DLQ.orders"]
+    whole = "3f2a9c1e-6d0b-4f7e-9a51-0c2f6b8e4d01  shop.payments.charge_card  exhausted"
+    for line in ([*words, "--wide"], ["--wide", *words]):
+        assert whole in click.unstyle(shown(line, 80))
+    assert "\x1b[31mexhausted" in shown(words, 80)
+    assert "\x1b[" not in shown(words, None)
+    assert "\x1b[31mexhausted" in shown([*words, "--color", "always"], None)
+    assert "\x1b[" not in shown(["--color", "never", *words], 80)
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert "\x1b[" not in shown(words, 80)
+    assert "\x1b[31mexhausted" in shown(["--color", "always", *words], 80)

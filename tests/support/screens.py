@@ -28,7 +28,7 @@ from tests.support.servers import Server, binaries
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-__all__ = ["FOLDER", "SCREENS", "arranged", "screen"]
+__all__ = ["FOLDER", "SCREENS", "arranged", "screen", "shown"]
 
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "screens"
 WIDTHS = (80, 120, 200)
@@ -121,8 +121,8 @@ def _arrange(desk: Desk) -> None:
 def screen(name: str) -> str:
     """The file of a screen, as it is now."""
     words = SCREENS[name].split()
-    parts = [f"$ redelivery {SCREENS[name]}", *(f"--- {width} columns ---\n{_normal(_shown(words, width))}" for width in WIDTHS)]
-    return "\n\n".join([*parts, f"--- piped ---\n{_normal(_shown(words, None))}"]) + "\n"
+    parts = [f"$ redelivery {SCREENS[name]}", *(f"--- {width} columns ---\n{_normal(shown(words, width))}" for width in WIDTHS)]
+    return "\n\n".join([*parts, f"--- piped ---\n{_normal(shown(words, None))}"]) + "\n"
 
 
 def _normal(text: str) -> str:
@@ -132,7 +132,7 @@ def _normal(text: str) -> str:
     return MEASURED.sub(r"\1 …", text).rstrip()
 
 
-def _shown(words: list[str], columns: int | None) -> str:
+def shown(words: list[str], columns: int | None) -> str:
     """What a command prints, on stdout and stderr, where both are a terminal with so many columns, or a pipe."""
     if columns is None:
         written = io.StringIO()
