@@ -26,6 +26,8 @@ class GeneralSettings:
       go, and the gap is recorded.
     - `outcome_export` (path or URI; None): where one of the workers exports the outcome log to; with None, none does.
     - `outcome_export_every` (seconds; 60): between two such exports.
+    - `outcome_archive` (path or URI; None): where exported events are: `task show` reads them there, and `outcomes export` writes
+      them there without `--to`; with None, where `outcome_export` writes them.
     - `fast_receive` (flag; true): the batched receive script, and on RabbitMQ the reading ahead; false leaves receiving to kombu.
     - `eta_threshold` (seconds; 1): messages that are due later than this wait in the delay store, not in the worker.
     - `dispatcher` (flag; true): whether every worker runs a dispatcher; false where it runs as a process of its own.
@@ -46,6 +48,7 @@ class GeneralSettings:
     outcome_log_max_bytes: int = setting(values.count(1), default=256 * 1024 * 1024)
     outcome_export: str | None = setting(values.optional(values.name), default=None)
     outcome_export_every: float = setting(values.duration_from(1.0), default=60.0)
+    outcome_archive: str | None = setting(values.optional(values.name), default=None)
     fast_receive: bool = setting(values.flag, default=True)
     eta_threshold: float = setting(values.duration, default=1.0)
     dispatcher: bool = setting(values.flag, default=True)
@@ -54,6 +57,11 @@ class GeneralSettings:
     wait_replicas: int = setting(values.count(0), default=0)
     dead_letter_archive: str | None = setting(values.optional(values.name), default=None)
     management_url: str | None = setting(values.optional(values.http_url), default=None)
+
+    @property
+    def exported_outcomes(self) -> str | None:
+        """Where exported events are, if anywhere."""
+        return self.outcome_export if self.outcome_archive is None else self.outcome_archive
 
 
 _CHECKS = checks_of(GeneralSettings)

@@ -80,6 +80,10 @@ class DelayStore(Protocol):
         """The waiting messages of one task."""
         ...
 
+    def ids_like(self, given: str, most: int) -> list[str]:
+        """The ids of waiting tasks that begin so, at most so many; one that is given whole is among them."""
+        ...
+
     def cancel(self, list_name: str, ident: str, event: Event) -> Answer:
         """Take one message out for good, and record `event`; `ALREADY` where it no longer waits."""
         ...
@@ -130,6 +134,10 @@ class LetterStore(Protocol):
         """Every dead-letter queue that was used, with the queue whose worker used it last, where the broker keeps that."""
         ...
 
+    def has_queue(self, name: str) -> bool:
+        """Whether the broker knows a queue of this name, of whatever kind."""
+        ...
+
     def depth(self, name: str) -> int:
         """How many letters there are; none is looked at."""
         ...
@@ -143,7 +151,7 @@ class LetterStore(Protocol):
         ...
 
     def found(self, name: str, task_ids: Collection[str]) -> Iterator[Letter]:
-        """The letters of these tasks, the newest first; reads the whole queue, in pages."""
+        """The letters whose task id is one of these or begins with one, the newest first; reads the whole queue, in pages."""
         ...
 
     def redrive_many(self, dead_letter_queue: str, moves: Sequence[tuple[bytes, str, bytes, Event]]) -> list[Answer | Exception]:
@@ -269,12 +277,13 @@ class Place:
 
 @dataclass(slots=True)
 class TaskLife:
-    """What was found of a task. `cut` names what was not read to its end, and how far it was read."""
+    """What was found of a task. `cut` names what was not read to its end, and how far; `unread` what could not be read at all."""
 
     task_id: str
     events: list[Event] = field(default_factory=list)
     places: list[Place] = field(default_factory=list)
     cut: list[str] = field(default_factory=list)
+    unread: list[str] = field(default_factory=list)
 
     @property
     def task(self) -> str:

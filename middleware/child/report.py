@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from billiard.einfo import ExceptionInfo
 from celery.app.task import Context
-from celery.app.trace import LOG_RETRY, TraceInfo, build_tracer, get_task_name, info
+from celery.app.trace import LOG_RETRY, TraceInfo, build_tracer, get_task_name, info, logger
 from celery.exceptions import Retry
 from celery.states import FAILURE, RETRY
 from celery.utils.serialization import get_pickleable_etype, get_pickleable_exception
@@ -23,6 +23,7 @@ from redelivery.display import harmless
 
 from ..logs import log
 from ..messages.events import Reason
+from ..policy.task_exceptions import DeadLetter
 from ..transitions.facts import DeliveryFacts
 from .attempt import DECIDED, DELIVERY, Attempt, Decided
 
@@ -33,6 +34,9 @@ if TYPE_CHECKING:
     from .attempt import Redelivering
 
 __all__ = ["Info", "Report", "lighten"]
+
+#: As Celery's lines about tasks.
+LOG_DEAD_LETTER = "Task %(name)s[%(id)s] gave its message up: %(exc)s"
 
 
 class Report:
@@ -76,6 +80,14 @@ class Info(TraceInfo):
                 return Report(reason)
         info(LOG_RETRY, {"id": req.id, "name": get_task_name(req, task.name), "exc": harmless(str(reason))})
         return Report(reason)
+
+    def _log_error(self, task: Any, req: Any, einfo: ExceptionInfo) -> None:
+        """As Celery's; a task that says itself that its message dies has no fault that a traceback would show."""
+        if not isinstance(self.retval, DeadLetter):
+            super()._log_error(task, req, einfo)
+            return
+        context = {"id": req.id, "name": get_task_name(req, task.name), "exc": harmless(repr(self.retval))}
+        logger.warning(LOG_DEAD_LETTER, context, extra={"data": context})
 
     def handle_failure(self, task: Any, req: Any, **kwargs: Any) -> Any:
         """As Celery's; the copied frames do not go through the pipe, since the worker only reads their text.

@@ -145,7 +145,15 @@ class Death:
             log.info("message.discarded", task_id=event.task_id, queue=event.queue, reason=event.reason, detail=why)
         else:
             target, reason = self.target, event.reason
-            log.info("message.dead_lettered", task_id=event.task_id, queue=event.queue, dead_letter_queue=target, reason=reason)
+            log.info(
+                "message.dead_lettered",
+                task=event.task,
+                task_id=event.task_id,
+                queue=event.queue,
+                dead_letter_queue=target,
+                reason=reason,
+                exception=event.exception,
+            )
 
 
 def _delivery(

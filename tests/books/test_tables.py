@@ -94,7 +94,7 @@ def test_other_filesystems_get_whole_files_too(monkeypatch: pytest.MonkeyPatch) 
     """What is no local disk is written under another name first, too."""
     memory, _ = fs.FileSystem.from_uri("mock:///")
     memory.create_dir("bucket")
-    monkeypatch.setattr("redelivery.workers.export.tables._resolve", lambda uri: (memory, uri.removeprefix("mock:///")))
+    monkeypatch.setattr("redelivery.workers.export.tables.resolve", lambda uri: (memory, uri.removeprefix("mock:///")))
     assert write_rows(ROWS, "mock:///bucket/out", SMALL, name="rows") == 3
     assert [each.path for each in memory.get_file_info(fs.FileSelector("bucket", recursive=True)) if each.is_file] == [
         "bucket/out/rows.parquet",
@@ -124,7 +124,7 @@ def test_a_store_without_a_rename_gets_whole_files_too(tmp_path: Path, monkeypat
         raise ZeroDivisionError
 
     store = ObjectStore(tmp_path)
-    monkeypatch.setattr("redelivery.workers.export.tables._resolve", store.resolve)
+    monkeypatch.setattr("redelivery.workers.export.tables.resolve", store.resolve)
     to = f"{SCHEME}books/out?region=here"
     for rows in (ROWS[:1], ROWS):
         assert write_rows(rows, to, SMALL, name="rows") == len(rows)

@@ -52,6 +52,31 @@ def test_a_letter_is_shown_whole_and_the_newest_comes_first(place: Place) -> Non
     assert whole["headers"]["id"] == ids[2]
 
 
+def test_the_beginning_of_an_id_names_a_letter(place: Place) -> None:
+    """`dlq show`, `redrive`, `move`, `purge` and `task show`, from six characters on; an ambiguous one is refused."""
+    first, second = "3f2a9c1e-6d0b-4f7e-9a51-0c2f6b8e4d01", "3f2a9c77-11aa-4c1e-8b62-5d3e7c9f1a02"
+    ids = [first, second, "a04e5b9d-2c7f-4e0a-b3d8-9f1e6a2c7b03", "order-1", "order-12"]
+    place.put(*(letter(task_message(each)) for each in ids))
+    desk = place.desk()
+    for given, meant in {"3f2a9c1": first, first[:20]: first, "order-1": "order-1", "order-12": "order-12"}.items():
+        assert [row["task_id"] for row in desk.json("dlq", "show", LETTERS, "--id", given)] == [meant]
+        assert desk.json("task", "show", given)["task_id"] == meant
+    for words in (
+        ["dlq", "show", LETTERS, "--id", "3f2a9c"],
+        ["dlq", "redrive", LETTERS, "--id", "3f2a9c"],
+        ["task", "show", "3f2a9c"],
+    ):
+        done = desk.run(*words)
+        assert (done.exit_code, done.stdout) == (2, "")
+        assert f"3f2a9c may mean more than one task: {first}, {second}; give more of the id" in done.stderr
+    assert "holds no dead letter of task 3f2a9" in desk.run("dlq", "show", LETTERS, "--id", "3f2a9").stderr
+    assert place.ids(LETTERS) == ids
+    assert desk.json("dlq", "redrive", LETTERS, "--id", "3f2a9c1")["moved"] == 1
+    assert desk.json("dlq", "move", LETTERS, "--id", "3f2a9c", "--to", "DLQ.other", "--create")["moved"] == 1
+    assert desk.json("dlq", "purge", LETTERS, "--id", "a04e5b", "--yes")["purged"] == 1
+    assert place.ids(LETTERS) == ids[3:]
+
+
 def test_queues_are_counted_without_being_looked_at(place: Place) -> None:
     """`dlq list`: the number of letters; an empty queue has none."""
     desk = place.desk()

@@ -53,6 +53,18 @@ def test_what_waits_is_listed_with_its_queue_and_its_time(waiting: tuple[Place, 
     assert [event["outcome"] for event in found["events"]] == ["published", "deferred"]
 
 
+def test_the_beginning_of_an_id_names_a_message_that_waits(waiting: tuple[Place, Shop, dict[str, str]]) -> None:
+    """From six characters on, for every command that takes one."""
+    place, shop, ids = waiting
+    task_id = ids["dry"]
+    (whole,) = place.command(shop.app, "delayed", "show", task_id[:8])
+    assert whole["headers"]["id"] == task_id
+    assert place.command(shop.app, "task", "show", task_id[:8])["task_id"] == task_id
+    for words in (("cancel",), ("promote",), ("reschedule", "--in", "2h")):
+        (done,) = place.command(shop.app, "delayed", words[0], task_id[:8], *words[1:], "--dry-run")
+        assert done["task_id"] == task_id
+
+
 def test_a_cancelled_message_is_gone_and_recorded(waiting: tuple[Place, Shop, dict[str, str]]) -> None:
     """`delayed cancel`: out of the store, `cancelled` in the log."""
     place, shop, ids = waiting

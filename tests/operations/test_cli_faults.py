@@ -90,8 +90,8 @@ def test_a_password_that_is_missing_or_wrong_is_one_line(command: Command, serve
 
 def test_a_dead_letter_queue_that_does_not_exist_is_one_line(command: Command) -> None:
     """Which lists those that do."""
-    for words in (("show", "DLQ.nope"), ("redrive", "DLQ.nope", "--all")):
-        refused(command.run("-A", "shopfront", "dlq", *words), "there is no dead-letter queue 'DLQ.nope'; there are: DLQ.orders")
+    for words in (("show", "nope"), ("redrive", "nope", "--all")):
+        refused(command.run("-A", "shopfront", "dlq", *words), "there is no dead-letter queue 'nope'; there are: DLQ.orders")
 
 
 def test_a_read_only_broker_is_one_line_and_keeps_the_letter(command: Command, desk: Desk) -> None:

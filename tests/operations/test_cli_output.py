@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+import click
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from redelivery.errors import InputError
-from redelivery.workers.cli.output import moment, safe, seconds, short, span, table
+from redelivery.workers.cli.output import Column, moment, safe, seconds, short, span, table
+from redelivery.workers.cli.screen import coloured
 from tests.support.desk import harmless
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
 
 
 @given(st.text())
@@ -61,7 +68,95 @@ def test_times_out_of_range_are_no_times() -> None:
     assert [moment(each) for each in (None, -1, 10**18, float("nan"))] == ["-"] * 4
 
 
-def test_a_table_without_rows_is_its_heading() -> None:
-    """Numbers stand to the right."""
-    assert table([], ("a", "b")) == "a  b"
-    assert table([("x", 1), ("y", 100)], ("name", "n")) == "name    n\nx       1\ny     100"
+ROWS = [
+    ("3f2a9c1e-0000-4000-8000-000000000001", "shop.payments.charge_card", "exhausted", 3, "ValueError: the card was refused"),
+    ("77b0d6aa-0000-4000-8000-000000000002", "shop.mail", "operator", 11, "-"),
+]
+COLUMNS = (
+    Column("task id", is_id=True),
+    Column("task", 2, 14, keeps_end=True),
+    Column("reason", 1, is_coloured=True, leaves=2),
+    Column("attempts", leaves=1),
+    Column("exception", 3, 12),
+)
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Has stdout be a terminal with so many columns."""
+
+    def of(columns: int) -> None:
+        monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+        monkeypatch.setenv("COLUMNS", str(columns))
+
+    return of
+
+
+def shown(rows: Sequence[Sequence[object]] = ROWS, columns: Sequence[Column | str] = COLUMNS) -> list[str]:
+    """The table without its colours."""
+    return click.unstyle(table(rows, columns)).splitlines()
+
+
+def test_a_table_that_is_piped_is_whole_and_separated_by_tabs() -> None:
+    """Headings first; no padding, no colour."""
+    assert table([], ("a", "b")) == "a\tb"
+    assert shown()[1] == (
+        "3f2a9c1e-0000-4000-8000-000000000001\tshop.payments.charge_card\texhausted\t3\tValueError: the card was refused"
+    )
+
+
+def test_a_table_on_a_terminal_is_aligned(terminal: Callable[[int], None]) -> None:
+    """Numbers stand to the right; task ids are cut to what tells them apart."""
+    terminal(200)
+    assert shown([("x", 1), ("y", 100)], ("name", "n")) == ["name    n", "x       1", "y     100"]
+    assert [line.split()[0] for line in shown()] == ["task", "3f2a9c1e", "77b0d6aa"]
+    alike = [(f"3f2a9c1e-0{number}00-4000-8000-000000000001",) for number in (1, 2)]
+    assert shown(alike, COLUMNS[:1])[1:] == ["3f2a9c1e-01", "3f2a9c1e-02"]
+    assert shown([("order-2026-11-24",), ("order-2026-11-25",)], COLUMNS[:1])[1:] == ["order-2026-11-24", "order-2026-11-25"]
+
+
+@pytest.mark.parametrize("width", range(39, 120))
+def test_a_table_is_never_wider_than_the_terminal(terminal: Callable[[int], None], width: int) -> None:
+    """Columns give room up by their turn, and are left out when even that is not enough."""
+    terminal(width)
+    assert max(map(len, shown())) <= width
+
+
+@pytest.mark.parametrize(
+    ("columns", "line"),
+    [
+        (90, "3f2a9c1e  shop.payments.charge_card  exhausted         3  ValueError: the card was refused"),
+        (80, "3f2a9c1e  shop.payments.charge_card  exhausted         3  ValueError: the card…"),
+        (70, "3f2a9c1e  shop.payments.charge_card  exhausted         3  ValueError:…"),
+        (60, "3f2a9c1e  …ts.charge_card  exhausted         3  ValueError:…"),
+        (58, "3f2a9c1e  …s.charge_card  exhaust…         3  ValueError:…"),
+    ],
+)
+def test_columns_give_room_up_in_turn(terminal: Callable[[int], None], columns: int, line: str) -> None:
+    """First the exception, then the beginning of the task's name, then the reason."""
+    terminal(columns)
+    assert shown()[1] == line
+
+
+def test_columns_are_left_out_in_turn_and_named(terminal: Callable[[int], None]) -> None:
+    """Where cutting is not enough; the others take the room."""
+    terminal(50)
+    assert shown()[1:] == [
+        "3f2a9c1e  …nts.charge_card         3  ValueError:…",
+        "77b0d6aa  shop.mail               11  -",
+        "(no room for: reason; see --wide)",
+    ]
+
+
+def test_wide_characters_count_twice(terminal: Callable[[int], None]) -> None:
+    """As a terminal shows them."""
+    terminal(20)
+    assert shown([("支払い支払い支払い支払い", "b")], (Column("a", gives=1), "b"))[1] == "支払い支払い支払…  b"
+
+
+def test_words_have_the_colour_of_their_meaning(terminal: Callable[[int], None]) -> None:
+    """Green for what is well, red for what is lost; strangers' words have none."""
+    terminal(80)
+    assert table([("dead_lettered", "x")], (Column("outcome", is_coloured=True), "b")).endswith("\x1b[31mdead_lettered\x1b[0m  x")
+    assert coloured("succeeded") == "\x1b[32msucceeded\x1b[0m"
+    assert coloured("whatever") == "whatever"

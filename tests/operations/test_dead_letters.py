@@ -38,7 +38,9 @@ def test_a_queue_of_the_app_has_its_dead_letter_queue_before_anything_dies(desk:
 def test_a_queue_that_holds_no_letters_is_refused_with_a_list_of_those_that_do(desk: Desk) -> None:
     """An ordinary queue's messages are alive, so its name is refused as a misspelt one is."""
     desk.die(into="DLQ.elsewhere")
-    with pytest.raises(InputError, match=r"no dead-letter queue 'orders'; there are: DLQ\.elsewhere, DLQ\.orders$"):
+    with pytest.raises(InputError, match=r"no dead-letter queue 'nothing'; there are: DLQ\.elsewhere, DLQ\.orders$"):
+        dead_letters.required(desk.install, "nothing")
+    with pytest.raises(InputError, match=r"did you mean 'DLQ\.elsewhere' or 'DLQ\.orders', where its dead letters lie\?$"):
         dead_letters.required(desk.install, QUEUE)
     assert dead_letters.required(desk.install, "DLQ.elsewhere") == "DLQ.elsewhere"
 
@@ -72,7 +74,8 @@ def test_a_letter_is_found_by_its_task_whatever_the_id_looks_like(desk: Desk) ->
     ids = [desk.die(task_message(each)) for each in ("plain-1", 'quo"ted', "snö", "a\\b")]
     for task_id in ids:
         assert [letter.task_id for letter in dead_letters.found(desk.transport, LETTERS, {task_id})] == [task_id]
-    assert list(dead_letters.found(desk.transport, LETTERS, {"plain"})) == []
+    with pytest.raises(InputError, match="holds no dead letter of task plain"):
+        dead_letters.found(desk.transport, LETTERS, {"plain"})
 
 
 class Bomb:

@@ -100,7 +100,7 @@ def test_the_command_says_what_is_left(desk: Desk) -> None:
     put(desk, task_message("a"))
     dry = desk.json("leave", "--dry-run")
     assert (dry["handed_back"], dry["dead_letters"], dry["dry_run"]) == ({QUEUE: 1}, {LETTERS: 1}, True)
-    done = desk.run("leave")
+    done = desk.run("leave", "--yes")
     assert done.exit_code == 0
     for part in (
         f"1 delayed message handed back: {QUEUE} 1.",
@@ -109,7 +109,7 @@ def test_the_command_says_what_is_left(desk: Desk) -> None:
         "redelivery:",
     ):
         assert part in done.stdout
-    again = json.loads(desk.run("leave", "--json").stdout)
+    again = json.loads(desk.run("leave", "--yes", "--json").stdout)
     assert again["handed_back"] == {}
 
 

@@ -14,7 +14,7 @@ from tenacity import stop_after_attempt, wait_fixed
 
 from redelivery.middleware.policy.decorator import redeliver
 from redelivery.settings import FIELDS, RedeliverySettings
-from redelivery.workers.cli.policy import policy
+from redelivery.workers.cli.main import Root
 
 
 @dataclass
@@ -25,12 +25,10 @@ class Context:
     settings: RedeliverySettings
 
 
-@click.group()
+@click.group(cls=Root)
 def root() -> None:
     """Stand in for the root command."""
 
-
-root.add_command(policy)
 
 CONF: dict[str, Any] = {
     "queues": {
@@ -49,8 +47,8 @@ def run(*arguments: str, app: Any = None, conf: dict[str, Any] | None = None) ->
 
 def row(output: str, name: str) -> list[str]:
     """The cells of the line that begins with this name."""
-    (line,) = [line for line in output.splitlines() if line.startswith(name + "  ")]
-    return [cell.strip() for cell in line.split("  ") if cell]
+    (line,) = [line for line in output.splitlines() if line.startswith(name + "\t")]
+    return line.split("\t")
 
 
 def test_each_value_is_shown_with_its_source() -> None:
@@ -71,15 +69,21 @@ def test_each_value_is_shown_with_its_source() -> None:
     assert [name for name in shown if name in FIELDS] == list(FIELDS)
 
 
-def test_the_next_ten_delays_are_shown_as_ranges() -> None:
-    """Ten attempts, each with its least and greatest delay, and those that the limit cuts off are marked."""
-    lines = [line for line in run("--queue", "orders.eu").output.splitlines() if line.startswith("after attempt")]
-    assert len(lines) == 10
-    assert lines[0].split("  ")[-1].strip() == "2.5 s - 7.5 s"
-    assert "5 s - 15 s" in lines[1]
-    assert "not reached" not in lines[3]
-    assert all("not reached: max_delivery_attempts is 5" in line for line in lines[4:])
-    assert "30 s - 60 s" in lines[9]
+def test_the_delays_are_shown_as_ranges_up_to_the_last_attempt() -> None:
+    """Each with its least and its greatest delay; ten at the most."""
+    lines = run("--queue", "orders.eu").output.splitlines()
+    assert lines[-6:] == [
+        "after attempt 1\t2.5 s - 7.5 s",
+        "after attempt 2\t5 s - 15 s",
+        "after attempt 3\t10 s - 30 s",
+        "after attempt 4\t20 s - 60 s",
+        "",
+        "Attempt 5 is the last: what fails then is dead-lettered into DLQ.orders.eu.",
+    ]
+    for limit, count in ((1, 0), (2, 1), (10, 9), (11, 10), (12, 10), (-1, 10)):
+        output = run("--queue", "q", conf={"queues": {"#": {"max_delivery_attempts": limit}}}).output
+        assert output.count("after attempt") == count
+        assert ("is the last" in output) == (0 < limit <= 11)
 
 
 def test_json_holds_the_same() -> None:
@@ -99,7 +103,6 @@ def test_no_limit_and_no_dead_letter_queue_are_said_in_words() -> None:
     assert "-1 (no limit)" in output
     assert "none (discard)" in output
     assert "what fails for good is discarded" in output
-    assert "not reached" not in output
 
 
 def test_a_decorator_is_seen_through_the_app() -> None:
@@ -133,7 +136,7 @@ def test_settings_that_cannot_hold_are_one_line_and_exit_2(rows: dict[str, Any])
     """A contradiction is told without a traceback."""
     result = run("--queue", "q", conf={"queues": rows})
     assert result.exit_code == 2
-    assert result.output.startswith("Error: ")
+    assert result.output.startswith("redelivery: error: ")
     assert len(result.output.splitlines()) == 1
 
 

@@ -257,7 +257,8 @@ def test_a_redrive_that_stopped_is_an_error_with_its_figures(desk: Desk) -> None
 def test_a_dry_run_of_a_guarded_redrive_waits_for_nothing(desk: Desk) -> None:
     """It counts as without a guard."""
     ids = copies(desk, 4)
-    done = desk.json("dlq", "redrive", LETTERS, "--all", "--canary", "2", "--canary-wait", "1w", "--abort-after", "1", "--dry-run")
+    guard = ("--canary", "2", "--canary-wait", "1w", "--abort-after", "1", "--rate", "50/s")
+    done = desk.json("dlq", "redrive", LETTERS, "--all", *guard, "--dry-run")
     assert (done["moved"], done["canary"], done["stopped"], desk.ids(LETTERS)) == (4, [], "", ids)
 
 
@@ -266,6 +267,7 @@ def test_a_dry_run_of_a_guarded_redrive_waits_for_nothing(desk: Desk) -> None:
     [
         (("--canary", "0"), "0 is not in the range"),
         (("--abort-after", "0"), "0 is not in the range"),
+        (("--abort-after", "5"), "--abort-after needs a --rate"),
         (("--canary-wait", "5m"), "say how many letters go first with --canary"),
         (("--canary", "1", "--canary-wait", "soon"), "'soon' is no duration"),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from dataclasses import dataclass
@@ -212,3 +213,41 @@ def test_what_is_missing_is_installed_unless_that_is_forbidden(folder: Path, wit
     assert "no chromium" in done.stderr
     asked = (folder / "asked").read_text() if (folder / "asked").exists() else ""
     assert ("chromium" in asked) is not bool(forbidden)
+
+
+PIP = """\
+WARNING: Location 'somewhere' is ignored
+Processing /wheels/amqp-5.4.2-py3-none-any.whl (from -r requirements/demo.txt (line 1))
+  Downloading amqp-5.4.2-py3-none-any.whl
+Requirement already satisfied: click==8.5.1 in ./.venv (from -r requirements/demo.txt (line 4))
+Installing collected packages: amqp
+"""
+
+
+@pytest.mark.parametrize(
+    ("printed", "is_terminal", "shown"),
+    [
+        (PIP, "", ["dev: demo: package 1 of 2, amqp", "dev: demo: package 2 of 2, click", "dev: demo: unpacking 2 packages"]),
+        (
+            PIP,
+            "yes",
+            [
+                "",
+                *("\x1b[Kdev: demo: " + each for each in ("package 1 of 2, amqp", "package 2 of 2, click", "unpacking 2 packages")),
+            ],
+        ),
+        (
+            "Collecting amqp\nERROR: no match:\n    amqp from x\n",
+            "",
+            ["dev: demo: package 1 of 2, amqp", "ERROR: no match:", "    amqp from x"],
+        ),
+    ],
+)
+def test_installing_says_how_far_it_is_and_errors_whole(printed: str, is_terminal: str, shown: list[str]) -> None:
+    """Of pip's own lines nothing else is left."""
+    code = re.findall(r"^progress\(\) \{.*?^\}$", (ROOT / "dev").read_text(), re.MULTILINE | re.DOTALL)[0]
+    command = ["bash", "-c", f'{code}\nprogress demo 2 "{is_terminal}"']
+    done = subprocess.run(command, input=printed, capture_output=True, text=True, check=True, timeout=30)
+    lines = done.stdout.splitlines()
+    assert [line for line in lines if line != "\x1b[K"] == shown
+    assert done.stderr == ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import sys
 import types
 import unicodedata
@@ -36,7 +37,7 @@ QUEUE, LETTERS = "orders", "DLQ.orders"
 
 def harmless(text: str) -> bool:
     """Whether nothing in it moves a cursor or turns the text round."""
-    return not any(unicodedata.category(char) in {"Cc", "Cf", "Cs"} for char in text.replace("\n", ""))
+    return not any(unicodedata.category(char) in {"Cc", "Cf", "Cs"} for char in re.sub(r"[\n\t]", "", text))
 
 
 def body_of(*args: Any, chord: Any = None) -> str:
@@ -125,7 +126,7 @@ class Desk:
         """Publish, receive, and defer."""
         task_id = self.publish(message)
         tag = self.hold()
-        event = Event(task_id=task_id, outcome=Outcome.DEFERRED, task="desk.pack", queue=QUEUE)
+        event = Event(task_id=task_id, outcome=Outcome.DEFERRED, task=message["headers"]["task"], queue=QUEUE)
         self.transport.defer(tag, QUEUE, sealed(message), task_id=task_id, event=event, delay_ms=delay_ms)
         return task_id
 
@@ -138,6 +139,7 @@ class Desk:
         said: str = "no",
         ago_ms: int = 0,
         into: str = LETTERS,
+        fingerprint: str | None = None,
     ) -> str:
         """Publish, receive, and dead-letter; its task id."""
         message = task_message() if message is None else message
@@ -151,9 +153,19 @@ class Desk:
             at_ms=now - ago_ms,
             seen_ms=now - ago_ms,
             attempt=Attempt(at_ms=now - ago_ms, worker="w@desk", exception=f"{exception}: {said}"),
-            failed=Failed(type=exception, message=said, traceback=f"Traceback\n{exception}: {said}", fingerprint=f"f-{exception}"),
+            failed=Failed(
+                type=exception,
+                message=said,
+                traceback=f"Traceback\n{exception}: {said}",
+                fingerprint=f"f-{exception}" if fingerprint is None else fingerprint,
+            ),
         )
-        facts: dict[str, Any] = {"task": message["headers"]["task"], "generation": Envelope.of(message["headers"]).generation}
+        facts: dict[str, Any] = {
+            "task": message["headers"]["task"],
+            "generation": Envelope.of(message["headers"]).generation,
+            "exception": exception,
+            "worker": "w@desk",
+        }
         event = Event(task_id=task_id, outcome=Outcome.DEAD_LETTERED, queue=QUEUE, reason=reason, **facts)
         self.transport.dead_letter(tag, sealed(letter), dead_letter_queue=into, queue=QUEUE, event=event)
         return task_id

@@ -130,4 +130,4 @@ class ObjectStore(fs.FileSystemHandler):
 
 def install(folder: str) -> None:
     """Let every URI of this process's exports find the store below this folder."""
-    tables._resolve = ObjectStore(Path(folder)).resolve
+    tables.resolve = ObjectStore(Path(folder)).resolve

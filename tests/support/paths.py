@@ -133,7 +133,7 @@ def _redrive(desk: Desk) -> None:
 
 def _redrive_with_a_canary(desk: Desk) -> None:
     task_id = desk.die()
-    done = desk.run("dlq", "redrive", LETTERS, "--all", "--yes", "--canary", "1", "--canary-wait", "10ms", "--abort-after", "1")
+    done = desk.run("dlq", "redrive", LETTERS, "--all", "--yes", "--canary", "1", "--canary-wait", "10ms")
     assert f"the canary has not ended within 0.01 s: {task_id} (redriven)" in done.stderr
 
 

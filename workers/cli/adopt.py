@@ -1,65 +1,107 @@
 """`redelivery adopt`: what will change for each task, before anything does.
 
-Enters: an app. Leaves: a table and lines to look at, or with `--json` one object. Asks no broker. Exit code 0, also where there is
-something to look at: nothing is wrong yet.
+It works on an app as it is, with or without `Redelivery(app)`, and asks no broker. Exit code 0, also where there is something to
+look at: nothing is wrong yet.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import click
 
+from redelivery.display import safe
+
 from ..operations.adoption import adoption_of
 from .context import Context, json_option, pass_context
-from .output import counted, print_json, safe, table
+from .output import Column, counted, print_json, table, wrapped
+from .screen import coloured, screen_width
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
     from ..operations.adoption import Adoption, Change
 
 __all__ = ["adopt"]
 
-HEADINGS = ("task", "queue", "acks_late", "own retries", "policy", "dead letters")
+Key = TypeVar("Key")
+
+COLUMNS = (
+    Column("tasks"),
+    Column("queue", 2, keeps_end=True, leaves=1),
+    Column("acks_late", leaves=2),
+    Column("own retries", leaves=4),
+    Column("policy", 3, 20, leaves=3),
+    Column("dead letters", 1, keeps_end=True),
+    Column("which", 4, 16),
+)
+#: Tasks that a line on a terminal names; elsewhere it names all.
+MAX_NAMED = 3
+UNEDITED = "The app has no Redelivery(app) yet: this is what those two lines would change."
 
 
 @click.command()
 @json_option
 @pass_context
 def adopt(context: Context) -> None:
-    """List what will change for each task, and what to look at first."""
-    found = adoption_of(context.runtime)
+    """List what will change for each task, and what to look at first.
+
+    The app need not be edited before: without Redelivery(app) in it, the list is of what these two lines would do.
+    """
+    found = adoption_of(context.runtime_or_trial)
     if context.as_json:
         print_json(
             {
                 "mode": found.mode,
+                "installed": context.is_installed,
                 "tasks": [change.to_json() for change in found.changes],
                 "refused": list(found.refused),
                 "look_at": list(found.look_at),
             },
         )
         return
-    click.echo("\n".join(_lines(found)))
+    click.echo("\n".join(_lines(found, is_installed=context.is_installed)))
 
 
-def _lines(found: Adoption) -> list[str]:
-    lines = [table([_row(change) for change in found.changes], HEADINGS), ""]
+def _lines(found: Adoption, *, is_installed: bool) -> Iterator[str]:
+    if not is_installed:
+        yield from (UNEDITED, "")
+    rows = _grouped((_row(change), change.task) for change in found.changes)
+    yield table([(len(tasks), *row, ", ".join(tasks)) for row, tasks in rows.items()], COLUMNS)
+    yield ""
     if found.mode == "observe":
-        lines += ["mode is observe: outcomes are recorded, and nothing changes.", ""]
-    for each in found.refused:
-        lines.append(f"REFUSED  {safe(each)}")
-    for each in found.look_at:
-        lines.append(f"look at  {safe(each)}")
-    for change in found.changes:
-        lines += [f"look at  {safe(change.task)}: {safe(each)}" for each in change.look_at]
+        yield from ("mode is observe: outcomes are recorded, and nothing changes.", "")
+    yield from (_marked("REFUSED", each) for each in found.refused)
+    yield from (_marked("look at", each) for each in found.look_at)
+    notes = _grouped((each, change.task) for change in found.changes for each in change.look_at)
+    yield from (_marked("look at", f"{_named(tasks)}: {each}") for each, tasks in notes.items())
     refused = f"; no worker starts before {counted(len(found.refused), 'line', 'lines')} above is mended" if found.refused else ""
-    return [*lines, f"{counted(len(found.changes), 'task', 'tasks')}{refused}."]
+    yield f"{counted(len(found.changes), 'task', 'tasks')}{refused}."
+
+
+def _grouped(pairs: Iterable[tuple[Key, str]]) -> dict[Key, list[str]]:
+    """The tasks of which the same is to be said."""
+    groups: dict[Key, list[str]] = {}
+    for key, task in pairs:
+        groups.setdefault(key, []).append(task)
+    return groups
+
+
+def _named(tasks: list[str]) -> str:
+    shown = tasks if screen_width() is None or len(tasks) <= MAX_NAMED + 1 else tasks[:MAX_NAMED]
+    others = len(tasks) - len(shown)
+    return ", ".join(shown) + (f" and {others} more" if others else "")
+
+
+def _marked(mark: str, text: str) -> str:
+    line = wrapped(f"{mark}  {safe(text)}", len(mark) + 2)
+    return coloured(mark, mark) + line.removeprefix(mark)
 
 
 def _row(change: Change) -> tuple[str, ...]:
     now, then = (str(each).lower() for each in change.acks_late)
     own = "no limit" if change.own_retries is None else str(change.own_retries)
     return (
-        change.task,
         change.queue,
         now if now == then else f"{now} -> {then}",
         own,

@@ -10,19 +10,33 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from redelivery.errors import InputError
+from redelivery.middleware.messages.events import Reason
+from redelivery.settings.values import suggestion
+
+from ..operations.letters import dead_letters
 from ..operations.letters.filter import Filter
 from .output import SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["choosing", "filter_of", "has_choice", "require_choice"]
+    from ..ports import Transitions
+    from .context import Context
+
+__all__ = ["choosing", "filter_of", "has_choice", "require_choice", "require_tasks"]
 
 
 def choosing(command: Callable[..., Any]) -> Callable[..., Any]:
     """The options that choose among letters, in the order in which the help shows them."""
     options = (
-        click.option("--id", "task_ids", multiple=True, metavar="TASK_ID", help="This task's letters; may be repeated."),
+        click.option(
+            "--id",
+            "task_ids",
+            multiple=True,
+            metavar="TASK_ID",
+            help="This task's letters, by its id or its beginning; may be repeated.",
+        ),
         click.option("--all", "everything", is_flag=True, help="All letters."),
         click.option("--reason", "reasons", multiple=True, help="Letters that died of this; may be repeated."),
         click.option("--task", "tasks", multiple=True, help="Letters of this task; a shell pattern."),
@@ -34,9 +48,11 @@ def choosing(command: Callable[..., Any]) -> Callable[..., Any]:
     return functools.reduce(lambda decorated, option: option(decorated), reversed(options), command)
 
 
-def require_choice(options: dict[str, Any]) -> None:
-    """Raises click's usage error where the letters are not chosen, or twice."""
+def require_choice(options: dict[str, Any], *, dry_run: bool = False) -> None:
+    """Raises click's usage error where the letters are not chosen, or twice; a dry run without a choice is of all."""
     filters = has_choice(options)
+    if dry_run and not filters:
+        options["everything"] = True
     if options["everything"] and filters:
         msg = "--all means every letter: leave it out, or leave the filters out"
         raise click.UsageError(msg)
@@ -50,14 +66,20 @@ def has_choice(options: dict[str, Any]) -> bool:
     return any(value not in (None, ()) for name, value in options.items() if name != "everything")
 
 
-def filter_of(options: dict[str, Any], now_ms: int) -> Filter:
-    """The filter; ages count from now (ms, by the broker's clock)."""
+def filter_of(transport: Transitions, name: str, options: dict[str, Any]) -> Filter:
+    """The filter for the letters of this queue; ages count from now, by the broker's clock."""
+    now_ms = transport.now_ms()
+    for each in options["reasons"]:
+        if each not in set(Reason):
+            others = "; reasons are: " + ", ".join(Reason)
+            msg = f"there is no reason {each!r}{suggestion(each, map(str, Reason)) or others}"
+            raise InputError(msg)
 
     def ago(seconds: float | None) -> int | None:
         return None if seconds is None else now_ms - round(seconds * 1000)
 
     return Filter(
-        task_ids=frozenset(options["task_ids"]),
+        task_ids=dead_letters.whole_ids(transport, name, options["task_ids"]),
         reasons=frozenset(options["reasons"]),
         tasks=options["tasks"],
         exceptions=options["exceptions"],
@@ -65,3 +87,11 @@ def filter_of(options: dict[str, Any], now_ms: int) -> Filter:
         died_before_ms=ago(options["older_than"]),
         died_after_ms=ago(options["newer_than"]),
     )
+
+
+def require_tasks(context: Context, name: str, options: dict[str, Any]) -> None:
+    """Raise `InputError` where no letter was chosen, and one of the tasks is neither a pattern nor a task of the app."""
+    for task in options["tasks"]:
+        if not set("*?[") & set(task) and task not in (names := context.task_names()):
+            msg = f"{name!r} holds no dead letter of task {task!r}, and the app has no such task{suggestion(task, names)}"
+            raise InputError(msg)

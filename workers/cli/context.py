@@ -20,6 +20,7 @@ from redelivery.middleware.ports import Capability
 from redelivery.settings import RedeliverySettings
 
 from ..brokers.broker import Broker, broker_of, needed
+from .screen import screen_options
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
     from ..ports import DelayStore, OutcomeLog
 
-__all__ = ["Context", "json_option", "pass_context"]
+__all__ = ["Context", "general", "json_option", "pass_context"]
 
 #: Seconds that a broker may take to accept a connection.
 TIMEOUT = 5.0
@@ -53,6 +54,11 @@ class Context:
         self.as_json = as_json
         self._given = app
         self._with_tasks = with_tasks
+        self._trial: Runtime | None = None
+
+    def choose(self, name: str) -> None:
+        """Another app than the root was given."""
+        self.name, self._given = name, None
 
     @functools.cached_property
     def app(self) -> Celery | None:
@@ -74,6 +80,26 @@ class Context:
             msg = f"{named} has no redelivery: add `from redelivery import Redelivery; Redelivery(app)`, or name another with -A"
             raise ConfigurationError(msg)
         return found
+
+    def task_names(self) -> list[str]:
+        """The app's own tasks. Raises `ConfigurationError` where they cannot be imported."""
+        app = self.runtime.app
+        _import_tasks(app)
+        return sorted(name for name in app.tasks if not name.startswith("celery."))
+
+    @property
+    def is_installed(self) -> bool:
+        """Whether the app's own code has `Redelivery(app)`."""
+        return self._trial is None
+
+    @functools.cached_property
+    def runtime_or_trial(self) -> Runtime:
+        """The app's installation; where it has none, one of this process alone. Raises `ConfigurationError`."""
+        if self.app is not None and getattr(self.app, "redelivery", None) is None:
+            from redelivery.middleware.install import Redelivery  # noqa: PLC0415 - an app nearly always has it
+
+            self._trial = Redelivery(self.app)
+        return self.runtime
 
     @property
     def settings(self) -> RedeliverySettings:
@@ -136,6 +162,25 @@ def json_option(command: Callable[..., Any]) -> Callable[..., Any]:
             found.as_json = True
 
     return click.option("--json", is_flag=True, expose_value=False, callback=store, help="Print JSON.")(command)
+
+
+def general(command: click.Command) -> click.Command:
+    """The same command, with the root's options `-A`, `--wide` and `--color` behind its name; of a group, each of its commands."""
+    if isinstance(command, click.Group):
+        for each in command.commands.values():
+            general(each)
+    elif not any(each.name == "wide" for each in command.params):
+        command.params += [
+            click.Option(["-A", "--app"], metavar="APP", expose_value=False, callback=_choose_app, help="The Celery app."),
+            *screen_options(),
+        ]
+    return command
+
+
+def _choose_app(ctx: click.Context, _: click.Parameter, value: str | None) -> None:
+    found = ctx.find_object(Context)
+    if value is not None and found is not None:
+        found.choose(value)
 
 
 def _imported(name: str) -> Celery:

@@ -15,9 +15,11 @@ from redelivery.middleware.ports import Answer
 
 from ..letters import Letter
 from ..operations import delayed as delayed_changes
+from ..operations.queues import require_queue
+from ..operations.short_ids import MAX_CANDIDATES, is_whole, meant
 from . import letters
 from .context import Context, json_option, pass_context
-from .output import SECONDS, counted, facts, lines, moment, print_json, safe, short, span, table
+from .output import SECONDS, Column, counted, facts, lines, moment, print_json, safe, say, span, table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -25,6 +27,14 @@ if TYPE_CHECKING:
     from ..ports import Delayed
 
 __all__ = ["delayed"]
+
+MESSAGES = (
+    Column("task id", is_id=True),
+    Column("task", 3, 14, keeps_end=True),
+    Column("queue", 2, 12, keeps_end=True, leaves=2),
+    "due in",
+    Column("due at", 1, 10, keeps_end=True, leaves=1),
+)
 
 
 @click.group()
@@ -50,28 +60,32 @@ def list_(context: Context, queue: str | None, limit: int) -> None:
     if context.as_json:
         print_json({"totals": totals, "now_ms": now, "messages": [each.to_row() for each in waiting]})
         return
+    if queue is not None and not totals[queue]:
+        require_queue(context.runtime, queue)
     if not any(totals.values()):
-        click.echo("Nothing waits." if queue is None else f"Nothing waits for {safe(queue)}.")
+        say("Nothing waits." if queue is None else f"Nothing waits for {safe(queue)}.")
         return
     rows = [
         (
-            short(each.contents.task_id, 44),
-            short(each.contents.task, 40),
-            short(each.queue, 40),
+            each.contents.task_id,
+            each.contents.task,
+            each.queue,
             span((each.due_ms - now) / 1000) if each.due_ms > now else "now",
             moment(each.due_ms),
         )
         for each in waiting
     ]
-    click.echo(table(rows, ("task id", "task", "queue", "due in", "due at")))
-    click.echo("\n" + table([(short(name, 60), count) for name, count in totals.items()], ("queue", "waiting")))
+    click.echo(table(rows, MESSAGES))
+    click.echo("\n" + table(list(totals.items()), (Column("queue", 1), "waiting")))
 
 
-def _found(context: Context, task_id: str) -> list[Delayed]:
-    """What waits of this task. Raises `InputError` where nothing does."""
-    found = context.delayed.of_task(task_id)
+def _found(context: Context, given: str) -> list[Delayed]:
+    """What waits of the task with this id, or whose id begins so. Raises `InputError` where nothing does, or several do."""
+    store = context.delayed
+    task_id = given if is_whole(given) else meant(given, store.ids_like(given, MAX_CANDIDATES + 1))
+    found = [] if task_id is None else store.of_task(task_id)
     if not found:
-        msg = f"task {task_id} does not wait for its time: `redelivery task show` tells where a task is"
+        msg = f"task {given} does not wait for its time: `redelivery task show` tells where a task is"
         raise InputError(msg)
     return found
 
@@ -120,9 +134,9 @@ def _change(
         print_json(done)
         return
     count = sum(row["changed"] for row in done)
-    click.echo(f"{counted(count, 'message', 'messages')} {words[dry_run]}.")
+    say(f"{counted(count, 'message', 'messages')} {words[dry_run]}.")
     if count < len(done):
-        click.echo(f"{counted(len(done) - count, 'message', 'messages')} had become due meanwhile.")
+        say(f"{counted(len(done) - count, 'message', 'messages')} had become due meanwhile.")
 
 
 _dry_run = click.option("--dry-run", is_flag=True, help="Look whether it waits, and change nothing.")

@@ -26,7 +26,7 @@ from .context import Context, json_option, pass_context
 from .dlq_changes import move_, purge_
 from .dlq_import import import_
 from .dlq_redrive import redrive_
-from .output import age, counted, print_json, safe, short, table
+from .output import Column, age, counted, print_json, safe, say, table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,6 +37,24 @@ __all__ = ["dlq"]
 
 #: Reasons that a listing names.
 MAX_REASONS = 3
+QUEUES = (
+    Column("dead-letter queue", 2, 20, keeps_end=True),
+    Column("origin", 1, keeps_end=True, leaves=2),
+    "letters",
+    Column("oldest", leaves=3),
+    Column("newest", leaves=1),
+    Column("reasons", 3, 16),
+)
+CAUSES = (
+    "letters",
+    Column("fingerprint", 3, leaves=1),
+    Column("reason", 1, 9, is_coloured=True),
+    Column("task", 4, 14, keeps_end=True),
+    Column("first", leaves=4),
+    Column("last", leaves=2),
+    Column("example", leaves=3, is_id=True),
+    Column("exception", 5, 20),
+)
 
 
 @click.group()
@@ -60,21 +78,14 @@ def list_(context: Context) -> None:
         print_json([{name: getattr(queue, name) for name in names} for queue in queues])
         return
     if not queues:
-        click.echo("There are no dead-letter queues: nothing has died, and no queue of the app keeps letters.")
+        say("There are no dead-letter queues: nothing has died, and no queue of the app keeps letters.")
         return
     now = transport.now_ms()
     rows = [
-        (
-            short(queue.name, 60),
-            short(queue.origin, 40),
-            queue.letters,
-            age(queue.oldest_ms, now),
-            age(queue.newest_ms, now),
-            _reasons(queue),
-        )
+        (queue.name, queue.origin, queue.letters, age(queue.oldest_ms, now), age(queue.newest_ms, now), _reasons(queue))
         for queue in queues
     ]
-    click.echo(table(rows, ("dead-letter queue", "origin", "letters", "oldest", "newest", "reasons")))
+    click.echo(table(rows, QUEUES))
 
 
 def _reasons(queue: DeadLetterQueue) -> str:
@@ -99,26 +110,19 @@ def show(context: Context, name: str, limit: int, task_ids: Sequence[str], *, fu
     """
     transport = context.transport
     dead_letters.required(context.runtime, name)
-    if task_ids:
-        chosen = list(dead_letters.found(transport, name, frozenset(task_ids)))
-        missing = set(task_ids) - {letter.task_id for letter in chosen}
-        if missing:
-            msg = f"{name!r} holds no letter of task {', '.join(sorted(missing))}: `redelivery task show` tells where a task is"
-            raise InputError(msg)
-    else:
-        chosen = dead_letters.newest(transport, name, limit)
+    chosen = dead_letters.found(transport, name, task_ids) if task_ids else dead_letters.newest(transport, name, limit)
     redact, whole = context.settings.redact, full or bool(task_ids)
     if context.as_json:
         print_json([letters.as_json(each, redact=redact) if whole else seen(context.runtime, each).to_row() for each in chosen])
     elif not chosen:
-        click.echo(f"{safe(name)} is empty.")
+        say(f"{safe(name)} is empty.")
     elif whole:
         click.echo("\n\n".join(letters.as_text(letter, redact=redact) for letter in chosen))
     else:
         count = dead_letters.depth(transport, name)
         click.echo(letters.as_table([seen(context.runtime, letter) for letter in chosen], transport.now_ms()))
         if count > len(chosen):
-            click.echo(f"{len(chosen)} of {count} letters; more with --limit, one of them whole with --id.", err=True)
+            say(f"{len(chosen)} of {count} letters; more with --limit, one of them whole with --id.", err=True)
 
 
 @dlq.command("export")
@@ -137,14 +141,14 @@ def export(context: Context, /, name: str, *, uri: str | None, **options: Any) -
     if not has_choice(options):
         options["everything"] = True
     require_choice(options)
-    chosen = filter_of(options, transport.now_ms())
+    chosen = filter_of(transport, name, options)
     if uri is not None:
         done = export_letters(transport, name, uri, chosen)
         if context.as_json:
             print_json({**asdict(done), "destination": scrubbed(uri)})
         else:
             files = counted(len(done.files), "file", "files")
-            click.echo(f"{counted(done.letters, 'letter', 'letters')} of {safe(name)} in {files} below {harmless(uri)}.")
+            say(f"{counted(done.letters, 'letter', 'letters')} of {safe(name)} in {files} below {harmless(uri)}.")
         return
     found = False
     for letter in letters_of(transport, name):
@@ -173,26 +177,25 @@ def causes_(context: Context, name: str | None, limit: int) -> None:
         print_json([each.to_dict() for each in found[:limit]])
         return
     if not found:
-        click.echo("There are no dead letters.")
+        say("There are no dead letters.")
         return
     now = transport.now_ms()
     rows = [
         (
             each.count,
-            short(each.fingerprint or "-", 14),
-            short(each.reason, 16),
-            short(", ".join(each.tasks), 40),
+            each.fingerprint or "-",
+            each.reason,
+            ", ".join(each.tasks),
             age(each.first_ms, now),
             age(each.last_ms, now),
-            short(each.task_id, 40),
-            short(f"{each.exception.rpartition('.')[2]}: {each.message}" if each.message else each.exception, 60),
+            each.task_id,
+            letters.exception_of(each.exception, each.message),
         )
         for each in found[:limit]
     ]
-    headings = ("letters", "fingerprint", "reason", "task", "first", "last", "example", "exception")
-    click.echo(table(rows, headings))
+    click.echo(table(rows, CAUSES))
     if len(found) > limit:
-        click.echo(f"{limit} of {counted(len(found), 'cause', 'causes')}; more with --limit.", err=True)
+        say(f"{limit} of {counted(len(found), 'cause', 'causes')}; more with --limit.", err=True)
 
 
 for _command in (redrive_, purge_, move_, import_):

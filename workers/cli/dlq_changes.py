@@ -18,9 +18,10 @@ from redelivery.errors import InputError
 from ..operations.letters import dead_letters
 from ..operations.letters.purge import move, purge
 from ..operations.letters.redrive import Edit, Redrive, redrive
-from .choosing import choosing, filter_of, require_choice
+from ..operations.queues import require_queue
+from .choosing import choosing, filter_of, require_choice, require_tasks
 from .context import Context, json_option, pass_context
-from .output import counted, print_json, safe
+from .output import counted, print_json, safe, say
 from .progress import Progress
 
 if TYPE_CHECKING:
@@ -28,8 +29,10 @@ if TYPE_CHECKING:
 
     from ..operations.letters.walk import Walked
 
-__all__ = ["changing", "is_agreed", "move_", "purge_", "targets_of"]
+__all__ = ["NEEDS_YES", "changing", "is_agreed", "is_terminal", "move_", "purge_", "targets_of"]
 
+#: What cannot be undone is not done for a script that may have been meant for a terminal.
+NEEDS_YES = "this cannot be undone, and nobody can be asked: say --yes, or look first with --dry-run"
 #: Targets of a redrive that are named.
 MAX_TARGETS = 20
 
@@ -50,16 +53,16 @@ def changing(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def is_agreed(options: dict[str, Any], expect: Callable[[], Walked], question: str, *, is_asked: bool) -> bool:
-    """Ask a person at a terminal, unless the letters are named by --id; everybody else knows what they do."""
+    """Ask a person at a terminal, unless the letters are named by --id; a script knows what it does."""
     if not is_asked or options["task_ids"] or not is_terminal():
         return True
     expected = expect()
     said = question.format(f"{expected.moved} of {counted(expected.total, 'letter', 'letters')}")
     if isinstance(expected, Redrive) and expected.by_target:
-        click.echo(f"They would go to: {targets_of(expected)}.", err=True)
+        say(f"They would go to: {targets_of(expected)}.", err=True)
     if click.confirm(said, err=True):
         return True
-    click.echo("Nothing was changed.", err=True)
+    say("Nothing was changed.", err=True)
     return False
 
 
@@ -82,23 +85,27 @@ def purge_(
 ) -> None:
     """Remove letters for good; each is recorded as purged, by an operator.
 
-    A terminal is asked first, unless the letters are named by --id.
+    A terminal is asked first, unless the letters are named by --id; without a terminal it needs --yes.
     """
-    require_choice(options)
+    require_choice(options, dry_run=dry_run)
+    if not (dry_run or yes or options["task_ids"] or is_terminal()):
+        raise click.UsageError(NEEDS_YES)
     transport = context.transport
     dead_letters.required(context.runtime, name)
-    remove = functools.partial(purge, transport, name, filter_of(options, transport.now_ms()), limit=limit, archive_to=archive)
+    remove = functools.partial(purge, transport, name, filter_of(transport, name, options), limit=limit, archive_to=archive)
     question = f"Remove {{}} of {safe(name)} for good{'' if archive is None else f', after writing them to {harmless(archive)}'}?"
     if not is_agreed(options, functools.partial(remove, dry_run=True), question, is_asked=not (dry_run or yes)):
         return
     with Progress() as progress:
         done = remove(dry_run=dry_run, on_progress=lambda so_far: progress.say(f"{so_far.moved} of {so_far.total} purged"))
+    if not done.matched:
+        require_tasks(context, name, options)
     if context.as_json:
         print_json(done.to_dict())
         return
     _tell_walk(done, "would be purged" if dry_run else "purged")
     if done.files:
-        click.echo(f"They are in {harmless(archive or '')}: {counted(len(done.files), 'file', 'files')}.")
+        say(f"They are in {harmless(archive or '')}: {counted(len(done.files), 'file', 'files')}.")
 
 
 @click.command("move")
@@ -116,17 +123,16 @@ def move_(
 
     It is recorded as both: a next generation begins, and dies by the operator's hand.
     """
-    require_choice(options)
+    require_choice(options, dry_run=dry_run)
     transport, known = context.transport, dead_letters.known(context.runtime)
     dead_letters.required(context.runtime, name)
     if target == name:
         msg = f"the letters lie in {name!r} already: name another queue with --to"
         raise InputError(msg)
-    chosen = filter_of(options, transport.now_ms())
+    chosen = filter_of(transport, name, options)
     is_living = target not in known and not create
-    if is_living and target not in context.runtime.app.amqp.queues:
-        msg = f"there is no queue {target!r}; dead-letter queues are: {', '.join(known)}. A new one is made with --create"
-        raise InputError(msg)
+    if is_living:
+        require_queue(context.runtime, target, instead="a new dead-letter queue is made with --create")
     go: Callable[..., Walked]
     if is_living:
         go = functools.partial(redrive, transport, name, chosen, limit=limit, edit=Edit(queue=target))
@@ -136,6 +142,8 @@ def move_(
     if not is_agreed(options, functools.partial(go, dry_run=True), question, is_asked=not (dry_run or yes)):
         return
     done = go(dry_run=dry_run)
+    if not done.matched:
+        require_tasks(context, name, options)
     if context.as_json:
         print_json(done.to_dict())
     else:
@@ -145,10 +153,10 @@ def move_(
 def _tell_walk(done: Walked, verb: str) -> None:
     name = safe(done.dead_letter_queue)
     if not done.matched:
-        click.echo(f"No letter of {name} was chosen; {counted(done.looked_at, 'was', 'were')} looked at.")
+        say(f"No letter of {name} was chosen; {counted(done.looked_at, 'was', 'were')} looked at.")
         return
-    click.echo(f"{counted(done.moved, 'letter', 'letters')} of {name} {verb}.")
+    say(f"{counted(done.moved, 'letter', 'letters')} of {name} {verb}.")
     for why, count in done.left.most_common():
-        click.echo(f"{counted(count, 'letter', 'letters')} {'stays' if count == 1 else 'stay'}: {safe(why)}.")
+        say(f"{counted(count, 'letter', 'letters')} {'stays' if count == 1 else 'stay'}: {safe(why)}.")
     if done.gone:
-        click.echo(f"{counted(done.gone, 'letter', 'letters')} had left the queue meanwhile.")
+        say(f"{counted(done.gone, 'letter', 'letters')} had left the queue meanwhile.")

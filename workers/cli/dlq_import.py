@@ -11,7 +11,7 @@ import click
 from redelivery.middleware.ports import Capability
 
 from .context import Context, json_option, pass_context
-from .output import counted, print_json, safe
+from .output import counted, print_json, safe, say
 from .progress import Progress
 
 __all__ = ["import_"]
@@ -48,8 +48,8 @@ def import_(context: Context, /, name: str, *, dry_run: bool, limit: int | None)
         return
     reasons = ", ".join(f"{reason} {count}" for reason, count in done.reasons.most_common())
     verb = "would be imported" if dry_run else "imported"
-    click.echo(f"{counted(done.moved, 'letter', 'letters')} of {safe(name)} {verb}{f': {reasons}' if reasons else ''}.")
+    say(f"{counted(done.moved, 'letter', 'letters')} of {safe(name)} {verb}{f': {reasons}' if reasons else ''}.")
     for target, count in done.targets.most_common():
-        click.echo(f"{counted(count, 'letter', 'letters')} {'go' if dry_run else 'went'} to {safe(target)}.")
+        say(f"{counted(count, 'letter', 'letters')} {'go' if dry_run else 'went'} to {safe(target)}.")
     for why, count in done.left.most_common():
-        click.echo(f"{counted(count, 'letter', 'letters')} {'stays' if count == 1 else 'stay'}: {safe(why)}.")
+        say(f"{counted(count, 'letter', 'letters')} {'stays' if count == 1 else 'stay'}: {safe(why)}.")

@@ -18,11 +18,12 @@ from ..operations.letters import dead_letters
 from ..operations.letters.fates import watched
 from ..operations.letters.guard import CANARY_WAIT, Guard
 from ..operations.letters.redrive import Redrive, redrive
+from ..operations.queues import declare, require_queue
 from .changes import edit_of
-from .choosing import choosing, filter_of, require_choice
+from .choosing import choosing, filter_of, require_choice, require_tasks
 from .context import Context, json_option, pass_context
 from .dlq_changes import changing, is_agreed, targets_of
-from .output import SECONDS, counted, print_json, safe
+from .output import SECONDS, counted, print_json, safe, say
 from .progress import Progress
 
 if TYPE_CHECKING:
@@ -92,6 +93,7 @@ def _guard(
 @click.argument("name")
 @choosing
 @click.option("--to", "queue", metavar="QUEUE", help="Into this queue, not the origin.")
+@click.option("--create", is_flag=True, help="The queue of --to need not be there: it is made.")
 @click.option("--with", "changes", type=click.File("r"), metavar="FILE", help="With the task, args or kwargs of this JSON file.")
 @click.option("--rate", type=_Rate(), help="At most so many: 50/s, 600/m.")
 @_guarding
@@ -111,6 +113,7 @@ def redrive_(
     limit: int | None,
     yes: bool,
     queue: str | None,
+    create: bool,
     changes: IO[str] | None,
     **options: Any,
 ) -> None:
@@ -119,27 +122,34 @@ def redrive_(
     Only letters that were there when it began; those that die again meanwhile are left alone. A terminal is asked first, unless the
     letters are named by --id. One letter can be edited: `dlq export NAME --id ID` prints it, --with reads it back.
 
-    With --canary the first letters must have ended, and not died again, before the others follow; --abort-after goes on looking: it
-    needs a --rate, so that there is time to see. A redrive that was stopped says why, and ends with exit code 2.
+    With --canary the first letters must have ended, and not died again, before the others follow. --abort-after goes on looking,
+    and needs a --rate, so that there is time to see. A redrive that was stopped says why, and ends with exit code 2.
 
     On RabbitMQ a letter goes to the exchange and routing key that it first came by (--to: to that queue alone); what stays has been
     looked at, and `dlq show --help` says what that costs.
     """
-    require_choice(options)
+    require_choice(options, dry_run=dry_run)
+    if abort_after is not None and rate is None:
+        msg = "--abort-after needs a --rate, such as 50/s: without one all letters have gone before the first can die again"
+        raise click.UsageError(msg)
     if canary is None and canary_wait is not None:
         msg = "--canary-wait is for a canary: say how many letters go first with --canary"
         raise click.UsageError(msg)
     transport = context.transport
     dead_letters.required(context.runtime, name)
-    edit = edit_of(changes, options["task_ids"], queue)
     if queue is not None and queue in dead_letters.known(context.runtime):
         msg = f"{queue!r} is a dead-letter queue: `redelivery dlq move` moves letters there"
         raise InputError(msg)
-    chosen = filter_of(options, transport.now_ms())
+    if queue is not None and not create:
+        require_queue(context.runtime, queue, instead="a new one is made with --create")
+    chosen = filter_of(transport, name, options)
+    edit = edit_of(changes, sorted(chosen.task_ids), queue)
     send = functools.partial(redrive, transport, name, chosen, limit=limit, edit=edit)
     question = f"Send {{}} of {safe(name)} back?"
     if not is_agreed(options, functools.partial(send, dry_run=True), question, is_asked=not (dry_run or yes)):
         return
+    if queue is not None and create and not dry_run:
+        declare(context.runtime, queue)
     guard_of = functools.partial(_guard, canary=canary, canary_wait=canary_wait, abort_after=abort_after)
     with Progress() as progress, nullcontext() if dry_run else guard_of(transport, name, on_wait=progress.say) as guard:
         done = send(
@@ -148,6 +158,8 @@ def redrive_(
             guard=guard,
             on_progress=lambda so_far: progress.say(f"{so_far.moved} sent back, {so_far.looked_at} of {so_far.total} looked at"),
         )
+    if not done.matched:
+        require_tasks(context, name, options)
     if context.as_json:
         print_json(done.to_dict())
     else:
@@ -160,17 +172,17 @@ def redrive_(
 def _tell(done: Redrive) -> None:
     name = safe(done.dead_letter_queue)
     if not done.matched:
-        click.echo(f"No letter of {name} was chosen; {counted(done.looked_at, 'was', 'were')} looked at.")
+        say(f"No letter of {name} was chosen; {counted(done.looked_at, 'was', 'were')} looked at.")
         return
     verb = "would go back" if done.dry_run else "went back"
     where = targets_of(done)
-    click.echo(f"{counted(done.moved, 'letter', 'letters')} of {name} {verb}{f': {where}' if where else ''}.")
+    say(f"{counted(done.moved, 'letter', 'letters')} of {name} {verb}{f': {where}' if where else ''}.")
     if done.chords:
         its, they = ("its failure", "it runs by itself") if done.chords == 1 else ("their failures", "they run by themselves")
-        click.echo(f"{done.chords} of them belonged to a chord, which has counted {its}: {they}.")
+        say(f"{done.chords} of them belonged to a chord, which has counted {its}: {they}.")
     for why, count in done.left.most_common():
-        click.echo(f"{counted(count, 'letter', 'letters')} cannot go back and {'stays' if count == 1 else 'stay'}: {safe(why)}.")
+        say(f"{counted(count, 'letter', 'letters')} cannot go back and {'stays' if count == 1 else 'stay'}: {safe(why)}.")
     if done.gone:
-        click.echo(f"{counted(done.gone, 'letter', 'letters')} had left the queue meanwhile.")
+        say(f"{counted(done.gone, 'letter', 'letters')} had left the queue meanwhile.")
     if done.died_again and not done.stopped:
-        click.echo(f"{counted(len(done.died_again), 'letter', 'letters')} of them died again so far.")
+        say(f"{counted(len(done.died_again), 'letter', 'letters')} of them died again so far.")

@@ -12,7 +12,7 @@ from redelivery.display import harmless, scrubbed
 from ..operations import inventory as broker
 from ..operations.letters import dead_letters
 from .context import Context, json_option, pass_context
-from .output import counted, print_json, safe
+from .output import counted, print_json, safe, say
 
 if TYPE_CHECKING:
     from redelivery.middleware.brokers.rabbitmq.transport import AmqpTransport
@@ -65,10 +65,10 @@ def export(context: Context, uri: str, kind: str, *, look: bool) -> None:
         print_json(done if context.is_redis else {**done, "unlisted": unlisted})
         return
     places = ", ".join(f"{count} {place}" for place, count in counts.items())
-    click.echo(f"{sum(counts.values())} messages ({places}) written to {harmless(uri)}/inventory.{kind}.")
+    say(f"{sum(counts.values())} messages ({places}) written to {harmless(uri)}/inventory.{kind}.")
     for queue, count in unlisted.items():
         held = counted(count, "message", "messages")
-        click.echo(f"{safe(queue)}: {held} counted and not listed; the books may call them lost. See --look.", err=True)
+        say(f"{safe(queue)}: {held} counted and not listed; the books may call them lost. See --look.", err=True)
 
 
 def _taken(context: Context, *, look: bool) -> tuple[Inventory, dict[str, int]]:

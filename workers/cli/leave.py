@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 import click
 
 from redelivery.middleware.ports import Capability
@@ -11,7 +9,8 @@ from redelivery.middleware.ports import Capability
 from ..operations.leaving import Leaving
 from ..operations.leaving import leave as leave_
 from .context import Context, json_option, pass_context
-from .output import counted, print_json, safe
+from .dlq_changes import NEEDS_YES, is_terminal
+from .output import counted, print_json, safe, say
 from .progress import Progress
 
 __all__ = ["leave"]
@@ -32,12 +31,10 @@ def leave(context: Context, *, dry_run: bool, yes: bool) -> None:
         "`redelivery dlq` and `redelivery outcomes export` deal with what else is left"
     )
     context.needs(Capability.LEASES, instead)  # what is wrong with the broker is said before anybody is asked
-    if (
-        not (dry_run or yes)
-        and sys.stdin.isatty()
-        and not click.confirm("Hand all delayed messages back to plain Celery?", err=True)
-    ):
-        click.echo("Nothing was changed.", err=True)
+    if not (dry_run or yes or is_terminal()):
+        raise click.UsageError(NEEDS_YES)
+    if not (dry_run or yes) and not click.confirm("Hand all delayed messages back to plain Celery?", err=True):
+        say("Nothing was changed.", err=True)
         return
     with Progress() as progress:
         done = leave_(
@@ -54,15 +51,15 @@ def leave(context: Context, *, dry_run: bool, yes: bool) -> None:
 def _tell(done: Leaving) -> None:
     count, verb = sum(done.handed_back.values()), "would be handed" if done.dry_run else "handed"
     where = ", ".join(f"{safe(queue)} {number}" for queue, number in done.handed_back.most_common())
-    click.echo(f"{counted(count, 'delayed message', 'delayed messages')} {verb} back{f': {where}' if where else ''}.")
+    say(f"{counted(count, 'delayed message', 'delayed messages')} {verb} back{f': {where}' if where else ''}.")
     for worker in done.recovered:
-        click.echo(f"Worker {safe(worker)} had died: what it held {'would be' if done.dry_run else 'was'} given back.")
-    click.echo("Left in the broker:")
+        say(f"Worker {safe(worker)} had died: what it held {'would be' if done.dry_run else 'was'} given back.")
+    say("Left in the broker:")
     for name, letters in done.dead_letters.items():
-        click.echo(f"- {counted(letters, 'dead letter', 'dead letters')} in {safe(name)}, an ordinary queue: `redelivery dlq`")
+        say(f"- {counted(letters, 'dead letter', 'dead letters')} in {safe(name)}, an ordinary queue: `redelivery dlq`")
     if done.stay:
-        click.echo(f"- {counted(done.stay, 'dead letter', 'dead letters')} in the delay store, for a queue or a handler")
+        say(f"- {counted(done.stay, 'dead letter', 'dead letters')} in the delay store, for a queue or a handler")
     if done.held:
-        click.echo(f"- {counted(done.held, 'message', 'messages')} in the hands of workers (`unacked`)")
-    click.echo(f"- the outcome log, {counted(done.events, 'event', 'events')}: `redelivery outcomes export` empties it")
-    click.echo("- keys that begin with `redelivery:`; when letters and log are dealt with, they can be deleted")
+        say(f"- {counted(done.held, 'message', 'messages')} in the hands of workers (`unacked`)")
+    say(f"- the outcome log, {counted(done.events, 'event', 'events')}: `redelivery outcomes export` empties it", hang=2)
+    say("- keys that begin with `redelivery:`; when letters and log are dealt with, they can be deleted", hang=2)

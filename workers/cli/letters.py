@@ -14,17 +14,37 @@ from redelivery.middleware.logs import HIDDEN
 from redelivery.middleware.messages.steps import HEADER
 
 from ..operations.redaction import redacted
-from .output import age, facts, lines, moment, plain, safe, short, span, table
+from .output import INDENT, Column, age, facts, lines, moment, plain, safe, span, table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ..letters import Letter
 
-__all__ = ["arguments", "as_editable", "as_json", "as_table", "as_text"]
+__all__ = ["arguments", "as_editable", "as_json", "as_table", "as_text", "exception_of"]
 
 #: The field of the header that says when it died.
 DIED = "deaths.last"
+LETTERS = (
+    Column("task id", is_id=True),
+    Column("task", 2, 14, keeps_end=True),
+    Column("reason", 1, 9, is_coloured=True),
+    Column("attempts", leaves=2),
+    Column("died", leaves=1),
+    Column("exception", 3, 20),
+)
+ATTEMPTS = (
+    Column("when", 1, 10, keeps_end=True),
+    Column("worker", 2, leaves=1),
+    Column("then waited", leaves=2),
+    Column("exception", 3, 20),
+)
+DEATHS = (
+    Column("last", 1, 10, keeps_end=True),
+    Column("queue", 2, 12, keeps_end=True),
+    Column("reason", 3, 9, is_coloured=True),
+    "times",
+)
 #: The most of one value that is shown as text; JSON shows all.
 MAX_SHOWN = 4096
 
@@ -34,10 +54,15 @@ def as_table(letters: Sequence[Letter], now_ms: int) -> str:
     rows = []
     for letter in letters:
         row = letter.to_row()
-        said = f"{row['exception'].rpartition('.')[2]}: {row['message']}" if row["message"] else row["exception"]
+        said = exception_of(row["exception"], row["message"])
         died = "unreadable" if DIED in letter.unreadable else age(row["died_ms"], now_ms)
-        rows.append((short(row["task_id"], 44), short(row["task"], 40), row["reason"], row["attempts"], died, short(said, 70)))
-    return table(rows, ("task id", "task", "reason", "attempts", "died", "exception"))
+        rows.append((row["task_id"], row["task"], row["reason"], row["attempts"], died, said))
+    return table(rows, LETTERS)
+
+
+def exception_of(kind: str, message: str) -> str:
+    """An exception on one line: the last word of its class, and what it said."""
+    return f"{kind.rpartition('.')[2]}: {message}" if message else kind
 
 
 def as_json(letter: Letter, *, redact: bool) -> dict[str, Any]:
@@ -100,31 +125,29 @@ def as_text(letter: Letter, *, redact: bool) -> str:
         said = f"{letter.failure.get('type')}: {letter.failure.get('message')}"
         parts.append(f"failure\n{lines(said)}\n{lines(str(letter.failure.get('traceback') or ''))}".rstrip())
     if envelope.attempts:
-        parts.append(
-            "attempts\n" + lines(table(list(map(_attempt, envelope.attempts)), ("when", "worker", "then waited", "exception")))
-        )
+        parts.append("attempts\n" + table(list(map(_attempt, envelope.attempts)), ATTEMPTS, indent=INDENT))
     if len(envelope.deaths) > 1 or (first is not None and first != last):
-        parts.append("deaths\n" + lines(table(list(map(_death, envelope.deaths)), ("last", "queue", "reason", "times"))))
+        parts.append("deaths\n" + table(list(map(_death, envelope.deaths)), DEATHS, indent=INDENT))
     return "\n\n".join(parts)
 
 
 def _attempt(each: Mapping[str, Any]) -> tuple[str, ...]:
     waited = each.get("delay")
     then = "-" if waited is None else span(waited / 1000)
-    return moment(each.get("at")), _text(each.get("worker"), 40), then, _text(each.get("exception"), 80)
+    return moment(each.get("at")), _text(each.get("worker")), then, _text(each.get("exception"))
 
 
 def _first(death: Mapping[str, Any] | None) -> str:
     said = {} if death is None else death
-    return f"{moment(said.get('at'))} in {_text(said.get('queue'), 40)}: {_text(said.get('reason'), 20)}"
+    return f"{moment(said.get('at'))} in {_text(said.get('queue'))}: {_text(said.get('reason'))}"
 
 
 def _death(each: Mapping[str, Any]) -> tuple[str, ...]:
     return (
         moment(each.get("last")),
-        _text(each.get("queue"), 40),
-        _text(each.get("reason"), 20),
-        _text(each.get("count"), 8),
+        _text(each.get("queue")),
+        _text(each.get("reason")),
+        _text(each.get("count")),
     )
 
 
@@ -160,5 +183,5 @@ def _escaped(data: bytes) -> str:
     return shown if len(data) <= MAX_SHOWN else f"{shown}… ({len(data)} bytes; all with --json)"
 
 
-def _text(value: object, width: int) -> str:
-    return "-" if value is None or value == "" else short(str(value), width)
+def _text(value: object) -> str:
+    return "-" if value is None or value == "" else str(value)

@@ -17,7 +17,9 @@ import click
 from redelivery.display import harmless
 from redelivery.errors import RedeliveryError
 
-from .context import Context
+from .context import Context, general
+from .output import wrapped
+from .screen import coloured, screen_options
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -61,12 +63,17 @@ class Root(click.Group):
             return None
         module, _, attribute = COMMANDS[cmd_name][0].partition(":")
         with _Errors(ctx):
-            return getattr(importlib.import_module(module), attribute)  # type: ignore[no-any-return]
+            return general(getattr(importlib.import_module(module), attribute))
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - click's signature
         """The list of commands, without importing them."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, help_text) for name, (_, help_text) in sorted(COMMANDS.items())])
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Read the root's own options."""
+        with _Errors(ctx):
+            return super().parse_args(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command."""
@@ -84,7 +91,7 @@ class _Errors:
         pass
 
     def __exit__(self, kind: object, exc: BaseException | None, trace: object) -> None:
-        if exc is None or isinstance(exc, click.exceptions.Exit):
+        if exc is None or isinstance(exc, (click.exceptions.Exit, click.exceptions.NoArgsIsHelpError)):
             return
         if isinstance(exc, (KeyboardInterrupt, click.Abort)):
             self._ctx.exit(INTERRUPTED)
@@ -94,19 +101,35 @@ class _Errors:
             self._ctx.exit(0)
         line = message_of(exc)
         if line is not None:
-            click.echo(f"redelivery: error: {harmless(line)}", err=True)
+            _tell(f"redelivery: error: {harmless(line)}")
             self._ctx.exit(ERROR)
+
+
+def _tell(line: str) -> None:
+    """Write a line to stderr, on a terminal with a red beginning."""
+    shown = wrapped(line, 2) if sys.stderr.isatty() else line
+    click.echo(shown.replace("error:", coloured("error:"), 1), err=True)
 
 
 def message_of(exc: BaseException) -> str | None:
     """The line that tells a user of this error; None for what is a fault of ours."""
     if isinstance(exc, RedeliveryError):
         return str(exc)
+    if isinstance(exc, click.ClickException):
+        return _usage_message(exc)
     if isinstance(exc, ModuleNotFoundError) and (extra := EXTRAS.get((exc.name or "").partition(".")[0])) is not None:
         return f"this command needs {exc.name}, which is not installed: pip install 'redelivery[{extra}]'"
     if isinstance(exc, OSError) and not isinstance(exc, ConnectionError) and exc.filename is not None:
         return f"{exc.filename}: {exc.strerror}"
     return _broker_message(exc)
+
+
+def _usage_message(exc: click.ClickException) -> str:
+    """What click found wrong with a command line, and whose help says what is right."""
+    said = exc.format_message().rstrip(".")
+    context = exc.ctx if isinstance(exc, click.UsageError) else None
+    where = "" if context is None else f" (see {context.command_path} --help)"
+    return f"{said[:1].lower()}{said[1:]}{where}"
 
 
 def _broker_message(exc: BaseException) -> str | None:
@@ -150,6 +173,9 @@ def redelivery(ctx: click.Context, name: str | None, as_json: bool) -> None:
     if as_json:
         # These two take `--json` by an option of their own, so that they also run without this root.
         ctx.default_map = {"policy": {"explain": {"as_json": True}}, "reconcile": {"as_json": True}}
+
+
+redelivery.params += screen_options()
 
 
 def main() -> None:

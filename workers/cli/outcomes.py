@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import signal
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -14,13 +14,23 @@ from redelivery.errors import InputError
 
 from ..duties.exporter import Exporter
 from .context import Context, json_option, pass_context
-from .output import SECONDS, counted, moment, print_json, safe, short, span
+from .output import SECONDS, Column, counted, moment, print_json, say, span, table
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from redelivery.middleware.messages.events import Event
 
 __all__ = ["outcomes"]
 
+EVENTS = (
+    Column("when", 1, 10, keeps_end=True, usual=20),
+    Column("outcome", usual=20, is_coloured=True),
+    Column("task id", usual=8, is_id=True),
+    Column("task", 3, 14, keeps_end=True, usual=16),
+    Column("queue", 2, keeps_end=True, usual=8, leaves=1),
+    Column("details", 4, 20),
+)
 ENDING = {signal.SIGINT, signal.SIGTERM}
 
 
@@ -40,40 +50,38 @@ def tail(context: Context, limit: int, *, is_followed: bool) -> None:
     On RabbitMQ the log is read from its oldest event on, and given back; what follows (-f) is heard beside it.
     """
     with context.outcomes.tail(limit, is_followed=is_followed) as found:
-        for event in found.events:
-            _show(event, as_json=context.as_json)
+        if context.as_json:
+            for event in found.events:
+                print_json(event.to_dict(), is_line=True)
+        elif found.events:
+            click.echo(events_table(found.events, is_followed=is_followed))
         if found.left:
             newer = counted(found.left, "newer message", "newer messages")
-            click.echo(f"{newer} of the log were not looked at: export it.", err=True)
+            say(f"{newer} of the log were not looked at: export it.", err=True)
         for event in found.follow() if is_followed else ():
-            _show(event, as_json=context.as_json)
+            if context.as_json:
+                print_json(event.to_dict(), is_line=True)
+            else:
+                click.echo(events_table([event], has_headings=False, is_followed=True))
 
 
-def _show(event: Event, *, as_json: bool) -> None:
-    if as_json:
-        print_json(event.to_dict(), is_line=True)
-    else:
-        click.echo(line_of(event))
+def events_table(events: Sequence[Event], *, of_one_task: bool = False, **layout: Any) -> str:
+    """A line for each event: when, what, to which task, and what else is known."""
+    shown = [at for at, column in enumerate(EVENTS) if not (of_one_task and column.heading in {"task id", "task"})]
+    rows = [[row[at] for at in shown] for row in map(_row, events)]
+    return table(rows, [EVENTS[at] for at in shown], **layout)
 
 
-def line_of(event: Event) -> str:
-    """One event on one line: when, what, to which task, and what else is known."""
+def _row(event: Event) -> tuple[str, ...]:
     more = [
         f"reason={event.reason}" if event.reason else "",
         f"attempt={event.attempt}" if event.attempt else "",
         f"generation={event.generation}" if event.generation else "",
         f"delay={span(event.delay_ms / 1000)}" if event.delay_ms else "",
-        f"worker={short(event.worker, 60)}" if event.worker else "",
-        f"exception={short(event.exception, 80)}" if event.exception else "",
+        f"exception={event.exception}" if event.exception else "",
+        f"worker={event.worker}" if event.worker else "",
     ]
-    head = (
-        moment(event.at_ms),
-        safe(event.outcome).ljust(20),
-        short(event.task_id, 80),
-        short(event.task, 80),
-        short(event.queue, 60),
-    )
-    return "  ".join([*head, *filter(None, more)])
+    return moment(event.at_ms), event.outcome, event.task_id, event.task, event.queue, "  ".join(filter(None, more))
 
 
 def _keep_exporting(context: Context, uri: str, kind: str, every: float) -> int:
@@ -88,7 +96,7 @@ def _keep_exporting(context: Context, uri: str, kind: str, every: float) -> int:
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
     try:
         exporter.start()
-        click.echo("exporter: running; SIGTERM or Ctrl-C ends it", err=True)
+        say("exporter: running; SIGTERM or Ctrl-C ends it", err=True)
         number = signal.sigwait(ENDING)
         exporter.stop()
     finally:
@@ -98,30 +106,32 @@ def _keep_exporting(context: Context, uri: str, kind: str, every: float) -> int:
 
 @outcomes.command()
 @click.option(
-    "--to", "uri", required=True, metavar="URI", help="Folder for the files: a path, or a URI such as s3://bucket/prefix."
+    "--to", "given", metavar="URI", help="Folder for the files, a path or a URI such as s3://bucket/prefix; or set outcome_archive."
 )
 @click.option("--format", "kind", type=click.Choice(["parquet", "jsonl"]), default="parquet", show_default=True)
 @click.option("--every", type=SECONDS, help="Go on, and export every so often (60s, 5m), until SIGTERM or Ctrl-C.")
 @json_option
 @pass_context
 @click.pass_context
-def export(ctx: click.Context, context: Context, uri: str, kind: str, every: float | None) -> None:
+def export(ctx: click.Context, context: Context, given: str | None, kind: str, every: float | None) -> None:
     """Move what the log holds into files that `redelivery reconcile` reads; a gap in the log is noted beside them.
 
     With --every, any number may run: one exports, the others stand by. SIGTERM ends it with exit code 0, SIGINT with 130.
     On RabbitMQ the events are acknowledged when the files are on the disk.
     """
+    uri = given if given is not None else context.settings.exported_outcomes
+    if uri is None:
+        msg = "where to? say --to, or set outcome_archive"
+        raise click.UsageError(msg)
     if every is not None:
         ctx.exit(_keep_exporting(context, uri, kind, every))
     done = context.outcomes.export(uri, format="jsonl" if kind == "jsonl" else "parquet")
     if context.as_json:
         print_json({**asdict(done), "destination": scrubbed(uri)})
         return
-    click.echo(f"{done.events} events written to {harmless(uri)} in {len(done.files)} files.")
+    say(f"{done.events} events written to {harmless(uri)} in {len(done.files)} files.")
     if done.refused:
-        click.echo(f"{done.refused} entries were not ours; they are in _refused.", err=True)
+        say(f"{done.refused} entries were not ours; they are in _refused.", err=True)
     for gap in done.gaps:
         lost = "an unknown number of" if gap.lost is None else gap.lost
-        click.echo(
-            f"A gap: {lost} events left the log before they were exported ({gap.why}, noticed {moment(gap.noticed_ms)}).", err=True
-        )
+        say(f"A gap: {lost} events left the log before they were exported ({gap.why}, noticed {moment(gap.noticed_ms)}).", err=True)

@@ -9,6 +9,9 @@ from __future__ import annotations
 import json
 import math
 import re
+import sys
+import textwrap
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -17,28 +20,39 @@ import click
 from redelivery.display import safe
 from redelivery.errors import InputError
 
+from .screen import USUAL, coloured, cut, screen_width, width_of
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
 __all__ = [
+    "INDENT",
     "SECONDS",
+    "Column",
     "age",
     "counted",
+    "duration_text",
     "facts",
     "lines",
     "moment",
     "plain",
     "print_json",
     "safe",
+    "say",
     "seconds",
+    "seconds_text",
     "short",
     "span",
     "table",
+    "wrapped",
 ]
 
 _UNITS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 #: How deep a value that is shown may be nested, and what stands for what lies below.
 MAX_DEPTH, TOO_DEEP = 64, "(nested too deep to be shown)"
+#: How much of a task id a table shows, and what such an id looks like; the space between two columns.
+SHORT_ID, GAP, INDENT = 8, "  ", "  "
+_UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _LATEST_MS = 253_402_300_799_999
 
 
@@ -48,7 +62,7 @@ def short(value: object, width: int) -> str:
     return text if len(text) <= width else text[: width - 1] + "…"
 
 
-def lines(text: str, indent: str = "  ") -> str:
+def lines(text: str, indent: str = INDENT) -> str:
     """Text of many lines, each harmless, indented."""
     return "\n".join(indent + safe(line) for line in text.splitlines())
 
@@ -71,6 +85,19 @@ def span(seconds: float) -> str:
             parts.append(f"{left // size}{unit}")
             left %= size
     return sign + " ".join(parts[:2])
+
+
+def seconds_text(seconds: float) -> str:
+    """A duration to the millisecond, in seconds: `0.75 s`."""
+    return f"{round(seconds, 3):.12g} s"
+
+
+def duration_text(seconds: float) -> str:
+    """The same, from a minute on with its greatest unit too: `600 s (10 min)`."""
+    for unit, size in (("d", 86_400), ("h", 3600), ("min", 60)):
+        if seconds >= size:
+            return f"{seconds_text(seconds)} ({seconds / size:.3g} {unit})"
+    return seconds_text(seconds)
 
 
 def age(ms: int | None, now_ms: int) -> str:
@@ -108,16 +135,102 @@ class _Seconds(click.ParamType[float]):
 SECONDS = _Seconds()
 
 
-def table(rows: Sequence[Sequence[object]], headings: Sequence[str]) -> str:
-    """Aligned columns, numbers to the right; every cell on one line."""
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of a table.
+
+    `gives` is its turn when there is no room: the greatest is cut first, down to `least` columns; 0 is never cut. `leaves` is its
+    turn to be left out where that is not enough; 0 always stays. `keeps_end` cuts off the beginning, as of a dotted name. `is_id`
+    shows UUIDs by their first characters, as many as tell those of the table apart. `is_coloured` gives words the colour of their
+    meaning. `usual` is how wide a column is at the least where rows are followed.
+    """
+
+    heading: str
+    gives: int = 0
+    least: int = 8
+    leaves: int = 0
+    keeps_end: bool = False
+    usual: int = 0
+    is_id: bool = False
+    is_coloured: bool = False
+
+
+def table(
+    rows: Sequence[Sequence[object]],
+    columns: Sequence[Column | str],
+    *,
+    indent: str = "",
+    has_headings: bool = True,
+    is_followed: bool = False,
+) -> str:
+    """A line for each row, below the headings; rows that follow later (`is_followed`) stand below these.
+
+    On a terminal the columns are aligned, numbers to the right, and cut to its width; with `--wide` they are aligned and whole.
+    Elsewhere they are whole and separated by tabs.
+    """
+    chosen = [Column(each) if isinstance(each, str) else each for each in columns]
     cells = [[safe(cell) for cell in row] for row in rows]
-    widths = [max(len(heading), *(len(row[at]) for row in cells), 0) for at, heading in enumerate(headings)]
-    right = [bool(rows) and all(isinstance(row[at], int) for row in rows) for at in range(len(headings))]
-    aligned = [
-        [cell.rjust(width) if is_right else cell.ljust(width) for cell, width, is_right in zip(row, widths, right, strict=True)]
-        for row in [list(headings), *cells]
+    headings = [[each.heading for each in chosen]] if has_headings else []
+    if not sys.stdout.isatty():
+        return "\n".join(indent + "\t".join(row) for row in [*headings, *_in_colours(cells, chosen)])
+    limit = screen_width()
+    if limit is not None:
+        _shorten_ids(cells, chosen)
+    natural = [
+        max(each.usual if is_followed else 0, width_of(each.heading), *(width_of(row[at]) for row in cells))
+        for at, each in enumerate(chosen)
     ]
-    return "\n".join("  ".join(row).rstrip() for row in aligned)
+    widths = natural if limit is None else _fitted(natural, chosen, limit - len(indent))
+    is_right = [bool(rows) and all(isinstance(row[at], int) for row in rows) for at in range(len(chosen))]
+    layout = [(at, each, widths[at], is_right[at]) for at, each in enumerate(chosen) if widths[at]]
+    lines = [*(_line(row, layout, is_heading=True) for row in headings), *(_line(row, layout) for row in cells)]
+    dropped = [each.heading for each, width in zip(chosen, widths, strict=True) if not width]
+    if dropped and has_headings:
+        lines.append(click.style(cut(f"(no room for: {', '.join(dropped)}; see --wide)", limit or USUAL), dim=True))
+    return "\n".join(indent + line for line in lines)
+
+
+def _in_colours(cells: list[list[str]], columns: Sequence[Column]) -> list[list[str]]:
+    return [[coloured(cell) if column.is_coloured else cell for cell, column in zip(row, columns, strict=True)] for row in cells]
+
+
+def _shorten_ids(cells: list[list[str]], columns: Sequence[Column]) -> None:
+    for at in (at for at, each in enumerate(columns) if each.is_id):
+        ids = {row[at] for row in cells}
+        length = SHORT_ID
+        while len({each[:length] for each in ids}) < len(ids):
+            length += 1
+        for row in cells:
+            row[at] = row[at][:length] if _UUID.fullmatch(row[at]) else row[at]
+
+
+def _fitted(natural: Sequence[int], columns: Sequence[Column], limit: int) -> list[int]:
+    """The widths that fit in so many columns, two between each; 0 where a column is left out."""
+    giving = sorted((at for at, each in enumerate(columns) if each.gives), key=lambda at: -columns[at].gives)
+    leaving = sorted((at for at, each in enumerate(columns) if each.leaves), key=lambda at: -columns[at].leaves)
+    widths: list[int] = []
+    for left_out in range(len(leaving) + 1):
+        widths = [0 if at in leaving[:left_out] else width for at, width in enumerate(natural)]
+        over = sum(widths) + len(GAP) * (len(widths) - left_out - 1) - limit
+        for at in giving:
+            given = min(max(over, 0), max(widths[at] - columns[at].least, 0))
+            widths[at], over = widths[at] - given, over - given
+        if over <= 0:
+            break
+    return widths
+
+
+def _line(row: Sequence[str], layout: Sequence[tuple[int, Column, int, bool]], *, is_heading: bool = False) -> str:
+    shown = []
+    for at, column, width, is_right in layout:
+        text = cut(row[at], width, keeps_end=column.keeps_end and not is_heading)
+        room = " " * (width - width_of(text))
+        if is_heading:
+            text = click.style(text, bold=True)
+        elif column.is_coloured:
+            text = coloured(text, row[at].partition(" ")[0])
+        shown.append(room + text if is_right else text + room)
+    return GAP.join(shown).rstrip()
 
 
 def facts(values: Iterable[tuple[str, object]] | Mapping[str, object]) -> str:
@@ -125,7 +238,23 @@ def facts(values: Iterable[tuple[str, object]] | Mapping[str, object]) -> str:
     pairs = values.items() if hasattr(values, "items") else values
     shown = [(name, safe(value)) for name, value in pairs if value not in (None, "")]
     width = max((len(name) for name, _ in shown), default=0)
-    return "\n".join(f"{name.ljust(width)}  {value}" for name, value in shown)
+    return "\n".join(wrapped(f"{name.ljust(width)}{GAP}{value}", width + len(GAP)) for name, value in shown)
+
+
+def say(text: str, *, err: bool = False, hang: int = 0) -> None:
+    """Print a sentence, on stderr where it is no part of the answer."""
+    click.echo(wrapped(text, hang) if not err or sys.stderr.isatty() else text, err=err)
+
+
+def wrapped(text: str, hang: int = 0) -> str:
+    """A sentence: on a terminal its lines end between two words, and the later ones begin `hang` columns in."""
+    limit = screen_width()
+    if limit is None or width_of(text) <= limit:
+        return text
+    lines = textwrap.wrap(
+        text, limit, subsequent_indent=" " * hang, drop_whitespace=True, break_long_words=False, break_on_hyphens=False
+    )
+    return "\n".join(lines)
 
 
 def plain(value: Any, depth: int = 0) -> Any:

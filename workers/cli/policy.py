@@ -11,31 +11,31 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from redelivery.errors import ConfigurationError
 from redelivery.middleware.policy.backoff import delay_range
 from redelivery.middleware.policy.decorator import options_of
 from redelivery.settings import DEFAULT_QUEUE, FIELDS, UNLIMITED
+from redelivery.settings.values import suggestion
+
+from .output import Column, duration_text, print_json, safe, seconds_text, table, wrapped
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping
 
     from redelivery.middleware.policy.options import Options
     from redelivery.settings import RedeliveryPolicy, ResolvedPolicy
 
-__all__ = ["policy"]
+__all__ = ["policy", "shown"]
 
 #: How many of the coming delays are shown.
 DELAYS = 10
 SECONDS = frozenset(
     {"redelivery_delay", "max_redelivery_delay", "max_age", "max_time_to_live", "delivery_delay"},
 )
-UNITS = (("d", 86_400), ("h", 3600), ("min", 60))
-
-
-class Unusable(click.ClickException):
-    """Settings that cannot hold: one line, and the exit code of an error."""
-
-    exit_code = 2
+SETTINGS = (
+    "setting",
+    Column("value", 1, 12),
+    Column("source", 2, 10),
+)
 
 
 @click.group()
@@ -51,16 +51,23 @@ def policy() -> None:
 def explain(obj: Any, queue: str, task: str | None, *, as_json: bool) -> None:
     """Show each value, where it came from, and the next ten delays."""
     options = _options(obj.app, task)
-    try:
-        resolved = obj.settings.policy_for(queue, task, decorator=None if options is None else options.fields)
-        target = resolved.policy.dead_letter_queue_for(queue)
-    except ConfigurationError as error:
-        raise Unusable(str(error)) from None
+    resolved = obj.settings.policy_for(queue, task, decorator=None if options is None else options.fields)
+    target = resolved.policy.dead_letter_queue_for(queue)
     strategies = _strategies(options)
+    if obj.app is not None:
+        _notice_names(obj.app, queue, task)
     if as_json:
-        click.echo(json.dumps(_object(resolved, target, strategies), indent=2))
+        print_json(_object(resolved, target, strategies))
     else:
-        click.echo("\n".join(_lines(resolved, target, strategies)))
+        click.echo("\n\n".join(_parts(resolved, target, strategies)))
+
+
+def _notice_names(app: Any, queue: str, task: str | None) -> None:
+    """Say on stderr what may be misspelt: a policy is explained of any name, also of one that is yet to come."""
+    asked = (("queue", queue, set(app.amqp.queues)), ("task", task, set(app.tasks)))
+    for kind, name, known in asked:
+        if name is not None and name not in known and (near := suggestion(name, known)):
+            click.echo(f"the app has no {kind} {safe(name)}{near}", err=True)
 
 
 def _options(app: Any, task: str | None) -> Options | None:
@@ -111,28 +118,30 @@ def _delays(policy: RedeliveryPolicy) -> list[tuple[int, float, float, bool]]:
     return [(n, *delay_range(policy, n), limit == UNLIMITED or n < limit) for n in range(1, DELAYS + 1)]
 
 
-def _lines(resolved: ResolvedPolicy, target: str | None, strategies: Mapping[str, str]) -> list[str]:
+def _parts(resolved: ResolvedPolicy, target: str | None, strategies: Mapping[str, str]) -> Iterator[str]:
     subject = f"queue {resolved.queue}" if resolved.task is None else f"queue {resolved.queue}, task {resolved.task}"
     ends = "discarded" if target is None else f"dead-lettered into {target}"
-    values = [(key, _shown(resolved.policy, key, target), resolved.sources[key]) for key in FIELDS]
-    lines = [f"Policy for {subject}: what fails for good is {ends}.", ""]
-    lines += _table([("setting", "value", "source"), *values])
-    lines += ["", *(f"{key}={name} of the decorator is asked at each attempt." for key, name in strategies.items())]
-    lines += [""] if strategies else []
+    yield wrapped(f"Policy for {safe(subject)}: what fails for good is {safe(ends)}.")
+    yield table([(key, shown(resolved.policy, key, target), resolved.sources[key]) for key in FIELDS], SETTINGS)
+    if strategies:
+        yield "\n".join(f"{key}={name} of the decorator is asked at each attempt." for key, name in strategies.items())
     if "wait" in strategies:
-        return [*lines, "It says the delays, so they are not known beforehand."]
-    delays = [
-        (f"after attempt {attempt}", f"{_seconds(least)} - {_seconds(most)}", _note(resolved.policy, reached=reached))
+        yield "It says the delays, so they are not known beforehand."
+        return
+    rows = [
+        (f"after attempt {attempt}", f"{seconds_text(least)} - {seconds_text(most)}")
         for attempt, least, most, reached in _delays(resolved.policy)
+        if reached
     ]
-    return [*lines, *_table([("next delay", "least - most", ""), *delays])]
+    if rows:
+        yield table(rows, ("next delay", "least - most"))
+    limit = resolved.policy.max_delivery_attempts
+    if limit != UNLIMITED and limit <= DELAYS + 1:
+        yield f"Attempt {limit} is the last: what fails then is {safe(ends)}."
 
 
-def _note(policy: RedeliveryPolicy, *, reached: bool) -> str:
-    return "" if reached else f"not reached: max_delivery_attempts is {policy.max_delivery_attempts}"
-
-
-def _shown(policy: RedeliveryPolicy, key: str, target: str | None) -> str:
+def shown(policy: RedeliveryPolicy, key: str, target: str | None) -> str:
+    """A value as a person reads it, with its unit; `target` is the queue that dead letters go to."""
     value = _plain(policy, key)
     special = {
         ("max_delivery_attempts", UNLIMITED): "-1 (no limit)",
@@ -143,7 +152,7 @@ def _shown(policy: RedeliveryPolicy, key: str, target: str | None) -> str:
         return json.dumps(value) if value else "none"
     if (key, value) in special:
         return special[key, value]
-    return _word(value) if key not in SECONDS or value is None else _duration(value)
+    return _word(value) if key not in SECONDS or value is None else duration_text(value)
 
 
 def _word(value: Any) -> str:
@@ -152,20 +161,3 @@ def _word(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     return f"{value:g}" if isinstance(value, float) else str(value) or "(empty)"
-
-
-def _seconds(seconds: float) -> str:
-    return f"{round(seconds, 3):.12g} s"
-
-
-def _duration(seconds: float) -> str:
-    """`0.75 s`, and from a minute on the larger unit too: `600 s (10 min)`."""
-    for unit, size in UNITS:
-        if seconds >= size:
-            return f"{_seconds(seconds)} ({seconds / size:.3g} {unit})"
-    return _seconds(seconds)
-
-
-def _table(rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

@@ -10,13 +10,18 @@ from redelivery.errors import InputError
 
 from ..operations.task_life import life_of
 from .context import Context, json_option, pass_context
-from .outcomes import line_of
-from .output import age, counted, facts, lines, moment, print_json, safe, span
+from .outcomes import events_table
+from .output import INDENT, age, counted, facts, lines, moment, print_json, safe, say, span, wrapped
+from .policy import shown
 
 if TYPE_CHECKING:
+    from redelivery.settings import RedeliveryPolicy
+
     from ..ports import Place, TaskLife
 
 __all__ = ["task"]
+
+HINT = "the id is another, or its events have been exported: say where with --outcomes, or set outcome_archive"
 
 #: What of a policy tells how a task will go on.
 POLICY = ("max_delivery_attempts", "redelivery_delay", "redelivery_delay_multiplier", "max_redelivery_delay", "max_age")
@@ -32,47 +37,51 @@ def task() -> None:
 @click.option(
     "--scan", type=click.IntRange(1), default=100_000, show_default=True, help="Events, and messages of a list, to look at."
 )
+@click.option(
+    "--outcomes",
+    "uri",
+    metavar="URI",
+    help="Exported events, read as well; by default those of outcome_archive or outcome_export.",
+)
 @json_option
 @pass_context
-def show(context: Context, task_id: str, scan: int) -> None:
+def show(context: Context, task_id: str, scan: int, uri: str | None) -> None:
     """Its events, where it is now, and the policy that applies.
+
+    TASK_ID is its id or the beginning of it, six characters or more. Events that were exported are read again where --outcomes or
+    the settings say where they are.
 
     On RabbitMQ what waits to be run and what workers hold is not looked at; the log and dead letters are, and are given back.
     """
     now = context.transport.now_ms()
-    life = life_of(context.runtime, task_id, most=scan)
+    life = life_of(context.runtime, task_id, most=scan, outcomes=uri)
+    for each in life.unread:
+        say(safe(each), err=True)
     if not life.events and not life.places:
-        how_far = (
-            f"; {'; '.join(life.cut)}: look at more with --scan"
-            if life.cut
-            else ": its events may have been exported, or the id is another"
-        )
+        how_far = f"; {'; '.join(life.cut)}: look at more with --scan" if life.cut else f": {HINT}"
         msg = f"nothing is known of task {task_id!r}{how_far}"
         raise InputError(msg)
-    policy = _policy(context, life)
+    found = context.runtime.policies.policy_for(life.queue, life.task or None) if life.queue else None
     if context.as_json:
         print_json(
             {
-                "task_id": task_id,
+                "task_id": life.task_id,
                 "task": life.task,
                 "events": [event.to_dict() for event in life.events],
                 "places": [_place_json(place) for place in life.places],
-                "policy": policy,
+                "policy": {} if found is None else _policy(found, life.queue),
                 "cut": life.cut,
             },
         )
         return
-    click.echo(_text(life, policy, now))
+    click.echo(_text(life, found, now))
 
 
-def _policy(context: Context, life: TaskLife) -> dict[str, Any]:
-    if not life.queue:
-        return {}
-    found = context.runtime.policies.policy_for(life.queue, life.task or None)
+def _policy(found: RedeliveryPolicy, queue: str) -> dict[str, Any]:
     return {
-        "queue": life.queue,
+        "queue": queue,
         **{name: getattr(found, name) for name in POLICY},
-        "dead_letter_queue": found.dead_letter_queue_for(life.queue),
+        "dead_letter_queue": found.dead_letter_queue_for(queue),
     }
 
 
@@ -81,15 +90,16 @@ def _place_json(place: Place) -> dict[str, Any]:
     return {"place": place.place, "name": place.name, "generation": generation, "attempts": attempt, **place.detail}
 
 
-def _text(life: TaskLife, policy: dict[str, Any], now: int) -> str:
+def _text(life: TaskLife, policy: RedeliveryPolicy | None, now: int) -> str:
     parts = [facts({"task id": life.task_id, "task": life.task, "queue": life.queue})]
-    events = "\n".join(f"  {line_of(event)}" for event in life.events)
+    events = events_table(life.events, of_one_task=True, indent=INDENT) if life.events else ""
     parts.append("events\n" + (events or "  none in the log: exported, or older than it"))
-    places = "\n".join(f"  {_place_text(place, now)}" for place in life.places)
+    places = "\n".join(wrapped(f"{INDENT}{_place_text(place, now)}", 4) for place in life.places)
     parts.append("now\n" + (places or "  in no queue, held by nobody, no dead letter"))
-    if policy:
-        shown = ((name, "none" if value is None else value) for name, value in policy.items())
-        parts.append("policy\n" + lines(facts(dict(shown))))
+    if policy is not None:
+        target = policy.dead_letter_queue_for(life.queue)
+        values = {name: shown(policy, name, target) for name in (*POLICY, "dead_letter_queue")}
+        parts.append("policy\n" + lines(facts(values)))
     parts += [f"Not all was read: {safe(each)}; more with --scan." for each in life.cut]
     return "\n\n".join(parts)
 

@@ -37,6 +37,7 @@ __all__ = [
     "read_lines",
     "read_text",
     "remove",
+    "resolve",
     "size_of",
     "write_rows",
     "write_text",
@@ -127,20 +128,20 @@ def write_text(text: str, uri: str, file: str) -> None:
 
 def remove(uri: str, file: str) -> None:
     """Remove `<uri>/<file>`, where there is one."""
-    filesystem, folder = _resolve(uri)
+    filesystem, folder = resolve(uri)
     if filesystem.get_file_info(f"{folder}/{file}").type is fs.FileType.File:
         filesystem.delete_file(f"{folder}/{file}")
 
 
 def size_of(uri: str, file: str) -> int:
     """How many bytes `<uri>/<file>` has, so that its reader can tell whether it is whole."""
-    filesystem, folder = _resolve(uri)
+    filesystem, folder = resolve(uri)
     return int(filesystem.get_file_info(f"{folder}/{file}").size or 0)
 
 
 def names(uri: str) -> list[str]:
     """What the folder `uri` holds, by name; nothing where there is no such folder. Raises `InputError` where it cannot be read."""
-    filesystem, folder = _resolve(uri)
+    filesystem, folder = resolve(uri)
     try:
         return sorted(each.base_name for each in filesystem.get_file_info(fs.FileSelector(folder, allow_not_found=True)))
     except FileNotFoundError:  # it was made between pyarrow's two looks
@@ -152,7 +153,7 @@ def names(uri: str) -> list[str]:
 
 def read_text(uri: str, file: str) -> str:
     """A small file. Raises `InputError` where it cannot be read."""
-    filesystem, folder = _resolve(uri)
+    filesystem, folder = resolve(uri)
     try:
         with filesystem.open_input_stream(f"{folder}/{file}") as source:
             return str(source.read().decode())
@@ -163,7 +164,7 @@ def read_text(uri: str, file: str) -> str:
 
 def read_lines(uri: str, file: str) -> list[dict[str, Any]]:
     """The rows of the JSON lines file `<uri>/<file>`; none where there is no such file."""
-    filesystem, folder = _resolve(uri)
+    filesystem, folder = resolve(uri)
     try:
         with filesystem.open_input_stream(f"{folder}/{file}") as source:
             return [json.loads(line) for line in source.read().splitlines()]
@@ -174,8 +175,8 @@ def read_lines(uri: str, file: str) -> list[dict[str, Any]]:
         raise InputError(msg) from exc
 
 
-def _resolve(uri: str) -> tuple[fs.FileSystem, str]:
-    """The filesystem, and the path on it."""
+def resolve(uri: str) -> tuple[fs.FileSystem, str]:
+    """The filesystem of a path or a URI, and the path on it. Raises `InputError` where pyarrow does not know such a URI."""
     try:
         if _SCHEME.match(uri) is None:
             return fs.LocalFileSystem(), str(Path(uri).absolute())
@@ -188,7 +189,7 @@ def _resolve(uri: str) -> tuple[fs.FileSystem, str]:
 
 def _whole(uri: str, file: str, write: Callable[[Any], int], *, private: bool = False) -> int:
     """Let `write` fill a file that has its name only when it is complete."""
-    filesystem, folder = _resolve(uri)
+    filesystem, folder = resolve(uri)
     # Spark skips names that begin with a dot: a crash may leave such a file.
     unfinished = f"{folder}/.{file}.{uuid.uuid4().hex}"
     try:

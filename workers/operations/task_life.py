@@ -1,7 +1,7 @@
 """A task's life: what the outcome log tells of it, and where it is now.
 
-Enters: a task id. Leaves: its events, the places that hold a message of it, and what was not looked at. The delay store has an
-index by task. The log, the queues and what is held have none: they are read in pages, from the newest on, up to a bound, and where
+A task is named by its id or by the beginning of it. The delay store has an index by task.
+ The log, the queues and what is held have none: they are read in pages, from the newest on, up to a bound, and where
 that is reached, it is said.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, cast
 
-from redelivery.errors import EnvelopeError
+from redelivery.errors import EnvelopeError, InputError
 from redelivery.middleware.messages.events import Event
 from redelivery.middleware.ports import Capability
 
@@ -21,6 +21,7 @@ from ..letters import Contents, Letter, may_be
 from ..ports import Place, TaskLife
 from .letters import dead_letters
 from .redaction import seen
+from .short_ids import MAX_CANDIDATES, begins, is_whole, meant
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,12 +34,34 @@ __all__ = ["life_of"]
 ENTRIES = 2000
 
 
-def life_of(runtime: Runtime, task_id: str, *, most: int) -> TaskLife:
+def life_of(runtime: Runtime, given: str, *, most: int, outcomes: str | None = None) -> TaskLife:
     """Everything about one task; looks at `most` events and `most` messages of each list at the most.
 
-    Raises whatever redis-py raises.
+    `outcomes` is where exported events are (a path or a URI), of which `most` are looked at as well; without it, the place that the
+    settings name, where it can be read.
+
+    Raises `InputError` where several tasks' ids begin so, and whatever redis-py raises.
     """
-    life = TaskLife(task_id)
+    life = TaskLife(given)
+    _look(runtime, life, most)
+    if outcomes is not None:
+        _read_exported(life, outcomes, most)
+    elif (place := runtime.settings.exported_outcomes) is not None:
+        try:
+            _read_exported(life, place, most)
+        except (InputError, ImportError) as exc:
+            life.unread.append(f"exported events were not read: {exc}")
+    task_id = meant(given, [event.task_id for event in life.events] + [place.contents.task_id for place in life.places])
+    if task_id is not None:
+        life.task_id = task_id
+        life.events = [event for event in life.events if event.task_id == task_id]
+        life.places = [place for place in life.places if place.contents.task_id == task_id]
+    return life
+
+
+def _look(runtime: Runtime, life: TaskLife, most: int) -> None:
+    """Add what is found of every task whose id begins so."""
+    store = needed(broker_of(runtime.transport).letters)
     if Capability.BROWSE_LETTERS_UNMARKED not in runtime.transport.capabilities:
         from ..brokers.rabbitmq.task_life import read  # noqa: PLC0415 - only where the broker is RabbitMQ
 
@@ -46,11 +69,14 @@ def life_of(runtime: Runtime, task_id: str, *, most: int) -> TaskLife:
         queues = sorted(set(runtime.app.amqp.queues) - set(letter_queues))
         read(cast("AmqpTransport", runtime.transport), queues, life, most)
         for name in letter_queues:
-            for letter in dead_letters.found(runtime.transport, name, {task_id}):
-                life.places.append(Place("dead_letter", name, letter.contents, seen(runtime, letter).to_row()))
-        return life
+            for letter in store.found(name, {life.task_id}):
+                if begins(letter.task_id, life.task_id):
+                    life.places.append(Place("dead_letter", name, letter.contents, seen(runtime, letter).to_row()))
+        return
     _read_log(runtime, life, most)
-    for each in needed(broker_of(runtime.transport).delayed).of_task(task_id):
+    delayed = needed(broker_of(runtime.transport).delayed)
+    ids = [life.task_id] if is_whole(life.task_id) else delayed.ids_like(life.task_id, MAX_CANDIDATES + 1)
+    for each in (each for task_id in ids for each in delayed.of_task(task_id)):
         life.places.append(Place("delayed", each.queue, each.contents, {"due_ms": each.due_ms}))
     letter_queues = dead_letters.known(runtime)
     for queue in sorted({*runtime.app.amqp.queues, *letter_queues.values()} - set(letter_queues)):
@@ -61,7 +87,17 @@ def life_of(runtime: Runtime, task_id: str, *, most: int) -> TaskLife:
         for contents in _matching(runtime, life, name, most):
             life.places.append(Place("dead_letter", name, contents, seen(runtime, Letter.of(contents.raw)).to_row()))
     life.places = list({(place.place, place.name, place.contents.raw): place for place in life.places}.values())
-    return life
+
+
+def _read_exported(life: TaskLife, uri: str, most: int) -> None:
+    """Add the exported events; what is in the log as well is one event."""
+    from ..export.history import exported  # noqa: PLC0415 - pyarrow is an optional dependency
+
+    found = exported(uri, life.task_id, most)
+    by_id = {event.event_id: event for event in (*found.events, *life.events)}
+    life.events = sorted(by_id.values(), key=lambda event: event.at_ms)
+    if found.left:
+        life.cut.append(f"exported events: only the newest {found.looked_at} were looked at, and {found.left} files were not")
 
 
 def _matching(runtime: Runtime, life: TaskLife, name: str, most: int) -> Iterator[Contents]:
@@ -94,7 +130,7 @@ def _of_task(raw: bytes, task_id: str) -> Contents | None:
     if not may_be(raw, {task_id}):
         return None
     contents = Contents.of(raw)
-    return contents if contents.task_id == task_id else None
+    return contents if begins(contents.task_id, task_id) else None
 
 
 def _read_log(runtime: Runtime, life: TaskLife, most: int) -> None:
@@ -106,7 +142,7 @@ def _read_log(runtime: Runtime, life: TaskLife, most: int) -> None:
         if not entries:
             break
         for entry_id, values in entries:
-            if values.get(b"t") == sought:
+            if values.get(b"t", b"").startswith(sought):
                 try:
                     life.events.append(Event.from_entry(entry_id, values))
                 except (EnvelopeError, ValueError):

@@ -81,9 +81,9 @@ class _Controller(WorkController):
 class RunningWorker:
     """A worker while it runs. `app` is the user's, `hostname` the worker's name, `timeout` the seconds that a wait may take."""
 
-    def __init__(self, runtime: Runtime, options: Mapping[str, Any], timeout: float) -> None:
-        self.app: Celery = runtime.app
-        self.runtime = runtime
+    def __init__(self, install: Runtime, options: Mapping[str, Any], timeout: float) -> None:
+        self.app: Celery = install.app
+        self.runtime = install
         self.timeout = timeout
         self.hostname = anon_nodename(prefix=f"test{uuid.uuid4().hex[:8]}-")
         self._options = _checked(options)

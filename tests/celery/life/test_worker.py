@@ -99,6 +99,24 @@ def test_the_detail_of_a_raised_dead_letter_is_kept(shop: Callable[..., Shop]) -
     assert "card stolen" in failure["message"]
 
 
+@pytest.mark.parametrize("pool", first_quick(["prefork", "solo", "threads"]))
+def test_a_raised_dead_letter_is_a_warning_in_one_line(shop: Callable[..., Shop], pool: str) -> None:
+    """It is the task's own decision; the line that follows names the task, its id and the exception."""
+    here = shop()
+    worker = here.start(pool=pool)
+    task_id = here.send("raises", "dead_letter")
+    here.ended(task_id, "dead_lettered")
+    name = "tests.support.shop.raises"
+    until(lambda: "message.dead_lettered" in worker.text)
+    [told] = [line for line in worker.text.splitlines() if "gave its message up" in line]
+    assert "WARNING" in told
+    assert told.endswith(f"Task {name}[{task_id}] gave its message up: DeadLetter('card stolen')")
+    [moved] = [line for line in worker.text.splitlines() if "message.dead_lettered" in line]
+    for part in (f"task={name}", f"task_id={task_id}", "task_exceptions.DeadLetter", "reason=non_retryable"):
+        assert part in moved
+    assert "Traceback" not in worker.text
+
+
 def test_a_tasks_own_retry_is_carried_out_as_a_move_and_stops_at_its_own_limit(shop: Callable[..., Shop]) -> None:
     """`self.retry` with `max_retries=2` runs three times; nothing is published anew."""
     here = shop(settings={"queues": {"#": {"max_delivery_attempts": 10}}})

@@ -283,8 +283,9 @@ def adopt(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
 def test_the_command_shows_a_table_and_what_to_look_at(tmp_path: Path) -> None:
     """For a person."""
     shown = adopt(tmp_path).stdout
-    assert "shop.charge  celery  false -> true" in shown
-    assert "shop.mail    celery  false" in shown
+    assert "1\tcelery\tfalse -> true\t2\t" in shown
+    assert "1\tcelery\tfalse\t" in shown
+    assert [line.split("\t")[-1] for line in shown.splitlines() if line.startswith("1\t")] == ["shop.charge", "shop.mail"]
     assert "look at  shop.mail: acks_late=False is kept" in shown
     assert "REFUSED  task_retry_on_worker_lost = True" in shown
     assert shown.splitlines()[-1] == "2 tasks; no worker starts before 1 line above is mended."

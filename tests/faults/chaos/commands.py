@@ -22,7 +22,7 @@ SLOTS = ("command-0", "command-1")
 #: The roles of what works on dead letters.
 LETTERS = {
     "redrive": ["redrive", "--limit", "10"],
-    "purge": ["purge", "--limit", "2"],
+    "purge": ["purge", "--limit", "2", "--yes"],
     "move": ["move", "--limit", "2", "--to", "DLQ.spare", "--create"],
     "archivist": ["export"],
 }

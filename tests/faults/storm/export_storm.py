@@ -118,7 +118,7 @@ class Storm:
         """The ids of all events in files that a commit names, each as often as it was written."""
         for file in self.committed():
             if file not in known:
-                filesystem, path = tables._resolve(below(self.to, file))
+                filesystem, path = tables.resolve(below(self.to, file))
                 known[file] = parquet.read_table(path, filesystem=filesystem, columns=["event_id"])["event_id"].to_pylist()
         return [event_id for events in known.values() for event_id in events]
 
@@ -141,7 +141,7 @@ class Storm:
         """Reconcile what was exported, beside an empty inventory; `folder` is for what that needs."""
         from redelivery.workers.reconciliation.job import Books, reconcile  # noqa: PLC0415 - few storms end in the books
 
-        filesystem, path = tables._resolve(self.to)
+        filesystem, path = tables.resolve(self.to)
         if not isinstance(filesystem, fs.LocalFileSystem):  # Spark reads other stores by connectors of its own
             path, source = str(folder / "copy"), path
             fs.copy_files(source, path, source_filesystem=filesystem, destination_filesystem=fs.LocalFileSystem())

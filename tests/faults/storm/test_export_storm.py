@@ -39,7 +39,7 @@ def test_kills_lose_nothing_in_a_store_that_has_no_rename(
 ) -> None:
     """Objects appear whole, and get their name by a copy: so it is on Azure without a hierarchical namespace."""
     store = ObjectStore(folder / "store")
-    monkeypatch.setattr("redelivery.workers.export.tables._resolve", store.resolve)
+    monkeypatch.setattr("redelivery.workers.export.tables.resolve", store.resolve)
     code = f"from tests.support.object_store import install; install({str(store.folder)!r})\n{CODE}"
     storm = Storm(server, f"{SCHEME}books/out?region=here", events=6_000, code=code)
     storm.rage(3)

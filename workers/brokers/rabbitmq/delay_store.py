@@ -60,6 +60,14 @@ class AmqpDelayStore:
     def of_task(self, task_id: str) -> list[Delayed]:
         return [each for each in self._each_once() if each.contents.task_id == task_id]
 
+    def ids_like(self, given: str, most: int) -> list[str]:
+        """As `DelayStore.ids_like`."""
+        return sorted({each.contents.task_id for each in self.like(given)})[:most]
+
+    def like(self, given: str) -> list[Delayed]:
+        """The waiting messages of every task whose id begins so."""
+        return [each for each in self._each_once() if each.contents.task_id.startswith(given)]
+
     def cancel(self, list_name: str, ident: str, event: Event) -> Answer:  # noqa: ARG002 - the id tells where it waits
         return self._carried(ident, event)
 

@@ -58,6 +58,11 @@ class AmqpLetterStore:
         """As `LetterStore.queues`: RabbitMQ has no place to note which were used."""
         return {}
 
+    def has_queue(self, name: str) -> bool:
+        """As `LetterStore.has_queue`."""
+        with self.transport.connect() as connection:
+            return depth_of(connection, name) is not None
+
     def depth(self, name: str) -> int:
         """As `LetterStore.depth`. Needs no management plugin."""
         with self.transport.connect() as connection:
@@ -74,7 +79,7 @@ class AmqpLetterStore:
         """As `LetterStore.found`; the queue is read from its oldest letter on."""
         with self.open(name) as letters:
             read = (Letter.of(raw) for page in letters.pages() for raw in page if may_be(raw, task_ids))
-            chosen = [letter for letter in read if letter.task_id in task_ids]
+            chosen = [letter for letter in read if letter.task_id.startswith(tuple(task_ids))]
         yield from reversed(chosen)
 
     def looks_at(self, letters: AmqpLetters, *, is_open: bool) -> None:

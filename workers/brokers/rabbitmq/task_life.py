@@ -21,13 +21,13 @@ __all__ = ["read"]
 
 
 def read(transport: AmqpTransport, queues: list[str], life: TaskLife, most: int) -> None:
-    """Add its events, and where it waits; of the log, the `most` oldest messages are looked at."""
+    """Add the events of every task whose id begins so, and where it waits; of the log, the `most` oldest messages are looked at."""
     with transport.connect() as connection:
         events, left = amqp_outcomes.newest(connection, transport.keys, most, most=most)
-        life.events += sorted((event for event in events if event.task_id == life.task_id), key=lambda event: event.at_ms)
+        life.events += sorted((each for each in events if each.task_id.startswith(life.task_id)), key=lambda event: event.at_ms)
         if left:
             life.cut.append(f"outcome log: {left} newer messages were not looked at")
         for name, count in unlisted(connection, queues).items():
             life.cut.append(f"{name}: {count} messages wait to be run, and a look would count as a delivery of each")
-    for each in AmqpDelayStore(transport).of_task(life.task_id):
+    for each in AmqpDelayStore(transport).like(life.task_id):
         life.places.append(Place("delayed", each.queue, each.contents, {"due_ms": each.due_ms}))

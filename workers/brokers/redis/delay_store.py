@@ -56,6 +56,19 @@ class RedisDelayStore:
                 found += self._read(name.decode(), [(ident, score)])
         return found
 
+    def ids_like(self, given: str, most: int) -> list[str]:
+        """As `DelayStore.ids_like`, one look into the index for each: it is sorted by task id."""
+        begin, found = given.encode("utf-8", "replace"), list[str]()
+        behind = b"[" + begin
+        while len(found) < most:
+            members: Any = self._client.zrangebylex(self._keys.delayed_tasks, behind, b"(" + begin + b"\xff", 0, 1)
+            if not members:
+                break
+            task_id, separator, _ = members[0].partition(SEPARATOR.encode())
+            found.append(task_id.decode("utf-8", "replace"))
+            behind = b"[" + task_id + separator + b"\xff"
+        return found
+
     def cancel(self, list_name: str, ident: str, event: Event) -> Answer:
         return self._transport.cancel(list_name, ident, event)
 

@@ -38,6 +38,10 @@ class RedisLetterStore:
         used: Any = self._client.hgetall(self._keys.dead_letter_queues)
         return {name.decode(errors="replace"): origin.decode(errors="replace") for name, origin in used.items()}
 
+    def has_queue(self, name: str) -> bool:
+        """As `LetterStore.has_queue`: an empty queue has no list, but what kombu has declared has a binding."""
+        return bool(self._client.exists(self._keys.list(name), self._keys.bindings(name)))
+
     def depth(self, name: str) -> int:
         return int(self._client.llen(self._keys.list(name)))
 
@@ -72,7 +76,7 @@ class RedisLetterStore:
                 if not may_be(raw, task_ids) or raw in seen:
                     continue
                 letter = Letter.of(raw)
-                if letter.task_id in task_ids:
+                if letter.task_id.startswith(tuple(task_ids)):
                     seen.add(raw)
                     yield letter
 

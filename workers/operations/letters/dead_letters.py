@@ -10,18 +10,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from redelivery.errors import InputError
+from redelivery.settings.values import suggestion
 
 from ...brokers.broker import broker_of, needed
 from ...letters import Letter
+from ..short_ids import begins, is_whole, meant
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Collection
 
     from redelivery.middleware.runtime import Runtime
 
     from ...ports import DeadLetterQueue, Transitions
 
-__all__ = ["depth", "found", "known", "newest", "required", "summaries"]
+__all__ = ["depth", "found", "known", "newest", "required", "summaries", "whole_ids"]
 
 
 def known(runtime: Runtime) -> dict[str, str]:
@@ -40,8 +42,10 @@ def required(runtime: Runtime, name: str) -> str:
     names = known(runtime)
     if name in names:
         return name
-    there = f"there are: {', '.join(names)}" if names else "nothing has died yet, and no queue of the app keeps letters"
-    msg = f"there is no dead-letter queue {name!r}; {there}"
+    there = f"; there are: {', '.join(names)}" if names else "; nothing has died yet, and no queue of the app keeps dead letters"
+    its = " or ".join(repr(each) for each, origin in names.items() if origin == name)
+    near = f"; did you mean {its}, where its dead letters lie?" if its else suggestion(name, names)
+    msg = f"there is no dead-letter queue {name!r}{near or there}"
     raise InputError(msg)
 
 
@@ -62,6 +66,23 @@ def newest(transport: Transitions, name: str, limit: int) -> list[Letter]:
         return [Letter.of(raw) for raw in letters.newest(limit)]
 
 
-def found(transport: Transitions, name: str, task_ids: Collection[str]) -> Iterator[Letter]:
-    """The letters of these tasks, the newest first; reads the whole queue, in pages."""
-    return needed(broker_of(transport).letters).found(name, task_ids)
+def found(transport: Transitions, name: str, given: Collection[str]) -> list[Letter]:
+    """The letters of the tasks that these ids, or beginnings of ids, name; the newest first. Reads the whole queue, in pages.
+
+    Raises `InputError` where one of them names no letter, or those of several tasks.
+    """
+    read = needed(broker_of(transport).letters).found(name, given)
+    letters = [letter for letter in read if any(begins(letter.task_id, each) for each in given)]
+    named = {each: meant(each, (letter.task_id for letter in letters)) for each in given}
+    missing = sorted(each for each, task_id in named.items() if task_id is None)
+    if missing:
+        msg = f"{name!r} holds no dead letter of task {', '.join(missing)}: `redelivery task show` tells where a task is"
+        raise InputError(msg)
+    return [letter for letter in letters if letter.task_id in named.values()]
+
+
+def whole_ids(transport: Transitions, name: str, given: Collection[str]) -> frozenset[str]:
+    """The ids that these, or their beginnings, name. Looks into the queue only where one is no whole id; raises as `found`."""
+    short = [each for each in given if not is_whole(each)]
+    looked_up = (letter.task_id for letter in found(transport, name, short)) if short else ()
+    return frozenset([*(each for each in given if is_whole(each)), *looked_up])

@@ -1,0 +1,172 @@
+"""Traps of the command line that are closed: what would go wrong in silence is refused, in one line that says what to do."""
+
+from __future__ import annotations
+
+import sys
+import types
+from typing import TYPE_CHECKING
+
+import pytest
+from celery import Celery
+from click.testing import CliRunner
+
+from redelivery.errors import InputError
+from redelivery.workers.cli.main import redelivery
+from redelivery.workers.operations.short_ids import begins, meant
+from tests.support.desk import LETTERS, QUEUE, Desk, task_message
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.support.servers import Server
+
+FIRST, SECOND = "3f2a9c1e-0000-4000-8000-000000000001", "3f2a9c77-0000-4000-8000-000000000002"
+
+
+@pytest.fixture
+def desk(server: Server) -> Iterator[Desk]:
+    """A desk on a private broker, whose app has one task."""
+    desk = Desk(server)
+
+    @desk.app.task(name="desk.pack", shared=False)
+    def pack() -> None:
+        """Do nothing."""
+
+    yield desk
+    desk.transport.close()
+
+
+def refused(desk: Desk, *words: str) -> str:
+    """The one line with which a command is refused; nothing is changed."""
+    before = desk.ids(LETTERS)
+    done = desk.run(*words)
+    assert (done.exit_code, done.stdout, len(done.stderr.splitlines())) == (2, "", 1), done.output
+    assert done.stderr.startswith("redelivery: error: ")
+    assert desk.ids(LETTERS) == before
+    return done.stderr
+
+
+def test_a_redrive_to_a_queue_that_nobody_knows_is_refused(desk: Desk) -> None:
+    """With the nearest name; `--create` makes it, so that it is a queue that others know."""
+    desk.die()
+    assert "no queue 'ordres'; did you mean 'orders'?" in refused(desk, "dlq", "redrive", LETTERS, "--all", "--to", "ordres")
+    assert "there is no queue 'night'; a new one is made with --create" in refused(
+        desk, "dlq", "redrive", LETTERS, "--all", "--to", "night", "--dry-run"
+    )
+    assert desk.run("dlq", "redrive", LETTERS, "--all", "--to", "night", "--create").exit_code == 0
+    assert len(desk.ids("night")) == 1
+    desk.client.delete("night")
+    desk.die()
+    assert desk.run("dlq", "redrive", LETTERS, "--all", "--to", "night").exit_code == 0
+
+
+def test_what_is_misspelt_gets_the_nearest_name(desk: Desk) -> None:
+    """A reason, a task, a queue, a dead-letter queue, a command, an option."""
+    desk.die()
+    for words, said in {
+        ("dlq", "redrive", LETTERS, "--reason", "exausted"): "there is no reason 'exausted'; did you mean 'exhausted'?",
+        ("dlq", "redrive", LETTERS, "--reason", "xyz"): "reasons are: exhausted, max_age",
+        ("dlq", "redrive", LETTERS, "--task", "desk.pakc"): "the app has no such task; did you mean 'desk.pack'?",
+        ("dlq", "purge", LETTERS, "--yes", "--task", "desk.pakc"): "the app has no such task; did you mean 'desk.pack'?",
+        ("dlq", "move", LETTERS, "--all", "--to", "DLQ.oders"): "there is no queue 'DLQ.oders'; did you mean 'DLQ.orders'?",
+        ("dlq", "show", "DLQ.ordres"): "there is no dead-letter queue 'DLQ.ordres'; did you mean 'DLQ.orders'?",
+        ("dlq", "show", QUEUE): "did you mean 'DLQ.orders', where its dead letters lie?",
+        ("delayed", "list", "--queue", "oders"): "there is no queue 'oders'; did you mean 'orders'?",
+        ("dlq", "lst"): "no such command 'lst'. Did you mean 'list'? (see redelivery dlq --help)",
+        ("dlq", "list", "--jsno"): "no such option '--jsno'. Did you mean '--json'? (see redelivery dlq list --help)",
+        ("--jsno", "dlq", "list"): "no such option '--jsno'",
+        ("dql", "list"): "no such command 'dql'",
+        ("dlq", "show"): "missing argument 'NAME' (see redelivery dlq show --help)",
+    }.items():
+        assert said in refused(desk, *words)
+
+
+def test_a_pattern_and_a_task_that_the_app_has_choose_nothing_in_peace(desk: Desk) -> None:
+    """Nothing is misspelt."""
+    desk.die(task_message(task="desk.gone"))
+    for task in ("desk.pack", "desk.p*", "desk.?"):
+        done = desk.run("dlq", "redrive", LETTERS, "--task", task)
+        assert (done.exit_code, done.stdout) == (0, f"No letter of {LETTERS} was chosen; 1 was looked at.\n")
+
+
+def test_a_policy_of_a_name_that_nobody_has_is_explained_with_a_hint(desk: Desk) -> None:
+    """A queue or a task may be yet to come."""
+    done = desk.run("policy", "explain", "--queue", "oders", "--task", "desk.pcak")
+    assert done.exit_code == 0
+    assert done.stderr.splitlines() == [
+        "the app has no queue oders; did you mean 'orders'?",
+        "the app has no task desk.pcak; did you mean 'desk.pack'?",
+    ]
+
+
+def test_leave_and_purge_without_a_terminal_need_yes(desk: Desk) -> None:
+    """A dry run does not; nor does a purge of what is named by its id."""
+    desk.die(task_message(FIRST))
+    assert "say --yes" in refused(desk, "leave")
+    assert "say --yes" in refused(desk, "dlq", "purge", LETTERS, "--all")
+    assert desk.run("leave", "--dry-run").exit_code == 0
+    assert desk.run("dlq", "purge", LETTERS, "--all", "--dry-run").exit_code == 0
+    assert desk.run("dlq", "purge", LETTERS, "--id", FIRST).exit_code == 0
+
+
+@pytest.mark.parametrize("words", [("redrive",), ("purge",), ("move", "--to", "DLQ.new", "--create")])
+def test_a_dry_run_without_a_choice_means_all(desk: Desk, words: tuple[str, ...]) -> None:
+    """Whatever it would do; without `--dry-run` a choice must be made."""
+    desk.die()
+    done = desk.run("dlq", words[0], LETTERS, *words[1:], "--dry-run")
+    assert (done.exit_code, done.stdout.startswith(f"1 letter of {LETTERS} would ")) == (0, True), done.output
+    assert "which letters?" in refused(desk, "dlq", words[0], LETTERS, *words[1:], *(["--yes"] if words[0] == "purge" else []))
+
+
+def test_the_app_is_named_before_or_after_the_command(desk: Desk) -> None:
+    """The name behind the command wins."""
+    name = desk.module.__name__
+    desk.run("dlq", "list")
+    sys.modules[name] = desk.module
+    try:
+        for words in (["-A", name, "dlq", "list"], ["dlq", "list", "-A", name], ["-A", "nothing", "dlq", "list", "--app", name]):
+            done = CliRunner().invoke(redelivery, words)
+            assert (done.exit_code, done.stdout.splitlines()[0].split("\t")[0]) == (0, "dead-letter queue"), done.output
+    finally:
+        del sys.modules[name]
+
+
+# short ids
+
+
+def test_a_beginning_of_six_characters_names_a_task() -> None:
+    """An id that is given whole is meant, whatever else begins so; of several, ten are named."""
+    assert [begins(FIRST, each) for each in (FIRST, "3f2a9c", "3f2a9", "f2a9c1", FIRST + "0")] == [True, True, False, False, False]
+    assert meant("3f2a9c1", [FIRST, FIRST, SECOND]) == FIRST
+    assert meant("order-1", ["order-1", "order-12"]) == "order-1"
+    assert meant("order-", []) is None
+    with pytest.raises(InputError, match="3f2a9c may mean more than one task") as refusal:
+        meant("3f2a9c", [FIRST, SECOND])
+    assert FIRST in str(refusal.value)
+    with pytest.raises(InputError, match="and others; give more of the id"):
+        meant("order-", [f"order-{number}" for number in range(11)])
+
+
+def test_adoption_needs_no_edit() -> None:
+    """An app without `Redelivery(app)` is told what the two lines would change; tasks with the same answer share a line."""
+
+    def nothing() -> None:
+        pass
+
+    app = Celery("unedited", broker="redis://localhost:1/0", set_as_current=False)
+    for name in ("shop.a", "shop.b", "shop.c"):
+        app.task(name=name, shared=False)(nothing)
+    app.task(name="shop.late", shared=False, acks_late=True)(nothing)
+    module = types.ModuleType("unedited_shop")
+    module.app = app  # type: ignore[attr-defined]
+    sys.modules[module.__name__] = module
+    try:
+        done = CliRunner().invoke(redelivery, ["adopt", "-A", "unedited_shop:app"])
+    finally:
+        del sys.modules[module.__name__]
+    assert done.exit_code == 0, done.output
+    lines = done.stdout.splitlines()
+    assert lines[0] == "The app has no Redelivery(app) yet: this is what those two lines would change."
+    assert [line.split("\t")[0] + line.split("\t")[-1] for line in lines[3:5]] == ["3shop.a, shop.b, shop.c", "1shop.late"]
+    assert sum("it will run again where a worker dies" in line for line in lines) == 1
+    assert lines[-1] == "4 tasks."

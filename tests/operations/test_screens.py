@@ -1,0 +1,84 @@
+"""What every command shows, as it was agreed: `docs/screens/` is rendered anew, at 80, 120 and 200 columns and piped."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+import pytest
+
+from redelivery.workers.cli.main import redelivery
+from tests.support.screens import FOLDER, SCREENS, arranged, screen, shown
+from tests.support.servers import Server, binaries
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.support.desk import Desk
+
+#: Commands without a screen of their own here: they run until they are stopped, or write files alone, or are the books' own.
+WITHOUT = {"dispatcher", "dlq import", "outcomes export", "reconcile"}
+
+
+@pytest.fixture(scope="module")
+def desk() -> Iterator[Desk]:
+    """The desk that the screens are of."""
+    with tempfile.TemporaryDirectory(prefix="rd-", ignore_cleanup_errors=True) as folder:
+        server = Server(Path(folder), binaries()["valkey"]).start()
+        try:
+            with arranged(server) as desk:
+                yield desk
+        finally:
+            server.stop(9)
+
+
+@pytest.mark.usefixtures("desk")
+@pytest.mark.parametrize("name", SCREENS)
+def test_a_screen_is_as_it_was_agreed(name: str) -> None:
+    """Where it is meant to change: `./dev python -m tests.support.screens`, and look at what it has changed."""
+    assert screen(name) == (FOLDER / f"{name}.txt").read_text()
+
+
+@pytest.mark.parametrize("file", sorted(FOLDER.glob("*.txt")), ids=lambda file: file.stem)
+def test_no_table_is_wider_than_its_screen(file: Path) -> None:
+    """Nothing is left to the terminal to wrap but a traceback, an argument, and lines for Prometheus."""
+    assert file.stem in SCREENS, "no screen is of this name: ./dev python -m tests.support.screens removes it"
+    for width, text in re.findall(r"^--- (\d+) columns ---\n(.*?)(?=\n\n---)", file.read_text(), re.MULTILINE | re.DOTALL):
+        if not file.stem.startswith(("error-", "metrics")):
+            assert [line for line in text.splitlines() if len(line) > int(width) and not line.startswith("  ")] == []
+
+
+def test_every_command_has_a_screen() -> None:
+    """A new one is looked at before it is shipped."""
+
+    def paths(group: click.Group, prefix: str) -> Iterator[str]:
+        context = click.Context(group)
+        for name in group.list_commands(context):
+            inner = group.get_command(context, name)
+            if isinstance(inner, click.Group):
+                yield from paths(inner, f"{prefix}{name} ")
+            else:
+                yield f"{prefix}{name}"
+
+    written = {re.sub(r"-A shop ", "", words) for words in SCREENS.values()}
+    missing = {path for path in paths(redelivery, "") if not any(f"{words} ".startswith(f"{path} ") for words in written)}
+    assert missing == WITHOUT
+
+
+@pytest.mark.usefixtures("desk")
+def test_wide_cuts_nothing_and_colours_can_be_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`--wide` before and behind the command; `NO_COLOR` and `--color never` take colours out, `always` keeps them."""
+    words = ["-A", "shop", "dlq", "show", "DLQ.orders"]
+    whole = "3f2a9c1e-6d0b-4f7e-9a51-0c2f6b8e4d01  shop.payments.charge_card  exhausted"
+    for line in ([*words, "--wide"], ["--wide", *words]):
+        assert whole in click.unstyle(shown(line, 80))
+    assert "\x1b[31mexhausted" in shown(words, 80)
+    assert "\x1b[" not in shown(words, None)
+    assert "\x1b[31mexhausted" in shown([*words, "--color", "always"], None)
+    assert "\x1b[" not in shown(["--color", "never", *words], 80)
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert "\x1b[" not in shown(words, 80)
+    assert "\x1b[31mexhausted" in shown(["--color", "always", *words], 80)

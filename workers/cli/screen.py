@@ -1,0 +1,101 @@
+"""The screen: how many columns a person sees, and which colour a word has.
+
+Colours are taken out again by click where stdout is no terminal. rich is not used: its tables shrink every column alike and do not
+drop one, and it would bring four packages into each worker's image for the hundred lines here and in `output`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import unicodedata
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["USUAL", "coloured", "cut", "screen_options", "screen_width", "width_of"]
+
+#: Where click's context says that nothing is cut.
+_WIDE = "redelivery.wide"
+#: Columns where a terminal does not say how wide it is.
+USUAL = 80
+
+_GOOD, _BAD, _ODD, _QUIET, _LOUD = {"fg": "green"}, {"fg": "red"}, {"fg": "yellow"}, {"dim": True}, {"fg": "red", "bold": True}
+#: What is coloured: outcomes, reasons, verdicts and the first words of lines.
+MEANINGS: Mapping[str, Mapping[str, object]] = {
+    **dict.fromkeys(("succeeded", "balanced", "redriven"), _GOOD),
+    **dict.fromkeys(("dead_lettered", "exhausted", "max_age", "worker_lost", "time_limit", "undecodable", "unknown_task"), _BAD),
+    **dict.fromkeys(("lost", "duplicated", "missing_dead_letter", "phantom_dead_letter", "resurrected", "orphaned"), _BAD),
+    **dict.fromkeys(("REFUSED", "error:"), _LOUD),
+    **dict.fromkeys(("discarded", "expired", "revoked", "cancelled", "purged", "ignored", "unobserved", "stuck"), _ODD),
+    **dict.fromkeys(("non_retryable", "rejected", "max_length", "invalid", "not_eligible", "operator", "look at"), _ODD),
+    **dict.fromkeys(("published", "received", "deferred", "redelivery_scheduled", "snoozed", "in_flight"), _QUIET),
+}
+
+
+def screen_options() -> list[click.Option]:
+    """`--wide` and `--color`, which the root and every command take."""
+    colours = click.Choice(["auto", "always", "never"])
+    return [
+        click.Option(["--wide"], is_flag=True, expose_value=False, callback=_choose_width, help="Cut nothing to fit the screen."),
+        click.Option(
+            ["--color"], type=colours, expose_value=False, callback=_choose_colour, help="Colours; by default on a terminal."
+        ),
+    ]
+
+
+def _choose_width(ctx: click.Context, _: click.Parameter, value: bool) -> None:
+    if value:
+        ctx.meta[_WIDE] = True
+
+
+def _choose_colour(ctx: click.Context, _: click.Parameter, value: str | None) -> None:
+    """Say whether click keeps colours; where it is not told, it keeps them on a terminal."""
+    if value is not None:
+        ctx.color = {"always": True, "never": False}.get(value)
+    if os.environ.get("NO_COLOR") and ctx.color is None:
+        ctx.color = False
+
+
+def screen_width() -> int | None:
+    """The columns of the terminal that stdout is; None where it is none, or `--wide` was given: then nothing is cut."""
+    context = click.get_current_context(silent=True)
+    if not sys.stdout.isatty() or (context is not None and context.meta.get(_WIDE)):
+        return None
+    given = os.environ.get("COLUMNS", "")
+    if given.isdecimal() and int(given) > 0:
+        return int(given)
+    try:
+        return os.get_terminal_size(sys.stdout.fileno()).columns or USUAL
+    except OSError:
+        return USUAL
+
+
+def coloured(text: str, meaning: str | None = None) -> str:
+    """The text in the colour of its meaning, by default of its first word; as it is where that has none."""
+    words = text.split() if meaning is None else [meaning]
+    style = MEANINGS.get(words[0]) if words else None
+    return text if style is None else click.style(text, **style)  # type: ignore[arg-type]
+
+
+def width_of(text: str) -> int:
+    """How many columns a terminal needs for the text."""
+    if text.isascii():
+        return len(text)
+    return sum(0 if unicodedata.combining(char) else 2 if unicodedata.east_asian_width(char) in "WF" else 1 for char in text)
+
+
+def cut(text: str, width: int, *, keeps_end: bool = False) -> str:
+    """The text in at most so many columns; `…` stands for what was cut off, at its end or at its beginning."""
+    if width_of(text) <= width:
+        return text
+    kept, used = [], 1
+    for char in reversed(text) if keeps_end else text:
+        used += width_of(char)
+        if used > width:
+            break
+        kept.append(char)
+    return "…" + "".join(reversed(kept)) if keeps_end else "".join(kept).rstrip() + "…"
