@@ -91,7 +91,7 @@ def test_what_was_noted_is_kept_and_mapped(cache: Path, monkeypatch: pytest.Monk
     archive.keep(JAR)
     until(lambda: [each.suffix for each in cache.iterdir()] == [".jsa"], 120)
     words = [word.strip('"') for word in archive.options.split()]
-    command = [home / "bin" / "java", "-Xshare:on", *words[1:], "-cp", JAR, "-version"]
+    command = [str(home / "bin" / "java"), "-Xshare:on", *words[1:], "-cp", JAR, "-version"]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
     assert "sharing" in done.stderr
     noted.touch()
