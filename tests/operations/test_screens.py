@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tests.support.desk import Desk
 
 #: Commands without a screen of their own here: they run until they are stopped, or write files alone, or are the books' own.
-WITHOUT = {"dispatcher", "dlq import", "outcomes export", "reconcile"}
+WITHOUT = {"books show", "dispatcher", "dlq import", "outcomes export", "reconcile"}
 
 
 @pytest.fixture(scope="module")
