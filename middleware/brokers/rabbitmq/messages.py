@@ -184,14 +184,15 @@ def _bytes(body: Any, encoding: Any) -> bytes:
 def _written_headers(headers: Mapping[Any, Any]) -> dict[str, Any]:
     """The headers for JSON: each by its name; those whose names JSON has no word for, and one named like our mark, under the mark.
 
-    Steps add to our own header by name: so it has nothing but names.
+    Steps add to our own header by name: so it is a table that has nothing but names, or is left out.
     """
     named, others = {}, {}
     for name, value in headers.items():
         if not isinstance(name, str) or name == MARK:
             others[name] = value
-        elif name == HEADER and isinstance(value, dict):
-            named[name] = {key: _written(each) for key, each in value.items() if isinstance(key, str) and key != MARK}
+        elif name == HEADER:
+            if isinstance(value, dict):
+                named[name] = {key: _written(each) for key, each in value.items() if isinstance(key, str) and key != MARK}
         elif not _is_broker(name):
             named[name] = _written(value)
     return {**named, MARK: _written(others)} if others else named

@@ -89,7 +89,10 @@ def test_what_json_has_no_word_for_comes_back_too(value: Any) -> None:
 
 @pytest.mark.parametrize(
     "headers",
-    [{MARK: 5}, {MARK: {MARK: "bytes", "of": "!"}}, {b"\xff": 1}, {HEADER: {MARK: 5}}, {HEADER: {b"\xff": 5, "attempt": 0}}],
+    [
+        *({MARK: 5}, {MARK: {MARK: "bytes", "of": "!"}}, {b"\xff": 1}, {HEADER: {MARK: 5}}, {HEADER: {b"\xff": 5, "attempt": 0}}),
+        *({HEADER: b"\xff"}, {HEADER: Decimal("1.5")}, {HEADER: [b"\xff"]}, {HEADER: 5}),
+    ],
     ids=repr,
 )
 def test_no_name_of_a_header_takes_ours_away(headers: dict[Any, Any]) -> None:

@@ -90,7 +90,7 @@ def test_no_message_of_another_client_ends_a_worker(here: Shop, rabbit: Rabbit, 
     def ends() -> list[str]:
         return [event.task_id for event in rabbit.events() if event.outcome in TERMINAL]
 
-    until(lambda: len(ends()) > len(sent) or worker.process.poll() is not None, 120, "all to end")
+    until(lambda: len(ends()) > len(sent) or worker.process.poll() is not None, 120, f"all to end: {here.leftovers()}")
     assert worker.process.poll() is None, worker.text[-3000:]
     until(lambda: here.leftovers() == {}, 60, f"nothing to be held: {here.leftovers()}")
     assert len(ends()) == len(set(ends())) == len(sent) + 1
