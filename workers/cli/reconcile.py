@@ -214,7 +214,7 @@ def _show_worst(output: str) -> None:
 
 
 def _refuse(text: str) -> NoReturn:
-    click.echo(f"redelivery: {harmless(text)}", err=True)
+    click.echo(f"redelivery: error: {harmless(text)}", err=True)
     raise SystemExit(2) from None
 
 
