@@ -24,7 +24,7 @@ def name_of(setting: str, written: Any) -> str:
     if isinstance(written, type):
         if issubclass(written, BaseException):
             return _known_as(written)
-        msg = f"{setting}: {written.__qualname__} is no exception class"
+        msg = f"{setting}: {written.__qualname__} is not an exception class"
         raise ConfigurationError(msg)
     if not isinstance(written, str) or not all(part.isidentifier() for part in written.split(".")):
         msg = f"{setting}: {written!r} must be an exception class or its dotted name, such as 'requests.exceptions.Timeout'"
@@ -34,7 +34,7 @@ def name_of(setting: str, written: Any) -> str:
         return bare
     if bare not in _BUILT_IN:
         hint = suggestion(bare, _BUILT_IN) or "; write its module too, as in 'shop.errors.Refused'"
-        msg = f"{setting}: {bare!r} is no built-in exception{hint}"
+        msg = f"{setting}: {bare!r} is not a built-in exception{hint}"
         raise ConfigurationError(msg)
     return _known_as(getattr(builtins, bare))
 

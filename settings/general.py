@@ -21,26 +21,27 @@ class GeneralSettings:
     Each setting with its unit and its default.
 
     - `mode` (word; "enforce"): "observe" records outcomes and the decisions that it would take, and changes nothing.
-    - `lease` (seconds; 10): after which a worker that gave no sign counts as dead; 2 or more.
-    - `outcome_log_max_bytes` (bytes; 268435456): the most that the outcome log may take in the broker; beyond it the oldest events
-      go, and the gap is recorded.
-    - `outcome_export` (path or URI; None): where one of the workers exports the outcome log to; with None, none does.
-    - `outcome_export_every` (seconds; 60): between two such exports.
-    - `outcome_archive` (path or URI; None): where exported events are: `task show` reads them there, and `outcomes export` writes
-      them there without `--to`; with None, where `outcome_export` writes them.
-    - `fast_receive` (flag; true): the batched receive script, and on RabbitMQ the reading ahead; false leaves receiving to kombu.
+    - `lease` (seconds; 10): a worker that gives no sign for so long counts as dead; 2 or more.
+    - `outcome_log_max_bytes` (bytes; 268435456): how much of the broker the outcome log may take; beyond it the oldest events are
+      removed, and the gap is recorded.
+    - `outcome_export` (path or URI; None): where one of the workers exports the outcome log to; with None, no worker does.
+    - `outcome_export_every` (seconds; 60): the time between two such exports.
+    - `outcome_archive` (path or URI; None): where exported events are. `task show` reads them there, and `outcomes export` writes
+      them there without `--to`; with None, both use `outcome_export`.
+    - `fast_receive` (flag; true): whether workers receive by the batched script, and on RabbitMQ read ahead; false leaves
+      receiving to kombu.
     - `eta_threshold` (seconds; 1): messages that are due later than this wait in the delay store, not in the worker.
-    - `dispatcher` (flag; true): whether every worker runs a dispatcher; false where it runs as a process of its own.
-    - `redact` (flag; false): whether arguments of tasks, and texts and tracebacks of exceptions, are hidden in what the commands,
-      the logs and JSON show; what is stored is not changed.
-    - `store_failure_texts` (flag; true): whether what exceptions said, and their tracebacks, is written into messages; false keeps
-      their types and fingerprints alone.
-    - `wait_replicas` (replicas; 0): how many Redis replicas must confirm a publication or a transition (`WAIT`, at most a second);
-      0 asks none.
-    - `dead_letter_archive` (path or URI; None): where dead letters are written before they leave by `dead_letter_time_to_live` or
-      `max_dead_letters`; with None, none leaves.
-    - `management_url` (URL; None): RabbitMQ's management plugin, which a worker asks at start for the broker's policies that end
-      messages; with the broker's user where it names none. With None they are not seen.
+    - `dispatcher` (flag; true): whether every worker runs a dispatcher; set false if it runs as a process of its own.
+    - `redact` (flag; false): whether commands, logs and JSON hide the arguments of tasks, and the texts and tracebacks of
+      exceptions; what is stored does not change.
+    - `store_failure_texts` (flag; true): whether exceptions' texts and tracebacks are written into messages; false keeps only
+      their types and fingerprints.
+    - `wait_replicas` (replicas; 0): how many Redis replicas must confirm a publication or a transition (`WAIT`, at most a
+      second); 0 asks none.
+    - `dead_letter_archive` (path or URI; None): where dead letters are written before `dead_letter_time_to_live` or
+      `max_dead_letters` removes them; with None, none is removed.
+    - `management_url` (URL; None): RabbitMQ's management plugin. A worker asks it at start for the broker's policies that end
+      messages, with the broker's user if the URL names none. With None they are not seen.
     """
 
     mode: Literal["enforce", "observe"] = setting(values.choice("enforce", "observe"), default="enforce")

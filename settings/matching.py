@@ -30,7 +30,7 @@ class AddressPattern:
 
     def __post_init__(self) -> None:
         if not _is_text(self.text):
-            msg = f"{self.text!r} is no pattern: write a name, or words split by '.' in which '*' is one word and '#' any number"
+            msg = f"{self.text!r} is not a pattern: write a name, or words split by '.' in which '*' is one word and '#' any number"
             raise ConfigurationError(msg)
         words = tuple(self.text.split("."))
         for word in words:

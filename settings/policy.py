@@ -96,38 +96,45 @@ class RedeliveryPolicy:
     Each field with its unit, its default, and whose word it is. `redelivery.middleware.policy.backoff` has the formula of the
     delays.
 
-    - `max_delivery_attempts` (deliveries; 10): how many are enough, crashes included; -1 is no limit. Artemis.
+    - `max_delivery_attempts` (deliveries; 10): how often a message is delivered before it dies, crashes included; -1 is no limit.
+      Artemis.
     - `redelivery_delay` (seconds; 1): the wait before the second attempt. Artemis.
-    - `redelivery_delay_multiplier` (factor; 2): each further wait is so many times the one before; below 1 they shrink. Artemis.
-    - `max_redelivery_delay` (seconds; None): the longest wait; None is the greater of 600 and 10 times the delay (`cap`). Artemis.
-    - `redelivery_collision_avoidance_factor` (fraction, 0 to 1; 0.25): by how much of itself a wait is spread at random. Artemis.
-    - `redeliveries_per_second` (redeliveries; None): the retry budget: at most so many of a queue's messages, all workers together,
-      are delivered again in a second, and those beyond it wait longer; None is no limit. A queue's, not a task's.
-    - `max_age` (seconds; None): give up so long after the message was first seen, before the wait that passes it; None is never.
-    - `dead_letter_queue` (queue; "default"): "default" is prefix + queue + suffix, a name is that queue, None keeps no letters: the
-      message is discarded after its last attempt, and recorded so. Artemis.
-    - `dead_letter_queue_prefix` (text; "DLQ."): stands before the origin's name. Artemis.
-    - `dead_letter_queue_suffix` (text; ""): stands behind it. Artemis.
-    - `auto_create_dead_letter_resources` (flag; true): false refuses to start where the dead-letter queue is missing. Artemis.
-    - `auto_delete_dead_letter_resources` (flag; false): a dead-letter queue that is empty and unused goes. Artemis.
-    - `expiry_queue` (queue; None): where the expired go; None is the dead-letter queue. Artemis.
-    - `persist_delivery_count` (word; "suspects"): "suspects" records the start of messages that a dead worker held, "always" every
-      start, at one write each, "off" none. Artemis.
+    - `redelivery_delay_multiplier` (factor; 2): each further wait is the one before times this; below 1 the waits shrink.
+      Artemis.
+    - `max_redelivery_delay` (seconds; None): the longest wait; None is the greater of 600 and 10 times the delay (`cap`).
+      Artemis.
+    - `redelivery_collision_avoidance_factor` (fraction, 0 to 1; 0.25): the part of a wait by which it is spread at random.
+      Artemis.
+    - `redeliveries_per_second` (redeliveries; None): the retry budget: all workers together redeliver at most so many of a
+      queue's messages in a second, and further ones wait longer; None is no limit. It belongs to a queue, not to a task.
+    - `max_age` (seconds; None): the message dies before a wait that would end later than this after it was first seen; None is
+      never.
+    - `dead_letter_queue` (queue; "default"): "default" is prefix + queue + suffix, a name is that queue, None keeps no dead
+      letters: the message is discarded after its last attempt, and recorded as discarded. Artemis.
+    - `dead_letter_queue_prefix` (text; "DLQ."): the text before the origin's name. Artemis.
+    - `dead_letter_queue_suffix` (text; ""): the text behind it. Artemis.
+    - `auto_create_dead_letter_resources` (flag; true): if false, a worker refuses to start while the dead-letter queue is
+      missing. Artemis.
+    - `auto_delete_dead_letter_resources` (flag; false): a dead-letter queue that is empty and unused is removed. Artemis.
+    - `expiry_queue` (queue; None): where expired messages go; None is the dead-letter queue. Artemis.
+    - `persist_delivery_count` (word; "suspects"): "suspects" records the start of messages that a dead worker held, "always"
+      records every start, at one write each, "off" records none. Artemis.
     - `enabled` (flag; true): false leaves the task to Celery alone.
-    - `dead_letter_eligible` (flag; true): false discards instead of keeping, where the producer's header does not say. Solace.
+    - `dead_letter_eligible` (flag; true): false discards dead messages instead of keeping them, unless the producer's header
+      decides. Solace.
     - `respect_time_to_live` (flag; true): whether a message's own time to live counts. Solace.
-    - `max_time_to_live` (seconds; None): the queue's time to live; the lesser of it and the message's applies. Solace.
-    - `delivery_delay` (seconds; 0): between publication and consumption, at least. Solace.
-    - `max_length` (messages; None): how many a queue may hold; None is no limit. RabbitMQ.
-    - `overflow` (word; "dead_letter_oldest"): what gives way beyond `max_length`: the oldest message, or with "refuse_publish" the
-      new one. RabbitMQ.
-    - `dead_letter_time_to_live` (seconds; None): how long a letter that died in this queue is kept before it goes into the archive;
-      None is for ever. A queue's, not a task's.
-    - `max_dead_letters` (letters; None): how many its dead-letter queue may hold before the oldest go into the archive; None is no
-      limit. A queue's, not a task's; of queues that share a dead-letter queue, the greatest counts.
+    - `max_time_to_live` (seconds; None): the queue's time to live; the lower of it and the message's applies. Solace.
+    - `delivery_delay` (seconds; 0): the least time between publication and consumption. Solace.
+    - `max_length` (messages; None): how many messages a queue may hold; None is no limit. RabbitMQ.
+    - `overflow` (word; "dead_letter_oldest"): what gives way beyond `max_length`: the oldest message, or with "refuse_publish"
+      the new one. RabbitMQ.
+    - `dead_letter_time_to_live` (seconds; None): how long a dead letter of this queue is kept before it goes into the archive;
+      None is for ever. It belongs to a queue, not to a task.
+    - `max_dead_letters` (letters; None): how many dead letters the dead-letter queue may hold before the oldest go into the
+      archive; None is no limit. It belongs to a queue, not to a task; if queues share a dead-letter queue, the greatest counts.
     - `non_retryable` (exceptions; none): classes, or their dotted names, that are dead-lettered at once, subclasses included.
     - `rules` (table; none): for an exception class or dotted name, other delay fields, `max_delivery_attempts`, `max_age`, or
-      `non_retryable`. The nearest ancestor of what was raised wins, over `non_retryable` too.
+      `non_retryable`. The rule of the nearest ancestor wins, over `non_retryable` too.
     """
 
     max_delivery_attempts: int = setting(values.attempts, default=10)
@@ -231,7 +238,7 @@ class RedeliveryPolicy:
             )
             raise ConfigurationError(msg)
         if self.dead_letter_queue == DEFAULT_QUEUE and not (self.dead_letter_queue_prefix or self.dead_letter_queue_suffix):
-            msg = "dead_letter_queue_prefix and dead_letter_queue_suffix are both empty, so that a queue would be its own: set one"
+            msg = "dead_letter_queue_prefix and dead_letter_queue_suffix are both empty, so a queue would be its own DLQ: set one"
             raise ConfigurationError(msg)
         why = names.objection(f"{self.dead_letter_queue_prefix}queue{self.dead_letter_queue_suffix}")
         if why is not None:

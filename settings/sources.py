@@ -110,7 +110,7 @@ def _rows_of(table: str, raw: Any, name: str) -> Iterator[Row]:
         row = _table(given, where)
         for key, value in row.items():
             if key not in FIELDS and isinstance(value, Mapping):
-                msg = f'{where}: {key!r} is a table, and no setting; a pattern with dots is quoted: {table}."{written}.{key}"'
+                msg = f'{where}: {key!r} is a table, not a setting; a pattern with dots is quoted: {table}."{written}.{key}"'
                 raise ConfigurationError(msg)
         yield Row(table, pattern, read_fields(row, where), name)
 
@@ -190,7 +190,7 @@ def _value(variable: str, text: str) -> Any:
         return json.loads(text, object_pairs_hook=_each_key_once)
     except json.JSONDecodeError as error:
         if lowered.startswith(("{", "[")) or variable.removeprefix(PREFIX).lower() in {QUEUES, TASKS, OVERRIDE}:
-            msg = f"environment: {variable} is no valid JSON (line {error.lineno}, column {error.colno}): {error.msg}"
+            msg = f"environment: {variable} is not valid JSON (line {error.lineno}, column {error.colno}): {error.msg}"
             raise ConfigurationError(msg) from None
         return text.strip()
     except ValueError as error:

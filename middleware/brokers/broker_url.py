@@ -27,7 +27,7 @@ __all__ = ["check_before_start", "check_broker_url", "unanswered"]
 READ_DATABASE: Any = Channel._prepare_virtual_host  # noqa: SLF001 - see above
 LOOKS_LIKE = "broker_url looks like redis://host:6379/0, rediss://… or redis+socket:///path"
 ENCODE = "write the characters / ? # @ of a password as %2F %3F %23 %40"
-CUT_SHORT = "an @ stands behind its host"
+CUT_SHORT = "there is an @ behind its host"
 #: Addresses that have one host; others name files, databases or accounts.
 _OF_A_HOST = re.compile(r"(py)?amqps?|(redis|rediss|valkey|valkeys|sentinel)")
 

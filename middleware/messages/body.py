@@ -75,7 +75,9 @@ def edited(
         return {**message, "headers": headers}
     body = decoded(message)
     if not _is_protocol_2(body):
-        msg = f"its body is {message.get('content-type') or 'of no type'}, no Celery task in JSON: its arguments cannot be edited"
+        msg = (
+            f"its body is {message.get('content-type') or 'of no type'}, not a Celery task in JSON: its arguments cannot be edited"
+        )
         raise EnvelopeError(msg)
     given = list(body[0] if args is None else args), dict(body[1] if kwargs is None else kwargs)
     for name, value in zip(("argsrepr", "kwargsrepr"), (tuple(given[0]), given[1]), strict=True):
@@ -92,7 +94,7 @@ def _is_protocol_2(body: Any) -> bool:
 def _bytes_of(message: Raw) -> bytes:
     body = message.get("body")
     if not isinstance(body, str):
-        msg = "the body is no text"
+        msg = "the body is not text"
         raise TypeError(msg)
     encoded = base64.b64decode(body) if message["properties"].get("body_encoding") == "base64" else body.encode()
     kind = message["headers"].get("compression")

@@ -65,7 +65,7 @@ def opened(raw: bytes) -> Raw:
     try:
         message = json.loads(raw)
     except (ValueError, RecursionError) as exc:
-        msg = f"the message is no JSON: {exc}; look at its bytes with `redelivery dlq show`"
+        msg = f"the message is not valid JSON: {exc}; look at its bytes with `redelivery dlq show`"
         raise EnvelopeError(msg) from exc
     if (
         not isinstance(message, dict)
@@ -205,7 +205,7 @@ def redriven(
     if address is None:
         address = ("", str(envelope.origin.get("queue") or ""))
         if not address[1]:
-            msg = "the letter names no origin queue: move it by hand, or purge it"
+            msg = "the dead letter names no origin queue: move it by hand, or purge it"
             raise EnvelopeError(msg)
     generation = envelope.generation + 1
     envelope = replace(

@@ -105,7 +105,7 @@ def _refuse_if_no_task(task: Any) -> None:
 def _noted(task: T, options: Options) -> T:
     place = _beneath(task)
     if NOTE in vars(place):
-        msg = f"@redeliver stands twice on {getattr(place, '__qualname__', place)}: put all of it into one"
+        msg = f"@redeliver is on {getattr(place, '__qualname__', place)} twice: put all of it into one"
         raise ConfigurationError(msg)
     setattr(place, NOTE, options)
     return task

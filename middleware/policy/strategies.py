@@ -192,7 +192,7 @@ def _exception_of(failure: Failure) -> BaseException:
 def _seconds(answer: Any) -> float:
     seconds = answer.total_seconds() if isinstance(answer, timedelta) else float(answer)
     if not math.isfinite(seconds) or seconds < 0:
-        msg = f"{answer!r} is no delay in seconds"
+        msg = f"{answer!r} is not a delay in seconds"
         raise ValueError(msg)
     return seconds
 

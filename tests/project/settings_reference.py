@@ -24,21 +24,31 @@ LINE = re.compile(r"- `(\w+)` \(([^;]+); ([^)]+)\): (.+)")
 
 INTRODUCTION = f"""# Settings
 
-Every setting, with its unit, its default and where it can be written. Written by `./dev python -m tests.project.settings_reference`
-from the code; a test compares.
+Every setting, with its unit, its default and the variable that sets it. This page is written from the code
+(`./dev python -m tests.project.settings_reference > docs/settings.md`), and a test compares the two.
 
-Durations are seconds, or a `timedelta` in Python. 0 is a value, never "unset"; where None is a value, the word `"none"` stands for
-it in TOML and in the environment. A name that is not here is refused, with the nearest one that is.
+Durations are seconds, or a `timedelta` in Python. 0 is a value and never means "unset". If None is a value, write `"none"` for it
+in TOML and in the environment. An unknown name is refused, with the nearest known one.
 
-The sources, the later the stronger: built-in < the TOML file that `{CONFIG}` names < `app.conf.redelivery` < the environment.
-A variable's value is JSON, or else plain text.
+Settings come from four sources; a later one overrides an earlier one: the built-in default, the TOML file that `{CONFIG}` names,
+`app.conf.redelivery`, the environment. A variable's value is JSON, or plain text.
 
 ## Policy fields
 
-They stand in a row of `queues` or `tasks`, which a pattern begins (`{PREFIX}QUEUES`, `{PREFIX}TASKS`: the whole table, in
-JSON), in `override`, which beats everything but what a task raises (`{PREFIX}OVERRIDE`), and in `@redeliver(...)`. The variable
-of a field sets it for the row `#` of `queues`. Precedence, field by field: built-in < `queues` < `tasks` < `@redeliver` <
-`override`.
+You can set them in four places. A later place overrides an earlier one, field by field:
+
+1. a row of `queues`, named by a pattern (`{PREFIX}QUEUES` is the whole table, in JSON). The variable of a field sets it for the row
+   `#`;
+2. a row of `tasks`, named by a pattern (`{PREFIX}TASKS`);
+3. `@redeliver(...)` on the task;
+4. `override` (`{PREFIX}OVERRIDE`), which beats everything except what a task raises.
+
+In a pattern, words are divided by dots; `*` is one word, and `#` is any number of words.
+"""
+
+GENERAL_INTRODUCTION = """## General settings
+
+They belong to the whole app. Write them at the top level, beside `queues` and `tasks`.
 """
 
 
@@ -70,7 +80,7 @@ def reference() -> str:
     """The whole page."""
     policy = _table(described(RedeliveryPolicy, FIELDS), f"{PREFIX}{DEFAULT}")
     general = _table(described(GeneralSettings, GENERAL), PREFIX)
-    return f"{INTRODUCTION}\n{policy}\n## General settings\n\nThey stand at the top, beside `queues` and `tasks`.\n\n{general}"
+    return f"{INTRODUCTION}\n{policy}\n{GENERAL_INTRODUCTION}\n{general}"
 
 
 def _lines(owner: type) -> Iterator[Described]:

@@ -22,19 +22,23 @@ from celery.bin.celery import celery
 from redelivery.settings import FIELDS, GENERAL, RedeliverySettings
 from redelivery.workers.cli.main import redelivery
 from tests.project.settings_reference import reference
+from tests.support.runbooks import BROKERS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 ROOT = Path(__file__).resolve().parents[2]
-DOCUMENTS = sorted([ROOT / "README.md", *ROOT.glob("docs/*.md"), *ROOT.glob("examples/*/README.md")])
-LINKED = sorted([*DOCUMENTS, ROOT / "CHANGELOG.md", ROOT / "benchmarks" / "README.md"])
+DOCUMENTS = sorted([ROOT / "README.md", *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/*/README.md")])
+LINKED = sorted([*DOCUMENTS, *ROOT.glob("*.md"), ROOT / "benchmarks" / "README.md"])
+#: The pages that name tests: what proves what. The pages for users name none.
+PROOFS = {f"docs/{name}.md" for name in ("proofs", "parity", "chaos", "performance")}
 #: Documents that have a test of their own, which runs their blocks in these languages.
 RUN_ELSEWHERE = {
     "README.md": ("tests/project/test_readme.py", {"python"}),
     "docs/tutorial.md": ("tests/project/test_readme.py", {"python"}),
     "docs/migrating.md": ("tests/project/test_migrating.py", {"python", "console"}),
     "docs/testing.md": ("tests/project/test_testing_plugin.py", {"python"}),
+    **{f"docs/runbooks/{name}.md": ("tests/support/runbooks/__init__.py", {"python", "console"}) for name in BROKERS},
 }
 
 FENCE = re.compile(r"^(?:<!-- run by (\S+) -->\n)?```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -99,7 +103,8 @@ def test_a_block_that_is_run_elsewhere_is_run_there() -> None:
     named = {(str(block.document.relative_to(ROOT)), block.run_by) for block in blocks() if block.run_by}
     named |= {(name, test) for name, (test, _) in RUN_ELSEWHERE.items()}
     for name, test in sorted(named):
-        assert Path(name).name in (ROOT / test).read_text(), f"{test} is to run the examples of {name}, and does not name it"
+        word = Path(name).stem if "runbooks" in name else Path(name).name
+        assert word in (ROOT / test).read_text(), f"{test} is to run the examples of {name}, and does not name it"
 
 
 def here(*languages: str) -> list[Block]:
@@ -292,7 +297,7 @@ def test_every_document_can_be_reached_from_the_readme() -> None:
         waiting += [
             (document.parent / target.partition("#")[0]).resolve() for target in targets if target.partition("#")[0].endswith(".md")
         ]
-    assert sorted(str(each.relative_to(ROOT)) for each in set(ROOT.glob("docs/*.md")) - seen) == []
+    assert sorted(str(each.relative_to(ROOT)) for each in set(ROOT.glob("docs/**/*.md")) - seen) == []
 
 
 def test_every_test_that_a_document_names_exists() -> None:
@@ -306,6 +311,13 @@ def test_every_test_that_a_document_names_exists() -> None:
             if not is_there:
                 missing.append(f"{document.relative_to(ROOT)}: {name}{ending}")
     assert missing == []
+
+
+def test_only_the_pages_of_proofs_name_tests() -> None:
+    """A user's page says what is so; `docs/proofs.md` says what shows it. `docs/testing.md` shows a user's own tests."""
+    pages = [each for each in DOCUMENTS if str(each.relative_to(ROOT)).startswith("docs/")]
+    named = {str(each.relative_to(ROOT)) for each in pages if TEST.search(FENCE.sub("", each.read_text()))}
+    assert named - PROOFS - {"docs/testing.md"} == set()
 
 
 def test_the_reference_of_the_settings_is_what_the_code_says() -> None:

@@ -32,7 +32,7 @@ __all__ = [
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "parity.md"
 #: All documents whose named tests must have run.
-DOCUMENTS = (DOCUMENT, DOCUMENT.with_name("celery.md"), DOCUMENT.with_name("integrations.md"))
+DOCUMENTS = (DOCUMENT, DOCUMENT.with_name("proofs.md"))
 NAME = re.compile(r"`(?:(conformance)::)?(test_\w+)`")
 #: A broker among a test's parameters, as the conformance suite names them.
 BROKER = re.compile(r"\[(?:[^\]]*-)?(valkey|redis|rabbit-classic|rabbit-quorum)(?:-|\])")

@@ -35,7 +35,7 @@ def changeable(found: Delayed) -> Delayed:
         msg = f"task {found.contents.task_id} is dead, and waits for its dead-letter queue or its handler: see `redelivery dlq`"
         raise InputError(msg)
     if found.contents.message is None:
-        msg = f"{found.contents.task_id} is no message: its bytes can only wait"
+        msg = f"{found.contents.task_id} is not a message: its bytes can only wait"
         raise InputError(msg)
     return found
 

@@ -92,7 +92,7 @@ class GenericTransport(WithoutLeases):
 
     def has_queue(self, name: str) -> bool:
         """Whether the broker has this queue. Raises `BrokerError`: nobody can look without making it."""
-        msg = f"nobody can tell on this broker whether queue {name!r} is there: let auto_create_dead_letter_resources be on"
+        msg = f"this broker cannot tell whether queue {name!r} exists: leave auto_create_dead_letter_resources on"
         raise BrokerError(msg)
 
     def warn(self, queues: Sequence[str], letters: Iterable[str], management_url: str | None) -> None:  # noqa: ARG002 - the port's

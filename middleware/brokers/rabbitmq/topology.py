@@ -97,7 +97,7 @@ def declare_letters(connection: Any, name: str, queue_type: str) -> None:
         try:
             channel.queue_declare(name, durable=True, auto_delete=False, arguments=arguments)
         except PreconditionFailed:
-            log.debug("dead_letter_queue.kept", dead_letter_queue=name, why="it is there, with other arguments")
+            log.debug("dead_letter_queue.kept", dead_letter_queue=name, why="it exists with other arguments")
 
 
 def declare_journal(connection: Any, name: str) -> bool:

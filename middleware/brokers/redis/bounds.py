@@ -123,7 +123,7 @@ def publish_within(
         eviction = evicted(runtime, raw, queue, Reason.MAX_LENGTH, now_ms=int(now_ms), detail=why)
         victim = [at, raw, *eviction.to_args(queue)]
     else:
-        msg = f"queue {queue!r} is full, and its oldest message changed {MAX_TRIES} times while it was to make room: publish again"
+        msg = f"queue {queue!r} is full, and its oldest message changed {MAX_TRIES} times while room was made: publish again"
         raise BrokerError(msg)
     if state == b"refused":
         msg = f"queue {queue!r} holds {int(facts[0])} messages (max_length {most}, overflow refuse_publish): publish again later"

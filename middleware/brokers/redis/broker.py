@@ -85,5 +85,5 @@ class RedisBroker(RedisTransport):
         memory: Any = self.client.info("memory")
         policy = memory.get("maxmemory_policy", "noeviction")
         if memory.get("maxmemory") and policy != "noeviction":
-            why = "a full server throws messages away, unrecorded: set maxmemory-policy noeviction"
+            why = "a full server deletes messages without a record: set maxmemory-policy noeviction"
             log.warning("broker.evicts", maxmemory_policy=policy, maxmemory=memory["maxmemory"], why=why)

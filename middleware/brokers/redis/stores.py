@@ -50,7 +50,7 @@ class Stores(OnRedis):
         keys = [self.keys.destinations, self.keys.delayed_tasks, *names]
         moved, missing, next_ms, error = self._promote(self.client, keys, [limit, SEPARATOR, *lists])
         if error:
-            log.error("delayed.refused", error=text_of(error), why="its messages wait; mend or remove that list")
+            log.error("delayed.refused", error=text_of(error), why="its messages wait: repair or remove that list")
         return int(moved), int(missing), None if int(next_ms) < 0 else int(next_ms) / 1000
 
     def cancel(self, list_name: str, ident: str, event: Event) -> Answer:

@@ -166,7 +166,7 @@ def test_what_is_no_death_stays_and_says_why(rabbit: Rabbit) -> None:
 @pytest.mark.parametrize(
     ("name", "word"),
     [
-        ("refused", "what waits there is alive"),
+        ("refused", "the messages there are alive"),
         ("nowhere", "there is no queue 'nowhere' on the broker"),
         ("redelivery.outcomes", "is a name that redelivery uses itself"),
         ("w0@shop.celery.pidbox", "is a name that Celery uses itself"),

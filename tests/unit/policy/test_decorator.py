@@ -282,7 +282,7 @@ def test_it_stands_once_on_a_task(app: Celery) -> None:
     def charge() -> None:
         """Do nothing."""
 
-    with pytest.raises(ConfigurationError, match=r"stands twice on .*charge: put all of it into one"):
+    with pytest.raises(ConfigurationError, match=r"is on .*charge twice: put all of it into one"):
         redeliver(max_age=2)(charge)
 
 

@@ -339,8 +339,8 @@ def broken(_state: RetryCallState) -> Any:
         ("stop", broken, "@redeliver's stop= failed"),
         ("retry", broken, "@redeliver's retry= failed"),
         ("wait", lambda _state: None, "wait= failed (TypeError"),
-        ("wait", lambda _state: -1, "-1 is no delay in seconds"),
-        ("wait", lambda _state: float("nan"), "nan is no delay in seconds"),
+        ("wait", lambda _state: -1, "-1 is not a delay in seconds"),
+        ("wait", lambda _state: float("nan"), "nan is not a delay in seconds"),
         ("wait", lambda: 5, "wait= failed (TypeError"),
     ],
 )

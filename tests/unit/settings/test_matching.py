@@ -86,7 +86,7 @@ def test_wildcards_inside_words_are_refused(text: str) -> None:
 @pytest.mark.parametrize("written", ["", 5, None])
 def test_what_is_no_text_is_no_pattern(written: str) -> None:
     """An empty or missing pattern is refused."""
-    with pytest.raises(ConfigurationError, match="is no pattern"):
+    with pytest.raises(ConfigurationError, match="is not a pattern"):
         AddressPattern(written)
 
 

@@ -90,7 +90,7 @@ def test_the_default_cap_is_ten_delays_or_ten_minutes(delay: float, cap: float) 
         ("max_length", 1.5, "must be a whole number"),
         ("max_time_to_live", 0, "must be more than 0 seconds"),
         ("non_retryable", 5, "must be a list of exception classes"),
-        ("non_retryable", int, "int is no exception class"),
+        ("non_retryable", int, "int is not an exception class"),
         ("non_retryable", "OSEror", "did you mean 'OSError'?"),
         ("non_retryable", "Refused", "write its module too"),
         ("non_retryable", "shop errors", "must be an exception class or its dotted name"),

@@ -155,6 +155,6 @@ def _write_lines(rows: Sequence[dict[str, Any]], uri: str, folder: str, file: st
             os.fsync(sink.fileno())
         unfinished.replace(place / f"{file}.jsonl")
     except OSError as exc:
-        msg = f"the archive {scrubbed(uri)!r} cannot be written: {exc}; free the place, or give another"
+        msg = f"the archive {scrubbed(uri)!r} cannot be written: {exc}; free space there, or name another place"
         raise InputError(msg) from exc
     return f"{file}.jsonl"

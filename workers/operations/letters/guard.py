@@ -109,7 +109,7 @@ class Guard:
             waiting = self.fates.open
             self.on_wait(f"canary: {sent - len(waiting)} of {sent} ended, {len(self.fates.died)} died again")
             if self.fates.died:
-                msg = f"the canary died again: {_named(self.died_again, _death)}; mend what they died of first"
+                msg = f"the canary died again: {_named(self.died_again, _death)}; repair the cause first"
                 raise RedriveError(msg)
             if not waiting:
                 self._may_follow = True

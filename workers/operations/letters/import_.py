@@ -72,7 +72,7 @@ def import_letters(
         msg = f"{name!r} {why}: name the queue behind the dead-letter exchange"
         raise InputError(msg)
     if name in runtime.app.amqp.queues and name not in dead_letters.known(runtime):
-        msg = f"{name!r} is a queue that the app runs: what waits there is alive; name the queue behind the dead-letter exchange"
+        msg = f"{name!r} is a queue that the app runs: the messages there are alive; name the queue behind the dead-letter exchange"
         raise InputError(msg)
     with store.transport.connect() as connection:
         depth = depth_of(connection, name)

@@ -142,7 +142,7 @@ def move(
 def _moved(letter: Letter, homes: Homes, name: str, target: str, now_ms: int) -> _Moved:
     contents = letter.contents
     if not letter.is_message or not letter.death:
-        msg = "it is no letter of ours: its bytes were never a message, or somebody else put it here"
+        msg = "it is not a dead letter of redelivery's: its bytes were never a message, or somebody else put it here"
         raise RedriveError(msg)
     message, failure = contents.message, contents.envelope.failure
     assert message is not None  # noqa: S101 - a message has been seen just above

@@ -1,0 +1,74 @@
+"""The reference of all commands, `docs/commands.md`, from their own help: `python -m tests.project.commands_reference`."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from redelivery.workers.cli.main import redelivery
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["reference"]
+
+INTRODUCTION = """# Commands
+
+Every command with its arguments and options. `./dev python -m tests.project.commands_reference > docs/commands.md` writes this page
+from the code, and a test compares the two.
+
+`redelivery -A shop COMMAND` and `celery -A shop redelivery COMMAND` are the same. `shop` is the module of your Celery app, as in
+`celery -A`.
+
+| exit code | meaning |
+|---|---|
+| 0 | the command did what it was asked to do |
+| 1 | the command found something (`reconcile`: the books do not balance) |
+| 2 | the arguments are wrong, or the command failed; one line says why |
+| 130 | you interrupted the command |
+"""
+
+
+def reference() -> str:
+    """The whole page."""
+    context = click.Context(redelivery, info_name="redelivery")
+    return "\n".join([INTRODUCTION, *(_section(each, words) for words, each in _leaves(redelivery, context, ()))])
+
+
+def _leaves(group: click.Group, context: click.Context, words: tuple[str, ...]) -> Iterator[tuple[str, click.Command]]:
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        if command is None or command.hidden:
+            continue
+        if isinstance(command, click.Group):
+            yield from _leaves(command, context, (*words, name))
+        else:
+            yield " ".join((*words, name)), command
+
+
+def _section(command: click.Command, words: str) -> str:
+    context = click.Context(command, info_name=words)
+    usage = " ".join(("redelivery", words, *command.collect_usage_pieces(context)))
+    rows = [_row(each.get_help_record(context)) for each in command.get_params(context) if _is_shown(each)]
+    table = "" if not rows else "\n| option | meaning |\n|---|---|\n" + "".join(rows)
+    return f"## {words}\n\n```text\n{usage}\n```\n\n{_help(command)}\n{table}"
+
+
+def _help(command: click.Command) -> str:
+    """Its own words, a paragraph on a line."""
+    return "\n\n".join(" ".join(part.split()) for part in (command.help or "").replace("\b", "").split("\n\n"))
+
+
+def _is_shown(parameter: click.Parameter) -> bool:
+    return isinstance(parameter, click.Option) and not parameter.hidden and "--help" not in parameter.opts
+
+
+def _row(record: tuple[str, str] | None) -> str:
+    option, meaning = record or ("", "")
+    return "| `{}` | {} |\n".format(*(each.replace("|", "\\|") for each in (option, meaning)))
+
+
+if __name__ == "__main__":
+    sys.stdout.write(reference())
