@@ -2,7 +2,8 @@
 
 Whoever moves a message writes words into a stream, and whoever is handed a message again waits for a moment and reads them:
 
-- `moved`, written when the successor and the event are confirmed: the message is only acknowledged;
+- `moved`, written when the successor is confirmed, right behind the event: the message is only acknowledged;
+- `unrecorded` takes `moved` back, where the log has refused the event: the message is delivered again;
 - `moving`, written before the successor is published, names the successor, too. The reader waits for as long as the successor is
   delayed, and half a minute: where it `moved` or was `had` meanwhile, the message is only acknowledged, else delivered again;
 - `had`, written when the end of a message that has been moved before is recorded.
@@ -35,12 +36,12 @@ from ...ports import Successor
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-__all__ = ["HAS_HAD", "HAS_MOVED", "IS_MOVING", "Journal", "Moved", "entry", "moved_of", "word_of"]
+__all__ = ["HAS_HAD", "HAS_MOVED", "IS_MOVING", "IS_UNRECORDED", "Journal", "Moved", "entry", "moved_of", "word_of"]
 
 #: Bytes of a word; a word, its successor's, and for how many seconds that is delayed.
 WORD, MOVING = 16, Struct(">16s16sI")
 #: What an entry holds, by its first byte.
-MARKER, HAS_MOVED, IS_MOVING, HAS_HAD = b"?", b"d", b"g", b"h"
+MARKER, HAS_MOVED, IS_UNRECORDED, IS_MOVING, HAS_HAD = b"?", b"d", b"u", b"g", b"h"
 #: Seconds: how long the last frames of a dead worker may be on their way; how long a reader waits for its marker, and for more
 #: questions before it closes its connection; how far back it reads.
 ON_ITS_WAY, TIMEOUT, MAX_IDLE = 1.0, 10.0, 5.0
@@ -237,9 +238,14 @@ class Reading:
         if kind == IS_MOVING and len(words) % MOVING.size == 0:
             for word, successor, seconds in MOVING.iter_unpack(words):
                 self._moving.setdefault(word, []).append((successor, min(seconds, MAX_DELAY)))
-        elif kind in {HAS_MOVED, HAS_HAD}:
-            known = self._moved if kind == HAS_MOVED else self._had
-            known.update(words[at : at + WORD] for at in range(0, len(words) - WORD + 1, WORD))
+            return
+        read = {words[at : at + WORD] for at in range(0, len(words) - WORD + 1, WORD)}
+        if kind == HAS_MOVED:
+            self._moved |= read
+        elif kind == IS_UNRECORDED:
+            self._moved -= read
+        elif kind == HAS_HAD:
+            self._had |= read
 
     def close(self) -> None:
         """Close its connection."""

@@ -1,9 +1,9 @@
 """The publisher: carries moves out on RabbitMQ, many at a time, on a connection of its own.
 
 A move is, in this order: the message is published where it goes, and the broker confirms that it is there; its outcome event is
-published and confirmed, and its word in the journal (`journal`) is written, for which nobody waits; then whoever asked for it is
-told, and acknowledges the delivery. Whatever dies between two steps leaves the delivery unacknowledged: it comes
-again, and may run twice where its word is not written, but is never lost.
+published, and behind it its word in the journal (`journal`), for which nobody waits; the event is confirmed, or the word is taken
+back; then the one that asked for the move is told, and acknowledges the delivery. Whatever dies between two steps leaves the
+delivery unacknowledged: it comes again, and may run twice where its word is not written, but is never lost.
 
 A native thread does it, so that the worker's event loop waits for no confirmation; what is asked for meanwhile goes out together.
 A connection that is lost is opened again, and what was not confirmed is published again, under the same event id. A message that
@@ -32,7 +32,7 @@ from ...logs import log
 from ...messages.events import Numbering
 from ...ports import Answer
 from .events import packed
-from .journal import HAS_HAD, HAS_MOVED, IS_MOVING, entry
+from .journal import HAS_HAD, HAS_MOVED, IS_MOVING, IS_UNRECORDED, entry
 from .messages import PERSISTENT
 
 if TYPE_CHECKING:
@@ -291,24 +291,25 @@ class Publisher:
                 move.event_id = move.event_id or self._numbers.next_id()
                 events.append((move.event_id, move.event))
         if not events:
-            self._note_moved(moves)
+            self._note_moved(HAS_MOVED, moves)
             return
         for is_again in (False, True):
             message = amqp.Message(packed(events), content_type="application/json", delivery_mode=PERSISTENT)
             target = (self._names.outcomes_exchange, self._names.outcomes)
             number = self._publish(message, target)
+            self._note_moved(HAS_MOVED, moves)
             self._confirmed()
             if number not in self._nacked and target not in self._returned:
-                self._note_moved(moves)  # now, for whoever reads it acknowledges the message: its event must be there
                 self._note(HAS_HAD, [move.had for move in moves if move.had])
                 return
+            self._note_moved(IS_UNRECORDED, moves)  # a reader of its word acknowledges the message: its event must be there
             if not is_again:
                 self._declare(self._connection)
         msg = f"the outcome log {self._names.outcomes} takes no events: does a policy of the broker limit its length?"
         raise BrokerError(msg)
 
-    def _note_moved(self, moves: list[Move]) -> None:
-        self._note(HAS_MOVED, [move.moved.word for move in moves if move.moved is not None])
+    def _note_moved(self, kind: bytes, moves: list[Move]) -> None:
+        self._note(kind, [move.moved.word for move in moves if move.moved is not None])
 
     def _note(self, kind: bytes, words: list[bytes]) -> None:
         """Write these words into the journal; where it takes none, nothing else must wait for it."""

@@ -20,7 +20,7 @@ from redelivery.middleware.brokers.rabbitmq import channel as amqp_channel
 from redelivery.middleware.brokers.rabbitmq import transport as amqp
 from redelivery.middleware.brokers.rabbitmq.channel import Channel
 from redelivery.middleware.brokers.rabbitmq.deliveries import ChannelClaim
-from redelivery.middleware.brokers.rabbitmq.journal import HAS_HAD, HAS_MOVED, IS_MOVING
+from redelivery.middleware.brokers.rabbitmq.journal import HAS_HAD, HAS_MOVED, IS_MOVING, IS_UNRECORDED
 from redelivery.middleware.brokers.rabbitmq.names import DELAY_PREFIX, JOURNAL, OUTCOMES
 from redelivery.middleware.brokers.rabbitmq.publisher import Publisher
 from redelivery.middleware.brokers.rabbitmq.start_markers import Starts
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 __all__ = ["install", "step_of"]
 
 #: The words of the journal.
-NOTES = {IS_MOVING: "moving", HAS_MOVED: "moved", HAS_HAD: "had"}
+NOTES = {IS_MOVING: "moving", HAS_MOVED: "moved", IS_UNRECORDED: "moved", HAS_HAD: "had"}
 #: What the moves of an operator's command are, by its role.
 OF_ROLE = {"redrive": "redrive", "move": "move", "importer": "import", "reschedule": "reschedule", "cancel": "cancel"}
 
