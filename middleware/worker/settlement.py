@@ -86,11 +86,12 @@ class Settlement:
         self.runtime.outbox.ask(self.tag, transition, self._answered(request), self.runtime.transport)
 
     def _answered(self, request: Any) -> Callable[[Answer], None]:
-        tag, task_id, owner = self.tag, request.id, self.runtime.owner
+        tag, task_id, runtime = self.tag, request.id, self.runtime
 
         def answered(answer: Answer) -> None:
             if answer is Answer.REFUSED:
                 log.warning("transition.refused", task_id=task_id, tag=tag, why="the message was given to another worker")
-            owner.drop(tag)
+            if runtime.holds_messages:  # a thread that outlives its worker's stop ends its message, too
+                runtime.owner.drop(tag)
 
         return answered
