@@ -235,6 +235,9 @@ def shell(*, bare: bool = False) -> Iterator[Shell]:
     drop = ("PYTEST", "REDELIVERY_", "CELERY_", "COV", "NO_COLOR", "COLUMNS", "VIRTUAL_ENV", "PYTHON")
     environment = {key: value for key, value in os.environ.items() if not key.startswith(drop)}
     environment |= {"TERM": "xterm-256color", "LC_ALL": "C.UTF-8", "PYTHONDONTWRITEBYTECODE": "1"}
+    environment.setdefault(
+        "XDG_CACHE_HOME", str(Path.home() / ".cache")
+    )  # what is made beside Spark's first run outlives this home
     if bare:
         subprocess.run(["git", "clone", "--quiet", str(ROOT), str(home / "redelivery")], check=True)
     else:
