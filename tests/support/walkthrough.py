@@ -56,6 +56,7 @@ VARIABLE = (
     (re.compile(r"\b[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\b|\b[0-9a-f]{6,40}\b(…)?"), "ID"),
     (re.compile(r"\b\d+(\.\d+)?\s?(ms|s|m|h|min)\b(\s\d+(ms|s|m)\b)*(\s\(\d+:\d\d:\d\d\))?"), "DURATION"),
     (re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d([.,]\d+)?)?Z?|\b\d\d:\d\d(:\d\d)?([.,]\d+)?Z?"), "TIME"),
+    (re.compile(r"(\S{4})\S*(?: \S+)*…"), r"\1…"),  # a cell that is cut: where, depends on its neighbours' width
     (re.compile(r"[─━═╌-]{3,}"), "---"),
     (re.compile(r"\s+"), " "),
 )
@@ -234,6 +235,9 @@ def shell(*, bare: bool = False) -> Iterator[Shell]:
     drop = ("PYTEST", "REDELIVERY_", "CELERY_", "COV", "NO_COLOR", "COLUMNS", "VIRTUAL_ENV", "PYTHON")
     environment = {key: value for key, value in os.environ.items() if not key.startswith(drop)}
     environment |= {"TERM": "xterm-256color", "LC_ALL": "C.UTF-8", "PYTHONDONTWRITEBYTECODE": "1"}
+    environment.setdefault(
+        "XDG_CACHE_HOME", str(Path.home() / ".cache")
+    )  # what is made beside Spark's first run outlives this home
     if bare:
         subprocess.run(["git", "clone", "--quiet", str(ROOT), str(home / "redelivery")], check=True)
     else:
