@@ -11,7 +11,17 @@ import pytest
 from structlog.testing import capture_logs
 
 from redelivery.middleware.brokers.rabbitmq import journal as amqp_journal
-from redelivery.middleware.brokers.rabbitmq.journal import HAS_HAD, HAS_MOVED, IS_MOVING, Journal, Moved, entry, moved_of, word_of
+from redelivery.middleware.brokers.rabbitmq.journal import (
+    HAS_HAD,
+    HAS_MOVED,
+    IS_MOVING,
+    IS_UNRECORDED,
+    Journal,
+    Moved,
+    entry,
+    moved_of,
+    word_of,
+)
 from redelivery.middleware.brokers.rabbitmq.messages import message_of
 from redelivery.middleware.brokers.rabbitmq.names import JOURNAL
 from redelivery.middleware.brokers.rabbitmq.topology import declare_journal
@@ -239,28 +249,29 @@ def write(rabbit: Rabbit, *messages: amqp.Message) -> None:
             connection.default_channel.basic_publish(message, routing_key=JOURNAL)
 
 
-def answers(journal: Journal, words: list[bytes]) -> dict[bytes, bool]:
+def answers(journal: Journal, words: list[bytes]) -> dict[bytes, Successor]:
     """Ask for these words; the answers, by and by."""
-    told: dict[bytes, bool] = {}
+    told: dict[bytes, Successor] = {}
     for word in words:
-        journal.ask(word, lambda is_there, word=word: told.update({word: is_there}))  # type: ignore[misc]
+        journal.ask(word, lambda known, word=word: told.update({word: known}))  # type: ignore[misc]
     return told
 
 
 def test_each_word_is_found_and_no_other(rabbit: Rabbit, journal: Journal) -> None:
-    """Whatever else is written there, by whomever; and a word that comes within the second that a reader waits."""
-    words = [bytes([number]) * 16 for number in range(100)]
+    """Whatever else is written there; a word that comes within the second that a reader waits; not one that was taken back."""
+    words = [bytes([number]) * 16 for number in range(101)]
     nonsense = [
         amqp.Message("no word"),
         amqp.Message(b"\xff" * 100_001),
         amqp.Message(HAS_MOVED + b"short"),
         amqp.Message(IS_MOVING + b"x" * 37),
     ]
-    write(rabbit, entry(HAS_MOVED, words[:50]), *nonsense, entry(HAS_MOVED, words[50:98]), entry(HAS_HAD, words[99:]))
+    write(rabbit, entry(HAS_MOVED, words[:50]), *nonsense, entry(HAS_MOVED, words[50:98]), entry(HAS_HAD, words[99:100]))
+    write(rabbit, entry(HAS_MOVED, words[100:]), entry(IS_UNRECORDED, words[100:]))
     told = answers(journal, words)
     write(rabbit, entry(HAS_MOVED, [words[98]]))
     until(lambda: len(told) == len(words), what="the answers")
-    assert [told[word] for word in words] == [True] * 99 + [False]
+    assert [told[word] for word in words] == [Successor.RECORDED] * 99 + [Successor.UNKNOWN] * 2
 
 
 @pytest.mark.parametrize("kind", [HAS_HAD, HAS_MOVED])
@@ -277,7 +288,7 @@ def test_what_became_of_a_successor_tells_that_it_was_there(
     assert told == {}
     write(rabbit, entry(kind, [successor]))
     until(lambda: len(told) == 2, 30, "the answers")
-    assert told == {known: True, unknown: False}
+    assert told == {known: Successor.SEEN, unknown: Successor.UNKNOWN}
 
 
 def test_a_successor_that_is_long_in_coming_is_not_waited_for() -> None:
