@@ -77,7 +77,7 @@ def test_who_is_kept(here: Shop, queue: str, eligible: Any, outcome: str, reason
     headers = {} if eligible is None else {ELIGIBLE: eligible}
     task_id = here.send("dies", "gives up", queue=queue, headers=headers)
     end = here.ended(task_id, outcome)
-    assert (end.reason, end.exception) == (reason, "redelivery.middleware.policy.task_exceptions.DeadLetter")
+    assert (end.reason, end.exception) == (reason, "redelivery.DeadLetter")
     assert here.outcomes_of(task_id) == ["published", outcome]
     kept = [letter["headers"]["id"] for letter in here.letters(f"DLQ.{queue}")]
     assert (task_id in kept) is (outcome == "dead_lettered")
