@@ -269,6 +269,7 @@ class Publisher:
     def _send(self, moves: Iterable[Move], *, is_again: bool) -> None:
         """Publish the messages that are not there yet, and wait for their confirmations."""
         sent: list[tuple[int, Move]] = []
+        self._nacked, self._returned = set(), set()
         listed = [move for move in moves if not move.is_there]
         self._note(IS_MOVING, [move.moved.moving for move in listed if move.moved is not None and move.moved.moving])
         for move in listed:
@@ -296,6 +297,7 @@ class Publisher:
         for is_again in (False, True):
             message = amqp.Message(packed(events), content_type="application/json", delivery_mode=PERSISTENT)
             target = (self._names.outcomes_exchange, self._names.outcomes)
+            self._nacked, self._returned = set(), set()
             number = self._publish(message, target)
             self._note_moved(HAS_MOVED, moves)
             self._confirmed()
@@ -354,7 +356,6 @@ class Publisher:
             self._kombu, self._channel, self._published = kombu, channel, 0
             self._open, self._is_blocked = set(), False
             self._declare(connection)
-        self._nacked, self._returned = (set(), set()) if not self._open else (self._nacked, self._returned)
         return self._kombu.connection
 
     def _disconnect(self) -> None:

@@ -3,6 +3,8 @@
 Messages are moved from one queue to another, 64 at a time: in AMQP transactions, each with an event (`tx`), or published, confirmed
 and then acknowledged (`confirm`), in the product's order. The node dies at a moment that a seed draws, and comes back. Counted are
 the messages in neither queue (lost), and those in both, which were moved and came back all the same.
+
+`--way new --age 0` asks something else: how many of 30 confirmed messages are lost in a durable queue that is so many seconds old.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import random
 import sys
 import tempfile
 import threading
+import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -124,13 +127,26 @@ def killed(rabbit: Rabbit, way: str, kind: str, number: int, seconds: float) -> 
     return {"moved": moved, "lost": len(set(names) - left - there), "in_both": len(left & there)}
 
 
+def forgotten(rabbit: Rabbit, number: int, age: float) -> dict[str, int]:
+    """A round with a new queue: how many of its confirmed messages are lost."""
+    queue, names = f"n{number}", [str(each) for each in range(30)]
+    with channels(rabbit) as (_, publishing, opened):
+        publishing.queue_declare(queue, durable=True, auto_delete=False)
+        publish(publishing, dict.fromkeys(names, BODY), queue, opened, 1)
+        time.sleep(age)  # what is asked for
+        rabbit.node.kill()
+    rabbit.node.start()
+    return {"lost": len(names) - (rabbit.depth(queue) or 0)}
+
+
 def main() -> None:
     """The command."""
     parser = argparse.ArgumentParser(prog="python -m tests.faults.storm.broker_kill")
-    parser.add_argument("--way", choices=["tx", "confirm"], default="confirm")
+    parser.add_argument("--way", choices=["tx", "confirm", "new"], default="confirm")
     parser.add_argument("--queue", choices=["classic", "quorum"], default="classic")
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--age", type=float, default=0.0, help="seconds from the making of a new queue to the kill")
     said = parser.parse_args()
     chance = random.Random(said.seed)  # noqa: S311 - moments are no secrets
     with tempfile.TemporaryDirectory(prefix="kills-", ignore_cleanup_errors=True) as folder:
@@ -138,7 +154,10 @@ def main() -> None:
         try:
             rabbit = node.start().vhost()
             for number in range(said.rounds):
-                made = killed(rabbit, said.way, said.queue, number, chance.uniform(SOONEST, LATEST))
+                if said.way == "new":
+                    made = forgotten(rabbit, number, said.age)
+                else:
+                    made = killed(rabbit, said.way, said.queue, number, chance.uniform(SOONEST, LATEST))
                 sys.stdout.write(json.dumps({"way": said.way, "queue": said.queue, "round": number, **made}) + "\n")
                 sys.stdout.flush()
         finally:
