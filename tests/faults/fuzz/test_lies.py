@@ -144,7 +144,7 @@ def test_names_that_kombu_was_told_to_use_are_no_targets(any_server: Server) -> 
     desk.app.conf.broker_transport_options = told
     desk.die()
     for name in told.values():
-        for words in (("redrive", "--to"), ("move", "--create", "--to")):
+        for words in (("redrive", "--create", "--to"), ("move", "--create", "--to")):
             done = desk.run("dlq", words[0], LETTERS, "--all", *words[1:], name)
             assert (done.exit_code, "is a name that kombu uses itself" in done.stderr) == (2, True), done.output
         with pytest.raises(EnvelopeError, match="kombu"):
