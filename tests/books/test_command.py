@@ -228,7 +228,7 @@ def test_a_machine_without_java_uses_the_embedded_one_and_prints_nothing_of_spar
     told.write(tmp_path)
     environment = _without_java(tmp_path)
     done = subprocess.run(
-        [*COMMAND, *arguments(tmp_path)], env=environment, capture_output=True, text=True, check=False, timeout=150
+        [*COMMAND, *arguments(tmp_path)], env=environment, capture_output=True, text=True, check=False, timeout=280
     )
     assert done.returncode == 1, done.stderr
     assert "The books DO NOT BALANCE.\n" in done.stdout

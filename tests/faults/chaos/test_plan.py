@@ -78,7 +78,8 @@ def receiver(call: ast.Call) -> str:
 def test_every_script_is_a_boundary() -> None:
     """A script that is added without one is found here, and so is a script's file that nothing calls."""
     named = {call.args[0].value for _, name, call in calls() if name == "Script" and isinstance(call.args[0], ast.Constant)}
-    files = {path.stem for path in (ROOT / "middleware" / "brokers" / "redis" / "lua").glob("*.lua") if "-- Shared by" not in path.read_text("utf-8")}
+    scripts = (ROOT / "middleware" / "brokers" / "redis" / "lua").glob("*.lua")
+    files = {path.stem for path in scripts if "-- Shared by" not in path.read_text("utf-8")}
     assert files == named
     assert named - steps() == NO_STEP.keys()
 
