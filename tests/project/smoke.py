@@ -1,4 +1,4 @@
-"""What must hold of the built wheel in an environment with its own dependencies alone: a script that ends with 1 where it does not."""
+"""What must hold of the built wheel in an environment with its own dependencies alone: a script, which ends with 1 otherwise."""
 
 from __future__ import annotations
 
