@@ -31,8 +31,9 @@ NAMED_ONLY = {"canonical", "next", "prev"}
 
 def pages() -> list[Path]:
     """Every page and picture of the site, by its path in the repository."""
-    found = [each for place in PLACES for each in (ROOT / place).rglob("*")]
-    return sorted(each.relative_to(ROOT) for each in [*ROOT.glob("*.md"), *found] if each.suffix in SHOWN and each.is_file())
+    found = [*ROOT.glob("*.md"), *(each for place in PLACES for each in (ROOT / place).rglob("*"))]
+    paths = [each.relative_to(ROOT) for each in found if each.suffix in SHOWN and each.is_file()]
+    return sorted(each for each in paths if not any(part.startswith(".") for part in each.parts))  # pytest keeps a page, too
 
 
 def lay_out() -> None:
