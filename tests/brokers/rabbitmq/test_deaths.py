@@ -178,6 +178,7 @@ def test_a_queue_that_lives_or_is_not_there_is_refused(rabbit: Rabbit, name: str
     with pytest.raises(AssertionError, match=word):
         Place.command(app, "dlq", "import", name)
     assert rabbit.depth("refused") == 1
+    assert rabbit.depth("redelivery.outcomes") in {None, 0}
 
 
 def test_on_redis_there_is_nothing_to_import(server: Server) -> None:
