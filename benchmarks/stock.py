@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 from redelivery.middleware.brokers.redis.keys import Keys, unacked_suffix
 from redelivery.middleware.brokers.redis.scripts import Script
 from redelivery.middleware.brokers.redis.transport import RedisTransport
+from redelivery.middleware.messages.envelope import Attempt, Failed
 from redelivery.middleware.messages.events import Event, Outcome
-from redelivery.middleware.messages.steps import Attempt, Failed, dead, sealed
+from redelivery.middleware.messages.steps import dead, sealed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

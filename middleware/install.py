@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
     Handler = TypeVar("Handler", bound=Callable[[Letter], LetterDecision])
 
-__all__ = ["Redelivery"]
-
 
 class Redelivery(Runtime):
     """Retries, dead letters, delays and outcomes for every task of a Celery app.

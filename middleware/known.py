@@ -11,8 +11,6 @@ from typing import Any, Final
 
 from .logs import log
 
-__all__ = ["KNOWN", "has", "is_known", "known_of", "version_of", "warn_unless_known"]
-
 #: How their versions begin.
 KNOWN: Final = {
     "billiard": ("4.2.", "4.3."),

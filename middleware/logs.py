@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
     from structlog.typing import EventDict, WrappedLogger
 
-__all__ = ["HIDDEN", "TaskContext", "log", "redacting", "told"]
-
 BOUND = ("task_id", "attempt", "queue", "generation")
 #: What stands in place of arguments, and of the texts and tracebacks of exceptions.
 HIDDEN = "(hidden: redact is set)"

@@ -23,26 +23,6 @@ if TYPE_CHECKING:
     from .messages.events import Event
     from .policy.resolver import Pace
 
-__all__ = [
-    "ACCEPTED",
-    "Answer",
-    "Capability",
-    "Carrier",
-    "Deliveries",
-    "FastPath",
-    "Held",
-    "Lease",
-    "Moves",
-    "Names",
-    "Pipeline",
-    "Redeliveries",
-    "Registry",
-    "Session",
-    "Successor",
-    "Transport",
-    "ignore",
-]
-
 #: How the start of a message is recorded that was acknowledged before its task ran (`acks_late=False`).
 ACCEPTED = "accepted"
 

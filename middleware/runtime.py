@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from .policy.resolver import Resolver
     from .ports import Carrier, Deliveries, Transport
 
-__all__ = ["Runtime"]
-
 
 class Runtime:
     """The app, its policies, its broker, what a worker holds, and what the broker has not answered yet.

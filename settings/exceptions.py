@@ -14,8 +14,6 @@ from redelivery.errors import ConfigurationError
 
 from .values import suggestion
 
-__all__ = ["distance", "name_of", "names_of"]
-
 _BUILT_IN = sorted(key for key, value in vars(builtins).items() if isinstance(value, type) and issubclass(value, BaseException))
 
 

@@ -8,8 +8,6 @@ from typing import Any, Literal
 from . import values
 from .values import checks_of, setting
 
-__all__ = ["GENERAL", "GeneralSettings", "read_general"]
-
 #: A lease is renewed once a second: below this, a worker that is merely busy would be taken for dead.
 LEAST_LEASE = 2.0
 

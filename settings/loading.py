@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     from .sources import Row, Source
 
-__all__ = ["BUILT_IN", "DECORATOR", "RedeliverySettings", "ResolvedPolicy"]
-
 BUILT_IN, DECORATOR = "built-in", "decorator"
 #: Queues and tasks come from the app, so they are few; this only bounds what strange messages can make us remember.
 MAX_REMEMBERED = 10_000

@@ -15,8 +15,6 @@ from dataclasses import dataclass, field
 
 from redelivery.errors import ConfigurationError
 
-__all__ = ["AddressPattern"]
-
 ONE_WORD = "*"
 ANY_WORDS = "#"
 

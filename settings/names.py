@@ -6,8 +6,6 @@ asks the broker, too. One list holds for all brokers: a setting must not become 
 
 from __future__ import annotations
 
-__all__ = ["MAX_BYTES", "objection"]
-
 #: AMQP's bound.
 MAX_BYTES = 255
 #: Whole names, beginnings and ends of names, and whose they are.

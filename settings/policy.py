@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from datetime import timedelta
 
-__all__ = ["DEFAULT_QUEUE", "FIELDS", "UNLIMITED", "PolicyFields", "RedeliveryPolicy", "read_fields"]
-
 #: `max_delivery_attempts` without a limit.
 UNLIMITED = -1
 #: The dead-letter queue that is named after its origin.

@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from os import PathLike
 
-__all__ = ["CONFIG", "OVERRIDE_QUEUES", "OVERRIDE_TASKS", "QUEUES", "TASKS", "Row", "Source", "environment", "mapping", "toml_file"]
-
 QUEUES, TASKS, OVERRIDE = "queues", "tasks", "override"
 OVERRIDE_QUEUES, OVERRIDE_TASKS = "override.queues", "override.tasks"
 TOP_LEVEL = (*GENERAL, QUEUES, TASKS, OVERRIDE)

@@ -22,30 +22,6 @@ from .names import objection
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = [
-    "Check",
-    "attempts",
-    "checks_of",
-    "choice",
-    "count",
-    "duration",
-    "duration_from",
-    "factor",
-    "flag",
-    "fraction",
-    "http_url",
-    "name",
-    "number",
-    "optional",
-    "positive_duration",
-    "queue",
-    "rate",
-    "setting",
-    "suggestion",
-    "text",
-    "unknown",
-]
-
 #: Takes the setting's name and the value as written; returns the value as used, or raises `ConfigurationError`.
 Check = Callable[[str, Any], Any]
 

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, Self
 
 from redelivery.errors import EnvelopeError
 from redelivery.middleware.messages.body import decoded
-from redelivery.middleware.messages.envelope import count, text, unreadable
+from redelivery.middleware.messages.envelope import Envelope, count, text, unreadable
 from redelivery.middleware.messages.recording import about, raw_id
-from redelivery.middleware.messages.steps import Envelope, opened
+from redelivery.middleware.messages.steps import opened
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping

@@ -11,8 +11,6 @@ if TYPE_CHECKING:
 
     from ..ports import Transport
 
-__all__ = ["Kind", "kind_of", "transport_of"]
-
 Kind = Literal["redis", "amqp", "generic"]
 
 

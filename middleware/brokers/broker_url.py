@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from celery import Celery
 
-__all__ = ["check_before_start", "check_broker_url", "unanswered"]
-
 #: kombu's own reading of the address's last part; it asks nothing of its channel.
 READ_DATABASE: Any = Channel._prepare_virtual_host  # noqa: SLF001 - see above
 LOOKS_LIKE = "broker_url looks like redis://host:6379/0, rediss://… or redis+socket:///path"

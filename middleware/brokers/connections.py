@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     from ..runtime import Runtime
 
-__all__ = ["install_connections"]
-
 OURS = {
     kombu_redis.Transport: ReceivingTransport,
     kombu_redis.SentinelTransport: SentinelReceivingTransport,

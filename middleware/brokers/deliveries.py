@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from ..ports import Transport
 
-__all__ = ["Claim", "Delivered", "WithoutLeases"]
-
 
 class WithoutLeases:
     """What the transports have in common whose broker itself gives back what a dead worker held."""

@@ -7,8 +7,6 @@ from typing import Final
 from amqp.exceptions import AMQPError
 from redis.exceptions import RedisError, ResponseError
 
-__all__ = ["BROKER_ERRORS", "REDIS_ERRORS", "REFUSED"]
-
 #: Redis refuses, or does not answer.
 REDIS_ERRORS: Final = (RedisError, OSError)
 #: Redis refuses this one command.

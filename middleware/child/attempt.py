@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from ..policy.decision import Decision
     from ..runtime import Runtime
 
-__all__ = ["DECIDED", "DELIVERY", "Attempt", "Decided", "Redelivering", "classes_of"]
-
 #: Where a request carries its `DeliveryFacts`; in the pool's child, its `Attempt`.
 DELIVERY = "redelivery_delivery"
 #: The attribute of an exception that carries the decision it led to.

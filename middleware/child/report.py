@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from ..runtime import Runtime
     from .attempt import Redelivering
 
-__all__ = ["Info", "Report", "lighten"]
-
 #: As Celery's lines about tasks.
 LOG_DEAD_LETTER = "Task %(name)s[%(id)s] gave its message up: %(exc)s"
 

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 from celery.exceptions import Reject, Retry
 from celery.utils.time import maybe_make_aware
 
-from ..messages import steps as envelope
-from ..messages.envelope import mapping
+from ..messages.envelope import HEADER, mapping
+from ..messages.envelope import Attempt as Ended
+from ..messages.steps import republished
 from ..messages.ttl import PUBLISHED
 from ..policy import decision
 from ..transitions.homes import address_of
@@ -27,8 +28,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from celery import Task
-
-__all__ = ["retry_of"]
 
 
 def retry_of(task: Task, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -105,15 +104,15 @@ def _history(attempt: Attempt, cause: BaseException, decided: decision.Redeliver
     request, facts = attempt.task.request, attempt.facts
     failed = attempt.runtime.failed_of(cause, with_traceback=False)
     seen_ms = facts.first_seen_ms
-    ended = envelope.Attempt(
+    ended = Ended(
         at_ms=seen_ms + round(facts.age_now() * 1000),
         worker=request.hostname or "",
         exception=failed.text,
         delay_ms=round(decided.delay * 1000),
     )
-    known, published = request.get(envelope.HEADER), request.get(PUBLISHED)
-    header = envelope.republished(known, request.delivery_info, facts.queue, seen_ms=seen_ms, attempt=ended)
-    return {envelope.HEADER: header} if published is None else {envelope.HEADER: header, PUBLISHED: published}
+    known, published = request.get(HEADER), request.get(PUBLISHED)
+    header = republished(known, request.delivery_info, facts.queue, seen_ms=seen_ms, attempt=ended)
+    return {HEADER: header} if published is None else {HEADER: header, PUBLISHED: published}
 
 
 def _delay(task: Task, eta: Any, countdown: float | None) -> float:

@@ -17,8 +17,6 @@ from celery.app.defaults import _TO_OLD_KEY
 if TYPE_CHECKING:
     from celery import Celery, Task
 
-__all__ = ["PLAIN", "UNSET", "apply_defaults", "explicit_app_setting", "explicit_task_option"]
-
 #: Nothing was set explicitly.
 UNSET: Any = type("Unset", (), {"__repr__": lambda _: "UNSET", "__bool__": lambda _: False})()
 

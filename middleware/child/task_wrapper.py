@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
     from ..runtime import Runtime
 
-__all__ = ["ResultRefused", "guard"]
-
 
 class ResultRefused(RedeliveryError):
     """The task's result was refused by `retry=`, and its deliveries are used up: look at the task, or raise the limit."""

@@ -14,8 +14,6 @@ from redelivery.errors import EnvelopeError
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["decoded", "edited", "with_body", "without_chord"]
-
 JSON = "application/json"
 #: Parts of a body of Celery's protocol 2: args, kwargs, embed.
 PARTS = 3

@@ -24,8 +24,6 @@ from .ttl import PUBLISHED
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["FromNow", "from_now", "remember_countdowns", "with_gaps"]
-
 
 class FromNow(str):
     """A time as Celery has written it, which was given as a number of seconds from then on; `made` is a monotonic clock's."""

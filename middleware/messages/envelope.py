@@ -19,26 +19,6 @@ from .events import Reason
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-__all__ = [
-    "ANNOUNCED",
-    "COPIES",
-    "DELIVERED",
-    "ELIGIBLE",
-    "EXPIRATION",
-    "HEADER",
-    "MAX_MESSAGE",
-    "MAX_TRACEBACK",
-    "Attempt",
-    "Envelope",
-    "Failed",
-    "count",
-    "eligible_of",
-    "failed_of",
-    "mapping",
-    "text",
-    "unreadable",
-]
-
 HEADER = "redelivery"
 #: Set by our own producers, which record what they publish.
 ANNOUNCED = "redelivery-announced"

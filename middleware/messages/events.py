@@ -19,8 +19,6 @@ from redelivery.errors import EnvelopeError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-__all__ = ["SCHEMA_VERSION", "TERMINAL", "Event", "Numbering", "Outcome", "Reason"]
-
 SCHEMA_VERSION = 1
 
 

@@ -12,8 +12,6 @@ from .events import Event, Outcome
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["MAX_TEXT", "about", "published", "raw_id", "recorded_id", "wrapped"]
-
 #: Characters of an id, or of a name, that are recorded.
 MAX_TEXT = 256
 _FIRST = Envelope()

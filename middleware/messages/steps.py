@@ -15,8 +15,6 @@ from typing import TYPE_CHECKING, Any
 from redelivery.errors import EnvelopeError
 
 from .envelope import (
-    ANNOUNCED,
-    ELIGIBLE,
     HEADER,
     MAX_ATTEMPTS,
     MAX_DEATHS,
@@ -25,32 +23,12 @@ from .envelope import (
     Envelope,
     Failed,
     count,
-    eligible_of,
     mapping,
 )
 from .ttl import PUBLISHED, TIME_TO_LIVE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-__all__ = [
-    "ANNOUNCED",
-    "ELIGIBLE",
-    "HEADER",
-    "Attempt",
-    "Envelope",
-    "Failed",
-    "dead",
-    "deferred",
-    "eligible_of",
-    "iso",
-    "opened",
-    "redelivered",
-    "redriven",
-    "republished",
-    "sealed",
-    "undelivered",
-]
 
 #: Characters of a routing key (AMQP's bound).
 MAX_ROUTING_KEY = 255

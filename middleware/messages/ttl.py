@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     from .envelope import Envelope
 
-__all__ = ["DELIVERY_DELAY", "PUBLISHED", "TIME_TO_LIVE", "due_ms", "expiry_ms", "header_ms", "is_dated", "milliseconds"]
-
 #: What a producer may say of one message, in milliseconds.
 TIME_TO_LIVE = "redelivery-time-to-live-ms"
 DELIVERY_DELAY = "redelivery-delivery-delay-ms"

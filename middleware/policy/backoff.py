@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from redelivery.settings import RedeliveryPolicy
 
-__all__ = ["Randomness", "delay", "delay_range"]
-
 #: Beyond this many deliveries the exponent does not grow: larger integers cannot be made floats.
 MAX_DELIVERIES = 2**53
 

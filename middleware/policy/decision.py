@@ -29,20 +29,6 @@ if TYPE_CHECKING:
 
     from .backoff import Randomness
 
-__all__ = [
-    "MAX_DELAY",
-    "DeadLetter",
-    "Decision",
-    "Discard",
-    "Failure",
-    "Redeliver",
-    "asked_delay",
-    "decide",
-    "ending",
-    "limited",
-    "refused",
-]
-
 #: 100 years in seconds: beyond it, due times leave the calendar that Celery writes them in.
 MAX_DELAY = 100 * 365.25 * 86_400
 

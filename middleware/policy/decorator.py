@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
     from .options import Retry, Stop, Wait
 
-__all__ = ["Options", "options_of", "redeliver"]
-
 #: What is decorated, and given back as it is. A type variable for the whole of it, not a ParamSpec: that would keep the parameters
 #: too, but make a plain callable of a task, without its `delay` (`tests/support/typing_user/` has both).
 T = TypeVar("T", bound="Callable[..., Any]")

@@ -10,8 +10,6 @@ if TYPE_CHECKING:
 
     from ..messages.envelope import Envelope
 
-__all__ = ["RestingPlace", "named_after", "parking_place", "resting_place"]
-
 #: What names a dead-letter queue where the policy has neither prefix nor suffix.
 DEFAULT_PREFIX = "DLQ."
 

@@ -24,8 +24,6 @@ from redelivery.settings.values import unknown
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["Options", "Retry", "Stop", "Wait"]
-
 #: Tenacity's strategies: its own objects, or any callable.
 Wait = Callable[[RetryCallState], float]
 Stop = Callable[[RetryCallState], bool]

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from .decision import Decision, Failure
     from .options import Options
 
-__all__ = ["Bounds", "Pace", "Resolver"]
-
 #: Queues and tasks are few; this only bounds what strange names can make a producer remember.
 MAX_BOUNDS = 10_000
 #: The fields of a policy that say how long messages live, or how late they may run.

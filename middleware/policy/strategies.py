@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from .decision import Decision, Failure
     from .options import Options
 
-__all__ = ["UNSET", "StrategyFailed", "decide_with_tenacity"]
-
 #: In place of a result where the attempt did not return.
 UNSET: Any = object()
 

@@ -13,8 +13,6 @@ from redelivery.settings.values import duration
 if TYPE_CHECKING:
     from datetime import timedelta
 
-__all__ = ["DeadLetter", "RedeliverAfter"]
-
 
 class RedeliverAfter(Exception):
     """Deliver this message again after `delay` (seconds, or a `timedelta`), whatever the policy's own delay is.

@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from ..ports import Held, Transport
     from ..runtime import Runtime
 
-__all__ = ["Death", "bury", "bury_at_last", "carry_out"]
-
 #: How long a letter whose queue is missing waits before it is tried again (milliseconds).
 UNDELIVERED_WAIT = 5_000
 MISSING = "auto_create_dead_letter_resources is off: declare the queue; until then its letters wait and nothing is discarded"

@@ -6,7 +6,7 @@ import time
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
-from ..messages.steps import eligible_of
+from ..messages.envelope import eligible_of
 from ..policy import decision
 
 if TYPE_CHECKING:
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from ..policy.decision import Decision
     from ..ports import Held
     from ..runtime import Runtime
-
-__all__ = ["Decider", "DeliveryFacts"]
 
 NO_CALL: Any = MappingProxyType({})
 

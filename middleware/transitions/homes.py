@@ -33,10 +33,8 @@ if TYPE_CHECKING:
 
     from celery import Celery
 
-    from ..messages.steps import Envelope
+    from ..messages.envelope import Envelope
     from ..ports import Transport
-
-__all__ = ["Home", "Homes", "address_of", "objection", "required"]
 
 #: Letters' origins that are remembered; a stranger may have written as many as there are letters.
 MAX_REMEMBERED = 1000

@@ -13,15 +13,14 @@ from typing import TYPE_CHECKING, Any, Literal
 from redelivery.errors import EnvelopeError, RedriveError
 
 from ..messages.body import decoded, edited
+from ..messages.envelope import Envelope
 from ..messages.recording import raw_id
-from ..messages.steps import Envelope, opened, redriven
+from ..messages.steps import opened, redriven
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from .homes import Homes
-
-__all__ = ["Letter", "LetterDecision"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

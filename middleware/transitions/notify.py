@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
     from celery import Celery
 
-__all__ = ["Caller", "store_end", "stores_errors", "tell_failure"]
-
 #: What the caller gets for a death of this reason: classes that every Celery knows.
 EXCEPTIONS: dict[Reason, type[Exception]] = {
     Reason.WORKER_LOST: WorkerLostError,

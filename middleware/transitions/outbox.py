@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     Transition = Callable[[], Answer]
     Then = Callable[[Answer], None]
 
-__all__ = ["Outbox", "tell"]
-
 #: Seconds between two tries of the head of the line, at first and at most.
 FIRST_WAIT, MAX_WAIT = 0.05, 2.0
 #: Seconds between two tries of a quarantined transition, at first and at most.

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from redelivery.errors import EnvelopeError
 
+from ..messages.envelope import ANNOUNCED, HEADER, Attempt, Envelope, Failed
 from ..messages.events import Outcome, Reason
 from ..messages.recording import about
-from ..messages.steps import ANNOUNCED, HEADER, Attempt, Envelope, Failed, opened, redelivered, sealed
+from ..messages.steps import opened, redelivered, sealed
 from ..policy.decision import Redeliver
 from ..ports import ACCEPTED, Answer, Capability
 from .death import Death
@@ -27,8 +28,6 @@ if TYPE_CHECKING:
     from ..policy.decision import DeadLetter, Discard
     from ..ports import Held
     from ..runtime import Runtime
-
-__all__ = ["handed_over_again", "recover"]
 
 #: How long publishing a copy and acknowledging the original may be apart (milliseconds).
 MAX_GAP_MS = 1000

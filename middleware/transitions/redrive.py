@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from ..messages.events import Event
     from .homes import Homes
 
-__all__ = ["Redriven", "redrive"]
-
 
 class Redriven(NamedTuple):
     """A dead letter on its way back: where to, its bytes and priority as it lives again, the event, and whether it left a chord."""

@@ -18,9 +18,10 @@ from celery.worker import state
 from redelivery.errors import EnvelopeError
 
 from ..logs import log, told
+from ..messages.envelope import ANNOUNCED, HEADER, Envelope, Failed
 from ..messages.events import Outcome, Reason
 from ..messages.recording import about
-from ..messages.steps import ANNOUNCED, HEADER, Envelope, Failed, deferred, iso, opened, sealed
+from ..messages.steps import deferred, iso, opened, sealed
 from ..messages.ttl import DELIVERY_DELAY, due_ms, expiry_ms, milliseconds
 from ..ports import Capability, Successor, ignore
 from ..transitions.death import bury, bury_at_last, carry_out
@@ -33,8 +34,6 @@ if TYPE_CHECKING:
 
     from ..ports import Held, Redeliveries
     from ..runtime import Runtime
-
-__all__ = ["Arrivals"]
 
 #: How long after its expiry a message that a worker holds is looked at (milliseconds): Celery's timers may be some early.
 EXPIRED_MS = 50

@@ -27,8 +27,8 @@ from ..child.task_defaults import apply_defaults
 from ..child.task_wrapper import guard
 from ..known import is_known
 from ..logs import log
+from ..messages.envelope import Envelope, Failed
 from ..messages.events import Reason
-from ..messages.steps import Envelope, Failed
 from ..ports import ignore
 from ..transitions.death import bury
 from .admission import Arrivals
@@ -53,8 +53,6 @@ if TYPE_CHECKING:
 
     from ..ports import Held, Session
     from ..runtime import Runtime
-
-__all__ = ["Ingress"]
 
 
 class Ingress(bootsteps.StartStopStep):

@@ -15,8 +15,6 @@ from celery.worker.consumer import consumer
 
 from ..logs import HIDDEN, redacting
 
-__all__ = ["hide_in_celery_lines"]
-
 #: Every logger of Celery's, and those of its libraries that log what a callback raised. `celery.task` is the application's own.
 LOGGERS = (
     "celery",

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from ..runtime import Runtime
 
-__all__ = ["contradictions"]
-
 CRASH = "a crash is a counted attempt here, and its message is delivered again or dead-lettered"
 ENDED = "a failed message is dead-lettered and ended in one step here, and must not be rejected beside it"
 TWICE = "Celery would publish the task again, and Redelivery deliver it again: it would run twice"

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from ..messages.envelope import Envelope
     from ..ports import Held
 
-__all__ = ["NEVER", "Deadline", "by_this_clock"]
-
 
 @dataclass(frozen=True, slots=True)
 class Deadline:

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from .held_delivery import HeldDelivery
     from .request import Egress
 
-__all__ = ["hand_over"]
-
 #: What the bytes of a message can make Celery, pickle or the timers raise.
 BY_THE_MESSAGE = (ArithmeticError, AttributeError, LookupError, PicklingError, RecursionError, TypeError, ValueError, struct.error)
 #: What Celery's pools of greenlets report of one that they have ended: no failure, no value, and, unlike any success, no run time.

@@ -34,9 +34,10 @@ from celery.worker.request import Request, logger
 
 from ..child.attempt import DECIDED, Decided, Redelivering
 from ..logs import log
+from ..messages.envelope import Attempt, Failed
 from ..messages.events import Outcome, Reason
 from ..messages.recording import about
-from ..messages.steps import Attempt, Failed, opened, redelivered, sealed
+from ..messages.steps import opened, redelivered, sealed
 from ..messages.ttl import TIME_TO_LIVE
 from ..policy.decision import DeadLetter, Discard, Redeliver
 from ..transitions.death import Death
@@ -48,12 +49,10 @@ from .settlement import Settlement
 if TYPE_CHECKING:
     from redelivery.settings import RedeliveryPolicy
 
+    from ..messages.envelope import Envelope
     from ..messages.events import Event
-    from ..messages.steps import Envelope
     from ..ports import Held
     from ..runtime import Runtime
-
-__all__ = ["Dying", "Ending", "HeldDelivery", "unwrapped"]
 
 #: What says that the pool lost the attempt's child, and the reason that it is recorded as.
 LOST: dict[type[BaseException], Reason] = {WorkerLostError: Reason.WORKER_LOST, TimeLimitExceeded: Reason.TIME_LIMIT}

@@ -32,9 +32,10 @@ from redelivery.errors import ConfigurationError, EnvelopeError
 
 from ..child.attempt import Attempt
 from ..logs import log
+from ..messages.envelope import HEADER, Envelope, Failed
 from ..messages.events import Outcome, Reason
 from ..messages.recording import raw_id, recorded_id
-from ..messages.steps import HEADER, Envelope, Failed, opened
+from ..messages.steps import opened
 from ..policy import task_exceptions
 from ..policy.decision import DeadLetter
 from ..transitions.homes import Homes
@@ -49,8 +50,6 @@ if TYPE_CHECKING:
 
     from ..messages.events import Event
     from ..runtime import Runtime
-
-__all__ = ["Handled", "LetterDelivery", "call_for", "dead_letter_handler", "handlers_of"]
 
 PREFIX = "redelivery.dead_letters."
 #: By name: this package does not import that one.

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from ..ports import Deliveries, Held
     from ..runtime import Runtime
 
-__all__ = ["begin", "end"]
-
 #: Seconds that a stopping worker waits for transitions which the broker has not answered.
 DRAIN = 10.0
 #: Two threads may find out at the same time that the connection is back.

@@ -28,10 +28,9 @@ from celery.worker.request import Request
 from ..child.attempt import classes_of
 from ..child.task_defaults import PLAIN
 from ..logs import log
-from ..messages.envelope import failed_of
+from ..messages.envelope import eligible_of, failed_of
 from ..messages.events import Outcome, Reason
 from ..messages.recording import about
-from ..messages.steps import eligible_of
 from ..policy import decision
 from ..transitions.facts import Decider, DeliveryFacts
 from .held_delivery import unwrapped
@@ -43,8 +42,6 @@ if TYPE_CHECKING:
     from billiard.einfo import ExceptionInfo
 
     from ..runtime import Runtime
-
-__all__ = ["ObservedDelivery", "PlainDelivery", "queue_of", "record"]
 
 
 class AsCelery:

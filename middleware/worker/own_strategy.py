@@ -16,8 +16,6 @@ from celery.worker.strategy import default
 if TYPE_CHECKING:
     from celery import Celery, Task
 
-__all__ = ["WHY", "own_strategies", "strategy_of"]
-
 #: What an operator of such tasks must know, for the log and for `adopt`.
 WHY = "acknowledges its messages itself: a failure is not seen, not delivered again and no dead letter; only a crash counts"
 

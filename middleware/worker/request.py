@@ -16,8 +16,7 @@ from celery.worker import state
 from celery.worker.request import Request
 
 from ..child.attempt import DELIVERY
-from ..messages.envelope import COPIES, DELIVERED, EXPIRATION
-from ..messages.steps import ANNOUNCED, HEADER, Envelope
+from ..messages.envelope import ANNOUNCED, COPIES, DELIVERED, EXPIRATION, HEADER, Envelope
 from ..messages.ttl import PUBLISHED
 from .held_delivery import HeldDelivery
 from .observer import ObservedDelivery, PlainDelivery
@@ -29,8 +28,6 @@ if TYPE_CHECKING:
     from billiard.einfo import ExceptionInfo
 
     from ..runtime import Runtime
-
-__all__ = ["Egress", "request_class"]
 
 #: What Celery does not count among a task's own headers (`celery.app.task.Context`), and what is ours.
 CELERYS = {*vars(Context), "lang", "task", "argsrepr", "kwargsrepr", "compression"}

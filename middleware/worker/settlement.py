@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from ..ports import Held, Moves
     from ..runtime import Runtime
 
-__all__ = ["Settlement"]
-
 #: How long a message waits that the pool could not take, for a reason that is not its own.
 SET_BACK_MS = 1000
 

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
     from ..runtime import Runtime
 
-__all__ = ["announce", "check_dead_letter_queues", "check_policies", "summary", "targets_of"]
-
 #: What a worker's line says of a broker that cannot do it.
 OF_A_WORKER = frozenset(Capability) - {Capability.REDELIVERY_COUNTS, Capability.LEASES}
 #: What follows from leaving Celery's pool as it is.

@@ -23,7 +23,8 @@ from redelivery.middleware.brokers.rabbitmq.messages import message_of
 from redelivery.middleware.brokers.rabbitmq.transport import AmqpTransport
 from redelivery.middleware.brokers.redis.keys import Keys
 from redelivery.middleware.brokers.redis.transport import RedisTransport
-from redelivery.middleware.messages.steps import Attempt, Failed, dead, opened, sealed
+from redelivery.middleware.messages.envelope import Attempt, Failed
+from redelivery.middleware.messages.steps import dead, opened, sealed
 from redelivery.middleware.ports import Capability
 from redelivery.workers.brokers.rabbitmq.peek import Look
 from redelivery.workers.cli.main import redelivery

@@ -12,7 +12,7 @@ from pyarrow import parquet
 
 from redelivery.errors import BrokerError, InputError
 from redelivery.middleware.brokers.redis.keys import Keys
-from redelivery.middleware.messages.steps import HEADER
+from redelivery.middleware.messages.envelope import HEADER
 from redelivery.workers.letters import Letter
 from redelivery.workers.operations.letters.archive import COLUMNS, archive, export_letters
 from redelivery.workers.operations.letters.causes import causes

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from redelivery.middleware.brokers.redis.scripts import Script
-from redelivery.middleware.messages.steps import HEADER, Envelope, opened, sealed
+from redelivery.middleware.messages.envelope import HEADER, Envelope
+from redelivery.middleware.messages.steps import opened, sealed
 from redelivery.middleware.messages.ttl import PUBLISHED
 from redelivery.workers.testing.clock import aged
 from tests.support.desk import QUEUE, Desk, task_message

@@ -17,8 +17,9 @@ from click.testing import CliRunner
 
 from redelivery import Redelivery
 from redelivery.middleware.brokers.redis.scripts import Script
+from redelivery.middleware.messages.envelope import Attempt, Envelope, Failed
 from redelivery.middleware.messages.events import Event, Outcome, entries
-from redelivery.middleware.messages.steps import Attempt, Envelope, Failed, dead, sealed
+from redelivery.middleware.messages.steps import dead, sealed
 from redelivery.workers.brokers.redis.transport import redis_of
 from redelivery.workers.cli.main import redelivery
 

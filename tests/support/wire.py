@@ -8,7 +8,8 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from redelivery.middleware.brokers.rabbitmq.messages import message_of
-from redelivery.middleware.messages.steps import HEADER, sealed
+from redelivery.middleware.messages.envelope import HEADER
+from redelivery.middleware.messages.steps import sealed
 
 if TYPE_CHECKING:
     import amqp

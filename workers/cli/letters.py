@@ -11,7 +11,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from redelivery.middleware.logs import HIDDEN
-from redelivery.middleware.messages.steps import HEADER
+from redelivery.middleware.messages.envelope import HEADER
 
 from ..operations.redaction import redacted
 from .output import INDENT, Column, age, facts, lines, moment, plain, safe, span, table

@@ -22,8 +22,9 @@ from redelivery.errors import EnvelopeError
 from redelivery.middleware.brokers.redis.bounds import alarm, announce_eviction, evict_oldest, evicted
 from redelivery.middleware.brokers.redis.scripts import Script
 from redelivery.middleware.logs import log
+from redelivery.middleware.messages.envelope import Envelope
 from redelivery.middleware.messages.events import Reason
-from redelivery.middleware.messages.steps import Envelope, opened
+from redelivery.middleware.messages.steps import opened
 from redelivery.middleware.messages.ttl import PUBLISHED, expiry_ms, milliseconds
 from redelivery.settings import DEFAULT_QUEUE
 

@@ -18,7 +18,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from redelivery.errors import InputError
-from redelivery.middleware.messages.steps import HEADER, iso, sealed
+from redelivery.middleware.messages.envelope import HEADER
+from redelivery.middleware.messages.steps import iso, sealed
 from redelivery.middleware.messages.ttl import milliseconds
 from redelivery.middleware.ports import Answer
 

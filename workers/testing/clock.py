@@ -20,7 +20,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from redelivery.errors import EnvelopeError, InputError
-from redelivery.middleware.messages.steps import HEADER, Envelope, opened, sealed
+from redelivery.middleware.messages.envelope import HEADER, Envelope
+from redelivery.middleware.messages.steps import opened, sealed
 from redelivery.middleware.messages.ttl import PUBLISHED
 
 from ..brokers.redis.transport import redis_of

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
     from ...ports import Held, Transport
 
-__all__ = ["GenericClaim", "envelope_of"]
-
 #: What kombu says of every delivery; a transport's own objects, which some put beside it, stay here.
 DELIVERY_INFO = ("exchange", "routing_key", "redelivered", "priority")
 

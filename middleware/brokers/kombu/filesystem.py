@@ -15,8 +15,6 @@ from kombu.exceptions import ChannelError
 from kombu.transport import filesystem
 from kombu.utils.json import dumps
 
-__all__ = ["FilesystemTransport"]
-
 
 class Channel(filesystem.Channel):
     """kombu's channel, which publishes in one step."""

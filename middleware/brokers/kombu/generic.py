@@ -21,8 +21,9 @@ from kombu.utils.json import loads
 from redelivery.errors import BrokerError, BrokerUnavailable
 
 from ...logs import log
+from ...messages.envelope import HEADER, Envelope
 from ...messages.events import Numbering
-from ...messages.steps import HEADER, Envelope, iso, opened, sealed
+from ...messages.steps import iso, opened, sealed
 from ...ports import Answer, Capability, Names
 from ..broker_url import unanswered
 from ..deliveries import WithoutLeases
@@ -37,8 +38,6 @@ if TYPE_CHECKING:
     from ...messages.events import Event
     from ...policy.resolver import Pace
     from ...ports import Held, Session
-
-__all__ = ["GenericTransport", "QueueNames", "capabilities_of", "held_until", "limits"]
 
 #: Properties that the channel which publishes writes anew.
 OF_THE_CHANNEL = ("body_encoding", "delivery_tag", "delivery_info", "priority")

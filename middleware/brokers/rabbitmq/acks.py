@@ -16,8 +16,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["Settled", "frames"]
-
 #: Numbers that are remembered behind a gap: a prefetch window is never so wide.
 MAX_BEYOND = 65_536
 #: A frame with one method, basic.ack: type, channel, size, class, method, delivery tag, multiple, end.

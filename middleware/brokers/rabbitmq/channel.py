@@ -23,13 +23,13 @@ from kombu.transport import pyamqp
 from redelivery.settings.general import GeneralSettings
 
 from ...logs import log
+from ...messages.envelope import ANNOUNCED, EXPIRATION
 from ...messages.events import Numbering
 from ...messages.recording import published
-from ...messages.steps import ANNOUNCED
 from ...messages.ttl import PUBLISHED, is_dated
 from .acks import Settled, frames
 from .events import packed
-from .messages import EXPIRATION, PERSISTENT
+from .messages import PERSISTENT
 from .names import AmqpNames
 from .properties import frame_handler
 from .reading import ReadingAhead
@@ -40,8 +40,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from ...messages.events import Event
-
-__all__ = ["RabbitTlsTransport", "RabbitTransport"]
 
 NUMBERS = Numbering()
 NAMES = AmqpNames()

@@ -10,13 +10,12 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from ...messages.steps import HEADER, Envelope, opened, sealed
+from ...messages.envelope import HEADER, Envelope
+from ...messages.steps import opened, sealed
 from .names import MAX_DELAY, delay_key
 
 if TYPE_CHECKING:
     from .names import AmqpNames
-
-__all__ = ["Waiting", "waiting"]
 
 
 @dataclass(frozen=True, slots=True)

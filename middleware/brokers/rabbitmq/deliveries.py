@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from ...ports import Held, Transport
     from .publisher import Publisher
 
-__all__ = ["ChannelClaim"]
-
 #: Messages that may have ended, and wait for the confirmation of their events, without taking a place in the prefetch window.
 MAX_LEAVING = 128
 

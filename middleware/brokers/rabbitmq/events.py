@@ -19,8 +19,6 @@ from ...messages.events import ENTRY, Event
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["events_of", "packed"]
-
 
 def packed(numbered: Iterable[tuple[str, Event]]) -> bytes:
     """The body of a message that holds these events, each with its id."""

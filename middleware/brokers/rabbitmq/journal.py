@@ -30,13 +30,12 @@ from typing import TYPE_CHECKING, Any
 import amqp
 
 from ...logs import log
-from ...messages.steps import HEADER, Envelope, opened
+from ...messages.envelope import HEADER, Envelope
+from ...messages.steps import opened
 from ...ports import Successor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
-
-__all__ = ["HAS_HAD", "HAS_MOVED", "IS_MOVING", "IS_UNRECORDED", "Journal", "Moved", "entry", "moved_of", "word_of"]
 
 #: Bytes of a word; a word, its successor's, and for how many seconds that is delayed.
 WORD, MOVING = 16, Struct(">16s16sI")

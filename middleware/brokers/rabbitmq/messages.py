@@ -18,15 +18,13 @@ import amqp
 
 from redelivery.errors import EnvelopeError
 
-from ...messages.envelope import COPIES, DELIVERED, EXPIRATION
-from ...messages.steps import HEADER, Envelope, opened
+from ...messages.envelope import COPIES, DELIVERED, EXPIRATION, HEADER, Envelope
+from ...messages.steps import opened
 from .names import BITS, AmqpNames
 from .properties import MARK
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-__all__ = ["DELIVERED", "EXPIRATION", "PERSISTENT", "delivery_count", "envelope_of", "message_of", "published_to", "shown"]
 
 #: A header for which RabbitMQ routes a copy for each routing key in it.
 CC = "CC"

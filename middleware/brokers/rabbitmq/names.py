@@ -15,19 +15,6 @@ from kombu.transport.native_delayed_delivery import MAX_NUMBER_OF_BITS_TO_USE, c
 
 from ...ports import Names
 
-__all__ = [
-    "BITS",
-    "DELAY_PREFIX",
-    "JOURNAL",
-    "MAX_DELAY",
-    "OUTCOMES",
-    "OUTCOMES_EXCHANGE",
-    "START",
-    "AmqpNames",
-    "address",
-    "delay_key",
-]
-
 #: The outcome log's queue, and the key under which it is bound.
 OUTCOMES = "redelivery.outcomes"
 #: One that every broker has and nobody can delete: publishing to an exchange that is missing closes a producer's channel, and what

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
     from .names import AmqpNames
 
-__all__ = ["Policy", "ending_policies", "warn_of_bypasses", "warn_of_policies"]
-
 #: Definitions by which a broker ends messages itself.
 ENDING = ("dead-letter-exchange", "message-ttl", "expires", "max-length", "max-length-bytes", "delivery-limit")
 #: A user's policy and an operator's hold for a queue together; of each kind, the one of the highest priority.

@@ -22,8 +22,6 @@ from ...messages.envelope import HEADER
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = ["KEPT_RAW", "MARK", "MAX_DEPTH", "Received", "frame_handler", "is_deep"]
-
 #: What a table of ours says of itself, and what it says where it holds the bytes of a value that was not read.
 MARK, KEPT_RAW = "redelivery:is", "raw"
 #: How many lists and tables may lie in each other.

@@ -42,8 +42,6 @@ if TYPE_CHECKING:
     from .journal import Moved
     from .names import AmqpNames
 
-__all__ = ["Move", "Publisher"]
-
 #: Moves that go out together, and the bytes of their messages.
 MAX_MOVES, MAX_BYTES = 256, 8 * 1024 * 1024
 #: Seconds: between two attempts to reach the broker; before what it would not take is tried again; for a confirmation to come,

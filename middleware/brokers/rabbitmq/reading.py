@@ -29,8 +29,6 @@ from .properties import is_deep
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["ReadingAhead", "delivery_at"]
-
 #: The py-amqps whose inner workings this was written against and is tested with.
 KNOWN = ("5.4.",)
 #: Bytes that are read at once.

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from ...ports import Held
 
-__all__ = ["SecondConsumers"]
-
 #: The second consumer's window, in windows of the first.
 TIMES = 2
 #: Seconds without need after which a second consumer ends.

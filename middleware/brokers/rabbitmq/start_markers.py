@@ -23,14 +23,12 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from ...logs import log
-from ...messages.steps import Envelope
+from ...messages.envelope import Envelope
 from .names import START
 from .topology import declare_start, has_queue
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-
-__all__ = ["Starts", "start_of"]
 
 #: Seconds for the broker to answer.
 TIMEOUT = 10.0

@@ -18,18 +18,6 @@ if TYPE_CHECKING:
 
     from .names import AmqpNames
 
-__all__ = [
-    "bind_to_delays",
-    "declare_delays",
-    "declare_journal",
-    "declare_letters",
-    "declare_outcomes",
-    "declare_start",
-    "has_exchange",
-    "has_queue",
-    "queue_type_of",
-]
-
 QUEUE_TYPE = "x-queue-type"
 CLASSIC, STREAM = "classic", "stream"
 #: A look at a message in a quorum queue counts as a delivery; RabbitMQ 4 lets it go after 20, and -1 is refused before 4.

@@ -51,8 +51,6 @@ if TYPE_CHECKING:
     from ...policy.resolver import Pace
     from ...ports import Held, Redeliveries, Session
 
-__all__ = ["AmqpTransport"]
-
 DEFAULT_MAX_BYTES = GeneralSettings().outcome_log_max_bytes
 #: Seconds that a letter whose queue may not be made by us is waited for.
 MAX_LOOK = 30.0

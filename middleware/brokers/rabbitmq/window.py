@@ -17,8 +17,6 @@ from typing import Any
 from amqp import spec
 from kombu.transport import pyamqp
 
-__all__ = ["Windowed"]
-
 #: AMQP has 16 bits for it.
 MAX_PREFETCH = 65_535
 #: The argument of a consumer that says its priority; 0 where there is none.

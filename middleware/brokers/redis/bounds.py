@@ -21,9 +21,10 @@ from redelivery.errors import BrokerError, EnvelopeError, QueueFull
 
 from ...logs import log
 from ...messages.countdown import from_now, with_gaps
+from ...messages.envelope import ANNOUNCED, HEADER, Envelope, Failed, eligible_of
 from ...messages.events import Outcome, Reason
 from ...messages.recording import about, raw_id, wrapped
-from ...messages.steps import ANNOUNCED, HEADER, Envelope, Failed, eligible_of, opened, sealed
+from ...messages.steps import opened, sealed
 from ...messages.ttl import PUBLISHED, is_dated
 from ...policy.decision import ending
 from ...transitions.death import Death
@@ -37,8 +38,6 @@ if TYPE_CHECKING:
     from ...policy.resolver import Bounds
     from ...runtime import Runtime
     from .keys import Keys
-
-__all__ = ["Eviction", "alarm", "announce_eviction", "evict_oldest", "evicted", "publish_within"]
 
 #: How often the oldest message may turn out to be another one: many producers at a full queue, each try one more round trip.
 MAX_TRIES = 1000

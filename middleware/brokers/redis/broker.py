@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from ...ports import Deliveries, FastPath, Held, Pipeline, Registry
 
-__all__ = ["RedisBroker"]
-
 
 class RedisBroker(RedisTransport):
     """The broker of an app (`Transport`)."""

@@ -38,8 +38,6 @@ if TYPE_CHECKING:
 
     from .owner import Owner
 
-__all__ = ["ReceivingTransport", "SentinelReceivingTransport"]
-
 MAX_MESSAGES = 64
 MAX_BYTES = 8 * 1024 * 1024
 MAX_ARMED = 16

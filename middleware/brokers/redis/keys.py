@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING, Self
 if TYPE_CHECKING:
     from kombu.transport.redis import Channel
 
-__all__ = ["SEPARATOR", "Keys"]
-
 #: Divides the parts of a name that we mint (kombu's own separator, which no task id and no queue name contains).
 SEPARATOR = "\x06\x16"
 

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from .keys import Keys
 
-__all__ = ["Owners", "priority_of"]
-
 #: Tags that go in one script.
 PAGE = 500
 

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from ...ports import Answer, Lease
     from .transport import RedisTransport
 
-__all__ = ["Owner"]
-
 
 class Owner:
     """Who holds what. `held` maps tag → message from its receipt until its transition has been answered."""

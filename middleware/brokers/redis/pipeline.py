@@ -38,8 +38,6 @@ if TYPE_CHECKING:
 
     Transition = Callable[[RedisTransport], Answer]
 
-__all__ = ["UnderWay"]
-
 
 @dataclass(slots=True, eq=False)
 class Asked:

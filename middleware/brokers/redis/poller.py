@@ -17,8 +17,6 @@ from ...ports import ignore
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-__all__ = ["Wakeful"]
-
 
 class Poller(kombu_redis.MultiChannelPoller):
     """kombu's poller; for an armed channel it also minds when to ask next, and what is pushed without being asked for."""

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from redis.exceptions import OutOfMemoryError, ReadOnlyError
 
 from ...messages.countdown import from_now, with_gaps
+from ...messages.envelope import ANNOUNCED
 from ...messages.recording import published
-from ...messages.steps import ANNOUNCED
 from ...messages.ttl import is_dated
 from .bounds import publish_within
 from .keys import Keys
@@ -22,8 +22,6 @@ from .scripts import Script, encoded
 
 if TYPE_CHECKING:
     from redis import Redis
-
-__all__ = ["Publishing"]
 
 
 class Publishing:

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from ...ports import Held
     from .owner import Owner
 
-__all__ = ["FIRST_POLL", "MAX_POLL", "REST", "SAFETY_NET", "Receiver"]
-
 #: Seconds between two askings.
 SAFETY_NET = 5.0
 UNARMED = 1.0

@@ -18,8 +18,6 @@ from ...logs import log
 if TYPE_CHECKING:
     from redis import ConnectionPool
 
-__all__ = ["ConfirmedRedis", "Replicas"]
-
 #: How long replicas may take, in milliseconds: less than a call may take before it counts as not answered.
 TIMEOUT = 1_000
 #: That replicas are late is said once in so many seconds.

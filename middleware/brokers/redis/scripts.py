@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from .keys import Keys
     from .replicas import Replicas
 
-__all__ = ["OnRedis", "Script", "answer_of", "encoded", "packed", "text_of"]
-
 
 @cache
 def source(name: str) -> str:

@@ -10,8 +10,6 @@ from __future__ import annotations
 import math
 import time
 
-__all__ = ["ServerClock"]
-
 #: How long an answer is remembered: so many seconds at least, twice as many at most.
 MEMORY = 60.0
 

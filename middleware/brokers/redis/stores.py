@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from ...ports import Answer
     from .keys import Keys
 
-__all__ = ["Stores"]
-
 #: Messages of one queue that a test may have waiting; more would keep a broker from others for too long.
 MAX_ADVANCED = 10_000
 

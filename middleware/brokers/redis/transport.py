@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from ...policy.resolver import Pace
     from ...ports import Answer, Held
 
-__all__ = ["SOCKET_TIMEOUT", "RedisTransport"]
-
 #: How long one call may take before it counts as not answered, in seconds; the outbox then asks again.
 SOCKET_TIMEOUT = 5.0
 #: What is the server's for now, so that the same step may be carried out a little later.

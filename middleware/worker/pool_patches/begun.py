@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from ...ports import Deliveries
     from .stop import Stop
 
-__all__ = ["listen_first"]
-
 #: How long a child may take to say that it has begun, in seconds.
 TIMEOUT = 1.0
 TURN = 0.05

@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["hear_the_dying"]
-
 
 def hear_the_dying(pool: Any) -> None:
     """Have this pool hear them."""

@@ -16,8 +16,6 @@ from celery.apps import worker as celerys
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["hear_first"]
-
 
 def hear_first(note: Callable[[], None]) -> None:
     """Have Celery's handlers call `note` before they say something, and say it without waiting."""

@@ -18,8 +18,6 @@ from ...known import has
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["feeding"]
-
 #: What is used of Celery's pool.
 USED = ("_active_writes", "_all_inqueues", "_busy_workers", "outbound_buffer")
 

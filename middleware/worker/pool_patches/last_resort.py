@@ -29,8 +29,6 @@ from ...logs import log
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-__all__ = ["LAST", "LastResort"]
-
 #: Seconds that a worker has to stop, beyond those of a soft shutdown: all that it waits for on its way takes less.
 LAST = 60.0
 #: Seconds that the line about the end may take.

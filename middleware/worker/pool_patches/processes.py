@@ -26,8 +26,6 @@ from ...logs import log
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["PoolProcesses"]
-
 #: Seconds that children have to end after they were told to at once; then they are killed.
 GRACE = 3.0
 #: How long a killed child is waited for, in seconds.

@@ -48,8 +48,6 @@ if TYPE_CHECKING:
 
     from ...runtime import Runtime
 
-__all__ = ["Stop", "is_known", "spare_the_handler", "stop_of"]
-
 #: Seconds that one turn takes at most: a signal may go unnoticed for as long.
 TURN = 0.05
 #: What Celery's handler of a cold shutdown calls, and nothing else that reaches the pool or the broker.

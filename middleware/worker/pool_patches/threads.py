@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from ...runtime import Runtime
 
-__all__ = ["PoolThreads"]
-
 #: Seconds that what is about to end has after a cold shutdown: it is recorded, and does not run again.
 GRACE = 1.0
 #: What is used of Celery's pool.

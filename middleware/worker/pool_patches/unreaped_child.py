@@ -17,8 +17,6 @@ from ...known import has
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["ask_again"]
-
 #: Seconds until a child is asked for again: at first, and at the longest. From then on Celery's own timer does.
 FIRST_WAIT, MAX_WAIT = 0.005, 2.0
 #: What is used of Celery's pool.

@@ -17,7 +17,7 @@ import pytest
 from kombu.transport import filesystem
 
 from redelivery.middleware.brokers.kombu.generic import capabilities_of
-from redelivery.middleware.messages.steps import HEADER, Envelope
+from redelivery.middleware.messages.envelope import HEADER, Envelope
 from redelivery.middleware.ports import Capability
 from tests.support.files import Files
 from tests.support.lanes import first_quick

@@ -14,7 +14,7 @@ from celery import Celery
 from kombu import Exchange, Queue
 
 from redelivery import Redelivery
-from redelivery.middleware.messages.steps import Envelope
+from redelivery.middleware.messages.envelope import Envelope
 from redelivery.middleware.messages.ttl import PUBLISHED
 from tests.support.amqp_queues import configure
 from tests.support.running import Shop, until

@@ -15,7 +15,8 @@ from redelivery import Redelivery
 from redelivery.middleware.brokers.rabbitmq.messages import message_of
 from redelivery.middleware.brokers.rabbitmq.names import AmqpNames, delay_key
 from redelivery.middleware.brokers.rabbitmq.topology import bind_to_delays, declare_delays
-from redelivery.middleware.messages.steps import Envelope, sealed
+from redelivery.middleware.messages.envelope import Envelope
+from redelivery.middleware.messages.steps import sealed
 from tests.conformance.brokers import Place
 from tests.support.desk import Desk, task_message
 from tests.support.running import ROOT, Shop, until

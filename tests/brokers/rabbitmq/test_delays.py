@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from redelivery.middleware.brokers.rabbitmq.messages import message_of
 from redelivery.middleware.brokers.rabbitmq.names import BITS, MAX_DELAY, AmqpNames, delay_key
-from redelivery.middleware.messages.steps import HEADER, Envelope, iso, opened, sealed
+from redelivery.middleware.messages.envelope import HEADER, Envelope
+from redelivery.middleware.messages.steps import iso, opened, sealed
 from redelivery.workers.brokers.rabbitmq.peek import Look
 from tests.conformance.brokers import Place
 from tests.support.running import Shop, until

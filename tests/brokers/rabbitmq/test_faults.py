@@ -13,7 +13,8 @@ from redelivery.middleware.brokers.rabbitmq.messages import message_of
 from redelivery.middleware.brokers.rabbitmq.names import OUTCOMES
 from redelivery.middleware.brokers.rabbitmq.publisher import Move
 from redelivery.middleware.brokers.rabbitmq.transport import AmqpTransport
-from redelivery.middleware.messages.steps import Envelope, sealed
+from redelivery.middleware.messages.envelope import Envelope
+from redelivery.middleware.messages.steps import sealed
 from redelivery.middleware.ports import Answer
 from tests.faults.chaos.proxy import Proxy
 from tests.support.desk import task_message

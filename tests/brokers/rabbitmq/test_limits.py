@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from kombu import Queue
 
-from redelivery.middleware.messages.steps import Envelope
+from redelivery.middleware.messages.envelope import Envelope
 from tests.support.running import Shop, until
 
 if TYPE_CHECKING:

@@ -18,8 +18,6 @@ from hypothesis import strategies as st
 from redelivery.errors import EnvelopeError
 from redelivery.middleware.brokers.rabbitmq.events import events_of, packed
 from redelivery.middleware.brokers.rabbitmq.messages import (
-    DELIVERED,
-    EXPIRATION,
     MAX_HEADERS,
     delivery_count,
     envelope_of,
@@ -27,8 +25,9 @@ from redelivery.middleware.brokers.rabbitmq.messages import (
 )
 from redelivery.middleware.brokers.rabbitmq.names import BITS, MAX_DELAY, AmqpNames, address, delay_key
 from redelivery.middleware.brokers.rabbitmq.properties import KEPT_RAW, MARK, MAX_DEPTH, Received, frame_handler
+from redelivery.middleware.messages.envelope import DELIVERED, EXPIRATION, HEADER, Attempt, Envelope
 from redelivery.middleware.messages.events import ENTRY, Event, Numbering, Outcome
-from redelivery.middleware.messages.steps import HEADER, Attempt, Envelope, opened, redelivered, sealed
+from redelivery.middleware.messages.steps import opened, redelivered, sealed
 from tests.support import wire
 from tests.support.desk import task_message
 

@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 from redelivery.errors import BrokerUnavailable
 from redelivery.middleware.brokers.rabbitmq.names import START
 from redelivery.middleware.brokers.rabbitmq.start_markers import Starts, start_of
-from redelivery.middleware.messages.steps import HEADER, Envelope
+from redelivery.middleware.messages.envelope import HEADER, Envelope
 from redelivery.middleware.worker.admission import MAX_UNCOUNTED
 from redelivery.workers.testing.rabbit_node import USER
 from tests.faults.chaos.proxy import Proxy

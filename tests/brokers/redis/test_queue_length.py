@@ -11,8 +11,9 @@ from celery import Celery
 from structlog.testing import capture_logs
 
 from redelivery import Redelivery, errors
+from redelivery.middleware.messages.envelope import Envelope
 from redelivery.middleware.messages.events import Event, entries
-from redelivery.middleware.messages.steps import Envelope, dead, sealed
+from redelivery.middleware.messages.steps import dead, sealed
 from redelivery.middleware.worker.lifecycle import begin
 from redelivery.workers.brokers.redis.transport import redis_of
 from redelivery.workers.duties.queue_bounds import QueueKeeper

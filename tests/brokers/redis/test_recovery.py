@@ -14,7 +14,8 @@ from redelivery.middleware.brokers.redis.keys import unacked_suffix
 from redelivery.middleware.brokers.redis.owner import Owner
 from redelivery.middleware.brokers.redis.receiver import Receiver
 from redelivery.middleware.brokers.redis.scripts import Script
-from redelivery.middleware.messages.steps import Envelope, sealed
+from redelivery.middleware.messages.envelope import Envelope
+from redelivery.middleware.messages.steps import sealed
 from redelivery.middleware.worker.lifecycle import begin
 from redelivery.workers.duties.recoverer import Recoverer
 from tests.support.desk import QUEUE, Desk, task_message

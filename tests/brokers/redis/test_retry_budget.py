@@ -12,8 +12,9 @@ from redis import Redis
 from redis.exceptions import NoPermissionError, ResponseError
 
 from redelivery.errors import ConfigurationError
+from redelivery.middleware.messages.envelope import ANNOUNCED
 from redelivery.middleware.messages.events import Event, Outcome
-from redelivery.middleware.messages.steps import ANNOUNCED, sealed
+from redelivery.middleware.messages.steps import sealed
 from redelivery.middleware.policy.resolver import Pace
 from redelivery.middleware.ports import Answer
 from redelivery.settings import RedeliveryPolicy, RedeliverySettings

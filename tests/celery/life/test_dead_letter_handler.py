@@ -16,7 +16,8 @@ from celery import Celery
 
 from redelivery import Letter, Redelivery
 from redelivery.errors import ConfigurationError, EnvelopeError, RedriveError
-from redelivery.middleware.messages.steps import HEADER, Attempt, Failed, dead, sealed
+from redelivery.middleware.messages.envelope import HEADER, Attempt, Failed
+from redelivery.middleware.messages.steps import dead, sealed
 from redelivery.middleware.worker.letter_handler import handlers_of
 from redelivery.workers.brokers.redis.transport import redis_of
 from redelivery.workers.operations.inventory import take as inventory

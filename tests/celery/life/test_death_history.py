@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from redelivery import RedeliveryPolicy
-from redelivery.middleware.messages.envelope import MAX_DEATHS
-from redelivery.middleware.messages.steps import HEADER, Attempt, Envelope, Failed, dead, opened, redelivered, redriven, sealed
+from redelivery.middleware.messages.envelope import HEADER, MAX_DEATHS, Attempt, Envelope, Failed
+from redelivery.middleware.messages.steps import dead, opened, redelivered, redriven, sealed
 from redelivery.middleware.messages.ttl import PUBLISHED, TIME_TO_LIVE
 from redelivery.middleware.policy.destinations import RestingPlace, resting_place
 from redelivery.middleware.ports import Answer

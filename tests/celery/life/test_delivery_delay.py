@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from redelivery import RedeliveryPolicy
-from redelivery.middleware.messages.steps import Envelope
+from redelivery.middleware.messages.envelope import Envelope
 from redelivery.middleware.messages.ttl import DELIVERY_DELAY, PUBLISHED, TIME_TO_LIVE, due_ms
 from redelivery.workers.operations.letters.filter import Filter
 from redelivery.workers.operations.letters.redrive import redrive

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from kombu import Exchange, Queue
 
-from redelivery.middleware.messages.steps import Envelope
+from redelivery.middleware.messages.envelope import Envelope
 from tests.support.running import Shop, until
 from tests.support.servers import Server, binaries
 

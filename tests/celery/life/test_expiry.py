@@ -10,7 +10,7 @@ import pytest
 from celery.exceptions import TaskRevokedError
 
 from redelivery import RedeliveryPolicy
-from redelivery.middleware.messages.steps import Envelope
+from redelivery.middleware.messages.envelope import Envelope
 from redelivery.middleware.messages.ttl import PUBLISHED, TIME_TO_LIVE, expiry_ms
 from redelivery.middleware.ports import Answer
 from redelivery.workers.brokers.redis.delay_store import RedisDelayStore

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from redelivery.middleware.messages.steps import Envelope
+from redelivery.middleware.messages.envelope import Envelope
 from tests.support.lanes import first_quick
 from tests.support.running import Shop
 from tests.support.servers import Server, binaries

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from celery import Celery
 
-from redelivery.middleware.messages.steps import HEADER, Attempt, Envelope, opened, redelivered, sealed
+from redelivery.middleware.messages.envelope import HEADER, Attempt, Envelope
+from redelivery.middleware.messages.steps import opened, redelivered, sealed
 from tests.support.running import Shop, until
 from tests.support.servers import Server, binaries
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from celery.exceptions import TaskRevokedError
 
-from redelivery.middleware.messages.steps import Envelope
+from redelivery.middleware.messages.envelope import Envelope
 from tests.support.control import waiting_ids
 from tests.support.pooled import CAN_TERMINATE, GREEN, places
 from tests.support.running import until

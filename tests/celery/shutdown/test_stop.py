@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from redelivery.middleware.messages.steps import HEADER, Envelope
+from redelivery.middleware.messages.envelope import HEADER, Envelope
 from redelivery.middleware.worker.pool_patches.threads import GRACE
 from tests.support.pooled import POOLS, pool_param
 from tests.support.running import ROOT, Shop, until

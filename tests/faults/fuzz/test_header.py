@@ -20,8 +20,8 @@ from click.testing import CliRunner
 
 from redelivery.middleware.brokers.rabbitmq.messages import MAX_HEADERS
 from redelivery.middleware.brokers.rabbitmq.properties import MARK
-from redelivery.middleware.messages.envelope import DELIVERED
-from redelivery.middleware.messages.steps import HEADER, sealed
+from redelivery.middleware.messages.envelope import DELIVERED, HEADER
+from redelivery.middleware.messages.steps import sealed
 from redelivery.workers.cli.main import redelivery
 from tests.faults.fuzz.hostile_messages import OURS, nested, value
 from tests.support.desk import task_message

@@ -15,8 +15,8 @@ from redelivery.errors import ConfigurationError, EnvelopeError, InputError
 from redelivery.middleware.brokers.rabbitmq.messages import message_of
 from redelivery.middleware.brokers.rabbitmq.names import AmqpNames
 from redelivery.middleware.brokers.redis.keys import Keys
-from redelivery.middleware.messages.envelope import DELIVERED, unreadable
-from redelivery.middleware.messages.steps import HEADER, Envelope, sealed
+from redelivery.middleware.messages.envelope import DELIVERED, HEADER, Envelope, unreadable
+from redelivery.middleware.messages.steps import sealed
 from redelivery.middleware.transitions.homes import Homes, address_of
 from redelivery.settings import AddressPattern, names
 from redelivery.workers.brokers.rabbitmq import delay_store as amqp_delayed

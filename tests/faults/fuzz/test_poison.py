@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from redelivery.middleware.messages.steps import Envelope
+from redelivery.middleware.messages.envelope import Envelope
 from redelivery.workers.duties.recoverer import Recoverer
 from tests.support.lanes import first_quick
 from tests.support.running import Shop, until

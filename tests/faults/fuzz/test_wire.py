@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from redelivery.middleware.brokers.rabbitmq.messages import MAX_HEADERS
+from redelivery.middleware.messages.envelope import HEADER
 from redelivery.middleware.messages.events import TERMINAL
-from redelivery.middleware.messages.steps import HEADER
 from tests.faults.fuzz.hostile_messages import ENCODINGS
 from tests.faults.fuzz.test_header import answers
 from tests.faults.fuzz.test_hostile import HEADERS

@@ -12,8 +12,8 @@ from redelivery import Redelivery
 from redelivery.middleware.brokers.redis.bounds import evict_oldest, evicted, publish_within
 from redelivery.middleware.brokers.redis.keys import split_unacked, unacked_suffix
 from redelivery.middleware.brokers.redis.scripts import Script, encoded
+from redelivery.middleware.messages.envelope import ANNOUNCED
 from redelivery.middleware.messages.events import Event, Outcome, Reason, entries
-from redelivery.middleware.messages.steps import ANNOUNCED
 from redelivery.middleware.policy.resolver import Bounds
 from redelivery.workers.brokers.redis.transport import redis_of
 from tests.faults.model.books import LISTS, MAX_ATTEMPTS, MAX_LENGTH

@@ -12,8 +12,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from redelivery.errors import QueueFull
 from redelivery.middleware.brokers.redis.keys import SEPARATOR
+from redelivery.middleware.messages.envelope import Attempt
 from redelivery.middleware.messages.events import Event, Outcome, Reason
-from redelivery.middleware.messages.steps import Attempt, dead, opened, redriven, sealed
+from redelivery.middleware.messages.steps import dead, opened, redriven, sealed
 from redelivery.middleware.policy.resolver import Pace
 from redelivery.middleware.ports import Held
 from redelivery.middleware.transitions.recovery import recover

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from redelivery.errors import EnvelopeError
 from redelivery.middleware.messages import envelope as header
 from redelivery.middleware.messages import steps as envelope
-from redelivery.middleware.messages.steps import Attempt, Envelope, Failed
+from redelivery.middleware.messages.envelope import Attempt, Envelope, Failed
 
 FAILED = Failed(type="ValueError", message="m" * 5000, traceback="t" * 50_000 + "END", fingerprint="f")
 

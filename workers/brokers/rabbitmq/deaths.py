@@ -23,9 +23,9 @@ from redelivery.errors import RedriveError
 from redelivery.middleware.brokers.rabbitmq.messages import envelope_of, message_of
 from redelivery.middleware.brokers.rabbitmq.names import DELAY_PREFIX
 from redelivery.middleware.brokers.rabbitmq.publisher import Move
-from redelivery.middleware.messages.envelope import mapping
+from redelivery.middleware.messages.envelope import ANNOUNCED, HEADER, mapping
 from redelivery.middleware.messages.events import Outcome, Reason
-from redelivery.middleware.messages.steps import ANNOUNCED, HEADER, dead, opened, sealed
+from redelivery.middleware.messages.steps import dead, opened, sealed
 from redelivery.middleware.ports import ignore
 from redelivery.middleware.transitions.homes import Homes
 
