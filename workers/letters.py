@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     from redelivery.middleware.messages.events import Event, Outcome
 
-__all__ = ["Contents", "Letter", "may_be"]
-
 #: The most of an id or a name that is recorded, as in the events of ingress.
 MAX_NAME = 256
 #: Ids that stand in JSON as they are.

@@ -16,25 +16,6 @@ if TYPE_CHECKING:
 
     from .letters import Contents, Letter
 
-__all__ = [
-    "DeadLetterQueue",
-    "DelayStore",
-    "Delayed",
-    "ExportResult",
-    "Format",
-    "Gap",
-    "Gauge",
-    "Gauges",
-    "LetterList",
-    "LetterStore",
-    "OutcomeLog",
-    "Place",
-    "Tail",
-    "TaskLife",
-    "Transitions",
-]
-
-
 Format = Literal["parquet", "jsonl"]
 #: A broker's transitions, for an operator.
 Transitions = Transport

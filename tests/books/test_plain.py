@@ -15,8 +15,8 @@ from benchmarks.proof import prove, prove_by_day
 from redelivery.workers.reconciliation.announced import NOTHING_TOLD
 from redelivery.workers.reconciliation.job import reconcile
 from redelivery.workers.reconciliation.plain import sort_out
+from redelivery.workers.reconciliation.rules import VERDICTS
 from redelivery.workers.reconciliation.schema import EVENTS
-from redelivery.workers.reconciliation.verdicts import VERDICTS
 from tests.books.test_oracle import told_at_random
 from tests.support.lanes import seed
 from tests.support.spark_session import NOON, Histories, Row, rows, spark

@@ -22,7 +22,7 @@ from benchmarks.histories import FAULTS, TAKEN_MS
 from benchmarks.history_files import Untidy, write_histories
 from benchmarks.proof import scores
 from redelivery.workers.reconciliation.job import Books, reconcile
-from redelivery.workers.reconciliation.verdicts import VERDICTS
+from redelivery.workers.reconciliation.rules import VERDICTS
 from redelivery.workers.reconciliation.wording import count, duration
 from tests.support.browser import Browser, browser
 from tests.support.spark_session import Row, spark

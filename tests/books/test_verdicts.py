@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from redelivery.workers.reconciliation.verdicts import DISCREPANCIES, RULES, VERDICTS
+from redelivery.workers.reconciliation.rules import DISCREPANCIES, RULES, VERDICTS
 from tests.support.spark_session import NOON, Histories, Row, rows, spark
 
 if TYPE_CHECKING:

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from redelivery.display import safe
 from redelivery.errors import InputError
-from redelivery.workers.cli.output import Column, moment, safe, seconds, short, span, table
+from redelivery.workers.cli.output import Column, moment, seconds, short, span, table
 from redelivery.workers.cli.screen import coloured
 from tests.support.desk import harmless
 

@@ -14,7 +14,8 @@ from redelivery.middleware.ports import Answer
 from redelivery.workers.operations.letters.fates import Fates, watched
 from redelivery.workers.operations.letters.filter import Filter
 from redelivery.workers.operations.letters.guard import Guard
-from redelivery.workers.operations.letters.redrive import BATCH, redrive
+from redelivery.workers.operations.letters.redrive import redrive
+from redelivery.workers.operations.letters.walk import BATCH
 from tests.support.desk import LETTERS, QUEUE, Desk, copies, task_message
 
 if TYPE_CHECKING:

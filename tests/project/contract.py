@@ -34,7 +34,7 @@ from redelivery.settings import FIELDS, GENERAL, GeneralSettings, RedeliveryPoli
 from redelivery.workers.cli.main import redelivery as command
 from redelivery.workers.operations.metrics import METRICS
 from redelivery.workers.reconciliation import schema
-from redelivery.workers.reconciliation.verdicts import VERDICTS
+from redelivery.workers.reconciliation.rules import VERDICTS
 from tests.project.settings_reference import described
 
 if TYPE_CHECKING:

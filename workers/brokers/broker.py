@@ -10,8 +10,6 @@ from redelivery.errors import BrokerError
 if TYPE_CHECKING:
     from ..ports import DelayStore, Gauges, LetterStore, OutcomeLog, Transitions
 
-__all__ = ["Broker", "broker_of", "needed"]
-
 Feature = TypeVar("Feature")
 
 

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from ..operations.adoption import Adoption, Change
 
-__all__ = ["adopt"]
-
 Key = TypeVar("Key")
 
 COLUMNS = (

@@ -11,8 +11,6 @@ from ..reconciliation.terminal import lives_told
 from .context import Context, json_option, pass_context
 from .output import print_json
 
-__all__ = ["books"]
-
 
 @click.group()
 def books() -> None:

@@ -16,8 +16,6 @@ from ..operations.letters.redrive import Edit
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["edit_of"]
-
 _KINDS: dict[str, tuple[type, str]] = {"task": (str, "text"), "args": (list, "a list"), "kwargs": (dict, "an object")}
 
 

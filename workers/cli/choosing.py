@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from ..ports import Transitions
     from .context import Context
 
-__all__ = ["choosing", "filter_of", "has_choice", "require_choice", "require_tasks"]
-
 
 def choosing(command: Callable[..., Any]) -> Callable[..., Any]:
     """The options that choose among letters, in the order in which the help shows them."""

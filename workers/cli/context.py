@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 
     from ..ports import DelayStore, OutcomeLog
 
-__all__ = ["Context", "general", "json_option", "pass_context"]
-
 #: Seconds that a broker may take to accept a connection.
 TIMEOUT = 5.0
 

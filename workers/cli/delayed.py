@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from redelivery.display import safe
 from redelivery.errors import InputError
 from redelivery.middleware.ports import Answer
 
@@ -19,14 +20,12 @@ from ..operations.queues import require_queue
 from ..operations.short_ids import MAX_CANDIDATES, is_whole, meant
 from . import letters
 from .context import Context, json_option, pass_context
-from .output import SECONDS, Column, counted, facts, lines, moment, print_json, safe, say, span, table
+from .output import SECONDS, Column, counted, facts, lines, moment, print_json, say, span, table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ..ports import Delayed
-
-__all__ = ["delayed"]
 
 MESSAGES = (
     Column("task id", is_id=True),

@@ -13,8 +13,6 @@ from ..brokers.redis.transport import redis_of
 from ..duties.dispatcher import Dispatcher
 from .context import Context, json_option, pass_context
 
-__all__ = ["dispatcher"]
-
 ENDING = {signal.SIGINT, signal.SIGTERM}
 
 

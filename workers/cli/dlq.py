@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from redelivery.display import harmless, scrubbed
+from redelivery.display import harmless, safe, scrubbed
 from redelivery.errors import InputError
 
 from ..operations.letters import dead_letters
@@ -26,14 +26,12 @@ from .context import Context, json_option, pass_context
 from .dlq_changes import move_, purge_
 from .dlq_import import import_
 from .dlq_redrive import redrive_
-from .output import Column, age, counted, print_json, safe, say, table
+from .output import Column, age, counted, print_json, say, table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ..ports import DeadLetterQueue
-
-__all__ = ["dlq"]
 
 #: Reasons that a listing names.
 MAX_REASONS = 3

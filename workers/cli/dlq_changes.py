@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from redelivery.display import harmless
+from redelivery.display import harmless, safe
 from redelivery.errors import InputError
 
 from ..operations.letters import dead_letters
@@ -21,15 +21,13 @@ from ..operations.letters.redrive import Edit, Redrive, redrive
 from ..operations.queues import require_queue
 from .choosing import choosing, filter_of, require_choice, require_tasks
 from .context import Context, json_option, pass_context
-from .output import counted, print_json, safe, say
+from .output import counted, print_json, say
 from .progress import Progress
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ..operations.letters.walk import Walked
-
-__all__ = ["NEEDS_YES", "changing", "is_agreed", "is_terminal", "move_", "purge_", "targets_of"]
 
 #: What cannot be undone is not done for a script that may have been meant for a terminal.
 NEEDS_YES = "this cannot be undone, and nobody can be asked: say --yes, or look first with --dry-run"

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import click
 
+from redelivery.display import safe
 from redelivery.middleware.ports import Capability
 
 from .context import Context, json_option, pass_context
-from .output import counted, print_json, safe, say
+from .output import counted, print_json, say
 from .progress import Progress
-
-__all__ = ["import_"]
 
 NOT_HERE = "on Redis no message dies past redelivery: there are no letters of the broker's own to import"
 

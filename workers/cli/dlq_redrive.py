@@ -12,6 +12,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import click
 
+from redelivery.display import safe
 from redelivery.errors import InputError, RedriveError
 
 from ..operations.letters import dead_letters
@@ -23,15 +24,13 @@ from .changes import edit_of
 from .choosing import choosing, filter_of, require_choice, require_tasks
 from .context import Context, json_option, pass_context
 from .dlq_changes import changing, is_agreed, targets_of
-from .output import SECONDS, counted, print_json, safe, say
+from .output import SECONDS, counted, print_json, say
 from .progress import Progress
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from ..ports import Transitions
-
-__all__ = ["redrive_"]
 
 
 class _Rate(click.ParamType[float]):

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .output import safe
+from redelivery.display import safe
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from ..operations.metrics import Family
-
-__all__ = ["CONTENT_TYPE", "exposition"]
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 

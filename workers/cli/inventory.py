@@ -7,19 +7,17 @@ from typing import TYPE_CHECKING, cast
 
 import click
 
-from redelivery.display import harmless, scrubbed
+from redelivery.display import harmless, safe, scrubbed
 
 from ..operations import inventory as broker
 from ..operations.letters import dead_letters
 from .context import Context, json_option, pass_context
-from .output import counted, print_json, safe, say
+from .output import counted, print_json, say
 
 if TYPE_CHECKING:
     from redelivery.middleware.brokers.rabbitmq.transport import AmqpTransport
 
     from ..export.sightings import Inventory
-
-__all__ = ["inventory"]
 
 
 @click.group()

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import click
 
+from redelivery.display import safe
 from redelivery.middleware.ports import Capability
 
 from ..operations.leaving import Leaving
 from ..operations.leaving import leave as leave_
 from .context import Context, json_option, pass_context
 from .dlq_changes import NEEDS_YES, is_terminal
-from .output import counted, print_json, safe, say
+from .output import counted, print_json, say
 from .progress import Progress
-
-__all__ = ["leave"]
 
 
 @click.command()

@@ -10,18 +10,17 @@ import base64
 import json
 from typing import TYPE_CHECKING, Any
 
+from redelivery.display import safe
 from redelivery.middleware.logs import HIDDEN
 from redelivery.middleware.messages.envelope import HEADER
 
 from ..operations.redaction import redacted
-from .output import INDENT, Column, age, facts, lines, moment, plain, safe, span, table
+from .output import INDENT, Column, age, facts, lines, moment, plain, span, table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ..letters import Letter
-
-__all__ = ["arguments", "as_editable", "as_json", "as_table", "as_text", "exception_of"]
 
 #: The field of the header that says when it died.
 DIED = "deaths.last"

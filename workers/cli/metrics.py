@@ -18,8 +18,6 @@ from .context import Context, json_option, pass_context
 from .exposition import CONTENT_TYPE, exposition
 from .output import print_json
 
-__all__ = ["metrics"]
-
 ENDING = {signal.SIGINT, signal.SIGTERM}
 LOOPBACK, LAST_PORT = "127.0.0.1", 65_535
 

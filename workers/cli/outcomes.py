@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from redelivery.middleware.messages.events import Event
 
-__all__ = ["outcomes"]
-
 EVENTS = (
     Column("when", 1, 10, keeps_end=True, usual=20),
     Column("outcome", usual=20, is_coloured=True),

@@ -25,28 +25,6 @@ from .screen import USUAL, coloured, cut, screen_width, width_of
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-__all__ = [
-    "INDENT",
-    "SECONDS",
-    "Column",
-    "age",
-    "counted",
-    "duration_text",
-    "facts",
-    "lines",
-    "moment",
-    "plain",
-    "print_json",
-    "safe",
-    "say",
-    "seconds",
-    "seconds_text",
-    "short",
-    "span",
-    "table",
-    "wrapped",
-]
-
 _UNITS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 #: How deep a value that is shown may be nested, and what stands for what lies below.
 MAX_DEPTH, TOO_DEEP = 64, "(nested too deep to be shown)"

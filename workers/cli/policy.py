@@ -11,20 +11,19 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from redelivery.display import safe
 from redelivery.middleware.policy.backoff import delay_range
 from redelivery.middleware.policy.decorator import options_of
 from redelivery.settings import DEFAULT_QUEUE, FIELDS, UNLIMITED
 from redelivery.settings.values import suggestion
 
-from .output import Column, duration_text, print_json, safe, seconds_text, table, wrapped
+from .output import Column, duration_text, print_json, seconds_text, table, wrapped
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from redelivery.middleware.policy.options import Options
     from redelivery.settings import RedeliveryPolicy, ResolvedPolicy
-
-__all__ = ["policy", "shown"]
 
 #: How many of the coming delays are shown.
 DELAYS = 10

@@ -8,8 +8,6 @@ from typing import Self
 
 import click
 
-__all__ = ["Progress"]
-
 #: Seconds before the first word, and between two, on a terminal and elsewhere.
 FIRST, AGAIN, ELSEWHERE = 1.0, 0.2, 5.0
 

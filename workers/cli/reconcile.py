@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from ..reconciliation.job import Books
     from ..reconciliation.summary import Summary
 
-__all__ = ["reconcile"]
-
 _DAY_MS = 86_400_000
 
 #: How much more work an event is whose life goes the whole way.

@@ -16,8 +16,6 @@ import click
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["USUAL", "coloured", "cut", "screen_options", "screen_width", "width_of"]
-
 #: Where click's context says that nothing is cut.
 _WIDE = "redelivery.wide"
 #: Columns where a terminal does not say how wide it is.

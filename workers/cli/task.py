@@ -6,20 +6,19 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from redelivery.display import safe
 from redelivery.errors import InputError
 
 from ..operations.task_life import life_of
 from .context import Context, json_option, pass_context
 from .outcomes import events_table
-from .output import INDENT, age, counted, facts, lines, moment, print_json, safe, say, span, wrapped
+from .output import INDENT, age, counted, facts, lines, moment, print_json, say, span, wrapped
 from .policy import shown
 
 if TYPE_CHECKING:
     from redelivery.settings import RedeliveryPolicy
 
     from ..ports import Place, TaskLife
-
-__all__ = ["task"]
 
 HINT = "the id is another, or its events have been exported: say where with --outcomes, or set outcome_archive"
 

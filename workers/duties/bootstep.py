@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
     from .duty import Duty
 
-__all__ = ["Duties"]
-
 #: Of the seconds that all duties have to end, the last are the lease's.
 LEASE = 1.0
 

@@ -18,8 +18,6 @@ from .duty import Duty
 if TYPE_CHECKING:
     from redelivery.middleware.brokers.redis.transport import RedisTransport
 
-__all__ = ["Dispatcher"]
-
 #: How long the lead lasts without being renewed, and how long the dispatcher sleeps at most (seconds).
 LEAD = 5.0
 MAX_SLEEP = 1.0

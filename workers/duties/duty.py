@@ -12,8 +12,6 @@ from typing import ClassVar
 
 from redelivery.middleware.brokers.errors import REDIS_ERRORS
 
-__all__ = ["TIMEOUT", "Duty"]
-
 #: How long a stop waits for the steps that are under way (seconds).
 TIMEOUT = 5.0
 

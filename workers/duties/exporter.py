@@ -19,8 +19,6 @@ from .duty import Duty
 if TYPE_CHECKING:
     from ..ports import Format, OutcomeLog
 
-__all__ = ["EVERY", "Exporter"]
-
 #: Seconds between two exports: each makes a file for every hour that it has events of.
 EVERY = 60.0
 #: Events of one file, held in memory until it is written (about 10 MB): a worker has other things to do.

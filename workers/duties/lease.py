@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from redelivery.middleware.runtime import Runtime
 
-__all__ = ["Lease"]
-
 #: Seconds between two renewals; a shorter lease is renewed eight times in its life.
 EVERY = 1.0
 #: Plain workers' sweeps are kept away from held messages for this long, and this is refreshed so often (seconds).

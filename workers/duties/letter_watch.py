@@ -27,8 +27,6 @@ from .duty import Duty
 if TYPE_CHECKING:
     from redelivery.middleware.runtime import Runtime
 
-__all__ = ["LetterWatch", "Watched", "tell"]
-
 #: Seconds between two looks, and how long the lead lasts.
 EVERY, LEAD = 30.0, 90.0
 #: Looks in a row at which a queue that is read must be longer, and looks after which what was said is said again: a day's.

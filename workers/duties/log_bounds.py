@@ -12,8 +12,6 @@ from .duty import Duty
 if TYPE_CHECKING:
     from redelivery.middleware.brokers.redis.transport import RedisTransport
 
-__all__ = ["LogKeeper"]
-
 EVERY = 1.0
 #: It acts at this part of the cap, so that what is recorded between two looks does not pass the cap.
 ACT_AT = 0.9

@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from redelivery.middleware.runtime import Runtime
     from redelivery.settings import RedeliveryPolicy
 
-__all__ = ["QueueKeeper"]
-
 EVERY = 1.0
 #: Evictions from one queue in one look; the next look goes on.
 LIMIT = 5_000

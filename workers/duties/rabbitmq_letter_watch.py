@@ -18,8 +18,6 @@ from .letter_watch import LetterWatch, Watched, tell
 if TYPE_CHECKING:
     from redelivery.middleware.runtime import Runtime
 
-__all__ = ["AmqpLetterWatch"]
-
 
 class AmqpLetterWatch(LetterWatch):
     """Looks at the dead-letter queues twice a minute, on a connection of its own."""

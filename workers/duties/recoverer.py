@@ -18,8 +18,6 @@ from .duty import Duty
 if TYPE_CHECKING:
     from redelivery.middleware.runtime import Runtime
 
-__all__ = ["Recoverer"]
-
 #: Seconds between two looks at who is to be recovered, where nobody said so.
 EVERY = 1.0
 

@@ -41,8 +41,6 @@ if TYPE_CHECKING:
 
     from ..ports import Delayed, DelayStore
 
-__all__ = ["MAX_LISTED", "MAX_SEARCHED", "RemoteControl"]
-
 #: How many waiting messages `inspect scheduled` lists, and how many are looked at for stamps.
 MAX_LISTED, MAX_SEARCHED = 500, 2000
 #: What Celery gives an ETA in its own timer, and so shows.

@@ -32,8 +32,6 @@ from .duty import Duty
 if TYPE_CHECKING:
     from redelivery.middleware.runtime import Runtime
 
-__all__ = ["Retention"]
-
 #: Seconds between two looks, between two that read whole queues, and how long the lead lasts.
 EVERY, THOROUGHLY_EVERY, LEAD = 30.0, 3600.0, 90.0
 #: Letters of one batch, and so of one file.

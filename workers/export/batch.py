@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from redelivery.middleware.brokers.redis.keys import Keys
 
-__all__ = ["OTHER_EXPORT", "Batch", "Refused", "decoded", "order", "storable", "take"]
-
 #: Entries of one answer: the broker serves nobody else while it writes them (about 2 ms).
 PAGE = 1000
 #: The end of the year 9999, which Python's dates cannot pass (milliseconds since the epoch).

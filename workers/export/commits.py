@@ -22,8 +22,6 @@ from .tables import below, names, read_text, write_text
 if TYPE_CHECKING:
     from .batch import Batch
 
-__all__ = ["COMMITS", "Commit", "newest", "replaced"]
-
 #: The folder of the commits. Spark skips such names.
 COMMITS = "_commits"
 

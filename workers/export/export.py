@@ -41,8 +41,6 @@ if TYPE_CHECKING:
 
     from ..ports import Format
 
-__all__ = ["export_outcomes", "write_events", "write_gaps", "write_refused"]
-
 #: Entries of one file, held in memory until it is written (about 50 MB).
 BATCH = 50_000
 

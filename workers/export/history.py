@@ -22,8 +22,6 @@ from .tables import EVENTS, resolve
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["Exported", "exported"]
-
 ENDINGS = (".parquet", ".jsonl")
 
 

@@ -8,8 +8,6 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-__all__ = ["private_folder", "private_opener"]
-
 FOLDER, FILE = 0o700, 0o600
 
 

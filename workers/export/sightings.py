@@ -12,8 +12,6 @@ if TYPE_CHECKING:
 
     from ..letters import Contents
 
-__all__ = ["DEAD_LETTER", "DELAYED", "QUEUE", "UNACKED", "Inventory"]
-
 #: The most of an exception's message that is kept.
 MAX_MESSAGE = 200
 

@@ -29,21 +29,6 @@ if TYPE_CHECKING:
 
     from ..ports import Format
 
-__all__ = [
-    "EVENTS",
-    "INVENTORY",
-    "below",
-    "names",
-    "read_lines",
-    "read_text",
-    "remove",
-    "resolve",
-    "size_of",
-    "write_rows",
-    "write_text",
-]
-
-
 #: What a URI begins with; whatever does not is a path.
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 

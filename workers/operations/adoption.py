@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from redelivery.middleware.runtime import Runtime
     from redelivery.settings import RedeliveryPolicy
 
-__all__ = ["Adoption", "Change", "adoption_of"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:

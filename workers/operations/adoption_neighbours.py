@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["NEIGHBOURS", "Neighbour", "neighbours_of"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Neighbour:

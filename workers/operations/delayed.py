@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from ..letters import Contents
     from ..ports import Delayed
 
-__all__ = ["cancel", "changeable", "reschedule"]
-
 
 def changeable(found: Delayed) -> Delayed:
     """The message again, where it is a living one. Raises `InputError`."""

@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 
     from redelivery.middleware.runtime import Runtime
 
-__all__ = ["take"]
-
 EVENTS = 1000
 
 

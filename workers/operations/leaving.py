@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 
     from ..ports import Delayed
 
-__all__ = ["Leaving", "leave"]
-
 #: Messages that are read at once, and seconds between two looks at the leases.
 PAGE, EVERY = 500, 0.25
 

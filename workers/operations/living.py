@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = ["Living"]
-
 
 class Living:
     """Counts living workers, look by look. `lease` is how long (seconds) a counter may stand still."""

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from redelivery.middleware.runtime import Runtime
 
-__all__ = ["METRICS", "Family", "Kind", "Measured", "Sample", "measured"]
-
 Kind = Literal["gauge", "counter"]
 
 #: Every metric: its kind, and what it says.

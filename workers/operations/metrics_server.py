@@ -25,8 +25,6 @@ from redelivery.middleware.logs import log
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["PATH", "MetricsServer"]
-
 PATH = "/metrics"
 #: Seconds that a client may take to say what it wants, and that a connection may last in all.
 TIMEOUT, MAX_MS = 10.0, 60.0

@@ -13,8 +13,6 @@ from .letters import dead_letters
 if TYPE_CHECKING:
     from redelivery.middleware.runtime import Runtime
 
-__all__ = ["declare", "require_queue"]
-
 
 def require_queue(runtime: Runtime, name: str, *, instead: str = "") -> None:
     """Raise `InputError` where neither the app, its dead letters nor the broker know this queue; `instead` says what else to do."""

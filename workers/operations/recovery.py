@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from redelivery.middleware.brokers.redis.transport import RedisTransport
     from redelivery.middleware.runtime import Runtime
 
-__all__ = ["Recovery", "name_of"]
-
 #: Seconds before what failed is tried again, at first and at last.
 FIRST_PAUSE, MAX_PAUSE = 1.0, 60.0
 PAGE = 100

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from ..letters import Letter
 
-__all__ = ["redacted", "seen"]
-
 #: Headers in which Celery repeats the arguments.
 ARGUMENTS = frozenset({"argsrepr", "kwargsrepr"})
 FAILURE = frozenset({"type", "fingerprint"})

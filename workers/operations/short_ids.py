@@ -15,8 +15,6 @@ from redelivery.errors import InputError
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["MAX_CANDIDATES", "begins", "is_whole", "meant"]
-
 #: The shortest beginning of an id that names a task, and how many tasks that it may mean are listed.
 LEAST, MAX_CANDIDATES = 6, 10
 _UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from redelivery.middleware.brokers.rabbitmq.transport import AmqpTransport
     from redelivery.middleware.runtime import Runtime
 
-__all__ = ["life_of"]
-
 ENTRIES = 2000
 
 

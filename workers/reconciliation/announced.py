@@ -24,8 +24,6 @@ from .texts import named
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["ANNOUNCED", "NOTHING_TOLD", "announced", "still_open"]
-
 #: The columns of an earlier run's lives that say whether one was but announced: by one event, its publication.
 ANNOUNCED: Final = StructType(
     [

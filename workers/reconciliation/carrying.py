@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from .few import Ways
     from .inputs import Inputs
 
-__all__ = ["Carried", "carried", "held_schema", "marked", "may_be_late", "to_hold"]
-
 #: Verdicts of lives that have not ended.
 _OPEN: Final = ("in_flight", "stuck")
 #: What only the inventory of one run says of a life.

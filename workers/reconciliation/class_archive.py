@@ -20,8 +20,6 @@ from pathlib import Path
 
 import pyspark
 
-__all__ = ["ClassArchive"]
-
 #: Seconds after which a file that is being made was left by a process that died, and after which an unused one goes.
 _MAKING, _UNUSED = 600, 60 * 86_400
 

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from .files import File, Files
 
-__all__ = ["COMMITS", "Listing", "check_size", "date_of", "key_of", "listing", "root_of"]
-
 #: Where the export puts its commits: `_commits/<date>/<name>.json`. Spark skips such names.
 COMMITS: Final = "_commits"
 

@@ -12,8 +12,6 @@ from .texts import grouped, named
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["HOUR_MS", "TOTALS", "causes_of", "deaths_of"]
-
 HOUR_MS: Final = 3_600_000
 
 _CAUSE: Final = ("queue", "task", "day", "reason", "fingerprint", "exception")

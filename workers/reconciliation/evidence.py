@@ -17,15 +17,13 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
 from redelivery.middleware.messages.events import TERMINAL, Outcome, Reason
 
 from .lives import KEY
+from .rules import DISCREPANCIES
 from .schema import or_default
 from .steps import DELIVERY, number, position
 from .texts import grouped, named, one_of, quoted
-from .verdicts import DISCREPANCIES
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
-
-__all__ = ["EVIDENCE", "LIMIT", "advised", "in_question", "with_histories", "without_histories"]
 
 #: Events of one life that are listed.
 LIMIT: Final = 100

@@ -12,8 +12,6 @@ from typing import Final
 from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import PySparkException
 
-__all__ = ["FAULTS", "explain"]
-
 #: What the job may raise besides our own errors.
 FAULTS: Final = (PySparkException, Py4JError, ConnectionError, OSError)
 

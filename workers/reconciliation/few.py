@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["FEW", "Ways", "few", "is_local", "many", "side_by_side"]
-
 T = TypeVar("T")
 
 #: Up to so many rows all of this pays.

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 from .deaths import TOTALS, causes_of, deaths_of
 from .files import literal
 from .metrics import SUMS, TIMES, cells_of, metrics_by
+from .rules import DISCREPANCIES
 from .texts import grouped, one_of
-from .verdicts import DISCREPANCIES
 from .writing import write_table
 
 if TYPE_CHECKING:
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from .few import Ways
-
-__all__ = ["LIMIT", "Figures", "Row", "faults_of", "figures_of"]
 
 Row = dict[str, Any]
 

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-__all__ = ["File", "Files", "literal"]
-
 #: What has a meaning in a pattern of Hadoop's.
 _GLOB: Final = re.compile(r"[\\*?\[\]{}]")
 

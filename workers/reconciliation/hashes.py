@@ -6,8 +6,6 @@ from typing import Final
 
 from .schema import or_default
 
-__all__ = ["ID", "NAME", "OF_THE_ID", "WHOSE"]
-
 #: The bits of `WHOSE` that tell tasks apart whose ids have one hash; the others are the name's.
 OF_THE_ID: Final = (1 << 16) - 1
 

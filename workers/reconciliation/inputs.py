@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from .files import File, Files
     from .state import State
 
-__all__ = ["Inputs", "gather"]
-
 
 @dataclass(frozen=True, slots=True)
 class Inputs:

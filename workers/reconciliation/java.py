@@ -21,8 +21,6 @@ from pathlib import Path
 
 from redelivery.errors import InputError
 
-__all__ = ["OLDEST", "ensure_java"]
-
 #: The oldest Java that Spark 4 runs on.
 OLDEST = 17
 

@@ -52,8 +52,6 @@ if TYPE_CHECKING:
 
     from .state import Run
 
-__all__ = ["Books", "reconcile"]
-
 #: One of the things that are written, and the figures that it tells.
 _Work = Callable[[], Figures]
 KEEP_MS = 35 * 86_400_000

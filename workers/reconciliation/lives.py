@@ -25,8 +25,6 @@ from .texts import grouped, named, one_of
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["KEY", "RESTORED", "fold", "merged", "with_queues_named"]
-
 KEY: Final = ("task_id", "nesting", "generation", "queue")
 
 #: How a broker or another client that restores a message is recorded, where receiving is recorded at all.

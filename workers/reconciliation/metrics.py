@@ -18,15 +18,13 @@ from typing import TYPE_CHECKING, Final
 
 from redelivery.middleware.messages.events import Outcome, Reason
 
+from .rules import DISCREPANCIES
 from .steps import BY_NOBODY
 from .texts import grouped, named, one_of
 from .times import PERCENTILES, percentiles, time_class
-from .verdicts import DISCREPANCIES
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
-
-__all__ = ["ENDS_AS_COUNTED", "GROUP", "MAX_ATTEMPTS", "SUMS", "TIMES", "cells_of", "metrics_by"]
 
 GROUP: Final = ("queue", "task", "day")
 

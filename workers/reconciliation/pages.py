@@ -17,8 +17,6 @@ from redelivery.errors import InputError
 
 from .rules import WORST_FIRST
 
-__all__ = ["COLUMNS", "Page", "page_of"]
-
 #: What a page tells of a life; `history` lists its events.
 COLUMNS: Final = (
     *("task_id", "verdict", "queue", "task", "generation", "cause", "advice", "rule", "was"),

@@ -48,8 +48,6 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame
 
-__all__ = ["SortedOut", "sort_out"]
-
 _DAY_MS: Final = 86_400_000
 
 #: Bits of what was told of a task: its publication; for each of these outcomes, one bit for each delivery in which it happened, so

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
     from .figures import Row
 
-__all__ = ["Span", "course", "over_time"]
-
 _HOUR_MS: Final = 3_600_000
 #: Widths of a column, in hours: the least is taken of which so many cover the whole time.
 _WIDTHS: Final = (1, 2, 3, 6, 12, 24, 72, 168, 720, 8760)

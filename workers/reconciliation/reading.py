@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
     from .files import File, Files
 
-__all__ = ["Taken", "find", "paths_of", "read_events", "read_gaps", "read_inventory", "read_taken"]
-
 #: Where the export notes what left the outcome log before it was exported, one JSON object a line. Spark skips such names.
 GAPS: Final = "_gaps.jsonl"
 

@@ -18,7 +18,7 @@ from .figures import Figures
 from .flow import KINDS, NAMES, drawn
 from .metrics import SUMS, TIMES
 from .plots import course, over_time
-from .verdicts import DISCREPANCIES, RULES, VERDICTS
+from .rules import DISCREPANCIES, RULES, VERDICTS
 from .wording import change, count, counted, duration, moment, plain, share
 
 if TYPE_CHECKING:
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from .figures import Row
     from .summary import Summary
     from .trend import Line
-
-__all__ = ["REPORT", "page"]
 
 REPORT: Final = "report.html"
 #: Attempts that have a bar of their own; the rest share one.

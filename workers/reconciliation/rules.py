@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["DISCREPANCIES", "RULES", "VERDICTS", "WORST_FIRST"]
-
 #: The verdicts and their rules, in the order in which they are tried.
 RULES: Final = {
     "orphaned": "has events, but none that opens it: neither published, redriven nor received",

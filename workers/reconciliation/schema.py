@@ -16,8 +16,6 @@ from pyspark.sql.types import DataType, LongType, StringType, StructField, Struc
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["ASIDE", "DEFAULTS", "EVENTS", "EVENTS_REQUIRED", "INVENTORY", "INVENTORY_REQUIRED", "PLACES", "empty", "or_default"]
-
 #: Where the broker can hold a message.
 PLACES: Final = ("queue", "unacked", "delayed", "dead_letter")
 

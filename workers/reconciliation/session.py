@@ -21,8 +21,6 @@ from .java import ensure_java
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-__all__ = ["LOOKING", "session", "with_settings"]
-
 _GIB = 2**30
 
 #: What the books mean by a day, and one shuffle for folding and joining by task.

@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 
     from .files import Files
 
-__all__ = ["Run", "State"]
-
 CURRENT: Final = "current.json"
 #: What becomes the current one: whole when the other is removed.
 _NEXT: Final = f".{CURRENT}.new"

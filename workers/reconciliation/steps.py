@@ -16,8 +16,6 @@ from redelivery.middleware.messages.events import TERMINAL, Outcome
 
 from .texts import quoted
 
-__all__ = ["BY_NOBODY", "CLOSING", "DELIVERY", "ENDS", "STEPS", "number", "outcome_of", "position"]
-
 #: All outcomes in the order of their steps; an outcome's number is its place here.
 STEPS: Final = (
     Outcome.PUBLISHED,

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from redelivery.middleware.messages.events import Outcome
 
+from .rules import DISCREPANCIES, RULES, VERDICTS
 from .terminal import lines_of
 from .texts import row_of
-from .verdicts import DISCREPANCIES, RULES, VERDICTS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from .few import Ways
     from .figures import Figures
-
-__all__ = ["Summary", "summarise"]
 
 _VERDICT: Final = "verdict."
 _OUTCOME: Final = "outcome."

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from .figures import Figures, Row
 
-__all__ = ["lines_of", "lives_told"]
-
 _MOST: Final = 3
 
 

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame
 
-__all__ = ["grouped", "named", "one_of", "quoted", "row_of"]
-
 
 def named(texts: Mapping[str, str]) -> list[str]:
     """Each text with its name."""

@@ -10,8 +10,6 @@ from __future__ import annotations
 import math
 from typing import Final
 
-__all__ = ["PERCENTILES", "percentiles", "time_class"]
-
 PERCENTILES: Final = (50, 95, 99)
 
 _WIDTH: Final = math.log(1.005)

@@ -14,15 +14,13 @@ from typing import TYPE_CHECKING, Any, Final
 from redelivery.errors import InputError
 
 from .figures import Figures
-from .verdicts import DISCREPANCIES
+from .rules import DISCREPANCIES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from .files import Files
     from .summary import Summary
-
-__all__ = ["MAX_RUNS", "TREND", "Line", "line_of", "merged", "read_trend", "write_trend"]
 
 TREND: Final = "trend.json"
 MAX_RUNS: Final = 60

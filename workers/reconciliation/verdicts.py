@@ -24,14 +24,12 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
 
 from redelivery.middleware.messages.events import Outcome
 
-from .rules import DISCREPANCIES, RULES, VERDICTS
+from .rules import RULES, VERDICTS
 from .steps import DELIVERY, ENDS, STEPS, outcome_of
 from .texts import named, quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
-
-__all__ = ["DISCREPANCIES", "RULES", "VERDICTS", "judge"]
 
 _OPENING = (Outcome.PUBLISHED, Outcome.REDRIVEN, Outcome.RECEIVED)
 

@@ -12,8 +12,6 @@ from typing import Final
 
 from redelivery.display import safe
 
-__all__ = ["NONE", "change", "count", "counted", "duration", "moment", "plain", "share", "shown"]
-
 _LATEST_MS = 253_402_300_799_999
 _LONGEST = 400
 #: What stands where there is nothing.

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from .files import Files
 
-__all__ = ["check_apart", "check_output", "replacing", "write_summary", "write_table"]
-
 SUMMARY: Final = "summary.json"
 _OURS: Final = frozenset({SUMMARY, "verdicts", "metrics", "causes", "repeats", "trend.json", "report.html"})
 

@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 
     from redelivery.middleware.runtime import Runtime
 
-__all__ = ["lent", "private_broker"]
-
 #: Seconds that a private broker has to start and to stop.
 TIMEOUT = 30.0
 #: What Celery reads from the environment, over its configuration.

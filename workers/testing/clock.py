@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
     from .worker import RunningWorker
 
-__all__ = ["Clock", "aged"]
-
 
 class Clock:
     """`advance_time`: call it with seconds, or a `timedelta`."""

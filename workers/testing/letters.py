@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from .. import letters as contents
     from .worker import RunningWorker
 
-__all__ = ["DeadLetters", "Letter"]
-
 #: Letters of one queue that a test looks at.
 LIMIT = 10_000
 

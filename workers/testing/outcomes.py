@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from .worker import RunningWorker
 
-__all__ = ["Outcomes"]
-
 
 class Outcomes:
     """The outcome log of a test: iterate it for all events so far, in order."""

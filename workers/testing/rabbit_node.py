@@ -28,8 +28,6 @@ from redelivery.errors import BrokerError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["MISSING", "RabbitNode", "is_installed"]
-
 #: Debian's own places; the commands on the path are wrappers, which insist on a user that they switch to.
 PROGRAMS = Path("/usr/lib/rabbitmq/bin")
 #: What stands beside it: Erlang's name service.

@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 
     from redelivery.middleware.runtime import Runtime
 
-__all__ = ["OPTIONS", "RunningWorker", "until"]
-
 #: A worker's options where a test says nothing else: Celery's own names.
 OPTIONS: dict[str, Any] = {"pool": "threads", "concurrency": 2, "queues": None}
 #: Pools that can run beside the test in its process.

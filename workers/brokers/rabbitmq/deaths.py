@@ -38,8 +38,6 @@ if TYPE_CHECKING:
 
     from .letters import AmqpLetterStore
 
-__all__ = ["Death", "death_of", "read"]
-
 #: RabbitMQ's words for why it ended a message, and ours.
 REASONS = {
     "expired": Reason.EXPIRED,

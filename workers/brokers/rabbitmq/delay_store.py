@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from redelivery.middleware.brokers.rabbitmq.transport import AmqpTransport
     from redelivery.middleware.messages.events import Event
 
-__all__ = ["AmqpDelayStore", "end_of"]
-
 #: Characters of a routing key before the address: a digit and a point for each bit.
 BEFORE_ADDRESS = 2 * BITS
 

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     from redelivery.middleware.messages.events import Event
 
-__all__ = ["Publishers"]
-
 #: Events that are younger may have been overtaken by others (milliseconds).
 YOUNG_MS = 5_000
 #: A publisher that has been silent for so long has ended (400 days, in milliseconds).

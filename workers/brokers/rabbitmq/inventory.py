@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     from redelivery.middleware.brokers.rabbitmq.transport import AmqpTransport
 
-__all__ = ["take", "unlisted"]
-
 
 def take(
     transport: AmqpTransport, queues: list[str], letter_queues: list[str], *, look: bool = False

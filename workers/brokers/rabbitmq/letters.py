@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from redelivery.middleware.brokers.rabbitmq.transport import AmqpTransport
     from redelivery.middleware.messages.events import Event
 
-__all__ = ["AmqpLetterStore", "AmqpLetters", "carry_out"]
-
 #: Letters of one page.
 PAGE = 250
 #: Seconds that the broker may take to confirm a batch.

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from redelivery.middleware.brokers.rabbitmq.transport import AmqpTransport
 
-__all__ = ["AmqpGauges"]
-
 
 class AmqpGauges:
     """See `Gauges`."""

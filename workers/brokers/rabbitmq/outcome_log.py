@@ -40,8 +40,6 @@ if TYPE_CHECKING:
 
     from ...ports import Format
 
-__all__ = ["AmqpOutcomeLog", "Listening", "export_outcomes", "newest"]
-
 #: Seconds after which somebody who follows looks up.
 BEAT = 1.0
 #: A connection's own queue is named by the broker.

@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 
     from kombu import Connection
 
-__all__ = ["Found", "Look", "depth_of"]
-
 #: Messages that are given back at once: a quorum queue keeps the order of so many, and a client of 3.10 of twice as many.
 LOT = 16
 #: Seconds to wait for a lot to arrive: others may take from the queue meanwhile, so that its depth never says so.

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from ...ports import TaskLife
 
-__all__ = ["read"]
-
 
 def read(transport: AmqpTransport, queues: list[str], life: TaskLife, most: int) -> None:
     """Add the events of every task whose id begins so, and where it waits; of the log, the `most` oldest messages are looked at."""

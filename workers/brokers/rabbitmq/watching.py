@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from redelivery.middleware.brokers.rabbitmq.transport import AmqpTransport
     from redelivery.middleware.ports import Transport
 
-__all__ = ["Watching"]
-
 #: The exclusive queue of whoever watches.
 WATCHING = "redelivery.watching"
 

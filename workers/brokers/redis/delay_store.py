@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from redelivery.middleware.messages.events import Event
     from redelivery.middleware.ports import Answer
 
-__all__ = ["RedisDelayStore"]
-
 #: Messages of one task that are looked up: a task has one, or as many as it was published with the same id.
 MAX_OF_TASK = 1000
 

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from redelivery.middleware.brokers.redis.transport import RedisTransport
 
-__all__ = ["RedisGauges"]
-
 
 class RedisGauges:
     """See `Gauges`."""

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from redelivery.middleware.brokers.redis.transport import RedisTransport
 
-__all__ = ["Reading"]
-
 #: Of the log, answers of one look; of a dead-letter queue, letters of one look and of one answer behind the first.
 MAX_ANSWERS, MAX_LETTERS, SOME_LETTERS = 100, 1000, 20
 #: Seconds between two looks at a log that is busy.

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from redelivery.middleware.messages.events import Event
     from redelivery.middleware.ports import Answer
 
-__all__ = ["SAMPLE", "RedisLetterStore"]
-
 #: Letters whose reasons stand for all of a queue's.
 SAMPLE = 200
 #: Letters that are read in one round trip.

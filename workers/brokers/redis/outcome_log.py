@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from redelivery.middleware.brokers.redis.keys import Keys
 
-__all__ = ["PAGE", "Bounded", "bound", "follow", "newest_id", "read_on"]
-
 #: What is left of the cap where it was passed: the next time is some way off then, and a gap is one gap and not many.
 LEAVE = 0.9
 #: From this part of the cap on, somebody should hear of it.

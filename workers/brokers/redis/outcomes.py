@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from ...ports import ExportResult, Format
 
-__all__ = ["RedisOutcomeLog"]
-
 _LEAD = Script("lead")
 
 

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from redis import Redis
 
-__all__ = ["hash_pages", "list_pages"]
-
 #: Elements of one page at the most, of its beginning, and the bytes that it should not pass: a millisecond or less for the broker,
 #: besides the walk to it.
 PAGE, FIRST_PAGE, MAX_BYTES = 400, 100, 1024 * 1024

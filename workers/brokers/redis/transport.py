@@ -8,8 +8,6 @@ if TYPE_CHECKING:
     from redelivery.middleware.brokers.redis.broker import RedisBroker
     from redelivery.middleware.runtime import Runtime
 
-__all__ = ["redis_of"]
-
 
 def redis_of(runtime: Runtime) -> RedisBroker:
     """This app's transitions, as Redis has them."""

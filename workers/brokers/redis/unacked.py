@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from redelivery.middleware.runtime import Runtime
 
-__all__ = ["PLAIN_WORKER", "HeldMessage", "bindings", "held_pages"]
-
 #: Who holds what was received without a lease: nobody can tell whether that worker lives; the visibility timeout will.
 PLAIN_WORKER = "(plain worker)"
 

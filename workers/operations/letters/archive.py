@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 
     from ...ports import Transitions
 
-__all__ = ["COLUMNS", "Exported", "archive", "archive_raw", "export_letters", "row_of"]
-
 #: Letters of one file, held in memory until it is written, and the bytes that they should not pass.
 BATCH, MAX_BYTES = 5_000, 64 * 1024 * 1024
 

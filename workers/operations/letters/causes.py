@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from ...letters import Letter
     from ...ports import Transitions
 
-__all__ = ["Cause", "causes"]
-
 
 @dataclass(slots=True, kw_only=True)
 class Cause:

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from ...ports import DeadLetterQueue, Transitions
 
-__all__ = ["depth", "found", "known", "newest", "required", "summaries", "whole_ids"]
-
 
 def known(runtime: Runtime) -> dict[str, str]:
     """Every dead-letter queue with its origin: those that were used, and those of the queues that this app consumes."""

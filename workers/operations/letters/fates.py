@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
     from ...ports import Transitions
 
-__all__ = ["DIED", "Fates", "watched"]
-
 #: Outcomes of a life that ended as a dead one.
 DIED = frozenset({Outcome.DEAD_LETTERED, Outcome.DISCARDED, Outcome.EXPIRED})
 

@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from ...letters import Letter
 
-__all__ = ["Filter"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filter:

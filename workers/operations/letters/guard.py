@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
     from .fates import Fates
 
-__all__ = ["CANARY_WAIT", "Guard"]
-
 #: Seconds that the canary has, where nothing else is said.
 CANARY_WAIT = 60.0
 #: Seconds of one wait for news of the canary.

@@ -40,8 +40,6 @@ if TYPE_CHECKING:
     from ...brokers.rabbitmq.deaths import Death
     from ...brokers.rabbitmq.peek import Found
 
-__all__ = ["Import", "import_letters"]
-
 
 @dataclass(slots=True, kw_only=True)
 class Import(Walked):

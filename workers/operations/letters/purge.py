@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from ...ports import Transitions
     from .filter import Filter
 
-__all__ = ["Move", "Purge", "move", "purge", "purged"]
-
 
 @dataclass(slots=True, kw_only=True)
 class Purge(Walked):

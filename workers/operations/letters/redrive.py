@@ -24,7 +24,7 @@ from redelivery.middleware.transitions.homes import Homes, required
 from redelivery.middleware.transitions.redrive import redrive as go_back
 
 from ...brokers.broker import broker_of, needed
-from .walk import BATCH, Walk, Walked
+from .walk import Walk, Walked
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from ...ports import Transitions
     from .filter import Filter
     from .guard import Guard
-
-__all__ = ["BATCH", "Edit", "Redrive", "redrive"]
 
 
 @dataclass(slots=True, kw_only=True)

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from ...ports import LetterStore, Transitions
     from .filter import Filter
 
-__all__ = ["BATCH", "Walk", "Walked", "letters_of"]
-
 #: Letters that go in one round trip.
 BATCH = 250
 #: With a rate, letters go in batches of this part of a second.
