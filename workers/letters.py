@@ -1,8 +1,7 @@
 """The contents of a message as an operator sees them: what it says of itself, read from bytes that anybody may have written.
 
-Enters: the bytes of a message, wherever it lies. Leaves: who it is (task id, generation, nesting), what it is (task, priority,
-envelope) and, on demand, its body. Refuses nothing: bytes that are no message have an id made from themselves, as ingress gives
-them. A body is looked at only where it says that it is JSON; nothing is ever unpickled.
+Nothing is refused: bytes that are no message have an id made from themselves, as a worker gives them one. A body is looked at only
+where it says that it is JSON; nothing is ever unpickled.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Self
 from redelivery.errors import EnvelopeError
 from redelivery.middleware.messages.body import decoded
 from redelivery.middleware.messages.envelope import Envelope, count, text, unreadable
-from redelivery.middleware.messages.recording import about, raw_id
+from redelivery.middleware.messages.recording import MAX_TEXT, about, raw_id, recorded_id
 from redelivery.middleware.messages.steps import opened
 
 if TYPE_CHECKING:
@@ -24,8 +23,6 @@ if TYPE_CHECKING:
 
     from redelivery.middleware.messages.events import Event, Outcome
 
-#: The most of an id or a name that is recorded, as in the events of ingress.
-MAX_NAME = 256
 #: Ids that stand in JSON as they are.
 _PLAIN = re.compile(r"[A-Za-z0-9_.:-]+")
 
@@ -50,12 +47,11 @@ class Contents:
         except EnvelopeError:
             return cls(raw, None, Envelope(), raw_id(raw))
         headers, priority = message["headers"], message["properties"].get("priority")
-        task_id = headers.get("id")
         return cls(
             raw,
             message,
             Envelope.of(headers),
-            text(task_id, MAX_NAME) or raw_id(raw),
+            recorded_id(headers.get("id"), raw),
             _name(headers.get("task")),
             count(headers.get("replaced_task_nesting")),
             count(priority),
@@ -67,6 +63,11 @@ class Contents:
         return {} if self.message is None else self.message["headers"]
 
     @property
+    def generation(self) -> int:
+        """The life that it is in, or that ended with it."""
+        return self.envelope.generation
+
+    @property
     def is_task(self) -> bool:
         """Whether this is a message of Celery's."""
         return bool(self.task) and isinstance(self.headers.get("id"), str)
@@ -74,6 +75,11 @@ class Contents:
     def body(self) -> Any:
         """The body, decoded, where it is plain JSON; None where it is anything else, or cannot be read."""
         return None if self.message is None else decoded(self.message)
+
+    def call(self) -> tuple[Any, Any, Any] | None:
+        """Args, kwargs and embed, where the body is plain JSON of Celery's protocol 2; None where it is anything else."""
+        body = self.body()
+        return (body[0], body[1], body[2]) if isinstance(body, list) and len(body) == 3 else None  # noqa: PLR2004 - these three
 
     def body_bytes(self) -> bytes:
         """The body as it was published, out of its base64 and undecoded; what is no message is all body."""
@@ -92,37 +98,18 @@ class Contents:
 
     def event(self, outcome: Outcome, queue: str, **more: Any) -> Event:
         """An event about this message."""
-        counts = {"generation": 0, "attempt": 0, "delivery": 0}
-        return about(self.headers, queue, self.raw, outcome, self.envelope, **{**counts, **more})
+        return about(self.headers, queue, self.raw, outcome, self.envelope, **{"attempt": 0, "delivery": 0, **more})
 
 
-@dataclass(frozen=True, slots=True)
-class Letter:
-    """One letter. `died_ms` is the server's time of its last death, None where the letter does not say."""
+class Letter(Contents):
+    """A dead letter: a message with a death record, unless somebody else put it where it lies."""
 
-    contents: Contents
-    death: Mapping[str, Any]
-
-    @classmethod
-    def of(cls, raw: bytes) -> Self:
-        """Read a letter; one without a death record was put here by somebody else."""
-        contents = Contents.of(raw)
-        return cls(contents, contents.envelope.deaths[0] if contents.envelope.deaths else {})
+    __slots__ = ()
 
     @property
-    def task_id(self) -> str:
-        """The task's id."""
-        return self.contents.task_id
-
-    @property
-    def task(self) -> str:
-        """The task's name."""
-        return self.contents.task
-
-    @property
-    def generation(self) -> int:
-        """The life that ended here."""
-        return self.contents.envelope.generation
+    def death(self) -> Mapping[str, Any]:
+        """The record of its last death; empty where it has none."""
+        return self.envelope.deaths[0] if self.envelope.deaths else {}
 
     @property
     def reason(self) -> str:
@@ -131,14 +118,14 @@ class Letter:
 
     @property
     def died_ms(self) -> int | None:
-        """When it died."""
+        """When it died last, by the server's time; None where it does not say."""
         died: int | None = self.death.get("last")
         return died
 
     @property
     def unreadable(self) -> list[str]:
         """The fields of its header that cannot be read, whoever wrote them."""
-        return unreadable(self.contents.headers)
+        return unreadable(self.headers)
 
     @property
     def queue(self) -> str:
@@ -148,18 +135,17 @@ class Letter:
     @property
     def origin_queue(self) -> str:
         """The queue that it goes back to; empty where it names none."""
-        return str(self.contents.envelope.origin.get("queue") or "")
+        return str(self.envelope.origin.get("queue") or "")
 
     @property
     def failure(self) -> Mapping[str, Any]:
         """What it died of: `type`, `message`, `traceback`, `fingerprint`."""
-        return self.contents.envelope.failure or {}
+        return self.envelope.failure or {}
 
     @property
     def is_message(self) -> bool:
         """Whether there is a message in it: what could not be decoded on arrival is kept as bytes, and nothing can run it."""
-        headers, message = self.contents.headers, self.contents.message
-        return message is not None and not (self.task_id.startswith("raw-") and "task" not in headers)
+        return self.message is not None and not (self.task_id.startswith("raw-") and "task" not in self.headers)
 
     def to_row(self) -> dict[str, Any]:
         """What a listing shows."""
@@ -168,7 +154,7 @@ class Letter:
             "task": self.task,
             "generation": self.generation,
             "reason": self.reason,
-            "attempts": self.contents.envelope.attempt,
+            "attempts": self.envelope.attempt,
             "died_ms": self.died_ms,
             "queue": self.queue,
             "exception": str(self.failure.get("type") or ""),
@@ -187,4 +173,4 @@ def _stands_plainly(task_id: str) -> bool:
 
 
 def _name(value: object) -> str:
-    return text(value if isinstance(value, str) else str(value or ""), MAX_NAME)
+    return text(value if isinstance(value, str) else str(value or ""), MAX_TEXT)

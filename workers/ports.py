@@ -39,7 +39,7 @@ class Delayed:
         return {
             "task_id": self.contents.task_id,
             "task": self.contents.task,
-            "generation": self.contents.envelope.generation,
+            "generation": self.contents.generation,
             "queue": self.queue,
             "list": self.list_name,
             "due_ms": self.due_ms,

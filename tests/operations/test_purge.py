@@ -142,12 +142,12 @@ def test_a_move_is_the_next_generation_dead_by_the_operators_hand(desk: Desk) ->
     done = move(desk.transport, LETTERS, "DLQ.later", EVERYTHING)
     assert (done.moved, desk.ids(LETTERS), desk.ids("DLQ.later")) == (1, [], ["a"])
     [letter] = newest(desk.transport, "DLQ.later", 1)
-    assert [(each["queue"], each["reason"]) for each in letter.contents.envelope.deaths] == [
+    assert [(each["queue"], each["reason"]) for each in letter.envelope.deaths] == [
         (LETTERS, "operator"),
         (QUEUE, "exhausted"),
     ]
     assert letter.failure == was.failure
-    assert (letter.generation, letter.contents.envelope.attempt, letter.contents.envelope.is_letter) == (1, 1, True)
+    assert (letter.generation, letter.envelope.attempt, letter.envelope.is_letter) == (1, 1, True)
     assert [(event.outcome, event.generation, event.reason) for event in desk.events if event.task_id == task_id][-2:] == [
         ("redriven", 1, ""),
         ("dead_lettered", 1, "operator"),
@@ -201,4 +201,4 @@ def test_an_archive_of_the_same_letters_is_the_same_file(desk: Desk, tmp_path: P
     assert archive(both, str(tmp_path), LETTERS, now_ms=1, why="x") == archive(both, str(tmp_path), LETTERS, now_ms=2, why="x")
     assert archive(both[:1], str(tmp_path), LETTERS, now_ms=1, why="x") != archive(both, str(tmp_path), LETTERS, now_ms=1, why="x")
     assert archive(both, str(tmp_path), "a/../b", now_ms=1, why="x").startswith("dead_letter_queue=a%2F..%2Fb/")
-    assert HEADER in both[0].contents.headers
+    assert HEADER in both[0].headers

@@ -165,7 +165,7 @@ def test_what_is_not_known_to_be_harmless_is_hidden(desk: Desk) -> None:
     header = message["headers"]["redelivery"]
     header["failure"]["notes"] = header["deaths"][0]["detail"] = header["attempts"][0]["text"] = "a word"
     letter = redacted(Letter.of(sealed(message)))
-    envelope = letter.contents.envelope
+    envelope = letter.envelope
     assert envelope.failure == {
         "type": HIDDEN,
         "message": HIDDEN,
@@ -174,7 +174,7 @@ def test_what_is_not_known_to_be_harmless_is_hidden(desk: Desk) -> None:
         "notes": HIDDEN,
     }
     assert (letter.death["detail"], envelope.attempts[0]["text"], envelope.attempts[0]["exception"]) == (HIDDEN, HIDDEN, HIDDEN)
-    assert letter.contents.headers["argsrepr"] == HIDDEN
+    assert letter.headers["argsrepr"] == HIDDEN
     assert (letter.death["reason"], letter.reason, letter.died_ms) == ("exhausted", "exhausted", header["deaths"][0]["last"])
 
 

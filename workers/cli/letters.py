@@ -67,8 +67,8 @@ def exception_of(kind: str, message: str) -> str:
 def as_json(letter: Letter, *, redact: bool) -> dict[str, Any]:
     """The whole letter; its body where that is JSON, else its bytes in base64."""
     letter = redacted(letter) if redact else letter
-    contents, envelope = letter.contents, letter.contents.envelope
-    headers = {key: value for key, value in contents.headers.items() if key != HEADER}
+    envelope = letter.envelope
+    headers = {key: value for key, value in letter.headers.items() if key != HEADER}
     return {
         **letter.to_row(),
         "origin": dict(envelope.origin),
@@ -80,24 +80,23 @@ def as_json(letter: Letter, *, redact: bool) -> dict[str, Any]:
         "parked": envelope.parked,
         "unreadable": letter.unreadable,
         "headers": headers,
-        "properties": {} if contents.message is None else contents.message["properties"],
+        "properties": {} if letter.message is None else letter.message["properties"],
         "body": HIDDEN if redact else _body(letter),
-        **({} if redact or contents.body() is not None else {"body_base64": base64.b64encode(contents.body_bytes()).decode()}),
-        "bytes": len(contents.raw),
+        **({} if redact or letter.body() is not None else {"body_base64": base64.b64encode(letter.body_bytes()).decode()}),
+        "bytes": len(letter.raw),
     }
 
 
 def as_editable(letter: Letter, *, redact: bool) -> dict[str, Any]:
     """The same, with its arguments by name, where they can be read: what `dlq redrive --with` takes back."""
-    body: Any = None if redact else letter.contents.body()
-    is_protocol_2 = isinstance(body, list) and len(body) == 3  # noqa: PLR2004 - args, kwargs, embed
-    return {**as_json(letter, redact=redact), **({"args": body[0], "kwargs": body[1]} if is_protocol_2 else {})}
+    call = None if redact else letter.call()
+    return {**as_json(letter, redact=redact), **({} if call is None else {"args": call[0], "kwargs": call[1]})}
 
 
 def as_text(letter: Letter, *, redact: bool) -> str:
     """The whole letter, for a person to read."""
     letter = redacted(letter) if redact else letter
-    contents, envelope = letter.contents, letter.contents.envelope
+    envelope = letter.envelope
     first, last = letter.death.get("first"), letter.died_ms
     parts = [
         facts(
@@ -115,7 +114,7 @@ def as_text(letter: Letter, *, redact: bool) -> str:
                 "first seen": moment(envelope.first_seen_ms),
                 "unreadable": ", ".join(letter.unreadable),
                 "fingerprint": letter.failure.get("fingerprint"),
-                "bytes": len(contents.raw),
+                "bytes": len(letter.raw),
             },
         ),
         "arguments\n" + lines(arguments(letter, redact=redact)),
@@ -151,7 +150,7 @@ def _death(each: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _body(letter: Letter) -> Any:
-    body = letter.contents.body()
+    body = letter.body()
     return _why_not(letter) if body is None else body
 
 
@@ -159,20 +158,20 @@ def arguments(letter: Letter, *, redact: bool) -> str:
     """The arguments as JSON, a line each, or why they are not shown."""
     if redact:
         return HIDDEN
-    body = letter.contents.body()
+    body = letter.body()
     if body is None:
-        return f"{_why_not(letter)}\n{_escaped(letter.contents.body_bytes())}"
-    is_protocol_2 = isinstance(body, list) and len(body) == 3  # noqa: PLR2004 - args, kwargs, embed
-    shown = [json.dumps(plain(part)) for part in (body[:2] if is_protocol_2 else [body])]
+        return f"{_why_not(letter)}\n{_escaped(letter.body_bytes())}"
+    call = letter.call()
+    shown = [json.dumps(plain(part)) for part in ([body] if call is None else call[:2])]
     return "\n".join(
         each if len(each) <= MAX_SHOWN else f"{each[:MAX_SHOWN]}… ({len(each)} characters; all with --json)" for each in shown
     )
 
 
 def _why_not(letter: Letter) -> str:
-    message = letter.contents.message
+    message = letter.message
     if message is None or not letter.is_message:
-        return f"(no message: {len(letter.contents.body_bytes())} bytes)"
+        return f"(no message: {len(letter.body_bytes())} bytes)"
     return f"(not shown: {safe(message.get('content-type') or 'no content type')}, not decoded)"
 
 

@@ -85,7 +85,7 @@ def _policy(found: RedeliveryPolicy, queue: str) -> dict[str, Any]:
 
 
 def _place_json(place: Place) -> dict[str, Any]:
-    generation, attempt = place.contents.envelope.generation, place.contents.envelope.attempt
+    generation, attempt = place.contents.generation, place.contents.envelope.attempt
     return {"place": place.place, "name": place.name, "generation": generation, "attempts": attempt, **place.detail}
 
 

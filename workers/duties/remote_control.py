@@ -127,7 +127,6 @@ class RemoteControl(bootsteps.StartStopStep):
         event = contents.event(
             Outcome.REVOKED,
             delayed.queue,
-            generation=contents.envelope.generation,
             attempt=contents.envelope.attempt + 1,
             delivery=contents.envelope.delivery + 1,
             worker=self._runtime.worker,

@@ -168,7 +168,7 @@ class Retention(Duty):
                 log.warning("letters.kept", dead_letter_queue=name, letters=len(letters), reason=reason, why=why)
             return 0
         file = archive(letters, uri, name, now_ms=transport.now_ms(), why=reason)
-        gone = [(letter.contents.raw, purged(letter, name, reason)) for letter in letters]
+        gone = [(letter.raw, purged(letter, name, reason)) for letter in letters]
         answers = transport.purge_many(name, gone, down_to=down_to)
         went = sum(answer is Answer.DONE for answer in answers)
         log.info("letters.purged", dead_letter_queue=name, letters=went, reason=reason, archive=uri, file=file)

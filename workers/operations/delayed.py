@@ -7,7 +7,7 @@ with `InputError`, a dead letter that waits for its queue or its handler: it is 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from redelivery.errors import InputError
 from redelivery.middleware.logs import log
@@ -44,7 +44,6 @@ def cancel(runtime: Runtime, found: Delayed) -> Answer:
     event = contents.event(
         Outcome.CANCELLED,
         found.queue,
-        generation=contents.envelope.generation,
         reason=Reason.OPERATOR,
         worker=runtime.worker,
     )
@@ -73,7 +72,6 @@ def _deferral(runtime: Runtime, found: Delayed) -> Event:
     return contents.event(
         Outcome.DEFERRED,
         found.queue,
-        generation=contents.envelope.generation,
         reason=Reason.OPERATOR,
         attempt=contents.envelope.attempt + 1,
         delivery=contents.envelope.delivery + 1,
@@ -83,7 +81,7 @@ def _deferral(runtime: Runtime, found: Delayed) -> Event:
 
 def _tell_caller(runtime: Runtime, contents: Contents) -> None:
     """Store for the caller (`AsyncResult`) that the task was revoked, as Celery stores it; a chord counts its member."""
-    body = contents.body()
-    embed: Any = body[2] if isinstance(body, list) and len(body) == 3 and isinstance(body[2], dict) else {}  # noqa: PLR2004
+    call = contents.call()
+    embed = call[2] if call is not None and isinstance(call[2], dict) else {}
     if contents.message is not None and contents.is_task:
         store_end(runtime.app, contents.message, "cancelled", group=contents.headers.get("group"), chord=embed.get("chord"))

@@ -116,7 +116,7 @@ class _Walk:
             for now, page in list_pages(self._client, self._keys.list(name)):
                 for raw in page:
                     letter = Letter.of(raw)
-                    self.inventory.see(letter.contents, letter.queue or name, DEAD_LETTER, now)
+                    self.inventory.see(letter, letter.queue or name, DEAD_LETTER, now)
 
 
 def _events_since(runtime: Runtime, began_ms: int) -> Iterable[Event]:

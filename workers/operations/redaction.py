@@ -1,8 +1,8 @@
 """Redaction: a dead letter as it is shown where the settings say `redact`.
 
-Enters: a letter. Leaves: the same letter, in which arguments, what exceptions and handlers said, and tracebacks are hidden; types,
-fingerprints, reasons, places and times stay. What is known to be harmless is named here, and all else in a record is hidden, so
-that a field of a newer version, or of a stranger's, is hidden as well. Nothing that is stored is changed.
+Arguments, what exceptions and handlers said, and tracebacks are hidden; types, fingerprints, reasons, places and times stay.
+What is known to be harmless is named here, and all else in a record is hidden, so that a field of a newer version, or of a
+stranger's, is hidden as well. Nothing that is stored is changed.
 """
 
 from __future__ import annotations
@@ -41,8 +41,7 @@ def seen(runtime: Runtime, letter: Letter) -> Letter:
 
 def redacted(letter: Letter) -> Letter:
     """The letter without arguments and texts; its body is the caller's to hide."""
-    contents, envelope = letter.contents, letter.contents.envelope
-    failure = envelope.failure
+    envelope, failure = letter.envelope, letter.envelope.failure
     hidden = replace(
         envelope,
         failure=None if failure is None else _named(_kept(failure, FAILURE), "type"),
@@ -50,11 +49,11 @@ def redacted(letter: Letter) -> Letter:
         deaths=tuple(_kept(each, DEATH) for each in envelope.deaths),
         first_death=None if envelope.first_death is None else _kept(envelope.first_death, DEATH),
     )
-    message = contents.message
+    message = letter.message
     if message is not None:
         headers = {name: HIDDEN if name in ARGUMENTS and value else value for name, value in message["headers"].items()}
         message = {**message, "headers": headers}
-    return replace(letter, contents=replace(contents, envelope=hidden, message=message), death=_kept(letter.death, DEATH))
+    return replace(letter, envelope=hidden, message=message)
 
 
 def _kept(record: Mapping[str, Any], names: frozenset[str]) -> dict[str, Any]:

@@ -69,7 +69,7 @@ def _look(runtime: Runtime, life: TaskLife, most: int) -> None:
         for name in letter_queues:
             for letter in store.found(name, {life.task_id}):
                 if begins(letter.task_id, life.task_id):
-                    life.places.append(Place("dead_letter", name, letter.contents, seen(runtime, letter).to_row()))
+                    life.places.append(Place("dead_letter", name, letter, seen(runtime, letter).to_row()))
         return
     _read_log(runtime, life, most)
     delayed = needed(broker_of(runtime.transport).delayed)

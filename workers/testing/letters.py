@@ -104,18 +104,17 @@ class DeadLetters(Sequence[Letter]):
 
 
 def _letter(letter: contents.Letter, name: str, transport: RedisBroker) -> Letter:
-    body = letter.contents.body()
-    is_task = isinstance(body, list) and len(body) == 3  # noqa: PLR2004 - args, kwargs, embed
+    call = letter.call()
     return Letter(
         task_id=letter.task_id,
         task=letter.task,
         reason=letter.reason,
-        attempts=letter.contents.envelope.attempt,
+        attempts=letter.envelope.attempt,
         exception=str(letter.failure.get("type") or ""),
         message=str(letter.failure.get("message") or ""),
         traceback=str(letter.failure.get("traceback") or ""),
-        args=tuple(body[0]) if is_task else None,
-        kwargs=dict(body[1]) if is_task else None,
+        args=None if call is None else tuple(call[0]),
+        kwargs=None if call is None else dict(call[1]),
         queue=letter.queue,
         dead_letter_queue=name,
         generation=letter.generation,

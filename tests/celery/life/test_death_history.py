@@ -251,7 +251,7 @@ def test_a_letter_that_a_dead_worker_held_is_a_letter_again(desk: Desk, started:
         assert inventory(desk.install).counts()["dead_letter"] == 1
         return
     [letter] = newest(desk.transport, LETTERS, 10)
-    assert (letter.contents.envelope.is_letter, letter.contents.envelope.suspect, letter.contents.envelope.handled) == (
+    assert (letter.envelope.is_letter, letter.envelope.suspect, letter.envelope.handled) == (
         True,
         True,
         0,
@@ -269,6 +269,6 @@ def test_a_letter_whose_handler_kills_every_worker_is_parked(desk: Desk) -> None
         for each in RedisDelayStore(desk.transport).soonest(10):
             desk.transport.hand_back(each.list_name, each.ident, each.contents.raw)
     [letter] = newest(desk.transport, f"DLQ.{LETTERS}", 10)
-    assert (letter.reason, letter.contents.envelope.parked, letter.contents.envelope.attempt) == ("worker_lost", True, 1)
+    assert (letter.reason, letter.envelope.parked, letter.envelope.attempt) == ("worker_lost", True, 1)
     assert letter.failure["type"] == "ValueError"
     assert len(desk.events) == events

@@ -127,7 +127,7 @@ def death_of(runtime: Runtime, store: AmqpLetterStore, raw: bytes, name: str) ->
         detail=f"RabbitMQ itself ended it in {death['queue']}: {death['reason']}; imported from {name}",
     )
     envelope = contents.envelope
-    facts = {"generation": envelope.generation, "attempt": envelope.attempt, "delivery": envelope.delivery + 1}
+    facts = {"attempt": envelope.attempt, "delivery": envelope.delivery + 1}
     opening = None
     if ANNOUNCED not in contents.headers and HEADER not in contents.headers:
         seen = contents.event(Outcome.RECEIVED, queue, reason="unannounced", **facts)

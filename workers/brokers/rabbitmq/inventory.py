@@ -61,4 +61,4 @@ def _letters(connection: Connection, transport: AmqpTransport, inventory: Invent
     with Look(connection, name) as look:
         for found in look:
             letter = Letter.of(found.raw)
-            inventory.see(letter.contents, letter.queue or name, DEAD_LETTER, transport.now_ms())
+            inventory.see(letter, letter.queue or name, DEAD_LETTER, transport.now_ms())

@@ -65,6 +65,4 @@ class Reading:
 def _death(letter: Letter) -> Event:
     """A letter as the event that its death has recorded."""
     raised = str(letter.failure.get("type") or "")
-    return letter.contents.event(
-        Outcome.DEAD_LETTERED, letter.queue, generation=letter.generation, reason=letter.reason, exception=raised
-    )
+    return letter.event(Outcome.DEAD_LETTERED, letter.queue, reason=letter.reason, exception=raised)

@@ -108,7 +108,7 @@ def export_letters(transport: Transitions, name: str, uri: str, chosen: Filter |
         if not chosen.passes(letter):
             continue
         batch.append(letter)
-        size += len(letter.contents.raw)
+        size += len(letter.raw)
         if len(batch) >= BATCH or size >= MAX_BYTES:
             done.files.append(archive(batch, uri, name, now_ms=now_ms, why="export"))
             done.letters += len(batch)
@@ -121,7 +121,7 @@ def export_letters(transport: Transitions, name: str, uri: str, chosen: Filter |
 
 def row_of(letter: Letter, name: str, *, now_ms: int, why: str) -> dict[str, Any]:
     """One letter as the archive has it: `letter` is the message as it lay in the queue, in base64 where it is no text."""
-    raw = letter.contents.raw
+    raw = letter.raw
     try:
         encoding, text = "utf-8", raw.decode()
     except UnicodeDecodeError:

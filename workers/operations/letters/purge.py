@@ -69,7 +69,7 @@ def purge(
     def carry(letters: list[Letter]) -> Sequence[Answer | Exception]:
         if archive_to is not None:
             result.files.append(archive(letters, archive_to, name, now_ms=transport.now_ms(), why=Reason.OPERATOR))
-        return store.purge_many(name, [(each.contents.raw, purged(each, name, Reason.OPERATOR)) for each in letters])
+        return store.purge_many(name, [(each.raw, purged(each, name, Reason.OPERATOR)) for each in letters])
 
     walk = Walk(
         letters=store,
@@ -87,8 +87,7 @@ def purge(
 
 def purged(letter: Letter, name: str, reason: Reason) -> Event:
     """The event of a letter that goes for good."""
-    generation = letter.contents.envelope.generation
-    return letter.contents.event(Outcome.PURGED, letter.queue or name, generation=generation, reason=reason)
+    return letter.event(Outcome.PURGED, letter.queue or name, reason=reason)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -138,14 +137,13 @@ def move(
 
 
 def _moved(letter: Letter, homes: Homes, name: str, target: str, now_ms: int) -> _Moved:
-    contents = letter.contents
     if not letter.is_message or not letter.death:
         msg = "it is not a dead letter of redelivery's: its bytes were never a message, or somebody else put it here"
         raise RedriveError(msg)
-    message, failure = contents.message, contents.envelope.failure
+    message, failure = letter.message, letter.envelope.failure
     assert message is not None  # noqa: S101 - a message has been seen just above
     try:
-        home = homes.of(contents.envelope)
+        home = homes.of(letter.envelope)
     except EnvelopeError as exc:
         raise RedriveError(str(exc)) from exc
     living = redriven(message, home.address)
@@ -163,8 +161,7 @@ def _moved(letter: Letter, homes: Homes, name: str, target: str, now_ms: int) ->
     header = again["headers"]["redelivery"]
     if failure is not None:
         header["failure"] = dict(failure)
-    header["attempt"] = contents.envelope.attempt
-    generation = contents.envelope.generation + 1
-    opened = contents.event(Outcome.REDRIVEN, home.queue, generation=generation)
+    header["attempt"] = letter.envelope.attempt
+    opened = letter.event(Outcome.REDRIVEN, home.queue, generation=letter.generation + 1)
     died = replace(opened, outcome=Outcome.DEAD_LETTERED, reason=Reason.OPERATOR)
-    return _Moved((contents.raw, sealed(again), home.queue, (opened, died)))
+    return _Moved((letter.raw, sealed(again), home.queue, (opened, died)))

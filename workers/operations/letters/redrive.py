@@ -158,18 +158,17 @@ def returned(letter: Letter, homes: Homes, edit: Edit | None = None) -> _Move:
 
     Raises `RedriveError`, whose message is the reason why it cannot.
     """
-    contents = letter.contents
     if not letter.is_message:
         msg = "its bytes were never a message"
         raise RedriveError(msg)
     if not letter.death:
         msg = "it has no death record: somebody else put it here"
         raise RedriveError(msg)
-    assert contents.message is not None  # noqa: S101 - a message has been seen just above
+    assert letter.message is not None  # noqa: S101 - a message has been seen just above
     wanted: dict[str, Any] = {} if edit is None else {"to": edit.queue, "args": edit.args, "kwargs": edit.kwargs, "task": edit.task}
     try:
-        back = go_back(contents.message, contents.raw, homes.dead_letter_queue, contents.envelope, homes, **wanted)
+        back = go_back(letter.message, letter.raw, homes.dead_letter_queue, letter.envelope, homes, **wanted)
     except EnvelopeError as exc:
         raise RedriveError(str(exc)) from exc
-    parts = contents.raw, homes.transport.keys.list_name(back.home.queue, back.priority), back.raw, back.event
+    parts = letter.raw, homes.transport.keys.list_name(back.home.queue, back.priority), back.raw, back.event
     return _Move(parts, back.home.queue, homes.told(back.home), back.left_chord)

@@ -129,8 +129,6 @@ class RabbitFleet(Fleet):
                 with Look(connection, name) as look:
                     letters = [Letter.of(each.raw) for each in look]
                 found += [
-                    (each.contents.task_id, each.contents.nesting, envelope.generation, envelope.life_queue(each.queue or name))
-                    for each in letters
-                    for envelope in (each.contents.envelope,)
+                    (each.task_id, each.nesting, each.generation, each.envelope.life_queue(each.queue or name)) for each in letters
                 ]
         return found
