@@ -39,10 +39,8 @@ from .held_delivery import HeldDelivery
 from .lifecycle import begin, end
 from .own_strategy import own_strategies
 from .pool_patches.begun import listen_first
-from .pool_patches.dying_child import hear_the_dying
-from .pool_patches.idle_child import feeding
+from .pool_patches.children import mend
 from .pool_patches.stop import spare_the_handler, stop_of
-from .pool_patches.unreaped_child import ask_again
 from .request import Egress, request_class
 from .startup_checks import announce, check_dead_letter_queues, check_policies
 
@@ -142,9 +140,7 @@ class Ingress(bootsteps.StartStopStep):
             return
         if is_known("celery", "billiard"):
             listen_first(consumer.pool, hub, runtime.owner, self._stop)
-            hear_the_dying(consumer.pool)
-            ask_again(consumer.pool)
-            self._feed = feeding(consumer.pool, hub)
+            self._feed = mend(consumer.pool, hub)
         path = runtime.transport.fast_path
         runtime.outbox.under_way = None if path is None else path.pipeline(hub, runtime.outbox.carry_out)
 

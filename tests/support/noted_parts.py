@@ -14,5 +14,5 @@ def ready(sender: Any, **_: Any) -> None:
     """The modules of what is called of the pool, and whether transitions are asked for without waiting."""
     pool, install = sender.pool, app.redelivery
     inner = pool._pool
-    around = [type(each).__module__ for each in (pool.flush, inner.on_job_process_down, inner._event_process_exit)]
+    around = [each.__module__ for each in (pool.flush, inner.on_job_process_down, inner._event_process_exit)]
     note("parts", around=around, is_under_way=install.outbox.under_way is not None)

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 POLICY = {"queues": {"#": {"redelivery_delay": 0.2, "max_delivery_attempts": 3}}}
 OURS = [
     "redelivery.middleware.worker.pool_patches.begun",
-    "redelivery.middleware.worker.pool_patches.dying_child",
-    "redelivery.middleware.worker.pool_patches.unreaped_child",
+    "redelivery.middleware.worker.pool_patches.children",
+    "redelivery.middleware.worker.pool_patches.children",
 ]
 
 

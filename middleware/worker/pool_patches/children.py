@@ -1,0 +1,91 @@
+"""The children of Celery's pool of processes: what one that died had said is read, and one that is idle gets its task at once.
+
+1. *The result pipe of a dead child is drained before its task is given to another child.* A child says when it begins a task, and
+   when that has ended; what a dead one had still said, Celery reads when it is at that child's death. But of one that dies while
+   Celery is at the death of another it asks only whether it lives: what it had begun, or even ended, would begin again in another
+   child, and no attempt would be counted.
+2. *A child that has ended, and cannot be waited for yet, is asked for again soon.* A child closes its files a moment before the
+   kernel lets its parent wait for it. Celery hears of the first, asks about the second once, and no longer watches that child: the
+   pool has one child less until Celery's timer comes round, in five seconds. And where the worker loses its connection then, the
+   new event loop is to watch a file that is gone, and the whole worker ends with `ValueError: file descriptor is None`.
+3. *An idle child gets its task at once.* Celery's pool keeps what it is given until its loop has found that a child's pipe can be
+   written to. That of a child with nothing to do can be: this saves a turn of the loop, a tenth of a millisecond or two, and a
+   message that comes with others does not wait until all of them have been looked at. A pipe that takes no more is left to the
+   loop, as is a child that has just died.
+
+Limits: pools of processes in an event loop, as they are in Celery 5.6 and 5.7; where a part is missing, nothing is done.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from ...known import has
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+#: Seconds until a child is asked for again: at first, and at the longest. From then on Celery's own timer does.
+FIRST_WAIT, MAX_WAIT = 0.005, 2.0
+#: What is used of Celery's pool: to drain a pipe, to ask again, to feed.
+TO_DRAIN = ("on_job_process_down", "process_flush_queues")
+TO_ASK = ("_event_process_exit", "_pool", "maintain_pool")
+TO_FEED = ("_active_writes", "_all_inqueues", "_busy_workers", "outbound_buffer")
+
+
+def mend(pool: Any, hub: Any) -> Callable[[], None]:
+    """Mend this pool; a second time changes nothing. What is returned feeds its idle children, in the loop's own thread."""
+    inner: Any = getattr(pool, "_pool", None)
+    if has(inner, TO_DRAIN) and inner.on_job_process_down.__module__ != __name__:
+        inner.on_job_process_down = _draining(inner, inner.on_job_process_down)
+    if has(inner, TO_ASK) and inner._event_process_exit.__module__ != __name__:  # noqa: SLF001 - Celery's
+        inner._event_process_exit = _asking_again(inner, inner._event_process_exit)  # noqa: SLF001
+    return partial(_feed, pool, hub)
+
+
+def _draining(pool: Any, down: Callable[[Any, int], None]) -> Callable[[Any, int], None]:
+    """What Celery calls of a job whose child is gone."""
+
+    def on_job_process_down(job: Any, pid: int) -> None:
+        if not job._accepted:  # noqa: SLF001 - Celery's
+            child = job._write_to or job._scheduled_for  # noqa: SLF001
+            if child is not None and not child.dead and not child._is_alive():  # noqa: SLF001
+                pool.process_flush_queues(child)
+                if job._accepted:  # noqa: SLF001
+                    return  # it had begun: Celery ends it when it is at this child's own death
+        down(job, pid)
+
+    return on_job_process_down
+
+
+def _asking_again(pool: Any, exited: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
+    """What Celery's loop calls when a child has closed its files."""
+
+    def look(hub: Any, child: Any, wait: float) -> None:
+        if child not in pool._pool:  # noqa: SLF001 - Celery's
+            return
+        if getattr(child, "_sentinel_poll", 0) is None:
+            del child._sentinel_poll  # noqa: SLF001 - Celery makes a new one where there is none
+        if wait <= MAX_WAIT:
+            hub.call_later(wait, again, hub, child, wait * 2)
+
+    def again(hub: Any, child: Any, wait: float) -> None:
+        pool.maintain_pool()
+        look(hub, child, wait)
+
+    def event_process_exit(hub: Any, child: Any) -> None:
+        exited(hub, child)
+        look(hub, child, FIRST_WAIT)
+
+    return event_process_exit
+
+
+def _feed(pool: Any, hub: Any) -> None:
+    inner: Any = getattr(pool, "_pool", None)
+    if has(inner, TO_FEED) and inner.outbound_buffer:
+        idle = inner._all_inqueues - inner._active_writes - inner._busy_workers  # noqa: SLF001 - Celery's
+        if idle:
+            with suppress(OSError):  # that child is gone: Celery gives its task to another one when it has noticed
+                hub.consolidate_callback(list(idle))
