@@ -120,10 +120,10 @@ class Stock:
 
         The outcome log is emptied after each batch, as an exporter does.
         """
-        self._own.register(OWNER, {"worker": WORKER})
+        self._own.leases.register(OWNER, {"worker": WORKER})
         self._received = 0
         while count > 0:
-            self._own.renew(OWNER)
+            self._own.leases.renew(OWNER)
             batch = [_message() for _ in range(min(count, BATCH))]
             with self.client.pipeline(transaction=False) as pipe:
                 for message in batch:
@@ -133,7 +133,7 @@ class Stock:
             self._later.flush(self.client)
             self.client.delete(self.keys.outcomes)
             count -= len(batch)
-        self._own.unregister(OWNER)
+        self._own.leases.unregister(OWNER)
 
     def _receive(self, count: int) -> list[str]:
         """The tags of the oldest `count` messages, now held."""

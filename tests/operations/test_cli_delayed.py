@@ -85,7 +85,7 @@ def test_promote_makes_it_due_now(desk: Desk) -> None:
     assert left <= 0
     event = desk.events[-1]
     assert (event.outcome, event.reason, event.delay_ms) == ("deferred", "operator", 0)
-    assert desk.transport.promote(10)[0] == 1
+    assert desk.transport.stores.promote(10)[0] == 1
     [message] = desk.messages()
     assert (message["headers"]["id"], message["headers"]["custom"]) == ("a", "kept")
     assert message["headers"]["eta"] == message["headers"]["redelivery"]["served_eta"]
@@ -148,7 +148,7 @@ def test_what_has_become_due_meanwhile_is_left_alone(desk: Desk) -> None:
     desk.delay(task_message("a"), HOUR)
     [found] = RedisDelayStore(desk.transport).of_task("a")
     delayed_changes.reschedule(desk.install, found, due_ms=None)
-    desk.transport.promote(10)
+    desk.transport.stores.promote(10)
     events = len(desk.events)
     assert delayed_changes.cancel(desk.install, found) is Answer.ALREADY
     assert delayed_changes.reschedule(desk.install, found, due_ms=None) is Answer.ALREADY

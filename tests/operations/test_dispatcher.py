@@ -21,7 +21,7 @@ def test_a_standby_takes_the_lead_when_the_leader_is_gone(any_server: Server) ->
     desk = Desk(any_server)
     task_id = desk.delay(task_message("due"), 1)
     began = time.monotonic()
-    assert desk.transport.lead("another", 2)
+    assert desk.transport.leases.lead(desk.keys.dispatcher, "another", 2)
     standby = Dispatcher(desk.transport)
     standby.start()
     try:

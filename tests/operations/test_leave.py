@@ -38,7 +38,7 @@ def put(desk: Desk, *messages: dict[str, Any], delay_ms: int = HOUR) -> None:
     """Into the delay store; the worker that put them there has gone."""
     for message in messages:
         desk.delay(message, delay_ms)
-    desk.transport.unregister("w")
+    desk.transport.leases.unregister("w")
 
 
 def test_delayed_messages_become_plain_ones_with_an_eta(desk: Desk) -> None:
@@ -116,8 +116,8 @@ def test_the_command_says_what_is_left(desk: Desk) -> None:
 def test_while_workers_run_nobody_leaves(desk: Desk) -> None:
     """They would take the messages back."""
     put(desk, task_message("a"))
-    desk.transport.register("living", {"worker": "w1@shop"})
-    renew, looks = desk.transport.renew, []
+    desk.transport.leases.register("living", {"worker": "w1@shop"})
+    renew, looks = desk.transport.leases.renew, []
 
     class Hearing:
         """A client that renews the lease before each look, as the worker would."""

@@ -84,8 +84,8 @@ def test_the_figures_are_those_of_the_broker(desk: Desk) -> None:
     assert of(found, "outcome_log_events") == len(desk.events) == of(found, "outcomes_recorded_total")
     assert 0 < of(found, "outcome_log_bytes") < of(found, "outcome_log_max_bytes") == 256 * 1024 * 1024
     assert ("redelivery_outcome_log_exported_timestamp_seconds", ()) not in found
-    desk.transport.lead("a dispatcher", 60)
-    desk.transport.promote(10)
+    desk.transport.leases.lead(desk.keys.dispatcher, "a dispatcher", 60)
+    desk.transport.stores.promote(10)
     found = figures(desk)
     assert (of(found, "dispatchers"), of(found, "overdue_seconds", queue=QUEUE)) == (1, 0)
 

@@ -184,25 +184,25 @@ def test_a_crash_between_archive_and_purge_is_finished_by_the_next_look(desk: De
     """The letters are in both places for a while, and in one file."""
     ids = copies(desk, 4)
     keeper, transport = keeping(desk, tmp_path, max_dead_letters=1), desk.transport
-    carry = transport.purge_many
+    carry = transport.stores.purge_many
 
     def crash(*_: Any, **__: Any) -> list[Any]:
         raise KeyboardInterrupt
 
-    transport.purge_many = crash  # type: ignore[method-assign]
+    transport.stores.purge_many = crash  # type: ignore[method-assign]
     with pytest.raises(KeyboardInterrupt):
         keeper.step()
     assert (desk.ids(LETTERS), archived(tmp_path)) == (ids, ids[:3])
-    transport.purge_many = carry  # type: ignore[method-assign]
+    transport.stores.purge_many = carry  # type: ignore[method-assign]
     assert keeper.step() == 3
     assert (desk.ids(LETTERS), archived(tmp_path), len(purges(desk))) == (ids[3:], ids[:3], 3)
 
 
 def test_one_worker_does_it(desk: Desk) -> None:
     """The lead is a lease."""
-    assert desk.transport.keep_letters("one", 60)
-    assert not desk.transport.keep_letters("two", 60)
-    assert desk.transport.keep_letters("one", 60)
+    assert desk.transport.leases.lead(desk.keys.letter_keeper, "one", 60)
+    assert not desk.transport.leases.lead(desk.keys.letter_keeper, "two", 60)
+    assert desk.transport.leases.lead(desk.keys.letter_keeper, "one", 60)
 
 
 def test_a_worker_keeps_the_letters_of_its_queues(shop: Callable[..., Shop], tmp_path: Path) -> None:

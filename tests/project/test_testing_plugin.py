@@ -360,18 +360,18 @@ def due_of(desk: Desk) -> list[int]:
 def test_advance_moves_what_waits_and_nothing_else(server: Server) -> None:
     """Each due time, and the destination's earliest, move by exactly so much; the messages stay."""
     desk = Desk(server, prefix="p:")
-    assert desk.transport.advance(1000, bytes) == 0
+    assert desk.transport.stores.advance(1000, bytes) == 0
     for delay_ms in (60_000, 90_000):
         desk.delay(task_message(), delay_ms)
     before = due_of(desk)
-    assert desk.transport.advance(50_000, lambda raw: raw.replace(b"desk.pack", b"desk.sent")) == 2
+    assert desk.transport.stores.advance(50_000, lambda raw: raw.replace(b"desk.pack", b"desk.sent")) == 2
     assert due_of(desk) == [each - 50_000 for each in before]
     earliest: Any = desk.client.zscore(desk.keys.destinations, QUEUE)
     assert earliest == before[0] - 50_000
     waiting: Any = desk.client.hvals(desk.keys.waiting(QUEUE))
     assert ["desk.sent" in str(each) for each in waiting] == [True, True]
-    desk.transport.advance(10_000, bytes)
-    assert desk.transport.promote(10)[0] == 1
+    desk.transport.stores.advance(10_000, bytes)
+    assert desk.transport.stores.promote(10)[0] == 1
 
 
 @pytest.mark.parametrize(("limit", "moved"), [(1, -1), (2, 2), (3, 2)])

@@ -26,7 +26,7 @@ class Bench:
         self.client = server.client
         self.keys = Keys(prefix)
         self.transport = RedisTransport(self.client, self.keys)
-        self.transport.register("w", {"worker": "w@test"})
+        self.transport.leases.register("w", {"worker": "w@test"})
         self.receive_script = Script("receive")
         self.calls = 0
 

@@ -114,7 +114,7 @@ class Desk:
         """Receive one message as the worker of this owner token would; its tag."""
         keys = self.keys
         if not self.client.hexists(keys.leases, owner):
-            self.transport.register(owner, {"worker": worker})
+            self.transport.leases.register(owner, {"worker": worker})
         number = int(self.client.hget(keys.received(owner), "number") or 0) + 1
         fixed = [keys.unacked, keys.unacked_index, keys.received(owner), keys.leases, keys.armed(queue)]
         lists = [keys.list(name) for name in keys.list_names(queue)]

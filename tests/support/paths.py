@@ -77,9 +77,9 @@ def _start_and_give_back(desk: Desk) -> None:
     desk.publish()
     tag = desk.hold()
     desk.transport.start(tag)
-    desk.transport.started([tag])
-    desk.transport.extend([tag], 60)
-    desk.install.transport.release([each for each in desk.transport.held_by("w") if each.tag == tag])
+    desk.transport.leases.started([tag])
+    desk.transport.leases.extend([tag], 60)
+    desk.install.transport.release([each for each in desk.transport.leases.held_by("w") if each.tag == tag])
 
 
 def _requeue(desk: Desk) -> None:
@@ -97,7 +97,7 @@ def _redeliver_within_a_budget(desk: Desk) -> None:
 
 def _delay_and_promote(desk: Desk) -> None:
     desk.delay(task_message(), 1)
-    until(lambda: desk.transport.promote(100)[0], 2)
+    until(lambda: desk.transport.stores.promote(100)[0], 2)
 
 
 def _be_refused(desk: Desk) -> None:
@@ -199,21 +199,21 @@ def _renew_and_watch(desk: Desk) -> None:
     begin(desk.install, "w@desk")
     lease.step()
     desk.install.owner.release(set())
-    desk.transport.unregister(desk.install.owner.token)
+    desk.transport.leases.unregister(desk.install.owner.token)
 
 
 def _recover(desk: Desk) -> None:
     desk.publish()
     desk.hold("dead")
-    desk.transport.start(next(desk.transport.held_by("dead")).tag)
+    desk.transport.start(next(desk.transport.leases.held_by("dead")).tag)
     counter: Any = desk.client.hget(desk.keys.leases, "dead")
-    desk.transport.fence("dead", counter)
+    desk.transport.leases.fence("dead", counter)
     Recoverer(desk.install).step()
 
 
 def _leave(desk: Desk) -> None:
     desk.delay(task_message())
-    desk.transport.unregister("w")
+    desk.transport.leases.unregister("w")
     desk.json("leave", "--yes")
 
 

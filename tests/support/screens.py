@@ -115,7 +115,7 @@ def _arrange(desk: Desk) -> None:
     desk.die(task_message("a04e5b9d-2c7f-4e0a-b3d8-9f1e6a2c7b03", mail), reason="worker_lost", ago_ms=YESTERDAY, **lost)
     desk.delay(task_message("9b1d7c3a-5e8f-4b20-a6c4-1d9e8f7a6b04", mail), SOON)
     desk.delay(task_message("c8e2f5d0-7a1b-4d93-8e5f-2b4c6d8e0f05", charge), LATER)
-    desk.transport.unregister("w")
+    desk.transport.leases.unregister("w")
 
 
 def screen(name: str) -> str:

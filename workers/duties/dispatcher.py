@@ -53,7 +53,7 @@ class Dispatcher(Duty):
                 if not self._lead():
                     self._stopped.wait(MAX_SLEEP)
                     continue
-                moved, missing, next_due = self._transport.promote(BATCH)
+                moved, missing, next_due = self._transport.stores.promote(BATCH)
                 if missing:
                     log.error("delayed.missing", count=missing, why="the delay store named messages that it does not hold")
                 if moved and next_due == 0:
@@ -62,7 +62,7 @@ class Dispatcher(Duty):
             self._resign()
 
     def _lead(self) -> bool:
-        leads = self._transport.lead(self._token, LEAD)
+        leads = self._transport.leases.lead(self._transport.keys.dispatcher, self._token, LEAD)
         if leads and not self._leads:
             log.info("dispatcher.leads")
         self._leads = leads

@@ -58,7 +58,7 @@ class Lease(Duty):
         """Renew once, look once, fence who is dead. Raises whatever the broker does."""
         owner = self._runtime.owner
         token = owner.token
-        if not redis_of(self._runtime).renew(token):
+        if not redis_of(self._runtime).leases.renew(token):
             log.warning("owner.fenced", worker=owner.worker, why="its lease was not renewed in time, or the broker lost it")
             if owner.lease is not None:
                 owner.lease.begin(token)
@@ -70,7 +70,7 @@ class Lease(Duty):
         """Refresh what keeps plain workers away; a server that refuses is asked again in an hour, of the day that there is."""
         self._refreshed = time.monotonic()
         try:
-            redis_of(self._runtime).extend(tags, HELD_FOR)
+            redis_of(self._runtime).leases.extend(tags, HELD_FOR)
         except REFUSED as exc:  # no reason to start the watch anew: then nobody would be fenced
             log.warning("lease.not_extended", error=str(exc), held=len(tags))
 
@@ -89,7 +89,7 @@ class Lease(Duty):
             if token != own
         }
         for token, (counter, since) in self._seen.items():
-            if now - since >= lease and transport.fence(token.decode(), counter):
+            if now - since >= lease and transport.leases.fence(token.decode(), counter):
                 silent_for = round(now - since, 1)
                 worker = name_of(transport, token.decode())
                 log.warning("owner.presumed_dead", token=token.decode(), worker=worker, silent_for=silent_for)

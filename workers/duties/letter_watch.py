@@ -74,7 +74,8 @@ class LetterWatch(Duty):
 
     def leads(self) -> bool:
         """One worker watches, by a lease on the broker; what another one has seen meanwhile is not known here."""
-        leads = redis_of(self._runtime).watch_letters(self._token, LEAD)
+        transport = redis_of(self._runtime)
+        leads = transport.leases.lead(transport.keys.letter_watcher, self._token, LEAD)
         if not leads:
             self._watched.clear()
         return leads

@@ -73,7 +73,8 @@ class Retention(Duty):
 
     def leads(self) -> bool:
         """One worker keeps the letters, by a lease on the broker."""
-        return redis_of(self._runtime).keep_letters(self._token, LEAD)
+        transport = redis_of(self._runtime)
+        return transport.leases.lead(transport.keys.letter_keeper, self._token, LEAD)
 
     def unanswered(self, exc: Exception) -> None:
         """It looks again in half a minute."""
@@ -169,7 +170,7 @@ class Retention(Duty):
             return 0
         file = archive(letters, uri, name, now_ms=transport.now_ms(), why=reason)
         gone = [(letter.raw, purged(letter, name, reason)) for letter in letters]
-        answers = transport.purge_many(name, gone, down_to=down_to)
+        answers = transport.stores.purge_many(name, gone, down_to=down_to)
         went = sum(answer is Answer.DONE for answer in answers)
         log.info("letters.purged", dead_letter_queue=name, letters=went, reason=reason, archive=uri, file=file)
         for answer in answers:

@@ -107,7 +107,7 @@ def _recover(runtime: Runtime, dead: dict[str, str]) -> None:
     transport, counters = redis_of(runtime), _leases(runtime)
     for token in dead:
         if token in counters:
-            transport.fence(token, counters[token])
+            transport.leases.fence(token, counters[token])
     Recovery(runtime).step()
 
 
@@ -138,7 +138,7 @@ def _give(runtime: Runtime, each: Delayed, result: Leaving) -> bool:
     if result.dry_run:
         result.handed_back[each.queue] += 1
         return False
-    answer = redis_of(runtime).hand_back(each.list_name, each.ident, sealed({**contents.message, "headers": headers}))
+    answer = redis_of(runtime).stores.hand_back(each.list_name, each.ident, sealed({**contents.message, "headers": headers}))
     if answer is Answer.DONE:
         result.handed_back[each.queue] += 1
     return True

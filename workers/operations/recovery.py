@@ -47,10 +47,10 @@ class Recovery:
     def _recover(self, token: str) -> None:
         transport, given_back, failed = redis_of(self._runtime), 0, 0
         worker, now_ms = name_of(transport, token), transport.now_ms()
-        newest_first = sorted(transport.held_by(token), key=lambda each: int(each.tag.rpartition(":")[2]), reverse=True)
+        newest_first = sorted(transport.leases.held_by(token), key=lambda each: int(each.tag.rpartition(":")[2]), reverse=True)
         for at in range(0, len(newest_first), PAGE):
             page = newest_first[at : at + PAGE]
-            for held, started in zip(page, transport.started([each.tag for each in page]), strict=True):
+            for held, started in zip(page, transport.leases.started([each.tag for each in page]), strict=True):
                 if self._is_over():
                     return
                 try:
@@ -67,7 +67,7 @@ class Recovery:
             pause = min(self._pauses.get(token, (FIRST_PAUSE / 2, 0.0))[0] * 2, MAX_PAUSE)
             self._pauses[token] = pause, time.monotonic() + pause
         else:
-            transport.unregister(token)
+            transport.leases.unregister(token)
         log.warning("owner.recovered", token=token, worker=worker, given_back=given_back, failed=failed)
 
 

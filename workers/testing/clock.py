@@ -53,7 +53,7 @@ class Clock:
         due = worker.rest()
         while due is not None and left > 0:
             step = min(due, left)
-            transport.advance(step, partial(aged, ms=step))
+            transport.stores.advance(step, partial(aged, ms=step))
             left -= step
             due = worker.rest(_left(deadline, worker.timeout))
 

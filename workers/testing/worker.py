@@ -182,7 +182,7 @@ class RunningWorker:
 
     def _resting(self) -> list[int | None]:
         """The time until the next message is due, in a list; an empty one where there is work to do."""
-        redis_of(self.runtime).promote(PROMOTED_AT_ONCE)
+        redis_of(self.runtime).stores.promote(PROMOTED_AT_ONCE)
         work, due = self._look()
         return [] if work or (due is not None and due <= 0) else [due]
 

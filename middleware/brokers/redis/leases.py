@@ -1,4 +1,4 @@
-"""The owners on Redis: their leases, and what each of them holds."""
+"""The leases of the owners on Redis, and what each of them holds."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...ports import Held
 from .keys import split_unacked
-from .scripts import OnRedis, Script, text_of
+from .scripts import Script, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -19,34 +19,36 @@ if TYPE_CHECKING:
 #: Tags that go in one script.
 PAGE = 500
 
+_REGISTER = Script("register")
+_RENEW = Script("renew")
+_FENCE = Script("fence")
+_UNREGISTER = Script("unregister")
+_EXTEND = Script("extend")
+_LEAD = Script("lead")
 
-class Owners(OnRedis):
-    """The leases of the owners."""
+
+class Leases:
+    """The leases of the owners, and who leads in what one process does for all."""
 
     def __init__(self, client: Redis, keys: Keys) -> None:
-        super().__init__(client, keys)
-        self._renew = Script("renew")
-        self._fence = Script("fence")
-        self._register = Script("register")
-        self._unregister = Script("unregister")
-        self._extend = Script("extend")
+        self.client, self.keys = client, keys
 
     def register(self, token: str, about: dict[str, Any]) -> None:
         """Open a lease for a new owner."""
-        self._register(self.client, [self.keys.leases, self.keys.owners], [token, json.dumps(about)])
+        _REGISTER(self.client, [self.keys.leases, self.keys.owners], [token, json.dumps(about)])
 
     def renew(self, token: str) -> bool:
         """Renew a lease; False where it is gone: the owner is fenced."""
-        return int(self._renew(self.client, [self.keys.leases], [token])) > 0
+        return int(_RENEW(self.client, [self.keys.leases], [token])) > 0
 
     def fence(self, token: str, counter: bytes) -> bool:
         """End a lease whose counter did not move; False where it moved after all."""
-        return int(self._fence(self.client, [self.keys.leases, self.keys.recovering], [token, counter])) > 0
+        return int(_FENCE(self.client, [self.keys.leases, self.keys.recovering], [token, counter])) > 0
 
     def unregister(self, token: str) -> None:
         """Forget an owner that holds nothing any more."""
         keys = self.keys
-        self._unregister(self.client, [keys.leases, keys.owners, keys.received(token), keys.recovering], [token])
+        _UNREGISTER(self.client, [keys.leases, keys.owners, keys.received(token), keys.recovering], [token])
 
     def held_by(self, token: str) -> Iterator[Held]:
         """The messages that an owner holds, in no order, some perhaps twice; without blocking the server."""
@@ -63,12 +65,11 @@ class Owners(OnRedis):
         """Keep plain workers' sweeps away from these tags for this long, by the server's clock."""
         listed = list(tags)
         for at in range(0, len(listed), PAGE):
-            self._extend(self.client, [self.keys.unacked_index], [seconds, *listed[at : at + PAGE]])
+            _EXTEND(self.client, [self.keys.unacked_index], [seconds, *listed[at : at + PAGE]])
 
-    def now_ms(self) -> int:
-        """The server's time, milliseconds since the epoch."""
-        seconds, micros = self.client.time()
-        return int(seconds) * 1000 + int(micros) // 1000
+    def lead(self, role: str, token: str, seconds: float) -> bool:
+        """Take or keep the lead in this role, one of `Keys`, for this long."""
+        return int(_LEAD(self.client, [role], [token, int(seconds * 1000)])) > 0
 
 
 def priority_of(raw: bytes) -> int:

@@ -50,12 +50,12 @@ class Owner:
             if self.token != instead_of:
                 return
             token = uuid.uuid4().hex
-            self.transport.register(token, {"worker": self.worker, "pid": os.getpid(), "since": self.transport.now_ms()})
+            self.transport.leases.register(token, {"worker": self.worker, "pid": os.getpid(), "since": self.transport.now_ms()})
             self.calls = 0
             self.token = token
 
     def is_alive(self) -> bool:
-        return bool(self.token) and self.transport.renew(self.token)
+        return bool(self.token) and self.transport.leases.renew(self.token)
 
     def holds(self, tag: str) -> bool:
         """Whether this tag was minted under the token that the owner has now, or by kombu, which knows no tokens."""
@@ -78,7 +78,7 @@ class Owner:
         return held
 
     def part(self) -> None:
-        self.transport.unregister(self.token)
+        self.transport.leases.unregister(self.token)
 
     def accept(self, tag: str) -> Answer:
         return self.transport.accept(tag)
@@ -109,7 +109,7 @@ class Owner:
 
         This includes a batch whose reply was lost on its way, which no living part of this worker has ever seen.
         """
-        given: dict[str, Held] = {each.tag: each for each in self.transport.held_by(self.token) if each.tag not in keep}
+        given: dict[str, Held] = {each.tag: each for each in self.transport.leases.held_by(self.token) if each.tag not in keep}
         count = 0
         tags = list(given)
         for at in range(0, len(tags), 500):

@@ -6,7 +6,7 @@ A script's text is its file in `middleware/brokers/redis/lua/`, behind the share
 from __future__ import annotations
 
 from contextlib import suppress
-from functools import cache, lru_cache
+from functools import cache, cached_property, lru_cache
 from hashlib import sha1
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from redis import Redis
 
     from ...messages.events import Event
-    from .keys import Keys
     from .replicas import Replicas
 
 
@@ -56,8 +55,16 @@ class Script:
 
     def __init__(self, name: str, *, answers_last: bool = False) -> None:
         self.name, self._word = name, WORD if answers_last else b""
-        self.text = source(name)
-        self.sha = sha1(self.text.encode(), usedforsecurity=False).hexdigest()
+
+    @cached_property
+    def text(self) -> str:
+        """Its whole text, read when it is first called: producers call few scripts."""
+        return source(self.name)
+
+    @cached_property
+    def sha(self) -> str:
+        """Its digest, by which the server knows it."""
+        return sha1(self.text.encode(), usedforsecurity=False).hexdigest()
 
     def __call__(self, client: Redis, keys: Sequence[str], args: Sequence[Any]) -> Any:
         """Run it. Raises whatever redis-py raises; a script that the server refused has changed nothing."""
@@ -153,14 +160,6 @@ def _answer(client: Redis, command: bytes, replicas: Replicas | None, word: byte
         return connection.retry.call_with_retry(ask, lambda _: connection.disconnect())
     finally:
         pool.release(connection)
-
-
-class OnRedis:
-    """Transitions on one client; safe to call from any thread."""
-
-    def __init__(self, client: Redis, keys: Keys) -> None:
-        self.client = client
-        self.keys = keys
 
 
 def encoded(event: Event) -> list[bytes]:

@@ -1,4 +1,4 @@
-"""The transitions on Redis of what no worker holds: in the delay store, in a dead-letter queue. And who leads in minding these."""
+"""The transitions on Redis of what no worker holds: in the delay store, in a dead-letter queue."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from redelivery.errors import BrokerError
 
 from ...logs import log
 from .keys import SEPARATOR
-from .scripts import OnRedis, Script, answer_of, encoded, text_of
+from .scripts import Script, answer_of, encoded, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -22,21 +22,21 @@ if TYPE_CHECKING:
 #: Messages of one queue that a test may have waiting; more would keep a broker from others for too long.
 MAX_ADVANCED = 10_000
 
+_PROMOTE = Script("promote")
+_ADVANCE = Script("advance")
+_CANCEL = Script("cancel")
+_REDRIVE = Script("redrive")
+_PURGE = Script("purge")
+_MOVE = Script("move")
+_RESCHEDULE = Script("reschedule")
+_HAND_BACK = Script("hand_back")
 
-class Stores(OnRedis):
+
+class Stores:
     """The transitions of what waits and of what is dead."""
 
     def __init__(self, client: Redis, keys: Keys) -> None:
-        super().__init__(client, keys)
-        self._promote = Script("promote")
-        self._advance = Script("advance")
-        self._cancel = Script("cancel")
-        self._redrive = Script("redrive")
-        self._purge = Script("purge")
-        self._move = Script("move")
-        self._reschedule = Script("reschedule")
-        self._hand_back = Script("hand_back")
-        self._lead = Script("lead")
+        self.client, self.keys = client, keys
 
     def promote(self, limit: int) -> tuple[int, int, float | None]:
         """Move what is due, at most `limit` messages for each list.
@@ -46,7 +46,7 @@ class Stores(OnRedis):
         lists = [text_of(name) for name in self.client.zrange(self.keys.destinations, 0, -1)]
         names = [name for each in lists for name in (self.keys.due(each), self.keys.waiting(each), self.keys.list(each))]
         keys = [self.keys.destinations, self.keys.delayed_tasks, *names]
-        moved, missing, next_ms, error = self._promote(self.client, keys, [limit, SEPARATOR, *lists])
+        moved, missing, next_ms, error = _PROMOTE(self.client, keys, [limit, SEPARATOR, *lists])
         if error:
             log.error("delayed.refused", error=text_of(error), why="its messages wait: repair or remove that list")
         return int(moved), int(missing), None if int(next_ms) < 0 else int(next_ms) / 1000
@@ -58,7 +58,7 @@ class Stores(OnRedis):
         """
         keys = self.keys
         names = [keys.destinations, keys.delayed_tasks, keys.due(list_name), keys.waiting(list_name), keys.outcomes]
-        return answer_of(self._cancel(self.client, names, [ident, SEPARATOR, list_name, *encoded(event)]))
+        return answer_of(_CANCEL(self.client, names, [ident, SEPARATOR, list_name, *encoded(event)]))
 
     def advance(self, ms: int, aged: Callable[[bytes], bytes]) -> int:
         """Move whatever waits `ms` milliseconds nearer to its due time: for tests, as if time had moved on. Returns how many moved.
@@ -72,7 +72,7 @@ class Stores(OnRedis):
             waiting: dict[Any, Any] = self.client.hgetall(self.keys.waiting(each))
             for ident, raw in waiting.items():
                 older += (number, ident, aged(raw))
-        moved = int(self._advance(self.client, names, [ms, MAX_ADVANCED, len(lists), *lists, *older]))
+        moved = int(_ADVANCE(self.client, names, [ms, MAX_ADVANCED, len(lists), *lists, *older]))
         if moved < 0:
             msg = f"more than {MAX_ADVANCED} messages wait for one queue: time is moved on by hand for tests only"
             raise BrokerError(msg)
@@ -81,7 +81,7 @@ class Stores(OnRedis):
     def redrive(self, dead_letter_queue: str, letter: bytes, list_name: str, message: bytes, event: Event) -> Answer:
         """Move one dead letter back to its origin, and record it; `ALREADY` where it no longer lies there."""
         names = [self.keys.list(dead_letter_queue), self.keys.list(list_name), self.keys.outcomes]
-        return answer_of(self._redrive(self.client, names, [letter, message, *encoded(event)]))
+        return answer_of(_REDRIVE(self.client, names, [letter, message, *encoded(event)]))
 
     def redrive_many(self, dead_letter_queue: str, moves: Sequence[tuple[bytes, str, bytes, Event]]) -> list[Answer | Exception]:
         """Move dead letters back, in one round trip; each is moved whole or not at all, by itself, and has its answer or its error.
@@ -90,7 +90,7 @@ class Stores(OnRedis):
         """
         letters, outcomes = self.keys.list(dead_letter_queue), self.keys.outcomes
         return self._many(
-            self._redrive,
+            _REDRIVE,
             (
                 ((letters, self.keys.list(list_name), outcomes), (letter, message, *encoded(event)))
                 for letter, list_name, message, event in moves
@@ -110,7 +110,7 @@ class Stores(OnRedis):
         """
         names = (self.keys.list(dead_letter_queue), self.keys.outcomes)
         last = () if down_to is None else (down_to,)
-        return self._many(self._purge, ((names, (letter, *encoded(event), *last)) for letter, event in gone))
+        return self._many(_PURGE, ((names, (letter, *encoded(event), *last)) for letter, event in gone))
 
     def move_many(
         self,
@@ -125,7 +125,7 @@ class Stores(OnRedis):
         keys = self.keys
         names = (keys.list(dead_letter_queue), keys.list(target), keys.outcomes, keys.dead_letter_queues)
         return self._many(
-            self._move,
+            _MOVE,
             (
                 (names, (letter, moved, target, queue, *(value for event in events for value in encoded(event))))
                 for letter, moved, queue, events in moves
@@ -141,22 +141,10 @@ class Stores(OnRedis):
         keys = self.keys
         names = [keys.destinations, keys.due(list_name), keys.waiting(list_name), keys.outcomes]
         args = [ident, list_name, "" if due_ms is None else due_ms, message, keys.wake, *encoded(event)]
-        return answer_of(self._reschedule(self.client, names, args))
+        return answer_of(_RESCHEDULE(self.client, names, args))
 
     def hand_back(self, list_name: str, ident: str, message: bytes) -> Answer:
         """Move a message out of the delay store into its list, as `message`; `ALREADY` where it no longer waits there."""
         keys = self.keys
         names = [keys.destinations, keys.delayed_tasks, keys.due(list_name), keys.waiting(list_name), keys.list(list_name)]
-        return answer_of(self._hand_back(self.client, names, [ident, SEPARATOR, list_name, message]))
-
-    def keep_letters(self, token: str, seconds: float) -> bool:
-        """Take or keep the lead among those that keep the dead letters, for this long."""
-        return int(self._lead(self.client, [self.keys.letter_keeper], [token, int(seconds * 1000)])) > 0
-
-    def watch_letters(self, token: str, seconds: float) -> bool:
-        """Take or keep the lead among those that say where letters lie unread, for this long."""
-        return int(self._lead(self.client, [self.keys.letter_watcher], [token, int(seconds * 1000)])) > 0
-
-    def lead(self, token: str, seconds: float) -> bool:
-        """Keep or take the lead among the dispatchers for this long."""
-        return int(self._lead(self.client, [self.keys.dispatcher], [token, int(seconds * 1000)])) > 0
+        return answer_of(_HAND_BACK(self.client, names, [ident, SEPARATOR, list_name, message]))

@@ -19,7 +19,7 @@ from redelivery.errors import BrokerError
 from ...ports import ACCEPTED, Capability
 from ..broker_url import unanswered
 from .keys import SEPARATOR, Keys
-from .leases import Owners
+from .leases import Leases
 from .replicas import ConfirmedRedis
 from .scripts import Script, answer_of, encoded, text_of
 from .stores import Stores
@@ -50,9 +50,15 @@ NOT_NOW = (
 #: The same where redis-py has no class for it: the first word of the server's answer.
 NOT_NOW_CODES = ("BUSY", "LOADING", "READONLY", "OOM", "CLUSTERDOWN", "TRYAGAIN", "MASTERDOWN", "MISCONF", "NOREPLICAS", "NOTREADY")
 
+_ACKNOWLEDGE = Script("acknowledge")
+_DEFER = Script("defer")
+_DEAD_LETTER = Script("dead_letter")
+_START = Script("start")
+_RELEASE = Script("release")
 
-class RedisTransport(Stores, Owners):
-    """The transitions of what a worker holds, and all others with them, on one client; safe to call from any thread."""
+
+class RedisTransport:
+    """The transitions of what a worker holds, and with `leases` and `stores` all others; safe to call from any thread."""
 
     #: All that any transport can do, but for what only a broker that gives messages back by itself needs.
     capabilities = frozenset(Capability) - {Capability.REDELIVERY_COUNTS}
@@ -61,12 +67,8 @@ class RedisTransport(Stores, Owners):
     app: Celery | None = None
 
     def __init__(self, client: Redis, keys: Keys) -> None:
-        super().__init__(client, keys)
-        self._acknowledge = Script("acknowledge")
-        self._defer = Script("defer")
-        self._dead_letter = Script("dead_letter")
-        self._start = Script("start")
-        self._release = Script("release")
+        self.client, self.keys = client, keys
+        self.leases, self.stores = Leases(client, keys), Stores(client, keys)
         self._held_keys = [keys.unacked, keys.unacked_index, keys.starts, keys.leases]
 
     @classmethod
@@ -96,7 +98,7 @@ class RedisTransport(Stores, Owners):
     # transitions of a message that a worker holds
 
     def acknowledge(self, tag: str, event: Event | None) -> Answer:
-        return self._take(self._acknowledge, [self.keys.outcomes], [tag, _token(tag)], event)
+        return self._take(_ACKNOWLEDGE, [self.keys.outcomes], [tag, _token(tag)], event)
 
     def defer(
         self,
@@ -141,7 +143,7 @@ class RedisTransport(Stores, Owners):
         ]
         if pace is not None:
             names.append(keys.slots(pace.queue, pace.per_second))
-        return self._take(self._defer, names, args, event)
+        return self._take(_DEFER, names, args, event)
 
     def dead_letter(
         self,
@@ -157,15 +159,15 @@ class RedisTransport(Stores, Owners):
         names = [self.keys.outcomes, self.keys.list(dead_letter_queue), self.keys.dead_letter_queues]
         if must_exist:
             names.append(self.keys.bindings(dead_letter_queue))
-        return self._take(self._dead_letter, names, [tag, _token(tag), message, dead_letter_queue, queue], event)
+        return self._take(_DEAD_LETTER, names, [tag, _token(tag), message, dead_letter_queue, queue], event)
 
     def start(self, tag: str) -> Answer:
         """Record that the message is about to run; `REFUSED` where it is no longer held: it must not run."""
-        return answer_of(self._start(self.client, [self.keys.unacked, self.keys.starts], [tag, ""]))
+        return answer_of(_START(self.client, [self.keys.unacked, self.keys.starts], [tag, ""]))
 
     def accept(self, tag: str) -> Answer:
         """Record that the message counts as acknowledged from here on: it is held until its outcome, but never run again."""
-        return answer_of(self._start(self.client, [self.keys.unacked, self.keys.starts], [tag, ACCEPTED]))
+        return answer_of(_START(self.client, [self.keys.unacked, self.keys.starts], [tag, ACCEPTED]))
 
     def release(self, held: Sequence[Held]) -> int:
         """Put messages that were not run back to where they were taken from, as they were. Returns how many went back.
@@ -177,7 +179,7 @@ class RedisTransport(Stores, Owners):
         newest_first = sorted(held, key=lambda each: int(each.tag.rpartition(":")[2]), reverse=True)
         lists = [self.keys.list(each.list_name) for each in newest_first]
         names = [self.keys.unacked, self.keys.unacked_index, self.keys.starts, *lists]
-        count, error = self._release(self.client, names, [part for each in newest_first for part in (each.tag, each.raw)])
+        count, error = _RELEASE(self.client, names, [part for each in newest_first for part in (each.tag, each.raw)])
         if error:
             raise ResponseError(text_of(error))
         return int(count)
@@ -188,6 +190,11 @@ class RedisTransport(Stores, Owners):
 
     def _ask(self, script: Script, keys: list[str], args: list[Any]) -> Answer:
         return answer_of(script(self.client, keys, args))
+
+    def now_ms(self) -> int:
+        """The server's time, milliseconds since the epoch."""
+        seconds, micros = self.client.time()
+        return int(seconds) * 1000 + int(micros) // 1000
 
     def close(self) -> None:
         self.client.connection_pool.disconnect()

@@ -94,9 +94,9 @@ def test_what_is_due_leaves_the_delay_store_of_a_full_server(desk: Desk) -> None
     soon = desk.delay(task_message(), delay_ms=200)
     desk.delay(task_message())
     fill(desk.server)
-    assert desk.transport.promote(100)[:2] == (0, 0)
-    until(lambda: desk.transport.promote(100)[0] == 1, what="the first one to be due")
-    moved, _, seconds = desk.transport.promote(100)
+    assert desk.transport.stores.promote(100)[:2] == (0, 0)
+    until(lambda: desk.transport.stores.promote(100)[0] == 1, what="the first one to be due")
+    moved, _, seconds = desk.transport.stores.promote(100)
     assert moved == 0
     assert 0 < (seconds or 0) <= 3600
     assert desk.ids() == [soon]
@@ -108,7 +108,7 @@ def test_what_is_held_is_kept_from_plain_workers_on_a_full_server(desk: Desk) ->
     tag, index = desk.hold(), desk.keys.unacked_index
     desk.client.zadd(index, {tag: 1})
     fill(desk.server)
-    desk.transport.extend([tag, "w:99"], HELD_FOR)
+    desk.transport.leases.extend([tag, "w:99"], HELD_FOR)
     [(name, score)] = desk.server.client.zrange(index, 0, -1, withscores=True)
     assert name.decode() == tag
     assert abs(score - desk.transport.now_ms() / 1000 - HELD_FOR) < 60
@@ -120,7 +120,7 @@ def test_an_owner_is_forgotten_on_a_full_server(desk: Desk) -> None:
     tag = desk.hold("w")
     desk.transport.acknowledge(tag, None)
     fill(desk.server)
-    desk.transport.unregister("w")
+    desk.transport.leases.unregister("w")
     assert desk.client.keys("*") == []
 
 
@@ -129,7 +129,7 @@ def test_a_watch_goes_on_where_nothing_can_be_extended(desk: Desk, monkeypatch: 
     fenced: list[int] = []
     lease = Lease(desk.install, lambda: fenced.append(1))
     begin(desk.install, "here@desk")
-    desk.transport.register("dead", {"worker": "w@desk"})
+    desk.transport.leases.register("dead", {"worker": "w@desk"})
     desk.publish()
     desk.client.rename(desk.keys.list(QUEUE), desk.keys.unacked_index)  # of another type: the server refuses
     desk.install.owner.held["w:1"] = desk.install.owner.held.get("w:1")  # type: ignore[assignment]

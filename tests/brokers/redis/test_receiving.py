@@ -94,7 +94,7 @@ def test_an_overtaken_number_returns_nothing(bench: Bench) -> None:
 def test_a_fenced_owner_is_given_nothing(bench: Bench) -> None:
     """Its lease is gone: it must take a new token first."""
     bench.publish("a")
-    assert bench.transport.fence("w", b"0")
+    assert bench.transport.leases.fence("w", b"0")
     assert bench.receive(1)[0] == b"fenced"
     assert bench.waiting() == ["a"]
 
@@ -107,7 +107,7 @@ def test_garbage_is_received_as_bytes(bench: Bench) -> None:
 
 def test_an_empty_receive_arms_a_push_for_at_most_so_many_owners(bench: Bench) -> None:
     """The first owners are woken by the server; the others must ask."""
-    bench.transport.register("v", {})
+    bench.transport.leases.register("v", {})
     assert bench.receive(1, number=1, token="w", most_armed=1)[2] == 1
     assert bench.receive(1, number=1, token="v", most_armed=1)[2] == 0
     assert bench.receive(1, number=2, token="w", most_armed=1)[2] == 1

@@ -50,10 +50,10 @@ def test_a_lease_is_renewed_and_others_are_watched_while_much_is_recovered(shop:
     desk = Desk(here.server)
     held_by_the_dead(desk, "w", *(task_message(str(number), "tests.support.shop.ok") for number in range(MANY)), queue="cold")
     for token in "wv":
-        desk.transport.register(token, {"worker": f"{token}@dead"})
+        desk.transport.leases.register(token, {"worker": f"{token}@dead"})
     worker = here.start("-Q", "celery", pool="threads")
     lives_on = time.monotonic() + 1
-    until(lambda: desk.transport.renew("v") and time.monotonic() > lives_on, 60)  # it dies a little later than the other
+    until(lambda: desk.transport.leases.renew("v") and time.monotonic() > lives_on, 60)  # it dies a little later than the other
     until(lambda: desk.client.llen("cold"), 60, "the first to be back")
     leases: Any = desk.client.hkeys(desk.keys.leases)
     until(lambda: desk.client.llen("cold") == MANY and not desk.client.hkeys(desk.keys.recovering), 120, "all to be back")
@@ -114,7 +114,7 @@ def test_an_owner_that_finds_out_twice_takes_one_new_token(any_server: Server) -
     owner = Owner(desk.transport, "w@desk")
     owner.begin(owner.token)
     lost = owner.token
-    desk.transport.fence(lost, b"0")
+    desk.transport.leases.fence(lost, b"0")
     together = threading.Barrier(8)
 
     def find_out() -> None:

@@ -257,7 +257,7 @@ def test_what_a_dead_worker_had_started_is_paced_and_what_it_had_not_is_not(desk
         tag = desk.hold("dead")
         if task_id != "innocent":
             desk.transport.start(tag)
-    assert desk.transport.fence("dead", b"0")
+    assert desk.transport.leases.fence("dead", b"0")
     Recoverer(desk.install).step()
     waits = {event.task_id: (event.delay_ms or 0) > 0 for event in desk.events}
     assert sorted((waits.pop("one"), waits.pop("two"))) == [False, True]

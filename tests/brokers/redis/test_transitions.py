@@ -56,7 +56,7 @@ def test_a_repeated_transition_is_answered_already_and_records_nothing(bench: Be
 def test_what_was_given_to_another_is_refused(bench: Bench, transition: str) -> None:
     """A stalled worker that wakes changes nothing that is no longer its own."""
     tag = bench.take()
-    bench.transport.fence("w", b"0")
+    bench.transport.leases.fence("w", b"0")
     bench.transport.release([Held(tag, QUEUE, QUEUE, message(), 0)])
     late = {
         "acknowledge": lambda: bench.transport.acknowledge(tag, event(Outcome.SUCCEEDED)),
@@ -76,12 +76,12 @@ def test_defer_holds_the_message_until_it_is_due_by_the_servers_clock(bench: Ben
     tag = bench.take()
     before = bench.transport.now_ms()
     bench.transport.defer(tag, QUEUE, message(), task_id="a", event=event(Outcome.REDELIVERY_SCHEDULED), delay_ms=300)
-    assert bench.transport.promote(10)[0] == 0
+    assert bench.transport.stores.promote(10)[0] == 0
     (recorded,) = bench.events
     assert recorded.delay_ms == 300
     assert recorded.due_ms is not None
     assert before + 300 <= recorded.due_ms <= bench.transport.now_ms() + 300
-    while not bench.transport.promote(10)[0]:
+    while not bench.transport.stores.promote(10)[0]:
         assert bench.transport.now_ms() <= recorded.due_ms + 50
     assert bench.transport.now_ms() >= recorded.due_ms
     assert bench.waiting() == ["a"]
@@ -103,10 +103,10 @@ def test_promote_moves_the_earliest_first_and_no_more_than_its_bound(bench: Benc
     for body in "cab":
         bench.transport.defer(bench.take(body), QUEUE, message(body), task_id=body, event=None, due_ms=soon + ord(body))
     until(lambda: bench.transport.now_ms() > soon + ord("c"), what="all to be due")
-    assert bench.transport.promote(2)[0] == 2
+    assert bench.transport.stores.promote(2)[0] == 2
     assert bench.waiting() == ["a", "b"]
-    assert bench.transport.promote(2)[0] == 1
-    assert bench.transport.promote(2) == (0, 0, None)
+    assert bench.transport.stores.promote(2)[0] == 1
+    assert bench.transport.stores.promote(2) == (0, 0, None)
 
 
 def test_promote_says_what_is_missing(bench: Bench) -> None:
@@ -117,7 +117,7 @@ def test_promote_says_what_is_missing(bench: Bench) -> None:
     lost = next(key for key in bench.client.hkeys(name) if key.startswith(b"a"))
     bench.client.hdel(name, lost)
     bench.let_pass(1)
-    assert bench.transport.promote(10)[:2] == (1, 1)
+    assert bench.transport.stores.promote(10)[:2] == (1, 1)
     assert bench.waiting() == ["b"]
 
 
@@ -147,25 +147,25 @@ def test_redrive_moves_a_letter_once(bench: Bench) -> None:
     tag = bench.take()
     bench.transport.dead_letter(tag, message(), dead_letter_queue="DLQ", queue=QUEUE, event=event(Outcome.DEAD_LETTERED))
     redriven = event(Outcome.REDRIVEN, generation=1)
-    assert bench.transport.redrive("DLQ", message(), QUEUE, message("again"), redriven) is Answer.DONE
-    assert bench.transport.redrive("DLQ", message(), QUEUE, message("again"), redriven) is Answer.ALREADY
+    assert bench.transport.stores.redrive("DLQ", message(), QUEUE, message("again"), redriven) is Answer.DONE
+    assert bench.transport.stores.redrive("DLQ", message(), QUEUE, message("again"), redriven) is Answer.ALREADY
     assert (bench.waiting(), bench.waiting("DLQ")) == (["again"], [])
     assert [each.outcome for each in bench.events] == ["dead_lettered", "redriven"]
 
 
 def test_only_a_counter_that_stood_still_is_fenced(bench: Bench) -> None:
     """Between the look and the deed the owner may have renewed."""
-    assert bench.transport.renew("w")
-    assert not bench.transport.fence("w", b"0")
-    assert bench.transport.fence("w", b"1")
-    assert not bench.transport.renew("w")
+    assert bench.transport.leases.renew("w")
+    assert not bench.transport.leases.fence("w", b"0")
+    assert bench.transport.leases.fence("w", b"1")
+    assert not bench.transport.leases.renew("w")
 
 
 def test_a_start_is_recorded_only_for_what_is_held(bench: Bench) -> None:
     """A message that was given to another must not run here."""
     tag = bench.take()
     assert bench.transport.start(tag) is Answer.DONE
-    assert [value is not None for value in bench.transport.started([tag, "w:99"])] == [True, False]
+    assert [value is not None for value in bench.transport.leases.started([tag, "w:99"])] == [True, False]
     bench.transport.acknowledge(tag, None)
     assert bench.transport.start(tag) is Answer.REFUSED
     assert not bench.client.exists("redelivery:starts")
@@ -198,7 +198,7 @@ def test_a_full_server_still_lets_messages_end_and_move(bench: Bench) -> None:
     answer = bench.transport.dead_letter(tags[2], message("c"), dead_letter_queue="DLQ", queue=QUEUE, event=dead)
     assert answer is Answer.DONE
     bench.let_pass(1)
-    assert bench.transport.promote(1)[0] == 1
+    assert bench.transport.stores.promote(1)[0] == 1
     assert len(bench.events) == 3
     bench.client.config_set("maxmemory", 0)
 
@@ -350,13 +350,13 @@ def test_promote_leaves_a_destination_alone_whose_list_is_of_another_type(bench:
     bench.client.set("broken", "no list")
     bench.let_pass(1)
     with capture_logs() as lines:
-        moved, missing, wait = bench.transport.promote(10)
+        moved, missing, wait = bench.transport.stores.promote(10)
     assert (moved, missing, bench.waiting()) == (1, 0, ["b"])
     assert wait is not None
     assert wait > 0.5
     assert [line["event"] for line in lines] == ["delayed.refused"]
     bench.client.delete("broken")
-    until(lambda: bench.transport.promote(10)[0], what="the destination to be asked again")
+    until(lambda: bench.transport.stores.promote(10)[0], what="the destination to be asked again")
     assert bench.waiting("broken") == ["a"]
     assert not bench.client.exists("redelivery:delayed:tasks")
 
@@ -368,7 +368,7 @@ def test_a_redrive_that_cannot_end_leaves_the_letter_where_it_was(bench: Bench, 
     bench.client.rpush("DLQ", *letters)
     bench.client.set(name, "of another type")
     with pytest.raises(ResponseError, match="WRONGTYPE"):
-        bench.transport.redrive("DLQ", letters[1], QUEUE, message("again"), event(Outcome.REDRIVEN))
+        bench.transport.stores.redrive("DLQ", letters[1], QUEUE, message("again"), event(Outcome.REDRIVEN))
     assert bench.client.lrange("DLQ", 0, -1) == letters
 
 
@@ -388,7 +388,7 @@ def test_an_owner_is_fenced_or_registered_whole_or_not_at_all(bench: Bench, name
     bench.client.delete(name)
     bench.client.set(name, "of another type")
     with pytest.raises(ResponseError, match="WRONGTYPE"):
-        bench.transport.fence("w", b"0") if name.endswith("recovering") else bench.transport.register("v", {})
+        bench.transport.leases.fence("w", b"0") if name.endswith("recovering") else bench.transport.leases.register("v", {})
     assert bench.client.hgetall("redelivery:leases") == {b"w": b"0"}
 
 

@@ -241,7 +241,7 @@ def test_a_letter_that_a_dead_worker_held_is_a_letter_again(desk: Desk, started:
     """Whatever its priority, it is where the tools look, it lives in the inventory as dead, and no step of its life is recorded."""
     desk.die(task_message("a", priority=9))
     tag, events = desk.hold(queue=LETTERS), len(desk.events)
-    [held] = [each for each in desk.transport.held_by("w") if each.tag == tag]
+    [held] = [each for each in desk.transport.leases.held_by("w") if each.tag == tag]
     assert inventory(desk.install).counts() == {"queue": 0, "unacked": 0, "delayed": 0, "dead_letter": 1}
     assert recover(desk.install, held, started=started, worker="w@desk", now_ms=desk.transport.now_ms()) is Answer.DONE
     assert len(desk.events) == events
@@ -264,10 +264,10 @@ def test_a_letter_whose_handler_kills_every_worker_is_parked(desk: Desk) -> None
     events = len(desk.events)
     for _ in range(3):
         tag = desk.hold(queue=LETTERS)
-        [held] = [each for each in desk.transport.held_by("w") if each.tag == tag]
+        [held] = [each for each in desk.transport.leases.held_by("w") if each.tag == tag]
         recover(desk.install, held, started="1", worker="w@desk", now_ms=desk.transport.now_ms())
         for each in RedisDelayStore(desk.transport).soonest(10):
-            desk.transport.hand_back(each.list_name, each.ident, each.contents.raw)
+            desk.transport.stores.hand_back(each.list_name, each.ident, each.contents.raw)
     [letter] = newest(desk.transport, f"DLQ.{LETTERS}", 10)
     assert (letter.reason, letter.envelope.parked, letter.envelope.attempt) == ("worker_lost", True, 1)
     assert letter.failure["type"] == "ValueError"

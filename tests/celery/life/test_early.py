@@ -82,9 +82,9 @@ def test_a_repeat_after_a_lost_answer_changes_nothing(any_server: Server) -> Non
     desk = Desk(any_server)
     desk.publish()
     tag = desk.hold()
-    (held,) = desk.transport.held_by("w")
+    (held,) = desk.transport.leases.held_by("w")
     assert [desk.transport.accept(tag), desk.transport.accept(tag)] == [Answer.DONE, Answer.DONE]
-    assert desk.transport.started([tag]) == ["accepted"]
+    assert desk.transport.leases.started([tag]) == ["accepted"]
     assert [desk.transport.acknowledge(held.tag, None) for _ in range(2)] == [Answer.DONE, Answer.ALREADY]
     assert desk.transport.accept(tag) is Answer.REFUSED
     assert not desk.client.exists("redelivery:starts", "unacked")

@@ -28,7 +28,7 @@ from redelivery.middleware.brokers.redis import scripts
 from redelivery.middleware.brokers.redis.channel import Receiving
 from redelivery.middleware.brokers.redis.pipeline import Asking, UnderWay
 from redelivery.middleware.brokers.redis.receiver import Receiver
-from redelivery.middleware.brokers.redis.transport import RedisTransport
+from redelivery.middleware.brokers.redis.stores import Stores
 from redelivery.workers.duties.dispatcher import Dispatcher
 from redelivery.workers.export import tables
 from redelivery.workers.operations import recovery
@@ -148,7 +148,7 @@ def _after_run(**_: Any) -> None:
 
 
 def _at_scripts() -> None:
-    call, many = scripts.Script.__call__, RedisTransport._many
+    call, many = scripts.Script.__call__, Stores._many
 
     def called(self: scripts.Script, client: Any, keys: Any, args: Any) -> Any:
         name = _step_of(self.name, keys, args)
@@ -165,7 +165,7 @@ def _at_scripts() -> None:
         return answers
 
     scripts.Script.__call__ = called  # type: ignore[method-assign]
-    RedisTransport._many = called_many  # type: ignore[method-assign]
+    Stores._many = called_many  # type: ignore[method-assign]
 
 
 def _at_what_is_under_way() -> None:

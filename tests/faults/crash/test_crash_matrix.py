@@ -49,7 +49,7 @@ def test_a_leave_that_is_killed_half_way_is_finished_by_the_next(runs: Callable[
     run = runs()
     desk = Desk(run.fleet.server)
     ids = sorted(desk.delay(task_message()) for _ in range(6))
-    desk.transport.unregister("w")
+    desk.transport.leases.unregister("w")
     killed(run, ["redelivery", "leave", "--yes"], "hand_back.before:2")
     killed(run, ["redelivery", "leave", "--yes"], "hand_back.after:2")
     assert desk.client.llen("orders") == 3
@@ -81,7 +81,7 @@ def test_what_died_before_its_arrival_was_recorded_is_opened_by_its_recovery(ser
     desk = Desk(server)
     task_id = desk.publish(task_message())
     tag = desk.hold()
-    (held,) = desk.transport.held_by("w")
+    (held,) = desk.transport.leases.held_by("w")
     assert held.tag == tag
     for expected in ("done", "already"):
         assert recover(desk.install, held, started=None, worker="w@desk", now_ms=desk.transport.now_ms()) == expected

@@ -42,7 +42,7 @@ def fence_the_dead(here: Shop) -> None:
     for token, about in transport.client.hgetall(transport.keys.owners).items():
         counter = transport.client.hget(transport.keys.leases, token)
         if counter is not None and json.loads(about)["pid"] in dead:
-            assert transport.fence(token.decode(), counter)
+            assert transport.leases.fence(token.decode(), counter)
 
 
 def keep_alive(here: Shop, task_ids: list[str], *, pool: str) -> None:

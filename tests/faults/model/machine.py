@@ -148,7 +148,7 @@ class Machine(RuleBasedStateMachine):
     def register(self) -> None:
         """A worker begins."""
         token = f"w{len(self.books.owners)}"
-        self.transport.register(token, {"worker": f"{token}@model"})
+        self.transport.leases.register(token, {"worker": f"{token}@model"})
         self.books.owners[token] = Owner()
 
     @precondition(lambda self: self.books.owners)
@@ -157,7 +157,7 @@ class Machine(RuleBasedStateMachine):
         """A worker says that it lives; one that is fenced learns of it."""
         token = self._any(list(self.books.owners), which)
         owner = self.books.owners[token]
-        assert self.transport.renew(token) == (owner.counter is not None)
+        assert self.transport.leases.renew(token) == (owner.counter is not None)
         if owner.counter is not None:
             owner.counter += 1
 
@@ -167,7 +167,7 @@ class Machine(RuleBasedStateMachine):
         """A worker is taken for dead, by what was seen of its counter; it may have moved since."""
         token = self._any(self._living() or list(self.books.owners), which)
         counter = (self.books.owners[token].counter or 0) - back
-        assert self.transport.fence(token, str(counter).encode()) == self.books.fence(token, counter)
+        assert self.transport.leases.fence(token, str(counter).encode()) == self.books.fence(token, counter)
 
     @precondition(lambda self: self.books.owners)
     @rule(which=WHICH)
@@ -175,7 +175,7 @@ class Machine(RuleBasedStateMachine):
         """A worker ends that holds nothing; its token is nobody's any more."""
         token = self._any(list(self.books.owners), which)
         if not self.books.held_by(token) and which % 3 == 0:
-            self.transport.unregister(token)
+            self.transport.leases.unregister(token)
             self.books.owners[token].counter, self.books.owners[token].recovering = None, False
 
     @precondition(lambda self: self.books.owners)
@@ -364,7 +364,7 @@ class Machine(RuleBasedStateMachine):
         if not tags:
             return
         tag, now = tags[which % len(tags)], self.transport.now_ms()
-        started = self.transport.started([tag])[0]
+        started = self.transport.leases.started([tag])[0]
         self._note_arrival(tag)
         answer = recover(self.broker.install, self._held(tag), started=started, worker="w", now_ms=now)
         assert answer == self.books.answer(tag)
@@ -376,7 +376,7 @@ class Machine(RuleBasedStateMachine):
     @rule(limit=st.integers(1, 4))
     def promote(self, limit: int) -> None:
         """The dispatcher: what is due goes to its list, the earliest first, so many for each list; nothing is early."""
-        moved, missing, wait = self.transport.promote(limit)
+        moved, missing, wait = self.transport.stores.promote(limit)
         seen, now, count = self.broker.look(), self.transport.now_ms(), 0
         for name in (each for names in LISTS.values() for each in names):
             due = self.books.due(name, now)[:limit]
@@ -393,7 +393,7 @@ class Machine(RuleBasedStateMachine):
     def several_wait(self, hours: list[int], *, behind: bool) -> None:
         """A worker that is new takes several messages and delays each; perhaps another message comes behind them."""
         token = f"v{len(self.books.owners)}"
-        self.transport.register(token, {"worker": f"{token}@model"})
+        self.transport.leases.register(token, {"worker": f"{token}@model"})
         self.books.owners[token] = Owner()
         for _ in hours:
             self.publish("orders", 0, announced=True)
@@ -411,7 +411,7 @@ class Machine(RuleBasedStateMachine):
             self.promote(limit)
 
     def _advance(self, hours: int) -> None:
-        assert self.transport.advance(hours * HOUR + MARGIN, lambda raw: raw) == len(self.books.waiting)
+        assert self.transport.stores.advance(hours * HOUR + MARGIN, lambda raw: raw) == len(self.books.waiting)
         for each in self.books.waiting.values():
             each.earliest -= hours * HOUR + MARGIN
             each.latest -= hours * HOUR + MARGIN
@@ -423,7 +423,7 @@ class Machine(RuleBasedStateMachine):
         name, ident, message = self._any(self.stored, which)
         for _ in range(1 + twice):
             waits = self._waits(ident)
-            answer = self.transport.cancel(name, ident, event_of(message, Outcome.CANCELLED))
+            answer = self.transport.stores.cancel(name, ident, event_of(message, Outcome.CANCELLED))
             assert answer == ("done" if waits else "already")
             if answer == "done":
                 del self.books.waiting[message.task_id]
@@ -438,7 +438,7 @@ class Machine(RuleBasedStateMachine):
         now, waits = self.transport.now_ms(), self._waits(ident)
         raw: Any = self.broker.client.hget(self.broker.keys.waiting(name), ident) or b""
         due_ms = now + hours * HOUR if hours else None
-        answer = self.transport.reschedule(name, ident, raw, event_of(message, Outcome.DEFERRED), due_ms=due_ms)
+        answer = self.transport.stores.reschedule(name, ident, raw, event_of(message, Outcome.DEFERRED), due_ms=due_ms)
         assert answer == ("done" if waits else "already")
         if waits:
             latest = self.transport.now_ms() if due_ms is None else due_ms
@@ -452,7 +452,7 @@ class Machine(RuleBasedStateMachine):
         name, ident, message = self._any(self.stored, which)
         waits = self._waits(ident)
         raw: Any = self.broker.client.hget(self.broker.keys.waiting(name), ident) or b""
-        assert self.transport.hand_back(name, ident, raw) == ("done" if waits else "already")
+        assert self.transport.stores.hand_back(name, ident, raw) == ("done" if waits else "already")
         if waits:
             self.books.promote(self.books.waiting[message.task_id])
 
@@ -481,7 +481,7 @@ class Machine(RuleBasedStateMachine):
         event = event_of(message, Outcome.REDRIVEN)
         is_there = self._letter_is_there(name, raw, message)
         for at in range(1 + twice):
-            answer = self.transport.redrive(name, raw, message.list_name, again, event)
+            answer = self.transport.stores.redrive(name, raw, message.list_name, again, event)
             assert answer == ("done" if is_there and not at else "already")
         if is_there:
             self.books.at(name).remove(message)
@@ -496,7 +496,7 @@ class Machine(RuleBasedStateMachine):
         name, raw, message = self._letter(which)
         is_there = self._letter_is_there(name, raw, message) and (down_to is None or len(self.books.at(name)) > down_to)
         event = event_of(message, Outcome.PURGED)
-        assert self.transport.purge_many(name, [(raw, event)], down_to=down_to) == ["done" if is_there else "already"]
+        assert self.transport.stores.purge_many(name, [(raw, event)], down_to=down_to) == ["done" if is_there else "already"]
         if is_there:
             self.books.at(name).remove(message)
             self.books.ended.append(message)
@@ -511,7 +511,7 @@ class Machine(RuleBasedStateMachine):
             return
         is_there = self._letter_is_there(name, raw, message)
         events = event_of(message, Outcome.REDRIVEN), event_of(message, Outcome.DEAD_LETTERED, Reason.OPERATOR)
-        answers = self.transport.move_many(name, into, [(raw, raw, message.queue, events)])
+        answers = self.transport.stores.move_many(name, into, [(raw, raw, message.queue, events)])
         assert answers == ["done" if is_there else "already"]
         if is_there:
             self.books.at(name).remove(message)

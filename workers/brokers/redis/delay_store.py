@@ -68,11 +68,11 @@ class RedisDelayStore:
         return found
 
     def cancel(self, list_name: str, ident: str, event: Event) -> Answer:
-        return self._transport.cancel(list_name, ident, event)
+        return self._transport.stores.cancel(list_name, ident, event)
 
     def reschedule(self, list_name: str, ident: str, message: bytes, event: Event, *, due_ms: int | None) -> Answer:
         """As `DelayStore.reschedule`; what is due now is moved by a dispatcher."""
-        return self._transport.reschedule(list_name, ident, message, event, due_ms=due_ms)
+        return self._transport.stores.reschedule(list_name, ident, message, event, due_ms=due_ms)
 
     def lists(self) -> list[str]:
         """The lists for which anything waits."""

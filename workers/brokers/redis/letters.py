@@ -79,10 +79,10 @@ class RedisLetterStore:
                     yield letter
 
     def redrive_many(self, dead_letter_queue: str, moves: Sequence[tuple[bytes, str, bytes, Event]]) -> list[Answer | Exception]:
-        return self._transport.redrive_many(dead_letter_queue, moves)
+        return self._transport.stores.redrive_many(dead_letter_queue, moves)
 
     def purge_many(self, dead_letter_queue: str, gone: Sequence[tuple[bytes, Event]]) -> list[Answer | Exception]:
-        return self._transport.purge_many(dead_letter_queue, gone)
+        return self._transport.stores.purge_many(dead_letter_queue, gone)
 
     def move_many(
         self,
@@ -90,7 +90,7 @@ class RedisLetterStore:
         target: str,
         moves: Sequence[tuple[bytes, bytes, str, tuple[Event, Event]]],
     ) -> list[Answer | Exception]:
-        return self._transport.move_many(dead_letter_queue, target, moves)
+        return self._transport.stores.move_many(dead_letter_queue, target, moves)
 
 
 class RedisLetters:
