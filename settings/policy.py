@@ -6,7 +6,7 @@ The fields and their meaning follow Artemis's address settings; Solace's and Rab
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict
 
@@ -26,16 +26,6 @@ UNLIMITED = -1
 DEFAULT_QUEUE = "default"
 #: The cap where none is set is the greater of these seconds and this many times the delay (Artemis: ten times the delay).
 LEAST_DEFAULT_CAP, DEFAULT_CAP_FACTOR = 600.0, 10
-
-#: The fields that a rule may have beside `non_retryable`.
-IN_RULES = (
-    "max_delivery_attempts",
-    "redelivery_delay",
-    "redelivery_delay_multiplier",
-    "max_redelivery_delay",
-    "redelivery_collision_avoidance_factor",
-    "max_age",
-)
 
 
 class PolicyFields(TypedDict, total=False):
@@ -79,9 +69,7 @@ def _rules(setting: str, value: Any) -> Mapping[str, Mapping[str, Any]]:
         if not isinstance(rule, Mapping):
             msg = f"{where} must be a table of settings such as {{'redelivery_delay': 30}}, not {rule!r}"
             raise ConfigurationError(msg)
-        read[key] = MappingProxyType(
-            _checked(rule, {**{name: _CHECKS[name] for name in IN_RULES}, "non_retryable": values.flag}, where)
-        )
+        read[key] = MappingProxyType(_checked(rule, _IN_RULES, where))
     return MappingProxyType(read)
 
 
@@ -135,13 +123,13 @@ class RedeliveryPolicy:
       `non_retryable`. The rule of the nearest ancestor wins, over `non_retryable` too.
     """
 
-    max_delivery_attempts: int = setting(values.attempts, default=10)
-    redelivery_delay: float = setting(values.duration, default=1.0)
-    redelivery_delay_multiplier: float = setting(values.factor, default=2.0)
-    max_redelivery_delay: float | None = setting(values.optional(values.duration), default=None)
-    redelivery_collision_avoidance_factor: float = setting(values.fraction, default=0.25)
+    max_delivery_attempts: int = setting(values.attempts, default=10, in_rules=True)
+    redelivery_delay: float = setting(values.duration, default=1.0, in_rules=True)
+    redelivery_delay_multiplier: float = setting(values.factor, default=2.0, in_rules=True)
+    max_redelivery_delay: float | None = setting(values.optional(values.duration), default=None, in_rules=True)
+    redelivery_collision_avoidance_factor: float = setting(values.fraction, default=0.25, in_rules=True)
     redeliveries_per_second: float | None = setting(values.optional(values.rate), default=None)
-    max_age: float | None = setting(values.optional(values.duration), default=None)
+    max_age: float | None = setting(values.optional(values.duration), default=None, in_rules=True)
     dead_letter_queue: str | None = setting(values.optional(values.queue), default=DEFAULT_QUEUE)
     dead_letter_queue_prefix: str = setting(values.text, default="DLQ.")
     dead_letter_queue_suffix: str = setting(values.text, default="")
@@ -256,6 +244,8 @@ class RedeliveryPolicy:
 _CHECKS = checks_of(RedeliveryPolicy)
 #: The fields of a policy, in the order in which they are shown.
 FIELDS: tuple[str, ...] = tuple(_CHECKS)
+_IN_RULES = {each.name: _CHECKS[each.name] for each in fields(RedeliveryPolicy) if each.metadata.get("in_rules")}
+_IN_RULES["non_retryable"] = values.flag
 
 
 def read_fields(given: Mapping[str, Any], where: str = "") -> dict[str, Any]:

@@ -30,9 +30,9 @@ NONE = "none"
 MAX_SHOWN = 60
 
 
-def setting(check: Check, *, default: Any) -> Any:
-    """A field of a dataclass: how what a person writes for it is checked, and its default."""
-    return field(default=default, metadata={"check": check})
+def setting(check: Check, *, default: Any, in_rules: bool = False) -> Any:
+    """A field of a dataclass: the check of what a person writes, its default, and whether a policy's `rules` may have it."""
+    return field(default=default, metadata={"check": check, "in_rules": in_rules})
 
 
 def checks_of(owner: type) -> dict[str, Check]:
@@ -42,7 +42,7 @@ def checks_of(owner: type) -> dict[str, Check]:
 
 def number(setting: str, value: Any) -> float:
     """A finite number, as a float."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+    if not _is_number(value):
         raise _refused(setting, "must be a number", value)
     try:
         read = float(value)
@@ -50,109 +50,70 @@ def number(setting: str, value: Any) -> float:
         raise _refused(setting, "is too large; write a number below 1e308", "an integer of hundreds of digits") from None
     if not math.isfinite(read):
         raise _refused(setting, "must be a finite number", value)
-    return read
+    return read + 0.0  # -0.0 is 0.0
 
 
 def duration(setting: str, value: Any) -> float:
     """Seconds from a number or a `timedelta`, 0 or more."""
-    if isinstance(value, timedelta):
-        value = value.total_seconds()
-    elif isinstance(value, bool) or not isinstance(value, (int, float)):
+    given = value.total_seconds() if isinstance(value, timedelta) else value
+    if not _is_number(given):
         raise _refused(setting, "must be seconds (a number) or a timedelta", value)
-    seconds = number(setting, value)
+    seconds = number(setting, given)
     if seconds < 0:
-        raise _refused(setting, "must be 0 seconds or more", value)
-    return abs(seconds)  # -0.0 is 0.0
-
-
-def positive_duration(setting: str, value: Any) -> float:
-    """Seconds from a number or a `timedelta`, more than 0."""
-    seconds = duration(setting, value)
-    if seconds == 0:
-        raise _refused(setting, "must be more than 0 seconds", value)
+        raise _refused(setting, "must be 0 seconds or more", given)
     return seconds
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _as_written(_: str, value: Any) -> Any:
+    return value
+
+
+def _where(holds: Callable[[Any], bool], rule: str, read: Check = _as_written) -> Check:
+    """What `read` takes, where that holds; `rule` says what does."""
+
+    def check(setting: str, value: Any) -> Any:
+        answer = read(setting, value)
+        if not holds(answer):
+            raise _refused(setting, rule, value)
+        return answer
+
+    return check
+
+
+positive_duration = _where(lambda seconds: seconds > 0, "must be more than 0 seconds", duration)
+fraction = _where(lambda read: 0 <= read <= 1, "must be from 0.0 to 1.0", number)
+factor = _where(lambda read: read > 0, "must be more than 0 (1.0 keeps the delay the same)", number)
+#: How many in a second; below 1 for fewer.
+rate = _where(lambda read: read > 0, "must be more than 0 (0.1 is one in ten seconds), or none for no limit", number)
+#: How many deliveries count as enough.
+attempts = _where(lambda value: _is_whole(value) and (value >= 1 or value == -1), "must be 1 or more, or -1 for no limit")
+flag = _where(lambda value: isinstance(value, bool), "must be true or false")
+#: Any string, the empty one too.
+text = _where(lambda value: isinstance(value, str), "must be text")
+name = _where(lambda value: isinstance(value, str) and value != "", "must be a queue's name")
 
 
 def duration_from(least: float) -> Check:
     """Seconds from a number or a `timedelta`, at least `least`."""
-
-    def check(setting: str, value: Any) -> float:
-        seconds = duration(setting, value)
-        if seconds < least:
-            raise _refused(setting, f"must be {least:g} seconds or more", value)
-        return seconds
-
-    return check
-
-
-def fraction(setting: str, value: Any) -> float:
-    """A number from 0 to 1."""
-    read = number(setting, value)
-    if not 0 <= read <= 1:
-        raise _refused(setting, "must be from 0.0 to 1.0", value)
-    return abs(read)
-
-
-def factor(setting: str, value: Any) -> float:
-    """A number above 0."""
-    read = number(setting, value)
-    if read <= 0:
-        raise _refused(setting, "must be more than 0 (1.0 keeps the delay the same)", value)
-    return read
-
-
-def rate(setting: str, value: Any) -> float:
-    """How many in a second: a number above 0, and below 1 for fewer."""
-    read = number(setting, value)
-    if read <= 0:
-        raise _refused(setting, "must be more than 0 (0.1 is one in ten seconds), or none for no limit", value)
-    return read
+    return _where(lambda seconds: seconds >= least, f"must be {least:g} seconds or more", duration)
 
 
 def count(least: int) -> Check:
     """An integer of at least `least`."""
-
-    def check(setting: str, value: Any) -> int:
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise _refused(setting, "must be a whole number", value)
-        if value < least:
-            raise _refused(setting, f"must be {least} or more", value)
-        return value
-
-    return check
-
-
-def attempts(setting: str, value: Any) -> int:
-    """How many deliveries count as enough: 1 or more, or -1 for no limit."""
-    if isinstance(value, bool) or not isinstance(value, int) or (value < 1 and value != -1):
-        raise _refused(setting, "must be 1 or more, or -1 for no limit", value)
-    return value
-
-
-def flag(setting: str, value: Any) -> bool:
-    """True or false, and nothing that merely looks like it."""
-    if not isinstance(value, bool):
-        raise _refused(setting, "must be true or false", value)
-    return value
-
-
-def text(setting: str, value: Any) -> str:
-    """Any string, the empty one too."""
-    if not isinstance(value, str):
-        raise _refused(setting, "must be text", value)
-    return value
-
-
-def name(setting: str, value: Any) -> str:
-    """A queue's name: text that is not empty."""
-    if not isinstance(value, str) or not value:
-        raise _refused(setting, "must be a queue's name", value)
-    return value
+    return _where(lambda value: value >= least, f"must be {least} or more", _where(_is_whole, "must be a whole number"))
 
 
 def queue(setting: str, value: Any) -> str:
     """A name that a queue of the app may have."""
-    read = name(setting, value)
+    read: str = name(setting, value)
     why = objection(read)
     if why is not None:
         raise _refused(setting, f"must be a queue of the app's own: the name {why}; choose another", value)
