@@ -27,13 +27,6 @@ ELIGIBLE = "redelivery-dead-letter-eligible"
 #: text of digits); exchange and routing key that it was published to, where it was moved since; the keys of its copies (`CC`).
 EXPIRATION, DELIVERED, COPIES = "redelivery-expiration", "redelivery-delivered", "redelivery-cc"
 VERSION = 1
-#: Every field of the header that this version knows. What a newer version wrote beside them is kept as it is.
-KNOWN = frozenset(
-    {
-        *("version", "attempt", "delivery", "generation", "first_seen", "origin", "attempts", "deaths", "failure", "suspect"),
-        *("served_eta", "undelivered", "first_death", "parked", "handled", "since"),
-    }
-)
 #: What is kept of a failure: characters of its traceback, and of its message (and of any other text in the header).
 MAX_TRACEBACK = 16 * 1024
 MAX_MESSAGE = 1024
@@ -193,7 +186,19 @@ class Envelope:
 
     def to_header(self) -> dict[str, Any]:
         """What is written; what has its default is left out, but for the counters."""
-        header: dict[str, Any] = {
+        rare = {
+            "attempts": [dict(each) for each in self.attempts],
+            "deaths": [dict(each) for each in self.deaths],
+            "failure": None if self.failure is None else dict(self.failure),
+            "suspect": self.suspect,
+            "served_eta": self.served_eta,
+            "undelivered": self.undelivered,
+            "first_death": None if self.first_death is None else dict(self.first_death),
+            "parked": self.parked,
+            "handled": self.handled,
+            "since": self.since,
+        }
+        return {
             **self.unknown,
             "version": self.version,
             "attempt": self.attempt,
@@ -201,30 +206,8 @@ class Envelope:
             "generation": self.generation,
             "first_seen": self.first_seen_ms,
             "origin": dict(self.origin),
+            **{name: value for name, value in rare.items() if value or value == ""},
         }
-        if self.attempts:
-            header["attempts"] = [dict(each) for each in self.attempts]
-        if self.deaths:
-            header["deaths"] = [dict(each) for each in self.deaths]
-        if self.failure is not None:
-            header["failure"] = dict(self.failure)
-        if self.suspect:
-            header["suspect"] = True
-        if self.served_eta is not None:
-            header["served_eta"] = self.served_eta
-        if self.undelivered is not None:
-            header["undelivered"] = self.undelivered
-        header.update({name: value for name, value in self._rare() if value})
-        return header
-
-    def _rare(self) -> tuple[tuple[str, Any], ...]:
-        """What few messages have, by the header's names."""
-        return (
-            ("first_death", self.first_death and dict(self.first_death)),
-            ("parked", self.parked),
-            ("handled", self.handled),
-            ("since", self.since),
-        )
 
 
 #: What a first delivery has: nearly every message.
@@ -341,6 +324,8 @@ _SIMPLE: dict[str, Callable[[object], bool]] = {
 }
 _NESTED = {"origin": ORIGIN, "failure": FAILURE, "first_death": FIRST_DEATH}
 _LISTS = {"attempts": (ATTEMPT, MAX_ATTEMPTS), "deaths": (DEATH, MAX_DEATHS)}
+#: Every field of the header that this version knows. What a newer version wrote beside them is kept as it is.
+KNOWN = _SIMPLE.keys() | _NESTED.keys() | _LISTS.keys()
 
 
 def _fields(value: object, shape: _Shape) -> dict[str, Any]:

@@ -128,26 +128,16 @@ class Resolver:
         per_second = self.policy_for(queue).redeliveries_per_second
         return None if per_second is None else Pace(queue, per_second, latest_ms)
 
-    def strategies_of(self, queue: str, task: str) -> Options | None:
-        """What the decorator of this task says, but for the strategies that the settings' `override` for this queue beats."""
-        options = self.options_of(task)
-        if options is None or not options.has_strategy:
-            return options
-        return options.under(self.settings.policy_for(queue, task, decorator=options.fields).sources)
-
     def judge(self, queue: str, task: str, policy: RedeliveryPolicy, failure: Failure, **asked: Any) -> Decision | None:
         """What follows from a failure or a result of this task, by its strategies and its policy; None accepts the result.
 
-        `asked` is for `decide_with_tenacity`.
+        A strategy gives way where the settings' `override` for this queue speaks. `asked` is for `decide_with_tenacity`.
         """
+        options = self.options_of(task)
+        if options is not None and options.has_strategy:
+            options = options.under(self.settings.policy_for(queue, task, decorator=options.fields).sources)
         try:
-            return decide_with_tenacity(self.strategies_of(queue, task), policy, failure, random=random, **asked)
+            return decide_with_tenacity(options, policy, failure, random=random, **asked)
         except StrategyFailed as failed:
             log.exception("decision.failed", task=task)
             return failed.decision
-
-    def decide(self, queue: str, task: str, policy: RedeliveryPolicy, failure: Failure, **asked: Any) -> Decision:
-        """What follows from a failure; `asked` is as in `judge`."""
-        decided = self.judge(queue, task, policy, failure, **asked)
-        assert decided is not None  # noqa: S101 - only a result can be accepted
-        return decided

@@ -84,20 +84,22 @@ class Decider(NamedTuple):
         **known: Any,
     ) -> Decision:
         """What follows from a failure. `call` tells the task's strategies of the failed call; `known` are fields of `Failure`."""
-        failure, policy = self._failure(facts, exception, cause=cause, **known), self.policy_of(facts)
-        return self.runtime.policies.decide(facts.queue, self.task, policy, failure, idle_for=facts.waited, **call)
+        decided = self._judge(facts, exception, call, cause=cause, **known)
+        assert decided is not None  # noqa: S101 - only a result can be accepted
+        return decided
 
     def judge(self, facts: DeliveryFacts, result: Any, call: Mapping[str, Any], **known: Any) -> Decision | None:
         """What follows from a result, by the task's `retry=`; None where it is accepted."""
-        failure, policy = self._failure(facts, None, **known), self.policy_of(facts)
-        return self.runtime.policies.judge(facts.queue, self.task, policy, failure, idle_for=facts.waited, result=result, **call)
+        return self._judge(facts, None, {**call, "result": result}, **known)
 
     def end(self, facts: DeliveryFacts, reason: Reason, detail: str = "") -> decision.DeadLetter | decision.Discard:
         """The end of this message, for this reason."""
         return decision.ending(self.policy_of(facts), reason, detail, eligible=facts.eligible)
 
-    def _failure(self, facts: DeliveryFacts, exception: BaseException | None, **known: Any) -> decision.Failure:
-        return decision.Failure(
+    def _judge(
+        self, facts: DeliveryFacts, exception: BaseException | None, call: Mapping[str, Any], **known: Any
+    ) -> Decision | None:
+        failure = decision.Failure(
             attempt=facts.attempt,
             age=facts.age_now(),
             exception=exception,
@@ -105,3 +107,4 @@ class Decider(NamedTuple):
             keeps_texts=self.runtime.settings.store_failure_texts,
             **known,
         )
+        return self.runtime.policies.judge(facts.queue, self.task, self.policy_of(facts), failure, idle_for=facts.waited, **call)

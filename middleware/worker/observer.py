@@ -72,8 +72,12 @@ class PlainDelivery:
         """Nothing more than Celery does."""
 
 
-class ObservedDelivery(PlainDelivery):
+class ObservedDelivery:
     """A message that Celery alone ends; after each of its answers, what it did is recorded."""
+
+    cancel = staticmethod(Request.cancel)
+    revoked = staticmethod(Request.revoked)
+    expired = staticmethod(Request.maybe_expire)
 
     def __init__(self, request: Any, message: Any, runtime: Runtime) -> None:
         self._runtime, self._headers, self._queue = runtime, message.headers, queue_of(message)

@@ -38,7 +38,7 @@ PLAIN = PlainDelivery()
 class Egress(Request):
     """Celery's request, and its delivery."""
 
-    delivery: PlainDelivery | HeldDelivery = PLAIN
+    delivery: PlainDelivery | ObservedDelivery | HeldDelivery = PLAIN
     #: Whether it was handed to the pool by Celery's own strategy, so that its end is told here.
     is_told = False
     _future: Future[Any] | None = None
