@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import socket
 import struct
-import types
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +12,7 @@ import amqp
 import pytest
 from amqp import spec
 from amqp.method_framing import frame_handler
-from amqp.serialization import dumps, loads
+from amqp.serialization import dumps
 from amqp.transport import TCPTransport
 from celery import Celery
 from hypothesis import given
@@ -23,7 +22,7 @@ from kombu.asynchronous import Hub
 from redelivery import Redelivery
 from redelivery.middleware.brokers.rabbitmq import acks as amqp_settled
 from redelivery.middleware.brokers.rabbitmq.acks import Settled, frames
-from redelivery.middleware.brokers.rabbitmq.reading import ReadingAhead, delivery_at
+from redelivery.middleware.brokers.rabbitmq.reading import ReadingAhead
 from tests.support.amqp_taking import consumed, filled
 from tests.support.running import until
 
@@ -112,40 +111,6 @@ def test_what_was_acknowledged_stays_away_when_the_channel_is_closed(rabbit: Rab
 
 # reading
 
-VALUES = st.recursive(
-    st.one_of(
-        st.none(),
-        st.booleans(),
-        st.integers(-(2**40), 2**40),
-        st.floats(allow_nan=False),
-        st.text(max_size=20),
-        st.binary(max_size=9),
-    ),
-    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=9), inner, max_size=3)),
-    max_leaves=12,
-)
-SHORT = st.text(max_size=60)
-MESSAGES = st.builds(
-    lambda body, headers, optional: amqp.Message(body, application_headers=headers, **optional),
-    st.binary(max_size=50),
-    st.dictionaries(SHORT, VALUES, max_size=8),
-    st.fixed_dictionaries(
-        {},
-        optional={
-            "content_type": SHORT,
-            "content_encoding": st.sampled_from(["utf-8", "binary", "latin-1"]),
-            "delivery_mode": st.integers(1, 2),
-            "priority": st.integers(0, 255),
-            "correlation_id": SHORT,
-            "reply_to": SHORT,
-            "expiration": SHORT,
-            "message_id": SHORT,
-            "app_id": SHORT,
-            "type": SHORT,
-        },
-    ),
-)
-
 
 def frame(kind: int, channel: int, payload: bytes) -> bytes:
     """A frame of AMQP 0-9-1."""
@@ -157,52 +122,6 @@ def delivered(message: amqp.Message, channel: int = 3, tag: int = 2**40) -> byte
     arguments = struct.pack(">HH", 60, 60) + dumps("sLbss", ("consumer", tag, True, "shop", "orders.eu"))
     head = struct.pack(">HHQ", 60, 0, len(message.body)) + message._serialize_properties()
     return frame(1, channel, arguments) + frame(2, channel, head) + (frame(3, channel, message.body) if message.body else b"")
-
-
-def by_py_amqp(data: bytes) -> tuple[list[Any], Any]:
-    """The arguments and the message that py-amqp makes of these frames."""
-    found: list[Any] = []
-    read = frame_handler(types.SimpleNamespace(bytes_recv=0), lambda *each: found.append(each))
-    while data:
-        kind, channel, size = struct.unpack_from(">BHI", data)
-        read((kind, channel, data[7 : 7 + size]))
-        data = data[8 + size :]
-    ((_, _, arguments, message),) = found
-    return loads("sLbss", arguments, 4)[0], message
-
-
-@given(MESSAGES, st.binary(max_size=20))
-def test_a_delivery_is_decoded_as_py_amqp_does_or_left_to_it(message: amqp.Message, behind: bytes) -> None:
-    """Properties, headers of every type, body and arguments; what has a rare property or value is not decoded at all."""
-    data = delivered(message)
-    decoded = delivery_at(b"before" + data + behind, 6)
-    if decoded is None:
-        return
-    arguments, theirs = by_py_amqp(data)
-    channel, ours, found, after = decoded
-    assert (channel, after) == (3, 6 + len(data))
-    assert list(ours) == arguments
-    assert repr(found.properties) == repr(theirs.properties)
-    assert found.body == theirs.body
-
-
-def test_what_celery_publishes_is_of_the_common_kind() -> None:
-    """Else every message would be decoded by py-amqp after all; one that is not whole is not decoded."""
-    headers: dict[str, Any] = {
-        "id": "a",
-        "eta": None,
-        "retries": 0,
-        "timelimit": [None, None],
-        "ignore_result": True,
-        "stamps": {},
-        "argsrepr": "(é,)",
-    }
-    data = delivered(amqp.Message(b"[]", content_type="application/json", priority=0, application_headers=headers))
-    decoded = delivery_at(data, 0)
-    assert decoded is not None
-    assert decoded[2].properties["application_headers"] == headers
-    assert all(delivery_at(data[:end], 0) is None for end in range(len(data)))
-    assert delivery_at(delivered(amqp.Message(b"", type="rare")), 0) is None
 
 
 @pytest.mark.parametrize("together", [1, 7, 400, 10_000])
