@@ -57,6 +57,10 @@ class DelayStore(Protocol):
         """The `limit` messages that are due first, of one queue or of all."""
         ...
 
+    def pages(self, queue: str | None = None) -> Iterator[list[Delayed]]:
+        """All that waits, of one queue or of all, in pages; what is cancelled meanwhile hides none of the others."""
+        ...
+
     def of_task(self, task_id: str) -> list[Delayed]:
         """The waiting messages of one task."""
         ...
@@ -217,6 +221,138 @@ class OutcomeLog(Protocol):
 
         Whoever asks waits so many seconds at the most, and has what was recorded since he asked last.
         """
+        ...
+
+
+class Halted(Exception):
+    """A message did not move: the operation that it belongs to was paused or aborted, or is carried out by another process."""
+
+
+class Life(NamedTuple):
+    """One life of a task."""
+
+    task_id: str
+    generation: int
+    queue: str
+
+
+class Claim(NamedTuple):
+    """What lets a process move messages for an operation: as long as the operation runs, and under this token."""
+
+    operation_id: str
+    token: str
+    #: Whether the lives that it opens are kept, until they are said to have ended.
+    follows: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredOperation:
+    """An operation as it is stored.
+
+    `about` (what is to be done) and `progress` (how far it is) are JSON, which anybody may have written. The broker counts `moved`
+    and `by_target` in the same step as each message moves. Times are the broker's, in milliseconds since the epoch; 0 where there
+    is none yet.
+    """
+
+    operation_id: str
+    about: str
+    state: str
+    message: str = ""
+    progress: str = ""
+    moved: int = 0
+    by_target: Mapping[str, int] = field(default_factory=dict)
+    created_ms: int = 0
+    started_ms: int = 0
+    ended_ms: int = 0
+    heartbeat_ms: int = 0
+
+
+class Record(NamedTuple):
+    """One record of the audit: when, and what, as JSON that anybody may have written.
+
+    `moved` is how many messages the operation had moved by then; None where the record is of no operation.
+    """
+
+    record_id: str
+    at_ms: int
+    said: str
+    moved: int | None = None
+
+
+class OperationStore(Protocol):
+    """The operations that the broker keeps, and the audit. Every method raises what the broker's driver does.
+
+    An operation is changed only where it is in one of the named states, and, where a token is named, carried out under it.
+    """
+
+    def lead(self, token: str, seconds: float) -> bool:
+        """Take or keep the lead among those that carry operations out, for this long."""
+        ...
+
+    def resign(self, token: str) -> None:
+        """Hand the lead on."""
+        ...
+
+    def begin(self, operation_id: str, about: str, record: str) -> StoredOperation:
+        """Store a new operation, which waits, and record that; the oldest of those that have ended are forgotten."""
+        ...
+
+    def stored(self, operation_id: str) -> StoredOperation | None:
+        """One operation."""
+        ...
+
+    def newest(self, limit: int) -> list[StoredOperation]:
+        """The newest operations, the newest first."""
+        ...
+
+    def ids(self) -> list[str]:
+        """The ids of all operations that are kept, the newest first."""
+        ...
+
+    def unended(self) -> list[StoredOperation]:
+        """The operations that have not ended, the oldest first."""
+        ...
+
+    def turn(
+        self,
+        operation_id: str,
+        state: str,
+        *,
+        states: Collection[str],
+        held: str = "",
+        token: str = "",
+        message: str = "",
+        record: str = "",
+        has_ended: bool = False,
+    ) -> Answer:
+        """Bring an operation from one of `states` into `state`, and record that; `held` is the token that it must be under.
+
+        `REFUSED` where it is in another state, or under another token; `MISSING` where it is not there.
+        """
+        ...
+
+    def report(self, claim: Claim, progress: str, message: str, ended: Collection[Life] = ()) -> bool:
+        """Store how far an operation is, and which lives of it have ended; False where it is no longer this process's."""
+        ...
+
+    def followed(self, operation_id: str) -> list[Life]:
+        """The lives that the operation opened and that were not said to have ended: generation, queue and task id of each."""
+        ...
+
+    def letters(self, claim: Claim) -> LetterStore:
+        """The dead-letter queues, for this operation: each letter that moves is counted, or has `Halted` once it may not."""
+        ...
+
+    def delayed(self, claim: Claim) -> DelayStore:
+        """The delay store, likewise."""
+        ...
+
+    def record(self, said: str) -> None:
+        """Record what an operator did."""
+        ...
+
+    def records(self, limit: int) -> list[Record]:
+        """The newest records, the newest first."""
         ...
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 from redelivery.errors import BrokerError
 
 if TYPE_CHECKING:
-    from ..ports import DelayStore, Gauges, LetterStore, OutcomeLog, Transitions
+    from ..ports import DelayStore, Gauges, LetterStore, OperationStore, OutcomeLog, Transitions
 
 Feature = TypeVar("Feature")
 
@@ -21,6 +21,7 @@ class Broker:
     outcomes: OutcomeLog | None = None
     letters: LetterStore | None = None
     gauges: Gauges | None = None
+    operations: OperationStore | None = None
 
 
 def broker_of(transport: Transitions) -> Broker:
@@ -33,9 +34,16 @@ def broker_of(transport: Transitions) -> Broker:
         from .redis.delay_store import RedisDelayStore  # noqa: PLC0415 - as above
         from .redis.gauges import RedisGauges  # noqa: PLC0415 - as above
         from .redis.letters import RedisLetterStore  # noqa: PLC0415 - as above
+        from .redis.operations import RedisOperationStore  # noqa: PLC0415 - as above
         from .redis.outcomes import RedisOutcomeLog  # noqa: PLC0415 - as above
 
-        return Broker(RedisDelayStore(transport), RedisOutcomeLog(transport), RedisLetterStore(transport), RedisGauges(transport))
+        return Broker(
+            RedisDelayStore(transport),
+            RedisOutcomeLog(transport),
+            RedisLetterStore(transport),
+            RedisGauges(transport),
+            RedisOperationStore(transport),
+        )
     from redelivery.middleware.brokers.rabbitmq.transport import AmqpTransport  # noqa: PLC0415 - as above
 
     if isinstance(transport, AmqpTransport):

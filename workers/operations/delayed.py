@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from redelivery.middleware.runtime import Runtime
 
     from ..letters import Contents
-    from ..ports import Delayed
+    from ..ports import Delayed, DelayStore
 
 
 def changeable(found: Delayed) -> Delayed:
@@ -38,8 +38,17 @@ def changeable(found: Delayed) -> Delayed:
     return found
 
 
-def cancel(runtime: Runtime, found: Delayed) -> Answer:
-    """Take a message out of the delay store for good. Raises `InputError`, and what the broker does."""
+def cancel(
+    runtime: Runtime,
+    found: Delayed,
+    *,
+    actor: str | None = None,  # noqa: ARG001 - events name no actor yet
+    store: DelayStore | None = None,
+) -> Answer:
+    """Take a message out of the delay store for good. Raises `InputError`, and what the broker does.
+
+    `actor` is who does it, for the event; `store` is another one than the broker's own, for an operation.
+    """
     contents = changeable(found).contents
     event = contents.event(
         Outcome.CANCELLED,
@@ -47,14 +56,20 @@ def cancel(runtime: Runtime, found: Delayed) -> Answer:
         reason=Reason.OPERATOR,
         worker=runtime.worker,
     )
-    answer = needed(broker_of(runtime.transport).delayed).cancel(found.list_name, found.ident, event)
+    answer = (store or needed(broker_of(runtime.transport).delayed)).cancel(found.list_name, found.ident, event)
     if answer is Answer.DONE:
         log.info("delayed.cancelled", task_id=contents.task_id, queue=found.queue, why="operator")
         _tell_caller(runtime, contents)
     return answer
 
 
-def reschedule(runtime: Runtime, found: Delayed, *, due_ms: int | None) -> Answer:
+def reschedule(
+    runtime: Runtime,
+    found: Delayed,
+    *,
+    due_ms: int | None,
+    actor: str | None = None,  # noqa: ARG001 - events name no actor yet
+) -> Answer:
     """Have a message wait until `due_ms` (the broker's time) instead, or no longer (None); all else stays. Raises as `cancel`."""
     contents, store = changeable(found).contents, needed(broker_of(runtime.transport).delayed)
     assert contents.message is not None  # noqa: S101 - a message has been seen just above

@@ -150,6 +150,34 @@ class Keys:
         return self._own("exporter")
 
     @property
+    def operator(self) -> str:
+        """String with a time to live: the token of the process that carries the operations out."""
+        return self._own("operator")
+
+    @property
+    def operations(self) -> str:
+        """Zset: id of an operation → when it was begun (milliseconds); the newest ones, whatever became of them."""
+        return self._own("operations")
+
+    @property
+    def open_operations(self) -> str:
+        """Set: the ids of the operations that have not ended."""
+        return self._own("operations:open")
+
+    def operation(self, operation_id: str) -> str:
+        """Hash: one operation: what is to be done, its state, whose it is, how far it is."""
+        return self._own(f"operation:{operation_id}")
+
+    def followed(self, operation_id: str) -> str:
+        """Set: the lives that a guarded redrive opened and that have not ended."""
+        return self._own(f"operation:followed:{operation_id}")
+
+    @property
+    def audit(self) -> str:
+        """Stream: what operators did, the newest records."""
+        return self._own("audit")
+
+    @property
     def wake(self) -> str:
         """Channel: says that something became due earlier than what the dispatcher waits for."""
         return self._own("wake")

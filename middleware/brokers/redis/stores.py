@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from redelivery.errors import BrokerError
 
@@ -32,6 +32,30 @@ _RESCHEDULE = Script("reschedule")
 _HAND_BACK = Script("hand_back")
 
 
+class Under(NamedTuple):
+    """The operation that messages move for: its key, the key of the lives that it follows (or none), and whose it must be."""
+
+    operation: str
+    followed: str | None
+    token: str
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What goes behind a script's keys."""
+        return (self.operation,) if self.followed is None else (self.operation, self.followed)
+
+    def values(self, target: str, event: Event | None = None) -> tuple[str | bytes, ...]:
+        """What goes behind a script's arguments: `target` is where the message goes, `event` opens its life."""
+        life = b"" if event is None else life_text((event.task_id, event.generation, event.queue))
+        return self.token, target.encode("utf-8", "replace"), life
+
+
+def life_text(life: tuple[str, int, str]) -> bytes:
+    """One life (task id, generation, queue) as a script takes it."""
+    task_id, generation, queue = life
+    return f"{generation}{SEPARATOR}{queue}{SEPARATOR}{task_id}".encode("utf-8", "replace")
+
+
 class Stores:
     """The transitions of what waits and of what is dead."""
 
@@ -51,14 +75,17 @@ class Stores:
             log.error("delayed.refused", error=text_of(error), why="its messages wait: repair or remove that list")
         return int(moved), int(missing), None if int(next_ms) < 0 else int(next_ms) / 1000
 
-    def cancel(self, list_name: str, ident: str, event: Event) -> Answer:
+    def cancel(self, list_name: str, ident: str, event: Event, under: Under | None = None) -> Answer:
         """Take one message out of the delay store for good, and record `event`; `ALREADY` where it no longer waits there.
 
-        `ident` is its id in the store.
+        `ident` is its id in the store. `REFUSED` where the operation that it goes `under` may not go on.
         """
         keys = self.keys
         names = [keys.destinations, keys.delayed_tasks, keys.due(list_name), keys.waiting(list_name), keys.outcomes]
-        return answer_of(_CANCEL(self.client, names, [ident, SEPARATOR, list_name, *encoded(event)]))
+        args = [ident, SEPARATOR, list_name, *encoded(event)]
+        if under is not None:
+            names, args = [*names, under.operation], [*args, *under.values(event.queue)]
+        return answer_of(_CANCEL(self.client, names, args))
 
     def advance(self, ms: int, aged: Callable[[bytes], bytes]) -> int:
         """Move whatever waits `ms` milliseconds nearer to its due time: for tests, as if time had moved on. Returns how many moved.
@@ -83,16 +110,22 @@ class Stores:
         names = [self.keys.list(dead_letter_queue), self.keys.list(list_name), self.keys.outcomes]
         return answer_of(_REDRIVE(self.client, names, [letter, message, *encoded(event)]))
 
-    def redrive_many(self, dead_letter_queue: str, moves: Sequence[tuple[bytes, str, bytes, Event]]) -> list[Answer | Exception]:
+    def redrive_many(
+        self, dead_letter_queue: str, moves: Sequence[tuple[bytes, str, bytes, Event]], under: Under | None = None
+    ) -> list[Answer | Exception]:
         """Move dead letters back, in one round trip; each is moved whole or not at all, by itself, and has its answer or its error.
 
-        A move is what `redrive` takes behind the queue's name.
+        A move is what `redrive` takes behind the queue's name. `REFUSED` where the operation that they go `under` may not go on.
         """
         letters, outcomes = self.keys.list(dead_letter_queue), self.keys.outcomes
+        more = () if under is None else under.names
         return self._many(
             _REDRIVE,
             (
-                ((letters, self.keys.list(list_name), outcomes), (letter, message, *encoded(event)))
+                (
+                    (letters, self.keys.list(list_name), outcomes, *more),
+                    (letter, message, *encoded(event), *(() if under is None else under.values(event.queue, event))),
+                )
                 for letter, list_name, message, event in moves
             ),
         )
@@ -103,13 +136,15 @@ class Stores:
         gone: Sequence[tuple[bytes, Event]],
         *,
         down_to: int | None = None,
+        under: Under | None = None,
     ) -> list[Answer | Exception]:
         """Remove dead letters for good, each with its event, in one round trip; each has its answer or its error.
 
-        With `down_to`, none goes while the queue holds no more than so many.
+        With `down_to`, none goes while the queue holds no more than so many. `under` is as for `redrive_many`.
         """
-        names = (self.keys.list(dead_letter_queue), self.keys.outcomes)
-        last = () if down_to is None else (down_to,)
+        names = (self.keys.list(dead_letter_queue), self.keys.outcomes, *(() if under is None else (under.operation,)))
+        last: tuple[Any, ...] = () if down_to is None else (down_to,)
+        last = last if under is None else under.values("")
         return self._many(_PURGE, ((names, (letter, *encoded(event), *last)) for letter, event in gone))
 
     def move_many(
@@ -117,17 +152,22 @@ class Stores:
         dead_letter_queue: str,
         target: str,
         moves: Sequence[tuple[bytes, bytes, str, tuple[Event, Event]]],
+        under: Under | None = None,
     ) -> list[Answer | Exception]:
         """Move dead letters to another dead-letter queue, in one round trip; each has its answer or its error.
 
         A move is the letter, as it lies there, the letter as it is to lie in `target`, its origin queue, and its two events.
+        `under` is as for `redrive_many`.
         """
         keys = self.keys
-        names = (keys.list(dead_letter_queue), keys.list(target), keys.outcomes, keys.dead_letter_queues)
+        names: tuple[str, ...] = (keys.list(dead_letter_queue), keys.list(target), keys.outcomes, keys.dead_letter_queues)
+        last: tuple[Any, ...] = ()
+        if under is not None:
+            names, last = (*names, under.operation), under.values(target)
         return self._many(
             _MOVE,
             (
-                (names, (letter, moved, target, queue, *(value for event in events for value in encoded(event))))
+                (names, (letter, moved, target, queue, *(value for event in events for value in encoded(event)), *last))
                 for letter, moved, queue, events in moves
             ),
         )

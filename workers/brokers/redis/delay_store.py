@@ -5,15 +5,22 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from redelivery.middleware.brokers.redis.keys import SEPARATOR
+from redelivery.middleware.brokers.redis.stores import Under
+from redelivery.middleware.ports import Answer
 
 from ...letters import Contents
-from ...ports import Delayed
+from ...ports import Delayed, Halted
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from redelivery.middleware.brokers.redis.transport import RedisTransport
     from redelivery.middleware.messages.events import Event
-    from redelivery.middleware.ports import Answer
 
+    from ...ports import Claim
+
+#: Messages that are read in one round trip.
+PAGE = 250
 #: Messages of one task that are looked up: a task has one, or as many as it was published with the same id.
 MAX_OF_TASK = 1000
 
@@ -40,6 +47,20 @@ class RedisDelayStore:
         chosen = [name for name in self.lists() if queue is None or self._keys.queue_of(name) == queue]
         found = [each for name in chosen for each in self.page_of(name, 0, limit)[1]]
         return sorted(found, key=lambda each: each.due_ms)[:limit]
+
+    def pages(self, queue: str | None = None) -> Iterator[list[Delayed]]:
+        """As `DelayStore.pages`: by the time at which they are due, so that nothing is passed over where others leave."""
+        for name in (each for each in self.lists() if queue is None or self._keys.queue_of(each) == queue):
+            after, seen = "-inf", set[bytes]()
+            while True:
+                due: Any = self._client.zrangebyscore(self._keys.due(name), after, "+inf", 0, PAGE + len(seen), withscores=True)
+                new = [(ident, score) for ident, score in due if ident not in seen]
+                if not new:
+                    break
+                yield self._read(name, new)
+                last = new[-1][1]
+                seen = {ident for ident, score in due if score == last}
+                after = repr(last)
 
     def of_task(self, task_id: str) -> list[Delayed]:
         """As `DelayStore.of_task`, by the index where there is one."""
@@ -95,3 +116,17 @@ class RedisDelayStore:
             for (ident, score), raw in zip(due, raws, strict=True)
             if raw is not None
         ]
+
+
+class ClaimedDelayStore(RedisDelayStore):
+    """The same for an operation: what is cancelled is counted for it, and refused with `Halted` once it may not go on."""
+
+    def __init__(self, transport: RedisTransport, claim: Claim) -> None:
+        super().__init__(transport)
+        self._under = Under(transport.keys.operation(claim.operation_id), None, claim.token)
+
+    def cancel(self, list_name: str, ident: str, event: Event) -> Answer:
+        answer = self._transport.stores.cancel(list_name, ident, event, self._under)
+        if answer is Answer.REFUSED:
+            raise Halted
+        return answer

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any, Self
 
+from redelivery.middleware.brokers.redis.stores import Under
+from redelivery.middleware.ports import Answer
+
 from ...letters import Letter, may_be
-from ...ports import DeadLetterQueue
+from ...ports import DeadLetterQueue, Halted
 from .pages import list_pages
 
 if TYPE_CHECKING:
@@ -16,7 +19,8 @@ if TYPE_CHECKING:
 
     from redelivery.middleware.brokers.redis.transport import RedisTransport
     from redelivery.middleware.messages.events import Event
-    from redelivery.middleware.ports import Answer
+
+    from ...ports import Claim
 
 #: Letters whose reasons stand for all of a queue's.
 SAMPLE = 200
@@ -91,6 +95,35 @@ class RedisLetterStore:
         moves: Sequence[tuple[bytes, bytes, str, tuple[Event, Event]]],
     ) -> list[Answer | Exception]:
         return self._transport.stores.move_many(dead_letter_queue, target, moves)
+
+
+class ClaimedLetterStore(RedisLetterStore):
+    """The same for an operation: what moves is counted for it, and refused with `Halted` once it may not go on."""
+
+    def __init__(self, transport: RedisTransport, claim: Claim) -> None:
+        super().__init__(transport)
+        keys = transport.keys
+        followed = keys.followed(claim.operation_id) if claim.follows else None
+        self._under = Under(keys.operation(claim.operation_id), followed, claim.token)
+
+    def redrive_many(self, dead_letter_queue: str, moves: Sequence[tuple[bytes, str, bytes, Event]]) -> list[Answer | Exception]:
+        return halted(self._transport.stores.redrive_many(dead_letter_queue, moves, under=self._under))
+
+    def purge_many(self, dead_letter_queue: str, gone: Sequence[tuple[bytes, Event]]) -> list[Answer | Exception]:
+        return halted(self._transport.stores.purge_many(dead_letter_queue, gone, under=self._under))
+
+    def move_many(
+        self,
+        dead_letter_queue: str,
+        target: str,
+        moves: Sequence[tuple[bytes, bytes, str, tuple[Event, Event]]],
+    ) -> list[Answer | Exception]:
+        return halted(self._transport.stores.move_many(dead_letter_queue, target, moves, under=self._under))
+
+
+def halted(answers: Sequence[Answer | Exception]) -> list[Answer | Exception]:
+    """The answers; a letter that its operation may not move any more has `Halted` for one."""
+    return [Halted() if answer is Answer.REFUSED else answer for answer in answers]
 
 
 class RedisLetters:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import fnmatch
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, Self
+
+from redelivery.errors import InputError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
     from ...letters import Letter
 
 
@@ -25,6 +29,24 @@ class Filter:
     fingerprints: tuple[str, ...] = ()
     died_before_ms: int | None = None
     died_after_ms: int | None = None
+
+    @classmethod
+    def from_dict(cls, words: Mapping[str, Any]) -> Self:
+        """The filter that `to_dict` wrote. Raises `InputError` for anything else: a filter that says less chooses more letters."""
+        known = {each.name for each in fields(cls)}
+        for name, value in words.items():
+            if name not in known:
+                msg = f"a filter has no {name!r}"
+                raise InputError(msg)
+            if not (_is_time(value) if name in _TIMES else _is_texts(value)):
+                msg = f"the filter's {name} is no {'time in milliseconds' if name in _TIMES else 'list of texts'}"
+                raise InputError(msg)
+        return cls(**{name: _SETS[name](value) if name in _SETS else value for name, value in words.items()})
+
+    def to_dict(self) -> dict[str, Any]:
+        """Its conditions as JSON has them; those that are not set are left out."""
+        found = {each.name: getattr(self, each.name) for each in fields(self)}
+        return {name: _plain(value) for name, value in found.items() if value not in (None, (), frozenset())}
 
     def passes(self, letter: Letter) -> bool:
         """Whether the letter is meant."""
@@ -47,3 +69,27 @@ class Filter:
         if self.died_before_ms is not None and (died_ms is None or died_ms >= self.died_before_ms):
             return False
         return self.died_after_ms is None or (died_ms is not None and died_ms > self.died_after_ms)
+
+
+_TIMES = {"died_before_ms", "died_after_ms"}
+_SETS: Mapping[str, Callable[[Any], Any]] = {
+    "task_ids": frozenset,
+    "reasons": frozenset,
+    "tasks": tuple,
+    "exceptions": tuple,
+    "fingerprints": tuple,
+}
+
+
+def _is_time(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_texts(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(each, str) for each in value) and value != []
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, frozenset):
+        return sorted(value)
+    return list(value) if isinstance(value, tuple) else value

@@ -20,7 +20,7 @@ from redelivery.middleware.transitions.homes import Homes, required
 
 from ...brokers.broker import broker_of, needed
 from .archive import archive
-from .walk import Walk, Walked
+from .walk import Pace, Walk, Walked
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -56,7 +56,10 @@ def purge(
     dry_run: bool = False,
     limit: int | None = None,
     archive_to: str | None = None,
+    rate: float | None = None,
     on_progress: Callable[[Purge], None] = lambda _: None,
+    pace: Pace | None = None,
+    actor: str | None = None,  # noqa: ARG001 - events name no actor yet
 ) -> Purge:
     """Remove letters of one dead-letter queue for good: at most `limit`, archived first where `archive_to` says so.
 
@@ -64,7 +67,8 @@ def purge(
     """
     result = Purge(dead_letter_queue=name, dry_run=dry_run, archive=None if archive_to is None else scrubbed(archive_to))
 
-    store = needed(broker_of(transport).letters)
+    pace = pace or Pace()
+    store = pace.letters or needed(broker_of(transport).letters)
 
     def carry(letters: list[Letter]) -> Sequence[Answer | Exception]:
         if archive_to is not None:
@@ -80,6 +84,8 @@ def purge(
         carry=carry,
         on_progress=on_progress,
         limit=limit,
+        rate=rate,
+        pace=pace,
     )
     walk.run()
     return result
@@ -113,7 +119,10 @@ def move(
     *,
     dry_run: bool = False,
     limit: int | None = None,
+    rate: float | None = None,
     on_progress: Callable[[Move], None] = lambda _: None,
+    pace: Pace | None = None,
+    actor: str | None = None,  # noqa: ARG001 - events name no actor yet
 ) -> Move:
     """Move letters to another dead-letter queue, at most `limit`.
 
@@ -121,7 +130,8 @@ def move(
     """
     result, now_ms = Move(dead_letter_queue=name, dry_run=dry_run, target=target), transport.now_ms()
     required(transport, target)
-    homes, store = Homes(transport, name), needed(broker_of(transport).letters)
+    pace = pace or Pace()
+    homes, store = Homes(transport, name), pace.letters or needed(broker_of(transport).letters)
     walk = Walk(
         letters=store,
         transport=transport,
@@ -131,6 +141,8 @@ def move(
         carry=lambda moves: store.move_many(name, target, [each.parts for each in moves]),
         on_progress=on_progress,
         limit=limit,
+        rate=rate,
+        pace=pace,
     )
     walk.run()
     return result

@@ -24,7 +24,7 @@ from redelivery.middleware.transitions.homes import Homes, required
 from redelivery.middleware.transitions.redrive import redrive as go_back
 
 from ...brokers.broker import broker_of, needed
-from .walk import Walk, Walked
+from .walk import Pace, Walk, Walked
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -91,10 +91,12 @@ def redrive(
     edit: Edit | None = None,
     guard: Guard | None = None,
     on_progress: Callable[[Redrive], None] = lambda _: None,
+    pace: Pace | None = None,
+    actor: str | None = None,  # noqa: ARG001 - events name no actor yet
 ) -> Redrive:
     """Send letters of one dead-letter queue back: at most `limit` of them, at most `rate` a second, changed as `edit` says.
 
-    `guard` may stop it: then the result says why. A dry run needs none.
+    `guard` may stop it: then the result says why. A dry run needs none. `actor` is who does it, for the events.
 
     Raises `InputError` where nothing may be sent to the queue of `edit`, and `BrokerError` where the broker refuses or does not
     answer: it says how many letters had gone back.
@@ -103,7 +105,8 @@ def redrive(
     if edit is not None and edit.queue is not None:
         required(transport, edit.queue)
 
-    letters = needed(broker_of(transport).letters)
+    pace = pace or Pace()
+    letters = pace.letters or needed(broker_of(transport).letters)
 
     def send(moves: list[_Move]) -> Sequence[Answer | Exception]:
         return letters.redrive_many(name, [move.parts for move in moves])
@@ -127,6 +130,7 @@ def redrive(
         finish=finish,
         rate=rate,
         limit=limit,
+        pace=pace,
     )
     try:
         walk.run()

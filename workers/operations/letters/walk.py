@@ -22,7 +22,7 @@ from ...letters import Letter, may_be
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from ...ports import LetterStore, Transitions
+    from ...ports import DelayStore, LetterStore, Transitions
     from .filter import Filter
 
 #: Letters that go in one round trip.
@@ -63,13 +63,28 @@ class Walked:
         return {name: dict(value) if isinstance(value, Counter) else value for name, value in facts.items()}
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """What an operation asks of a walk: letters that died after `began_ms` are left alone (None: after the walk's own beginning).
+
+    `letters` moves the letters and `delayed` cancels messages (None: the broker's own store). `sleep` waits between two batches,
+    and `on_chosen` is shown each letter that is chosen.
+    """
+
+    began_ms: int | None = None
+    letters: LetterStore | None = None
+    delayed: DelayStore | None = None
+    sleep: Callable[[float], None] = time.sleep
+    on_chosen: Callable[[Letter], None] = lambda _: None
+
+
 @dataclass(slots=True, kw_only=True)
 class Walk(Generic[Job]):
     """One way through the queue.
 
     `prepare` makes of a letter what `carry` takes, or raises `RedriveError`, whose message is the reason why the letter stays.
     `carry` takes a batch, and answers for each; it is not asked in a dry run. `count` is told of each that went, or would go.
-    `finish` is called when the walk is over, and the queue is no longer looked at.
+    `finish` is called when the walk is over, and the queue is no longer looked at. `pace` has what an operation asks of a walk.
     """
 
     letters: LetterStore
@@ -83,6 +98,7 @@ class Walk(Generic[Job]):
     finish: Callable[[], None] = lambda: None
     rate: float | None = None
     limit: int | None = None
+    pace: Pace = field(default_factory=Pace)
     _began_ms: int = 0
     _next: float = field(default_factory=time.monotonic)
 
@@ -98,7 +114,7 @@ class Walk(Generic[Job]):
             raise BrokerError(msg) from exc
 
     def _walk(self, result: Walked) -> None:
-        self._began_ms = self.transport.now_ms()
+        self._began_ms = self.transport.now_ms() if self.pace.began_ms is None else self.pace.began_ms
         with self.letters.open(result.dead_letter_queue) as letters:
             result.total = letters.total
             for page in letters.pages(self._gone):
@@ -141,6 +157,7 @@ class Walk(Generic[Job]):
         if letter.died_ms is not None and letter.died_ms > self._began_ms:
             return None
         self.result.matched += 1
+        self.pace.on_chosen(letter)
         try:
             return self.prepare(letter)
         except RedriveError as exc:
@@ -173,7 +190,7 @@ class Walk(Generic[Job]):
     def _wait(self, count: int) -> None:
         """Until so many more may go."""
         if self.rate is not None:
-            time.sleep(max(self._next - time.monotonic(), 0.0))
+            self.pace.sleep(max(self._next - time.monotonic(), 0.0))
             self._next = max(self._next, time.monotonic()) + count / self.rate
 
 

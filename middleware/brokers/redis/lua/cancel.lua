@@ -1,15 +1,17 @@
 -- Takes one message out of the delay store for good, and records it.
 -- KEYS[1] delayed (destinations), KEYS[2] delayed:tasks, KEYS[3] delayed:due:<list>, KEYS[4] delayed:messages:<list>,
--- KEYS[5] outcome log.
--- ARGV[1] id in the delay store, ARGV[2] separator, ARGV[3] list name, ARGV[4..19] event.
--- Returns 'done', or 'already' where the message no longer waits. Its first write frees. Bound: one message.
--- uses: append
+-- KEYS[5] outcome log; where an operation cancels it, KEYS[6] that.
+-- ARGV[1] id in the delay store, ARGV[2] separator, ARGV[3] list name, ARGV[4..19] event; of an operation, three more (see operated).
+-- Returns 'done', 'already' where the message no longer waits, or 'refused' where its operation may not go on. Its first write frees. Bound: one message.
+-- uses: append operated
 -- Checked: the types of all that it writes, before the message goes.
+if is_halted(KEYS[6]) then return 'refused' end
 for _, read in ipairs({{'ZCARD', 1}, {'ZCARD', 2}, {'ZCARD', 3}, {'XLEN', 5}}) do redis.call(read[1], KEYS[read[2]]) end
 if redis.call('HDEL', KEYS[4], ARGV[1]) == 0 then return 'already' end
 redis.call('ZREM', KEYS[3], ARGV[1])
 redis.call('ZREM', KEYS[2], ARGV[1] .. ARGV[2] .. ARGV[3])
 local next_due = redis.call('ZRANGE', KEYS[3], 0, 0, 'WITHSCORES')[2]
 if next_due then redis.call('ZADD', KEYS[1], next_due, ARGV[3]) else redis.call('ZREM', KEYS[1], ARGV[3]) end
+count(KEYS[6], nil, 1)
 append(KEYS[5], 4)
 return 'done'

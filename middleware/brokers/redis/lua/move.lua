@@ -1,24 +1,29 @@
 -- Moves a dead letter to another dead-letter queue, by an operator's hand, and records both: that it left, and that it died there.
--- KEYS[1] the dead-letter queue's list, KEYS[2] the other one's, KEYS[3] outcome log, KEYS[4] dead_letter_queues.
+-- KEYS[1] the dead-letter queue's list, KEYS[2] the other one's, KEYS[3] outcome log, KEYS[4] dead_letter_queues;
+-- where an operation moves it, KEYS[5] that.
 -- ARGV[1] the dead letter as it lies there, ARGV[2] as it lies in the other, ARGV[3] name of the other, ARGV[4] origin queue,
--- ARGV[5..20] and ARGV[21..36] the two events.
--- Returns 'done', or 'already' where the letter is no longer there. Bound: one message; it is looked for from the oldest on.
+-- ARGV[5..20] and ARGV[21..36] the two events; of an operation, three more (see operated).
+-- Returns 'done', 'already' where the letter is no longer there, or 'refused' where its operation may not go on. Bound: one message; it is looked for from the oldest on.
 -- Checked: all types, before the letter is taken; what fails then puts it back, as the oldest.
--- uses: append attempt
+-- uses: append attempt operated
+if is_halted(KEYS[5]) then return 'refused' end
 redis.call('LLEN', KEYS[2])
 redis.call('XLEN', KEYS[3])
 redis.call('HLEN', KEYS[4])
 if redis.call('LREM', KEYS[1], -1, ARGV[1]) == 0 then return 'already' end
-local pushed
+local pushed, counted
 local err = attempt(
   function()
     pushed = redis.call('LPUSH', KEYS[2], ARGV[2])
     redis.call('HSET', KEYS[4], ARGV[3], ARGV[4])
+    counted = true
+    count(KEYS[5], nil, 1)
     append(KEYS[3], 5)
     append(KEYS[3], 21)
   end,
   function()
     if pushed then redis.call('LPOP', KEYS[2]) end
     redis.call('RPUSH', KEYS[1], ARGV[1])
+    if counted then count(KEYS[5], nil, -1) end
   end)
 return err or 'done'

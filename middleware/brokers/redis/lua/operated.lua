@@ -1,0 +1,21 @@
+-- Shared by the scripts that move a message, where an operation has it moved: whether the operation may go on, and its counts.
+-- `operation` is its key, or nil where none has the message moved; `followed` is the set of the lives that it follows, or nil.
+-- The last three of ARGV are then its token, where the message goes (or nothing), and the life that is opened (or nothing).
+local function is_halted(operation, followed)
+  if not operation then return false end
+  if followed then redis.call('SCARD', followed) end
+  local read = redis.call('HMGET', operation, 'state', 'token', 'moved', 'to:' .. ARGV[#ARGV - 1])
+  for at = 3, 4 do
+    if read[at] and not string.match(read[at], '^%d+$') then error('an operation has a count that is no number') end
+  end
+  return read[1] ~= 'running' or read[2] ~= ARGV[#ARGV - 2]
+end
+
+-- Counts one message that moved (`by` is 1), or takes that back (-1).
+local function count(operation, followed, by)
+  if not operation then return end
+  redis.call('HINCRBY', operation, 'moved', by)
+  if ARGV[#ARGV - 1] ~= '' then redis.call('HINCRBY', operation, 'to:' .. ARGV[#ARGV - 1], by) end
+  if followed then redis.call(by > 0 and 'SADD' or 'SREM', followed, ARGV[#ARGV]) end
+end
+

@@ -1,0 +1,12 @@
+-- Stores how far an operation is.
+-- KEYS[1] operation:<id>, KEYS[2] operation:followed:<id>.
+-- ARGV[1] the token that it must be under, ARGV[2] its progress (JSON), ARGV[3] what is said of it, ARGV[4..] lives that have ended.
+-- Returns 'done', or 'refused' where it does not run, or runs under another token. Its first write frees.
+-- uses: clock
+local read = redis.call('HMGET', KEYS[1], 'state', 'token')
+if read[1] ~= 'running' or read[2] ~= ARGV[1] then return 'refused' end
+redis.call('SCARD', KEYS[2])
+redis.call('HDEL', KEYS[1], 'progress')
+redis.call('HSET', KEYS[1], 'progress', ARGV[2], 'message', ARGV[3], 'heartbeat_ms', string.format('%.0f', now_ms()))
+for at = 4, #ARGV do redis.call('SREM', KEYS[2], ARGV[at]) end
+return 'done'

@@ -1,0 +1,30 @@
+-- Brings an operation from one state into another, and records that.
+-- KEYS[1] operation:<id>, KEYS[2] operations:open, KEYS[3] audit.
+-- ARGV[1] id, ARGV[2] the states that it may be in, each between commas, ARGV[3] the token that it must be under, or nothing,
+-- ARGV[4] the new state, ARGV[5] the new token, or nothing, ARGV[6] what is said of it, ARGV[7] the record (JSON), or nothing,
+-- ARGV[8] how many records are kept, ARGV[9] 'ended' where it has ended with that, or nothing.
+-- Returns 'done', 'refused' where it is in another state or under another token, or 'missing'. Its first write frees.
+-- uses: clock
+local read = redis.call('HMGET', KEYS[1], 'state', 'token')
+if redis.call('EXISTS', KEYS[1]) == 0 then return 'missing' end
+if not string.find(ARGV[2], ',' .. (read[1] or '') .. ',', 1, true) then return 'refused' end
+if ARGV[3] ~= '' and read[2] ~= ARGV[3] then return 'refused' end
+redis.call('SCARD', KEYS[2])
+redis.call('XLEN', KEYS[3])
+redis.call('HDEL', KEYS[1], 'token')
+local now = string.format('%.0f', now_ms())
+redis.call('HSET', KEYS[1], 'state', ARGV[4], 'message', ARGV[6], 'heartbeat_ms', now)
+if ARGV[5] ~= '' then
+  redis.call('HSET', KEYS[1], 'token', ARGV[5])
+  redis.call('HSETNX', KEYS[1], 'started_ms', now)
+end
+if ARGV[9] == 'ended' then
+  redis.call('HSET', KEYS[1], 'ended_ms', now)
+  redis.call('SREM', KEYS[2], ARGV[1])
+else
+  redis.call('SADD', KEYS[2], ARGV[1])
+end
+if ARGV[7] ~= '' then
+  redis.call('XADD', KEYS[3], 'MAXLEN', '~', ARGV[8], '*', 'record', ARGV[7], 'moved', redis.call('HGET', KEYS[1], 'moved') or '0')
+end
+return 'done'

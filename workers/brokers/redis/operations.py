@@ -1,0 +1,182 @@
+"""The operations on Redis: a hash for each, a set of those that have not ended, and a stream for the audit.
+
+Every change is one script, which looks at the operation's state and token first. The scripts that move a message for an operation
+look at both, too, and count the message in the same step: what was aborted moves nothing any more, and no count is ever wrong.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from redelivery.errors import BrokerError
+from redelivery.middleware.brokers.redis.keys import SEPARATOR
+from redelivery.middleware.brokers.redis.scripts import Script, answer_of, text_of
+from redelivery.middleware.brokers.redis.stores import life_text
+from redelivery.middleware.ports import Answer
+
+from ...ports import Life, Record, StoredOperation
+from .delay_store import ClaimedDelayStore
+from .letters import ClaimedLetterStore
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from redelivery.middleware.brokers.redis.transport import RedisTransport
+
+    from ...ports import Claim
+
+#: Operations and records that are kept.
+MAX_OPERATIONS, MAX_RECORDS = 1_000, 10_000
+#: Lives that go in one script.
+PAGE = 5_000
+#: Fields of an operation that count the messages which went somewhere.
+TO = "to:"
+
+_LEAD, _RESIGN = Script("lead"), Script("resign")
+_BEGIN, _TURN, _REPORT = Script("operation_begin"), Script("operation_turn"), Script("operation_report")
+_RECORD = Script("record")
+
+
+class RedisOperationStore:
+    """See `OperationStore`."""
+
+    def __init__(self, transport: RedisTransport) -> None:
+        self._transport, self._client, self._keys = transport, transport.client, transport.keys
+
+    def lead(self, token: str, seconds: float) -> bool:
+        return int(_LEAD(self._client, [self._keys.operator], [token, int(seconds * 1000)])) > 0
+
+    def resign(self, token: str) -> None:
+        _RESIGN(self._client, [self._keys.operator], [token])
+
+    def begin(self, operation_id: str, about: str, record: str) -> StoredOperation:
+        keys = self._keys
+        names = [keys.operation(operation_id), keys.operations, keys.open_operations, keys.audit]
+        _BEGIN(self._client, names, [operation_id, about, record, MAX_RECORDS])
+        self._forget()
+        found = self.stored(operation_id)
+        if found is None:
+            msg = "the operation was stored, and something else removed it: begin it again"
+            raise BrokerError(msg)
+        return found
+
+    def _forget(self) -> None:
+        """Remove the oldest operations, of those that have ended."""
+        old: Any = self._client.zrange(self._keys.operations, 0, -(MAX_OPERATIONS + 1))
+        if not old:
+            return
+        is_open: Any = self._client.smismember(self._keys.open_operations, old)
+        for each in (text_of(each) for each, still in zip(old, is_open, strict=True) if not still):
+            with self._client.pipeline() as pipe:
+                pipe.delete(self._keys.operation(each), self._keys.followed(each))
+                pipe.zrem(self._keys.operations, each)
+                pipe.execute()
+
+    def stored(self, operation_id: str) -> StoredOperation | None:
+        return next(iter(self._read([operation_id])), None)
+
+    def newest(self, limit: int) -> list[StoredOperation]:
+        return self._read(self.ids()[:limit])
+
+    def ids(self) -> list[str]:
+        found: Any = self._client.zrevrange(self._keys.operations, 0, -1)
+        return [each.decode("utf-8", "replace") for each in found]
+
+    def unended(self) -> list[StoredOperation]:
+        found: Any = self._client.smembers(self._keys.open_operations)
+        if not found:
+            return []
+        read = self._read([each.decode("utf-8", "replace") for each in found])
+        return sorted(read, key=lambda each: (each.created_ms, each.operation_id))
+
+    def _read(self, ids: Collection[str]) -> list[StoredOperation]:
+        """These operations; what is no operation, or no longer there, is left out."""
+        with self._client.pipeline(transaction=False) as pipe:
+            for each in ids:
+                pipe.hgetall(self._keys.operation(each))
+            answers: list[Any] = pipe.execute(raise_on_error=False) if ids else []
+        return [_stored(each, answer) for each, answer in zip(ids, answers, strict=True) if answer and isinstance(answer, dict)]
+
+    def turn(
+        self,
+        operation_id: str,
+        state: str,
+        *,
+        states: Collection[str],
+        held: str = "",
+        token: str = "",
+        message: str = "",
+        record: str = "",
+        has_ended: bool = False,
+    ) -> Answer:
+        keys = self._keys
+        names = [keys.operation(operation_id), keys.open_operations, keys.audit]
+        expected, ended = f",{','.join(states)},", "ended" if has_ended else ""
+        args = [operation_id, expected, held, state, token, message, record, MAX_RECORDS, ended]
+        answer = answer_of(_TURN(self._client, names, args))
+        if answer is Answer.DONE and has_ended:
+            self._client.delete(keys.followed(operation_id))
+        return answer
+
+    def report(self, claim: Claim, progress: str, message: str, ended: Collection[Life] = ()) -> bool:
+        names = [self._keys.operation(claim.operation_id), self._keys.followed(claim.operation_id)]
+        lives = list(ended)
+        is_ours = True
+        for at in range(0, max(len(lives), 1), PAGE):
+            args = [claim.token, progress, message, *map(life_text, lives[at : at + PAGE])]
+            is_ours = answer_of(_REPORT(self._client, names, args)) is Answer.DONE
+        return is_ours
+
+    def followed(self, operation_id: str) -> list[Life]:
+        found: Any = self._client.smembers(self._keys.followed(operation_id))
+        return sorted(life for each in found if (life := _life(each.decode("utf-8", "replace"))) is not None)
+
+    def letters(self, claim: Claim) -> ClaimedLetterStore:
+        return ClaimedLetterStore(self._transport, claim)
+
+    def delayed(self, claim: Claim) -> ClaimedDelayStore:
+        return ClaimedDelayStore(self._transport, claim)
+
+    def record(self, said: str) -> None:
+        _RECORD(self._client, [self._keys.audit], [said, MAX_RECORDS])
+
+    def records(self, limit: int) -> list[Record]:
+        found: Any = self._client.xrevrange(self._keys.audit, count=limit)
+        return [_record(record_id, values) for record_id, values in found]
+
+
+def _record(record_id: bytes, values: dict[bytes, bytes]) -> Record:
+    moved = values.get(b"moved", b"")
+    return Record(
+        text_of(record_id),
+        int(record_id.partition(b"-")[0]),
+        values.get(b"record", b"").decode("utf-8", "replace"),
+        int(moved) if moved.isdigit() else None,
+    )
+
+
+def _stored(operation_id: str, values: dict[bytes, bytes]) -> StoredOperation:
+    read = {name.decode("utf-8", "replace"): value.decode("utf-8", "replace") for name, value in values.items()}
+    return StoredOperation(
+        operation_id=operation_id,
+        about=read.get("about", ""),
+        state=read.get("state", ""),
+        message=read.get("message", ""),
+        progress=read.get("progress", ""),
+        moved=_number(read.get("moved")),
+        by_target={name.removeprefix(TO): _number(value) for name, value in read.items() if name.startswith(TO)},
+        created_ms=_number(read.get("created_ms")),
+        started_ms=_number(read.get("started_ms")),
+        ended_ms=_number(read.get("ended_ms")),
+        heartbeat_ms=_number(read.get("heartbeat_ms")),
+    )
+
+
+def _number(value: str | None) -> int:
+    return int(value) if value and value.isascii() and value.isdigit() and len(value) < 19 else 0  # noqa: PLR2004 - 64 bits
+
+
+def _life(text: str) -> Life | None:
+    generation, _, rest = text.partition(SEPARATOR)
+    queue, separator, task_id = rest.partition(SEPARATOR)
+    return Life(task_id, int(generation), queue) if separator and generation.isascii() and generation.isdigit() else None

@@ -1,0 +1,172 @@
+"""The audit: what operators did, who, when, why, on what, and with what result.
+
+Two things are written. Each letter's own event in the outcome log has its `actor`: that is exported, and the books keep it.
+Besides, each act has records in a list of its own (on Redis the stream `redelivery:audit`, the newest 10,000): that an operation
+was begun, paused, resumed, aborted, and how it ended; that a command changed letters or messages, and what came of it. These are
+no outcomes of any message, so they are kept out of the outcome log: the books would have to tell them from lives, and so would
+every reader of an earlier version. The scripts that change an operation's state write its records, so neither is there without
+the other.
+
+Limits: on RabbitMQ there are no operations, and no such list: the events are the whole audit. What is in a record may have been
+written by anybody who can write to the broker: what cannot be read is left out, and counted.
+"""
+
+from __future__ import annotations
+
+import getpass
+import json
+import os
+from dataclasses import dataclass, field, fields
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Self
+
+from ..brokers.broker import broker_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from ..ports import Record, Transitions
+    from .letters.filter import Filter
+
+#: Tasks that one record names.
+MAX_NAMED = 20
+
+
+class Act(StrEnum):
+    """What was done, or was to be."""
+
+    REDRIVE = "redrive"
+    MOVE = "move"
+    PURGE = "purge"
+    CANCEL = "cancel"
+    PROMOTE = "promote"
+    RESCHEDULE = "reschedule"
+
+    @classmethod
+    def of(cls, kind: StrEnum) -> Self:
+        """The act of an operation's kind."""
+        return cls(kind.value)
+
+
+class Acted(StrEnum):
+    """How far it had come."""
+
+    BEGUN = "begun"
+    PAUSED = "paused"
+    RESUMED = "resumed"
+    ABORTED = "aborted"
+    DONE = "done"
+    STOPPED = "stopped"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One record. `operation` is the id of the operation; empty where a command or the page did it by itself.
+
+    `queue` is the dead-letter queue, or the queue that messages wait for. `filter` and `options` say what was asked for, `tasks`
+    are the first of those that were named, and `result` holds the counts.
+    """
+
+    record_id: str
+    at_ms: int
+    actor: str
+    act: str
+    acted: str
+    queue: str
+    operation: str = ""
+    why: str = ""
+    filter: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
+    tasks: Sequence[str] = ()
+    result: Mapping[str, Any] = field(default_factory=dict)
+    message: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON has it."""
+        return {each.name: getattr(self, each.name) for each in fields(self)}
+
+    @classmethod
+    def of(cls, record: Record) -> Self | None:
+        """A record, read; None where it is none of ours."""
+        try:
+            read: Any = json.loads(record.said)
+        except (ValueError, RecursionError):
+            return None
+        if not isinstance(read, dict) or any(not isinstance(read.get(name), str) for name in ("actor", "act", "acted", "queue")):
+            return None
+        texts = {name: str(read.get(name) or "") for name in ("actor", "act", "acted", "queue", "operation", "why", "message")}
+        parts: dict[str, Any] = {name: read[name] for name in ("filter", "options", "result") if isinstance(read.get(name), dict)}
+        tasks = [str(each) for each in read["tasks"]] if isinstance(read.get("tasks"), list) else []
+        if texts["operation"] and record.moved is not None and texts["acted"] != Acted.BEGUN:
+            parts["result"] = {**parts.get("result", {}), "moved": record.moved}
+        return cls(record_id=record.record_id, at_ms=record.at_ms, tasks=tasks, **{**texts, **parts})
+
+
+def acted(
+    act: Act,
+    done: Acted,
+    queue: str,
+    *,
+    actor: str,
+    why: str = "",
+    operation: str = "",
+    chosen: Filter | None = None,
+    options: Mapping[str, Any] | None = None,
+    tasks: Sequence[str] = (),
+    result: Mapping[str, Any] | None = None,
+    message: str = "",
+) -> str:
+    """A record as it is stored; what is empty is left out."""
+    words = {} if chosen is None else chosen.to_dict()
+    if len(words.get("task_ids", ())) > MAX_NAMED:
+        words = {**words, "task_ids": words["task_ids"][:MAX_NAMED], "task_ids_more": len(words["task_ids"]) - MAX_NAMED}
+    said = {
+        "actor": actor,
+        "act": act,
+        "acted": done,
+        "queue": queue,
+        "operation": operation,
+        "why": why,
+        "filter": words,
+        "options": dict(options or {}),
+        "tasks": list(tasks)[:MAX_NAMED],
+        "result": dict(result or {}),
+        "message": message,
+    }
+    needed = {"actor", "act", "acted", "queue"}
+    return json.dumps({name: value for name, value in said.items() if value or name in needed})
+
+
+def record(transport: Transitions, said: str) -> None:
+    """Keep a record (`acted`) of what was done without an operation; nothing where the broker has no place for it.
+
+    Raises what the broker does.
+    """
+    store = broker_of(transport).operations
+    if store is not None:
+        store.record(said)
+
+
+def entries(transport: Transitions, limit: int, *, actor: str = "", operation: str = "") -> list[Entry]:
+    """The newest records, the newest first, of this actor and this operation alone where one is named.
+
+    None where the broker has no place for them. Raises what the broker does.
+    """
+    store = broker_of(transport).operations
+    read = [] if store is None else [Entry.of(each) for each in store.records(MAX_READ if actor or operation else limit)]
+    return [
+        each for each in read if each is not None and (not actor or each.actor == actor) and each.operation.startswith(operation)
+    ][:limit]
+
+
+#: Records that are looked through for those of one actor or operation: all that there may be.
+MAX_READ = 20_000
+
+
+def os_user() -> str:
+    """Who runs this process, as the operating system has it."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # no name for this number, in a container say
+        return f"uid {os.getuid()}"

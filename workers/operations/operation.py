@@ -1,0 +1,430 @@
+"""An operation: a redrive, a move, a purge or a bulk cancel that the broker keeps, and that a process of the fleet carries out.
+
+It is begun with its filter, who asked and why, and then belongs to nobody: whichever worker (or `redelivery dispatcher`, or page)
+leads carries it out, and where that process dies another one goes on (`execution`). It may be paused, resumed and aborted by
+anybody, while it is carried out and before.
+
+    waiting -> running -> done                   all that was chosen has been looked at
+       ^          |-----> stopped                its own guard stopped it: its letters died again
+       |          |-----> failed                 it cannot be carried out; the message says why
+       |          v
+       '------ paused                            and from waiting, running and paused: aborted
+
+What has ended stays as it is. Refuses, with `InputError`: what cannot be carried out, an id that names no operation or several, a
+change that the state forbids. What is stored may have been written by anybody: what cannot be read is shown as failed, and is never
+carried out.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import uuid
+from dataclasses import dataclass, field, fields
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Self
+
+from redelivery.errors import BrokerError, InputError, RedeliveryError
+from redelivery.middleware.ports import Answer
+
+from ..brokers.broker import broker_of
+from .audit import Act, Acted, acted
+from .letters import dead_letters
+from .letters.filter import Filter
+from .letters.guard import CANARY_WAIT
+from .queues import declare, require_queue
+from .short_ids import LEAST, MAX_CANDIDATES
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from redelivery.middleware.runtime import Runtime
+
+    from ..ports import OperationStore, StoredOperation, Transitions
+
+#: What a broker without operations says, and what to do there.
+NOT_HERE = (
+    "operations are kept on Redis and Valkey alone: on this broker a command does the work itself, and must stay until it is done; "
+    "use `redelivery dlq redrive|move|purge` without --detach, in a shell or a job that stays"
+)
+#: Characters of a name, and of a reason.
+MAX_ACTOR, MAX_WHY = 200, 1_000
+
+
+class Kind(StrEnum):
+    """What an operation does."""
+
+    REDRIVE = "redrive"
+    MOVE = "move"
+    PURGE = "purge"
+    CANCEL = "cancel"
+
+
+class State(StrEnum):
+    """How far an operation is."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    PAUSED = "paused"
+    DONE = "done"
+    STOPPED = "stopped"
+    ABORTED = "aborted"
+    FAILED = "failed"
+
+
+#: States that nothing follows.
+ENDED = frozenset({State.DONE, State.STOPPED, State.ABORTED, State.FAILED})
+#: From which states an operator may bring an operation into which.
+ALLOWED: Mapping[State, frozenset[State]] = {
+    State.PAUSED: frozenset({State.WAITING, State.RUNNING}),
+    State.WAITING: frozenset({State.PAUSED}),
+    State.ABORTED: frozenset({State.WAITING, State.RUNNING, State.PAUSED}),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """How it is done; each as `redelivery dlq redrive` and its neighbours have it. None: not so.
+
+    `to` is where letters go (a redrive: instead of their origin; a move: the other dead-letter queue), `create` makes that queue.
+    `rate` is in letters a second, `canary_wait` in seconds. `archive` is where a purge writes the letters first.
+    """
+
+    to: str | None = None
+    create: bool = False
+    rate: float | None = None
+    limit: int | None = None
+    canary: int | None = None
+    canary_wait: float | None = None
+    abort_after: int | None = None
+    archive: str | None = None
+
+    @classmethod
+    def from_dict(cls, words: Mapping[str, Any]) -> Self:
+        """The options that `to_dict` wrote. Raises `InputError` for anything else."""
+        known = {each.name for each in fields(cls)}
+        for name, value in words.items():
+            if name not in known:
+                msg = f"an operation has no option {name!r}"
+                raise InputError(msg)
+            if not _CHECKS[name](value):
+                msg = f"the option {name} of an operation cannot be {value!r}"[:200]
+                raise InputError(msg)
+        return cls(**words)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON has them; what is not set is left out."""
+        found = {each.name: getattr(self, each.name) for each in fields(self)}
+        return {name: value for name, value in found.items() if value is not None and value is not False}
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and value != ""
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def _is_positive(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < math.inf
+
+
+_CHECKS = {
+    "to": _is_text,
+    "create": lambda value: isinstance(value, bool),
+    "rate": _is_positive,
+    "limit": _is_count,
+    "canary": _is_count,
+    "canary_wait": _is_positive,
+    "abort_after": _is_count,
+    "archive": _is_text,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operation:
+    """One operation, as it is at this moment.
+
+    `queue` is the dead-letter queue; of a cancel it is the queue that its messages wait for, and empty for all queues. Times are
+    the broker's, in milliseconds since the epoch, None where it has not come to that.
+
+    Of the `total` letters that were there when it began, `looked_at` were read and `matched` chosen. Of these `moved` went, by
+    where they went in `by_target`; both are exact, whatever process died meanwhile. `gone` had left the queue by other hands, and
+    `left` counts those that cannot go, by reason: both, with `looked_at` and `matched`, as of the last batch that was reported.
+    `died_again` counts letters that went back and died again, as far as a guard was there to hear of it (`canary`, `abort_after`),
+    and `deaths` has the first of them. `message` says why it stopped, failed or waits.
+    """
+
+    id: str
+    kind: Kind
+    queue: str
+    filter: Filter
+    options: Options
+    actor: str
+    why: str
+    state: State
+    created_ms: int
+    started_ms: int | None = None
+    ended_ms: int | None = None
+    heartbeat_ms: int | None = None
+    total: int = 0
+    looked_at: int = 0
+    matched: int = 0
+    moved: int = 0
+    gone: int = 0
+    left: Mapping[str, int] = field(default_factory=dict)
+    by_target: Mapping[str, int] = field(default_factory=dict)
+    died_again: int = 0
+    deaths: tuple[Mapping[str, Any], ...] = ()
+    message: str = ""
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether nothing more happens to it."""
+        return self.state in ENDED
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON has it: every field by its name; `filter` and `options` hold what is set."""
+        found = {each.name: getattr(self, each.name) for each in fields(self)}
+        return {
+            **found,
+            "filter": self.filter.to_dict(),
+            "options": self.options.to_dict(),
+            "left": dict(self.left),
+            "by_target": dict(self.by_target),
+            "deaths": [dict(each) for each in self.deaths],
+        }
+
+    @classmethod
+    def of(cls, stored: StoredOperation) -> Self:
+        """An operation as it was stored. What cannot be read is failed, whatever it says of itself: never carried out."""
+        try:
+            about = _about(stored.about)
+            state = State(stored.state)
+            message = stored.message
+        except (InputError, ValueError) as exc:
+            about = {"kind": Kind.REDRIVE, "queue": "", "filter": Filter(), "options": Options(), "actor": "", "why": ""}
+            state, message = State.FAILED, f"what is stored of it cannot be read, and it is not carried out: {exc}"
+        return cls(
+            id=stored.operation_id,
+            state=state,
+            message=message,
+            moved=stored.moved,
+            by_target=dict(sorted(stored.by_target.items())),
+            created_ms=stored.created_ms,
+            started_ms=stored.started_ms or None,
+            ended_ms=stored.ended_ms or None,
+            heartbeat_ms=stored.heartbeat_ms or None,
+            **about,
+            **_progress(stored.progress),
+        )
+
+
+def _about(text: str) -> dict[str, Any]:
+    """What is to be done, from its JSON. Raises `InputError` where anything of it is not as `begin` writes it."""
+    try:
+        read = json.loads(text)
+    except (ValueError, RecursionError) as exc:
+        msg = "it is no JSON"
+        raise InputError(msg) from exc
+    names = {"kind": str, "queue": str, "filter": dict, "options": dict, "actor": str, "why": str}
+    if not isinstance(read, dict) or any(not isinstance(read.get(name), kind) for name, kind in names.items()):
+        msg = "a part of it is missing, or is something else"
+        raise InputError(msg)
+    try:
+        kind = Kind(read["kind"])
+    except ValueError as exc:
+        msg = f"this version knows no operation {read['kind'][:40]!r}"
+        raise InputError(msg) from exc
+    return {
+        "kind": kind,
+        "queue": read["queue"],
+        "filter": Filter.from_dict(read["filter"]),
+        "options": Options.from_dict(read["options"]),
+        "actor": read["actor"],
+        "why": read["why"],
+    }
+
+
+_COUNTS = ("total", "looked_at", "matched", "gone", "died_again")
+
+
+def _progress(text: str) -> dict[str, Any]:
+    """How far it is, from its JSON; what cannot be read counts as nothing."""
+    try:
+        read: Any = json.loads(text or "{}")
+    except (ValueError, RecursionError):
+        read = {}
+    given = read if isinstance(read, dict) else {}
+    left, deaths = given.get("left"), given.get("deaths")
+    return {
+        **{name: _count(given.get(name)) for name in _COUNTS},
+        "left": {str(why): _count(count) for why, count in left.items()} if isinstance(left, dict) else {},
+        "deaths": tuple(each for each in deaths if isinstance(each, dict)) if isinstance(deaths, list) else (),
+    }
+
+
+def _count(value: object) -> int:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else 0
+
+
+def store_of(transport: Transitions) -> OperationStore:
+    """Where the broker keeps operations. Raises `BrokerError` where it keeps none, which says what to do instead."""
+    store = broker_of(transport).operations
+    if store is None:
+        raise BrokerError(NOT_HERE)
+    return store
+
+
+def is_kept(transport: Transitions) -> bool:
+    """Whether the broker keeps operations at all."""
+    return broker_of(transport).operations is not None
+
+
+def begin(
+    runtime: Runtime,
+    kind: Kind,
+    queue: str,
+    chosen: Filter,
+    options: Options | None = None,
+    *,
+    actor: str,
+    why: str = "",
+) -> Operation:
+    """Have an operation carried out by whichever process leads; the queue of `create` is made at once.
+
+    `actor` is who asks. Raises `InputError` where it cannot be carried out, and `BrokerError` where the broker keeps no operations.
+    """
+    store, wanted = store_of(runtime.transport), options or Options()
+    check(runtime, kind, queue, chosen, wanted)
+    if wanted.to is not None and wanted.create and kind is Kind.REDRIVE:
+        declare(runtime, wanted.to)
+    operation_id, who, reason, words = str(uuid.uuid4()), actor[:MAX_ACTOR], why[:MAX_WHY], wanted.to_dict()
+    about = {"kind": kind, "queue": queue, "filter": chosen.to_dict(), "options": words, "actor": who, "why": reason}
+    record = acted(Act.of(kind), Acted.BEGUN, queue, actor=who, why=reason, operation=operation_id, chosen=chosen, options=words)
+    return Operation.of(store.begin(operation_id, json.dumps(about), record))
+
+
+def check(runtime: Runtime, kind: Kind, queue: str, chosen: Filter, options: Options) -> None:
+    """Raise `InputError` where this cannot be carried out."""
+    Options.from_dict(options.to_dict())
+    wrong = [name for name in options.to_dict() if name not in _TAKES[kind]]
+    if wrong:
+        msg = f"a {kind} takes no {wrong[0]!r}; it takes: {', '.join(sorted(_TAKES[kind]))}"
+        raise InputError(msg)
+    if options.abort_after is not None and options.rate is None:
+        msg = "abort_after needs a rate: without one all letters have gone before the first can die again"
+        raise InputError(msg)
+    if options.canary_wait is not None and options.canary is None:
+        msg = "canary_wait is for a canary: say how many letters go first"
+        raise InputError(msg)
+    if kind is Kind.CANCEL:
+        _check_cancel(runtime, queue, chosen)
+        return
+    dead_letters.required(runtime, queue)
+    if kind is Kind.MOVE:
+        _check_move(runtime, queue, options)
+    elif kind is Kind.REDRIVE and options.to is not None:
+        _check_target(runtime, options.to, options)
+
+
+def _check_cancel(runtime: Runtime, queue: str, chosen: Filter) -> None:
+    if chosen.to_dict().keys() - {"task_ids", "tasks"}:
+        msg = "messages that wait are chosen by their ids and tasks: they have not died, so nothing else is known of them"
+        raise InputError(msg)
+    if queue:
+        require_queue(runtime, queue)
+
+
+def _check_move(runtime: Runtime, queue: str, options: Options) -> None:
+    if options.to is None or options.to == queue:
+        msg = "where to? a move needs the name of another dead-letter queue"
+        raise InputError(msg)
+    if options.to not in dead_letters.known(runtime) and not options.create:
+        msg = f"there is no dead-letter queue {options.to!r}: have it created, or redrive the letters to a queue of the app"
+        raise InputError(msg)
+
+
+def _check_target(runtime: Runtime, target: str, options: Options) -> None:
+    if target in dead_letters.known(runtime):
+        msg = f"{target!r} is a dead-letter queue: move the letters there instead"
+        raise InputError(msg)
+    if not options.create:
+        require_queue(runtime, target, instead="have it created")
+
+
+_TAKES = {
+    Kind.REDRIVE: {"to", "create", "rate", "limit", "canary", "canary_wait", "abort_after"},
+    Kind.MOVE: {"to", "create", "rate", "limit"},
+    Kind.PURGE: {"rate", "limit", "archive"},
+    Kind.CANCEL: {"rate", "limit"},
+}
+
+
+def listed(runtime: Runtime, *, limit: int = 50, is_open: bool = False) -> list[Operation]:
+    """The newest operations, the newest first; `is_open` leaves out those that have ended. Raises as `begin`."""
+    store = store_of(runtime.transport)
+    found = store.unended()[::-1] if is_open else store.newest(limit)
+    return [Operation.of(each) for each in found[:limit]]
+
+
+def found(runtime: Runtime, given: str) -> Operation:
+    """The operation with this id, or the only one whose id begins so. Raises `InputError` where there is none, or several."""
+    store = store_of(runtime.transport)
+    stored = store.stored(given)
+    if stored is None and len(given) >= LEAST:
+        ids = [each for each in store.ids() if each.startswith(given)]
+        if len(ids) > 1:
+            msg = f"{given!r} may mean more than one operation: {', '.join(ids[:MAX_CANDIDATES])}; give more of the id"
+            raise InputError(msg)
+        stored = store.stored(ids[0]) if ids else None
+    if stored is None:
+        msg = f"there is no operation {given!r}: `redelivery ops list` has those that are kept"
+        raise InputError(msg)
+    return Operation.of(stored)
+
+
+def pause(runtime: Runtime, given: str, actor: str, why: str = "") -> Operation:
+    """Have it stop until it is resumed: once this returns, no message of it moves.
+
+    Raises `InputError` as `found`, and where its state does not allow that.
+    """
+    return _turn(runtime, given, State.PAUSED, actor, why)
+
+
+def resume(runtime: Runtime, given: str, actor: str, why: str = "") -> Operation:
+    """Have a paused operation go on. Raises as `pause`."""
+    return _turn(runtime, given, State.WAITING, actor, why)
+
+
+def abort(runtime: Runtime, given: str, actor: str, why: str = "") -> Operation:
+    """End it for good: once this returns, no message of it moves; what has moved stays so. Raises as `pause`."""
+    return _turn(runtime, given, State.ABORTED, actor, why)
+
+
+_DONE = {State.PAUSED: Acted.PAUSED, State.WAITING: Acted.RESUMED, State.ABORTED: Acted.ABORTED}
+
+
+def _turn(runtime: Runtime, given: str, state: State, actor: str, why: str) -> Operation:
+    done = _DONE[state]
+    store, operation = store_of(runtime.transport), found(runtime, given)
+    who, reason = actor[:MAX_ACTOR], why[:MAX_WHY]
+    record = acted(Act.of(operation.kind), done, operation.queue, actor=who, why=reason, operation=operation.id)
+    message = f"{done} by {who}{': ' if reason else ''}{reason}"
+    answer = store.turn(operation.id, state, states=ALLOWED[state], message=message, record=record, has_ended=state in ENDED)
+    now = found(runtime, operation.id)
+    if answer is not Answer.DONE:
+        msg = f"the operation {operation.id} is {now.state}, and cannot be {done}"
+        raise InputError(msg)
+    return now
+
+
+def readable(exc: Exception) -> str:
+    """What an operation says of an error that ended it."""
+    return str(exc) if isinstance(exc, RedeliveryError) else f"{type(exc).__name__}: {exc}"
+
+
+def canary_wait_of(options: Options) -> float:
+    """How long the canary has (seconds)."""
+    return CANARY_WAIT if options.canary_wait is None else options.canary_wait

@@ -1,0 +1,105 @@
+"""The preview of an operation: what it would do now, by task, by cause and by target, with examples. Nothing is changed.
+
+It is the dry run of the same walk, so its counts are those that the operation would have if it began now.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any
+
+from .letters.causes import Cause
+from .letters.purge import move, purge
+from .letters.redrive import Edit, Redrive, redrive
+from .letters.walk import Pace
+from .operation import Kind, Options, check
+from .redaction import redacted
+from .waiting import cancel_waiting
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from redelivery.middleware.runtime import Runtime
+
+    from ..letters import Letter
+    from .letters.filter import Filter
+    from .letters.walk import Walked
+
+#: Letters that are shown, and causes that are told apart; what is beyond counts as one cause without a name.
+MAX_EXAMPLES, MAX_CAUSES = 10, 1_000
+
+
+@dataclass(slots=True, kw_only=True)
+class Preview:
+    """What an operation would do: of `total` letters it would choose `matched`, and move `moved`; `left` cannot go, by reason.
+
+    `by_task` and `causes` count those that would be chosen, `by_target` those that would move. `examples` are the first of them as
+    rows of a listing, without texts where the settings say `redact`.
+    """
+
+    kind: Kind
+    queue: str
+    total: int = 0
+    matched: int = 0
+    moved: int = 0
+    chords: int = 0
+    left: Counter[str] = field(default_factory=Counter)
+    by_task: Counter[str] = field(default_factory=Counter)
+    by_target: Counter[str] = field(default_factory=Counter)
+    causes: list[Cause] = field(default_factory=list)
+    examples: list[dict[str, Any]] = field(default_factory=list)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON has it: the most frequent first."""
+        found = {each.name: getattr(self, each.name) for each in fields(self)}
+        counts = {name: dict(value.most_common()) for name, value in found.items() if isinstance(value, Counter)}
+        return {**found, **counts, "causes": [each.to_dict() for each in self.causes]}
+
+
+def preview(runtime: Runtime, kind: Kind, queue: str, chosen: Filter, options: Options | None = None) -> Preview:
+    """What this operation would do now. Raises `InputError` where it cannot be carried out, and what the broker does."""
+    wanted = options or Options()
+    check(runtime, kind, queue, chosen, wanted)
+    result, causes, redact = Preview(kind=kind, queue=queue), dict[tuple[str, str], Cause](), runtime.settings.redact
+
+    def on_chosen(each: Letter) -> None:
+        letter = redacted(each) if redact else each
+        result.by_task[letter.task] += 1
+        fingerprint, reason = str(letter.failure.get("fingerprint") or ""), letter.reason or "unknown"
+        key = (fingerprint, "" if fingerprint else reason)
+        if key not in causes and len(causes) >= MAX_CAUSES:
+            key, fingerprint, reason = ("", ""), "", "other causes"
+        if key not in causes:
+            causes[key] = Cause(fingerprint=fingerprint, reason=reason, exception=str(letter.failure.get("type") or ""))
+        causes[key].add(letter, queue)
+        if len(result.examples) < MAX_EXAMPLES:
+            result.examples.append(letter.to_row())
+
+    walked = walk_of(runtime, kind, queue, chosen, wanted)(dry_run=True, limit=wanted.limit, pace=Pace(on_chosen=on_chosen))
+    result.total, result.matched, result.moved, result.left = walked.total, walked.matched, walked.moved, walked.left
+    if isinstance(walked, Redrive):
+        result.chords, result.by_target = walked.chords, walked.by_target
+    elif walked.moved and wanted.to is not None:
+        result.by_target[wanted.to] = walked.moved
+    result.causes = sorted(causes.values(), key=lambda each: (-each.count, -(each.last_ms or 0)))
+    return result
+
+
+def walk_of(
+    runtime: Runtime, kind: Kind, queue: str, chosen: Filter, options: Options, *, actor: str | None = None
+) -> Callable[..., Walked]:
+    """What carries this kind of operation out: the function that the command of that name calls, too.
+
+    It takes `dry_run`, `limit`, `rate`, `on_progress` and `pace`, and a redrive a `guard` besides.
+    """
+    transport = runtime.transport
+    if kind is Kind.REDRIVE:
+        edit = None if options.to is None else Edit(queue=options.to)
+        return functools.partial(redrive, transport, queue, chosen, edit=edit, actor=actor)
+    if kind is Kind.MOVE:
+        return functools.partial(move, transport, queue, options.to or "", chosen, actor=actor)
+    if kind is Kind.PURGE:
+        return functools.partial(purge, transport, queue, chosen, archive_to=options.archive, actor=actor)
+    return functools.partial(cancel_waiting, runtime, queue, chosen, actor=actor)

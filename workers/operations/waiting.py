@@ -1,0 +1,96 @@
+"""Many messages of the delay store at once: cancelled, as `delayed cancel` cancels one.
+
+Enters: a queue or all, and a filter of ids and tasks. Leaves: counts. A dead letter that waits for its queue or its handler is
+left, and counted by its reason. Limits: a message says nothing of when it began to wait, so one that begins to wait
+while this goes on may be among those that are taken.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from redelivery.errors import BrokerError, InputError
+from redelivery.middleware.brokers.errors import BROKER_ERRORS
+from redelivery.middleware.ports import Answer
+
+from ..brokers.broker import broker_of, needed
+from ..letters import Letter
+from .delayed import cancel, changeable
+from .letters.walk import Pace, Walked
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from redelivery.middleware.runtime import Runtime
+
+    from ..ports import Delayed
+    from .letters.filter import Filter
+
+#: Why a message stays that is a dead letter.
+DEAD = "it is dead, and waits for its dead-letter queue or its handler"
+
+
+@dataclass(slots=True, kw_only=True)
+class Cancelled(Walked):
+    """What a bulk cancel did, or would do: `moved` were cancelled, `gone` became due meanwhile."""
+
+    kind: ClassVar[str] = "cancel"
+    went: ClassVar[str] = "had been cancelled"
+
+
+def cancel_waiting(
+    runtime: Runtime,
+    queue: str,
+    chosen: Filter,
+    *,
+    dry_run: bool = False,
+    limit: int | None = None,
+    rate: float | None = None,
+    on_progress: Callable[[Cancelled], None] = lambda _: None,
+    pace: Pace | None = None,
+    actor: str | None = None,
+) -> Cancelled:
+    """Cancel what waits for this queue (empty: for any) and passes the filter, at most `limit`, at most `rate` a second.
+
+    Raises `BrokerError` where the broker refuses or does not answer: it says how many had been cancelled.
+    """
+    pace = pace or Pace()
+    store = pace.delayed or needed(broker_of(runtime.transport).delayed)
+    result = Cancelled(dead_letter_queue=queue, dry_run=dry_run)
+    result.total = sum(count for name, count in store.totals().items() if not queue or name == queue)
+    due = time.monotonic()
+    try:
+        for page in store.pages(queue or None):
+            for each in page:
+                if limit is not None and result.matched >= limit:
+                    return result
+                if not _is_chosen(each, chosen, result, pace):
+                    continue
+                if rate is not None and not dry_run:
+                    pace.sleep(max(due - time.monotonic(), 0.0))
+                    due = max(due, time.monotonic()) + 1 / rate
+                answer = Answer.DONE if dry_run else cancel(runtime, each, actor=actor, store=store)
+                result.moved += answer is Answer.DONE
+                result.gone += answer is not Answer.DONE
+            on_progress(result)
+    except BROKER_ERRORS as exc:
+        msg = f"the cancel stopped when {result.moved} messages {result.went}: {exc}; the same command goes on"
+        raise BrokerError(msg) from exc
+    return result
+
+
+def _is_chosen(each: Delayed, chosen: Filter, result: Cancelled, pace: Pace) -> bool:
+    result.looked_at += 1
+    letter = Letter.of(each.contents.raw)
+    if not chosen.passes(letter):
+        return False
+    result.matched += 1
+    pace.on_chosen(letter)
+    try:
+        changeable(each)
+    except InputError:
+        result.left[DEAD] += 1
+        return False
+    return True
