@@ -140,7 +140,7 @@ class _Traceback(logging.Filter):
     """The traceback that the standard library writes below a line: harmless, and none where texts are hidden."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Write it before a formatter does; the exception itself stays, for whoever wants it. Lets every record through."""
+        """Write it before a formatter does; the exception itself stays. Lets every record through."""
         if redacting:
             record.exc_info = record.exc_text = None
         elif record.exc_info and record.exc_info[0] is not None:

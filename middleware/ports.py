@@ -4,8 +4,8 @@ A move is asked for with the tag under which the message is held. It is answered
 same move was carried out and its answer was lost; or `REFUSED`, when the message has meanwhile been given to another worker; or
 `MISSING`, when the queue that it should go to is not there and may not be made: then nothing has changed.
 
-What a kind of broker cannot do is missing in its transport's `capabilities`; whoever needs one asks for it, and says plainly what
-is not there.
+What a kind of broker cannot do is missing in its transport's `capabilities`; code that needs one asks for it, and says what is
+missing.
 """
 
 from __future__ import annotations

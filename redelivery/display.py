@@ -1,8 +1,7 @@
 """What may be shown: text that no terminal obeys, and addresses without their credentials.
 
-Enters: text, whoever wrote it, and errors of libraries that repeat an address. Leaves: text of one line that moves no cursor, in
-which a URL has neither user nor password. Refuses nothing. Limits: of a password that holds a space the part before it stays; of
-several URLs without a space between them the last host alone is left.
+Any text becomes one line that moves no cursor, in which a URL has neither user nor password. Limits: if a
+password holds a space, the part before it stays; of several URLs without a space between them the last host alone is left.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Names of a module that are imported when they are first asked for (PEP 562).
-
-Enters: the module's name, and where each of its names lives. Leaves: its `__getattr__`. Refuses any other name as Python does.
-"""
+"""Names of a module that are imported when they are first asked for (PEP 562)."""
 
 from __future__ import annotations
 

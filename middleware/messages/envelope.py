@@ -1,6 +1,6 @@
 """The header: what a message says of its own history, as a record; `steps` says which step writes which field.
 
-Whoever can publish can write this header. So each number in it is a whole one within bounds, each text has a length and can be
+Anybody who can publish can write this header. So each number in it is a whole one within bounds, each text has a length and can be
 encoded, and no name in it is a place to send anything to. What cannot be read counts as absent, however deep it lies, and
 `unreadable` names it. What a newer version wrote beside the fields that this one knows is kept as it is.
 """

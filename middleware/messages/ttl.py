@@ -1,7 +1,6 @@
 """The lifetime of a message: when it may run at the earliest, and when it is no longer worth running.
 
-Pure: enters what a message says of itself, its envelope, its policy and when it was seen; leaves times in milliseconds since the
-epoch, by the broker's clock. It reads no clock, and refuses nothing: a header that cannot be read counts as absent.
+Times are milliseconds since the epoch, by the broker's clock; no clock is read here. A header that cannot be read counts as absent.
 
 A message counts from its publication, where one of our producers noted it (`PUBLISHED`, by the broker's clock), else from its first
 sight in a worker. Then:

@@ -1,4 +1,4 @@
-"""Where what dies goes: the dead-letter queue that its policy names, or, where it would go round for ever, one that holds it."""
+"""Where what dies goes: the dead-letter queue that its policy names, or, where it would go in a circle, one that holds it."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class RestingPlace:
 def resting_place(envelope: Envelope, queue: str, target: str | None, policy: RedeliveryPolicy) -> RestingPlace:
     """Where what dies in `queue` goes, whose policy names `target`.
 
-    A message that died in `target` before, with no rejection and no redrive since, would go round for ever: it is parked in the
-    dead-letter queue that is named after the queue where it is now. A letter that its handler failed on is parked where its policy
-    says; it is never discarded for that.
+    A message that died in `target` before, with no rejection and no redrive since, would go in a circle for ever: it is parked in
+    the dead-letter queue that is named after the queue where it is now. A letter that its handler failed on is parked where its
+    policy says; it is never discarded for that.
     """
     if not envelope.deaths or (target is None and not envelope.is_letter):
         return RestingPlace(target)

@@ -1,4 +1,4 @@
-"""The policies of one app: what holds for a queue and a task, whoever said it, and what follows from it for a failure."""
+"""The policies of one app: what holds for a queue and a task, and what follows from it for a failure."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ from .dispatch import hand_over
 from .held_delivery import HeldDelivery
 from .lifecycle import begin, end
 from .own_strategy import own_strategies
-from .pool_patches.begun import listen_first
+from .pool_patches.begun import read_reports_first
 from .pool_patches.children import mend
 from .pool_patches.stop import spare_the_handler, stop_of
 from .request import Egress, request_class
@@ -139,7 +139,7 @@ class Ingress(bootsteps.StartStopStep):
         if hub is None or runtime.shares_process or not runtime.enforces:
             return
         if is_known("celery", "billiard"):
-            listen_first(consumer.pool, hub, runtime.owner, self._stop)
+            read_reports_first(consumer.pool, hub, runtime.owner, self._stop)
             self._feed = mend(consumer.pool, hub)
         path = runtime.transport.fast_path
         runtime.outbox.under_way = None if path is None else path.pipeline(hub, runtime.outbox.carry_out)

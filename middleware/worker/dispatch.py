@@ -48,7 +48,7 @@ def hand_over(request: Egress, delivery: HeldDelivery, runtime: Runtime) -> None
     request.is_told = True
     execute, must_start = asked.execute_using_pool, delivery.must_start and not runtime.shares_process
     if runtime.shares_process:
-        asked.on_success = _hearing(request, asked.on_success)
+        asked.on_success = _watching_success(request, asked.on_success)
 
     def execute_using_pool(pool: Any, **kwargs: Any) -> Any:
         del asked.execute_using_pool
@@ -73,7 +73,7 @@ def hand_over(request: Egress, delivery: HeldDelivery, runtime: Runtime) -> None
             _uncover(request)
         if runtime.shares_process:
             request.keep_future(result)
-            _listen(request, delivery, result)
+            _watch(request, delivery, result)
         return result
 
     asked.execute_using_pool = execute_using_pool
@@ -85,16 +85,16 @@ def _uncover(request: Egress) -> None:
         request.__dict__.pop(name, None)
 
 
-def _hearing(request: Egress, on_success: Any) -> Any:
+def _watching_success(request: Egress, on_success: Any) -> Any:
     """A pool without processes tells of `SystemExit`, and of a task that it has ended, where it tells of success."""
 
-    def hearing(result: Any, **kwargs: Any) -> None:
+    def on_success_or_end(result: Any, **kwargs: Any) -> None:
         if isinstance(result, ExceptionInfo):
             request.on_failure(result)
         elif result != ENDED:
             on_success(result, **kwargs)
 
-    return hearing
+    return on_success_or_end
 
 
 def _unless_it_ends(request: Egress, delivery: HeldDelivery, runtime: Runtime) -> Any:
@@ -107,13 +107,13 @@ def _unless_it_ends(request: Egress, delivery: HeldDelivery, runtime: Runtime) -
 
             request.take_back()
             raise GreenletExit
-        _listen_here(request, delivery)
+        _watch_here(request, delivery)
         accepted(pid, time_accepted)
 
     return on_accepted
 
 
-def _listen(request: Egress, delivery: HeldDelivery, result: Any) -> None:
+def _watch(request: Egress, delivery: HeldDelivery, result: Any) -> None:
     """Watch for an exception from a thread, or a greenlet, that could not report: nothing else looks there."""
     future = getattr(result, "f", None)
     if future is not None:
@@ -122,7 +122,7 @@ def _listen(request: Egress, delivery: HeldDelivery, result: Any) -> None:
         result.link_exception(lambda done: type(done).spawn(lose, request, delivery, done.exception))
 
 
-def _listen_here(request: Egress, delivery: HeldDelivery) -> None:
+def _watch_here(request: Egress, delivery: HeldDelivery) -> None:
     """The same for the greenlet that this is, where it is one of eventlet's, whose pool gives nothing back."""
     from greenlet import getcurrent  # noqa: PLC0415 - there with every pool of greenlets
 

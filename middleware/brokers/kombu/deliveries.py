@@ -1,4 +1,4 @@
-"""What one worker holds on a broker of which nothing is known but kombu's own interface.
+"""What one worker holds on a broker that is known by kombu's own interface alone.
 
 A delivery is acknowledged where its message left, in that thread, as Celery does it; kombu allows for that. What has not been
 acknowledged when the channel closes, kombu puts back where it can: as it came, and marked, whatever was made of it in the meantime.

@@ -95,7 +95,7 @@ class GenericTransport(WithoutLeases):
         raise BrokerError(msg)
 
     def warn(self, queues: Sequence[str], letters: Iterable[str], management_url: str | None) -> None:  # noqa: ARG002 - the port's
-        """Say what cannot be promised on a broker of which nothing is known but that kombu speaks to it."""
+        """Say what cannot be promised on a broker that is known by kombu's own interface alone."""
         name = self.app.connection_for_write().transport_cls
         log.warning("broker.limits", transport=name, limits="; ".join(limits(self)))
 

@@ -2,7 +2,7 @@
 
 One message holds one event or more: JSON, a list of tables with the short names of `ENTRY`, what is empty left out; `i` is
 the event's id. The id is given when the event is made, `<ms>-<publisher>.<number>`, and is the same when it is published a second
-time because the confirmation was lost: whoever reads the log counts an id once. The numbers of one publisher have no gap, so that
+time because the confirmation was lost: a reader of the log counts an id once. The numbers of one publisher have no gap, so that
 a missing one shows. The time is the recorder's clock (`clock` says `worker`): RabbitMQ tells nobody its own.
 """
 

@@ -1,6 +1,6 @@
 """The journal of moves on RabbitMQ: what has been moved on is known, though the worker died before it could acknowledge it.
 
-Whoever moves a message writes words into a stream, and whoever is handed a message again waits for a moment and reads them:
+A worker that moves a message writes words into a stream; one that is handed a message again waits for a moment and reads them:
 
 - `moved`, written when the successor is confirmed, right behind the event: the message is only acknowledged;
 - `unrecorded` takes `moved` back, where the log has refused the event: the message is delivered again;
@@ -8,7 +8,7 @@ Whoever moves a message writes words into a stream, and whoever is handed a mess
   delayed, and half a minute: where it `moved` or was `had` meanwhile, the message is only acknowledged, else delivered again;
 - `had`, written when the end of a message that has been moved before is recorded.
 
-A message with `moved` has its event in the log. One of which only the successor is known may have none: its reader records one.
+A message with `moved` has its event in the log. If only its successor is known, it may have none: its reader records one.
 A word is a digest of one delivery of one message, from one queue: its id, its body, our header. A reader writes a marker of its own
 and reads until it comes back: then it has read all that was written before. Nothing is lost without the journal: it only ever saves
 a copy. `docs/rabbitmq.md` says what it cannot tell.
@@ -105,7 +105,7 @@ class Question:
 
 
 class Journal:
-    """Reads the journal for whoever asks, in a thread of its own, which ends when nobody does.
+    """Reads the journal in a thread of its own, which ends when nobody asks.
 
     `connect` opens a new connection (kombu's); `name` is the journal's queue.
     """
@@ -157,7 +157,7 @@ class Journal:
         now, doubtful = time.monotonic(), []
         for each in due:
             known = Successor.UNKNOWN if reading is None else reading.successor_of(each.word)
-            may_show = reading is not None and now < each.asked_at + reading.patience_for(each.word)
+            may_show = reading is not None and now < each.asked_at + reading.seconds_to_wait_for(each.word)
             if known is Successor.UNKNOWN and may_show:
                 doubtful.append(replace(each, due_at=now + ON_ITS_WAY))
             else:
@@ -212,7 +212,7 @@ class Reading:
     def _was_there(self, word: bytes) -> bool:
         return word in self._had or word in self._moved
 
-    def patience_for(self, word: bytes) -> float:
+    def seconds_to_wait_for(self, word: bytes) -> float:
         """For how many seconds a successor of this message may yet show."""
         return max((seconds + MARGIN for _, seconds in self._moving.get(word, ())), default=0.0)
 

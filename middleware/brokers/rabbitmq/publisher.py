@@ -47,7 +47,7 @@ MAX_MOVES, MAX_BYTES = 256, 8 * 1024 * 1024
 #: Seconds: between two attempts to reach the broker; before what it would not take is tried again; for a confirmation to come,
 #: unless the broker has said that it is blocked.
 FIRST_WAIT, MAX_WAIT = 0.05, 2.0
-ASIDE = 3.0
+QUARANTINE = 3.0
 TIMEOUT = 30.0
 #: Seconds that moves wait for others to go with them, and how many are enough to go at once.
 LINGER, ENOUGH = 0.02, 64
@@ -90,7 +90,7 @@ class Move:
             return ENDED.wait_for(lambda: self.answer is not None, seconds)
 
     def end(self, answer: Answer) -> None:
-        """It is over: tell whoever waits for it."""
+        """It is over: tell those who wait for it."""
         self.answer = answer
         try:
             self.then(answer)
@@ -117,7 +117,7 @@ class Publisher:
         self._connect, self._names, self._declare, self._ended = connect, names, declare, ended
         self._numbers = Numbering()
         self._line: deque[Move] = deque()
-        self._aside: list[tuple[float, Move]] = []
+        self._quarantined: list[tuple[float, Move]] = []
         self._under_way = 0
         self._news = threading.Condition()
         self._thread: threading.Thread | None = None
@@ -146,7 +146,7 @@ class Publisher:
         return move
 
     def drain(self, seconds: float) -> bool:
-        """Wait until all that was asked for is carried out, or put aside, at most this long; False where something waits."""
+        """Wait until all that was asked for is carried out, or quarantined, at most this long; False where something waits."""
         deadline = time.monotonic() + seconds
         while (self._line or self._under_way) and time.monotonic() < deadline:
             time.sleep(0.005)  # at the end of a worker's life, when nothing else is left to do
@@ -154,7 +154,7 @@ class Publisher:
 
     def waiting(self) -> int:
         """How many moves are not carried out."""
-        return len(self._line) + self._under_way + len(self._aside)
+        return len(self._line) + self._under_way + len(self._quarantined)
 
     def close(self) -> None:
         """End the thread after what is under way, and close the connection."""
@@ -187,7 +187,7 @@ class Publisher:
         self._disconnect()
 
     def _carry_out(self, batch: list[Move]) -> None:
-        """Try until each has ended, or was put aside; a move that fails by itself does not hold the others for ever."""
+        """Try until each has ended, or was quarantined; a move that fails by itself does not hold the others for ever."""
         wait, failures = FIRST_WAIT, 0
         while batch:
             tried = batch if failures < MAX_TOGETHER else batch[:1]
@@ -200,33 +200,33 @@ class Publisher:
                 if self._stopped and failures > 1:
                     return
                 if failures > MAX_TOGETHER and not isinstance(exc, NOT_NOW):
-                    log.error("transition.failed", tag="", error=error, again_in=ASIDE, waiting=self.waiting())
-                    self._aside.append((time.monotonic() + ASIDE, tried[0]))
+                    log.error("transition.failed", tag="", error=error, again_in=QUARANTINE, waiting=self.waiting())
+                    self._quarantined.append((time.monotonic() + QUARANTINE, tried[0]))
                 else:
                     log.warning("publisher.waiting", error=error, waiting=self.waiting())
                     time.sleep(wait)
                     wait = min(wait * 2, MAX_WAIT)
-            batch = [move for move in batch if move.answer is None and not self._is_aside(move)]
+            batch = [move for move in batch if move.answer is None and not self._is_quarantined(move)]
         self._was_broken = False
 
-    def _is_aside(self, move: Move) -> bool:
-        return any(move is each for _, each in self._aside)
+    def _is_quarantined(self, move: Move) -> bool:
+        return any(move is each for _, each in self._quarantined)
 
     def _next(self) -> list[Move] | None:
         """The moves to carry out together, once there are some; None where the publisher is closed."""
         with self._news:
             while True:
                 now = time.monotonic()
-                due = [move for at, move in self._aside if at <= now]
+                due = [move for at, move in self._quarantined if at <= now]
                 if due:
-                    self._aside = [(at, move) for at, move in self._aside if at > now]
+                    self._quarantined = [(at, move) for at, move in self._quarantined if at > now]
                     self._line.extendleft(reversed(due))
                 if self._line:
                     self._linger()
                     return self._taken()
                 if self._stopped:
                     return None
-                self._news.wait(min((at for at, _ in self._aside), default=now + 3600) - now)
+                self._news.wait(min((at for at, _ in self._quarantined), default=now + 3600) - now)
 
     def _linger(self) -> None:
         """Wait a moment for more: each turn of this thread takes the interpreter from the worker's own."""
@@ -257,8 +257,8 @@ class Publisher:
             if move.answer is None and not move.is_there and not move.may_wait:
                 move.end(Answer.MISSING)
             elif move.answer is None and not move.is_there:
-                log.error("transition.unroutable", exchange=move.target[0], routing_key=move.target[1], again_in=ASIDE)
-                self._aside.append((time.monotonic() + ASIDE, move))
+                log.error("transition.unroutable", exchange=move.target[0], routing_key=move.target[1], again_in=QUARANTINE)
+                self._quarantined.append((time.monotonic() + QUARANTINE, move))
         self._tell(there)
         for move in there:
             move.end(Answer.DONE)

@@ -1,9 +1,9 @@
 """Recorded starts on RabbitMQ: a suspect that is about to run has a queue of its name, for as long as it runs.
 
 RabbitMQ hands over again whatever a dead worker held, begun or not, and says nothing of which was which. It keeps no place for a
-word about a message, but for names: a queue that is declared is there, for anybody who asks. So whoever runs a suspect declares an
-empty queue that is called by that delivery of it, first; takes it away when the task has ended, first again; and whoever is handed
-the message asks for it. A crash counts against what had begun, as on Redis, and nobody has to wait for anybody.
+word about a message, but for names: a queue that is declared is there, for anybody who asks. So a worker that runs a suspect first
+declares an empty queue that is called by that delivery of it, and takes it away as soon as the task has ended; a worker that is
+handed the message asks for it. A crash counts against what had begun, as on Redis, and nobody has to wait for anybody.
 
 Declaring and taking away are asked for in one channel, so that the end of one task is known before the start of the next. Only
 suspects have such queues: what no worker has died with pays nothing.
@@ -46,7 +46,7 @@ class Starts:
 
     def __init__(self, connect: Callable[[], Any]) -> None:
         self._connect = connect
-        # Not reentrant: whoever came in a second time would write into a frame that is half written. A signal's handler does not
+        # Not reentrant: a second caller would write into a frame that is half written. A signal's handler does not
         # come here: what it asks for is noted, and done by the loop (`pool_patches/stop.py`).
         self._lock = threading.Lock()
         self._kombu: Any = None

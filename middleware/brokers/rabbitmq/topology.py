@@ -44,7 +44,7 @@ def declare_outcomes(connection: Any, names: AmqpNames, max_bytes: int) -> None:
 
 
 def declare_delays(connection: Any, names: AmqpNames) -> None:
-    """The delay store, as kombu declares its own, from its end on; whoever dies meanwhile leaves it to be declared again.
+    """The delay store, as kombu declares its own, from its end on; a process that dies meanwhile leaves it to be declared again.
 
     A message enters at the highest bit of its delay. At each level it waits where its bit is 1, and passes where it is 0. The
     queues have no delivery limit: what a level let go after so many would come to the next one before its time.

@@ -133,7 +133,7 @@ class AmqpTransport(WithoutLeases):
         self.claim.attach(consumer)
         self._begun = {
             tag: name for tag, name in self._begun.copy().items() if tag in self.claim.held
-        }  # whoever is given it next asks
+        }  # the worker that is given it next asks
 
     # transitions of a message that a worker holds
 

@@ -283,7 +283,7 @@ class Receiving:
             owner.held[tag] = held
             receiver.pending.append(held)
             if len(receiver.queues) > 1:
-                self._queue_cycle.rotate(queue)  # whoever had a turn is the last to have the next one
+                self._queue_cycle.rotate(queue)  # a queue that had its turn is the last to have the next one
 
     def _lost_claim(self: Any, state: bytes) -> None:
         receiver: Receiver = self.receiver

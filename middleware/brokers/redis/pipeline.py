@@ -55,7 +55,7 @@ class UnderWay:
     def __init__(self, transport: RedisTransport, hub: Any, wait_for: Callable[..., None]) -> None:
         self._transport, self._hub, self._wait_for = transport, hub, wait_for
         self._pool = transport.client.connection_pool
-        self._patience = float(self._pool.connection_kwargs.get("socket_timeout") or SOCKET_TIMEOUT)
+        self._timeout = float(self._pool.connection_kwargs.get("socket_timeout") or SOCKET_TIMEOUT)
         self._asking = Asking(transport, self._send)
         self._asked: deque[Asked] = deque()
         self._next: Asked | None = None
@@ -153,18 +153,18 @@ class UnderWay:
         """Look again when the oldest should have been answered."""
         if not self._is_watched:
             self._is_watched = True
-            self._hub.call_later(self._patience, self._look)
+            self._hub.call_later(self._timeout, self._look)
 
     def _look(self) -> None:
         self._is_watched = False
         if not self._asked:
             return
-        if self._asked[0].at + self._patience > time.monotonic():
+        if self._asked[0].at + self._timeout > time.monotonic():
             self._watch()
         elif self._has_come():  # the loop was held up
             self._read()
         else:
-            self._give_up(TimeoutError(f"no answer in {self._patience:g} s"))
+            self._give_up(TimeoutError(f"no answer in {self._timeout:g} s"))
 
     def _has_come(self) -> bool:
         try:

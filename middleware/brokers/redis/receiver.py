@@ -3,7 +3,7 @@
 Where the server pushes, it asks when it is woken, and every five seconds to be safe. Where this owner was not armed (enough others
 are), it asks once a second. Where the server does not push at all, it polls, the less often the longer there is nothing.
 
-Under load there is always more to be had: while its pool has its next tasks already, it lets room come together for a moment rather
+Under load there is always more to receive: while its pool has its next tasks already, it waits up to 20 ms for free slots, rather
 than ask for every single message.
 """
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 SAFETY_NET = 5.0
 UNARMED = 1.0
 FIRST_POLL, MAX_POLL = 0.01, 1.0
-#: How long room may come together (seconds).
+#: How long it waits for free slots (seconds).
 REST = 0.02
 
 
@@ -64,7 +64,7 @@ class Receiver:
         return max(self._ask_at - time.monotonic(), 0.0)
 
     def seconds_to_rest(self) -> float:
-        """How much longer to let room come together; 0 where nothing is gained by it, or something was pushed.
+        """How much longer to wait for free slots; 0 where nothing is gained by it, or something was pushed.
 
         `enough` is what this worker can hold and still have its next tasks at hand.
         """

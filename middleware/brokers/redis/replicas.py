@@ -1,9 +1,9 @@
 """Waiting for replicas (`wait_replicas`): a script has answered when so many replicas have what it wrote.
 
-A master that dies takes with it what no replica had yet; whoever was answered before that believes otherwise. Redis's `WAIT` closes
-that gap. Its limits are Redis's own: what was written is not undone where replicas are missing or late, so after `TIMEOUT` the
-answer counts as it is, and a line says so; and Sentinel may promote a replica that did not confirm, where there are several and not
-all are waited for. To have a master refuse writes while replicas are missing, set its `min-replicas-to-write`.
+A master that dies takes with it what no replica had yet, though its clients were answered. Redis's `WAIT` closes that gap. Its
+limits are Redis's own: what was written is not undone where replicas are missing or late, so after `TIMEOUT` the answer counts as
+it is, and a line says so; and Sentinel may promote a replica that did not confirm, where there are several and not all are waited
+for. To have a master refuse writes while replicas are missing, set its `min-replicas-to-write`.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ WORD = b"*1\r\n$4\r\nPING\r\n"
 class Script:
     """One script: called by its digest, loaded where the server does not know it (after a restart, say).
 
-    `answers_last`: whoever waits for what it adds is told of it before its caller.
+    `answers_last`: those who wait for what it adds are told of it before its caller.
     """
 
     def __init__(self, name: str, *, answers_last: bool = False) -> None:

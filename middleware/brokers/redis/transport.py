@@ -201,7 +201,7 @@ class RedisTransport:
 
 
 def _patient(pool: ConnectionPool) -> ConnectionPool:
-    """One try and one more at once: whoever must not lose a transition asks again later (see `outbox`)."""
+    """One try and one more at once; a caller that must not lose a transition asks again later (`outbox`)."""
     pool.connection_kwargs["retry"] = Retry(NoBackoff(), 1)
     if pool.connection_kwargs.get("socket_timeout") is None:
         pool.connection_kwargs["socket_timeout"] = SOCKET_TIMEOUT

@@ -27,18 +27,19 @@ TIMEOUT = 1.0
 TURN = 0.05
 
 
-def listen_first(pool: Any, hub: Any, owner: Deliveries, stop: Stop | None) -> None:
-    """Have this pool listen to its children before Celery forgets what they have not said; the owner's messages are looked at.
+def read_reports_first(pool: Any, hub: Any, owner: Deliveries, stop: Stop | None) -> None:
+    """Have this pool read its children's reports before Celery forgets what they have not said; the owner's messages are looked at.
 
-    Where the worker stops, and the `stop` is ours, nothing is forgotten: it hears the children to their end.
+    Where the worker stops, and the `stop` is ours, nothing is forgotten: it drains the children's result pipes.
     """
     flush = getattr(pool, "flush", None)
     if flush is not None and hasattr(pool, "_pool"):
-        pool.flush = Listening(PoolProcesses(pool, hub), owner, flush.flush if isinstance(flush, Listening) else flush, stop)
+        own = flush.flush if isinstance(flush, ReadingReports) else flush
+        pool.flush = ReadingReports(PoolProcesses(pool, hub), owner, own, stop)
 
 
-class Listening:
-    """The pool's own `flush`, and before it the listening."""
+class ReadingReports:
+    """The pool's own `flush`, and before it the reading."""
 
     def __init__(self, pool: PoolProcesses, owner: Deliveries, flush: Callable[[], None], stop: Stop | None) -> None:
         self._pool, self._owner, self.flush, self._stop = pool, owner, flush, stop
@@ -49,12 +50,12 @@ class Listening:
             return
         if self._pool.is_known():
             until = time.monotonic() + TIMEOUT
-            while self._is_unheard() and time.monotonic() < until:
+            while self._has_unread() and time.monotonic() < until:
                 self._pool.turn(TURN)
             self._take_back({job for job in self._pool.not_begun() if _child_of(job) is None})
         self.flush()
 
-    def _is_unheard(self) -> bool:
+    def _has_unread(self) -> bool:
         """Whether a child was given a task and has not said that it began it."""
         children = [child for job in self._pool.not_begun() if (child := _child_of(job)) is not None]
         return any(child._is_alive() for child in children)  # noqa: SLF001 - Celery's

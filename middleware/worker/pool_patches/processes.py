@@ -66,7 +66,7 @@ class PoolProcesses:
         return without if self.inner is None else [*without, *(name for name in USED if not hasattr(self.inner, name))]
 
     def is_known(self) -> bool:
-        """Whether this is a pool whose inner workings we know, and whose children the loop has begun to hear."""
+        """Whether this is a pool whose inner workings we know, and whose children the loop has begun to read from."""
         inner = self.inner
         if inner is None or self.lacks():
             return False
@@ -85,17 +85,17 @@ class PoolProcesses:
         return [] if self.inner is None else [job for job in list(self.inner._cache.values()) if not job._accepted]  # noqa: SLF001
 
     def turn(self, seconds: float) -> None:
-        """Hear what comes next, and write on what is half written, as the event loop does; for so long at most."""
-        heard = {child.outqR_fd for child in self.inner._pool}  # noqa: SLF001
+        """Read what comes next, and write on what is half written, as the event loop does; for so long at most."""
+        read = {child.outqR_fd for child in self.inner._pool}  # noqa: SLF001
         written = self._half_written()
         poll = select.poll()
-        for pipe in heard:
+        for pipe in read:
             poll.register(pipe, select.POLLIN)
         for pipe in written:
             poll.register(pipe, select.POLLOUT)
         for pipe, _ in poll.poll(round(seconds * 1000)):
-            if pipe in heard:
-                self._hear(pipe)
+            if pipe in read:
+                self._read(pipe)
             else:
                 with suppress(StopIteration, OSError, EOFError):  # that child is gone
                     next(written[pipe])
@@ -170,7 +170,7 @@ class PoolProcesses:
         except OSError:  # nobody reads there any more
             log.debug("child.not_told", pid=child.pid)
 
-    def _hear(self, pipe: int) -> None:
+    def _read(self, pipe: int) -> None:
         """A message may come in pieces: the loop keeps what has come of it."""
         reading, _ = self._hub.readers.get(pipe, (None, ()))
         try:
@@ -185,7 +185,7 @@ class PoolProcesses:
 
     def _reap(self) -> None:
         """Have Celery count a child that has died, once its result pipe is drained."""
-        self.inner.process_flush_queues = self._hear_to_its_end
+        self.inner.process_flush_queues = self._drain
         try:
             self.inner._join_exited_workers(shutdown=True)  # noqa: SLF001
         except billiards.WorkersJoined:
@@ -193,10 +193,10 @@ class PoolProcesses:
         except Exception:  # noqa: BLE001 - a callback of the application's: the others go on
             log.exception("child.unheard")
 
-    def _hear_to_its_end(self, child: Any) -> None:
+    def _drain(self, child: Any) -> None:
         poll = select.poll()
         poll.register(child.outqR_fd, select.POLLIN)
         while any(event & select.POLLIN for _, event in poll.poll(0)):
             if self.inner._fileno_to_outq.get(child.outqR_fd) is not child:  # noqa: SLF001
                 return
-            self._hear(child.outqR_fd)
+            self._read(child.outqR_fd)
