@@ -83,7 +83,11 @@ class Event:
     `task_id` and `generation` name the life; `attempt` counts its deliveries that count, from 1; `delivery` every hand-over.
     `delay_ms` is the delay that was asked for, `due_ms` when it ends (milliseconds since the epoch). `at_ms` is when the event was
     recorded, by the clock that `clock` names: `broker` on Redis, `worker` elsewhere. `nesting` is Celery's
-    `replaced_task_nesting`: a replaced task reuses its id. Values that do not apply are empty or None.
+    `replaced_task_nesting`: a replaced task reuses its id.
+
+    An event that ends an attempt says when the attempt began (`started_ms`), how long it ran (`run_ms`), how long its message had
+    waited before (`waited_ms`), and of which `release` the worker is. `actor` is the person who did it, in what an operator did.
+    Values that do not apply are empty or None; these five are None where they are not known, too.
     """
 
     task_id: str
@@ -106,6 +110,11 @@ class Event:
     parent_id: str = ""
     nesting: int = 0
     schema_version: int = SCHEMA_VERSION
+    started_ms: int | None = None
+    run_ms: int | None = None
+    waited_ms: int | None = None
+    release: str | None = None
+    actor: str | None = None
 
     def to_entry(self) -> list[str]:
         """The values of a stream entry, in the order of `ENTRY`; the stream stores the names once."""
@@ -126,6 +135,11 @@ class Event:
             "" if self.root_id == self.task_id else self.root_id,
             self.parent_id,
             _number(self.nesting),
+            _number(self.started_ms),
+            _number(self.run_ms),
+            _number(self.waited_ms),
+            self.release or "",
+            self.actor or "",
         ]
 
     @classmethod
@@ -156,6 +170,11 @@ class Event:
             root_id=read.get("R") or task_id,
             parent_id=read.get("p", ""),
             nesting=_integer(read.get("N")) or 0,
+            started_ms=_integer(read.get("b")),
+            run_ms=_integer(read.get("e")),
+            waited_ms=_integer(read.get("W")),
+            release=read.get("v") or None,
+            actor=read.get("y") or None,
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -165,7 +184,10 @@ class Event:
 
 #: The short names of a stream entry's fields, in the order of `Event.to_entry`: always the same ones, so that Redis stores them
 #: once for each block of entries.
-ENTRY: tuple[str, ...] = ("t", "o", "g", "n", "q", "r", "a", "d", "l", "u", "w", "x", "f", "R", "p", "N")
+ENTRY: tuple[str, ...] = (
+    *("t", "o", "g", "n", "q", "r", "a", "d", "l", "u", "w", "x", "f", "R", "p", "N"),
+    *("b", "e", "W", "v", "y"),
+)
 _OUTCOMES = frozenset(Outcome)
 
 

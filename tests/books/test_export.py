@@ -63,6 +63,11 @@ def test_every_field_of_an_event_reaches_the_file(any_server: Server, folder: Pa
         root_id="root",
         parent_id="parent",
         nesting=1,
+        started_ms=1_700_000_000_000,
+        run_ms=0,
+        waited_ms=40,
+        release="shop-7",
+        actor="ann@desk",
     )
     result = export_outcomes(any_server.client, KEYS, str(folder / "out"), format=form)
     [row] = exported(folder / "out", form)
@@ -88,6 +93,11 @@ def test_every_field_of_an_event_reaches_the_file(any_server: Server, folder: Pa
         "parent_id": "parent",
         "nesting": 1,
         "schema_version": 1,
+        "started_ms": 1_700_000_000_000,
+        "run_ms": 0,
+        "waited_ms": 40,
+        "release": "shop-7",
+        "actor": "ann@desk",
     }
 
 

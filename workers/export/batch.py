@@ -167,7 +167,7 @@ def storable(entries: Iterable[Event | Refused]) -> Iterator[Event | Refused]:
 
 def _fits(event: Event) -> bool:
     counts = (event.generation, event.attempt, event.delivery, event.nesting)
-    times = (event.delay_ms or 0, event.due_ms or 0)
+    times = (each or 0 for each in (event.delay_ms, event.due_ms, event.started_ms, event.run_ms, event.waited_ms))
     return all(abs(each) < 2**31 for each in counts) and all(abs(each) < 2**63 for each in times) and event.at_ms <= _LATEST_MS
 
 

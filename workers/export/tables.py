@@ -60,6 +60,11 @@ EVENTS = pa.schema(
         "parent_id": _TEXT,
         "nesting": _COUNT,
         "schema_version": _COUNT,
+        "started_ms": _MS,
+        "run_ms": _MS,
+        "waited_ms": _MS,
+        "release": _TEXT,
+        "actor": _TEXT,
     },
 )
 

@@ -55,10 +55,15 @@ EVENTS: Final = _struct(
     parent_id=_TEXT,
     nesting=_NUMBER,
     schema_version=_NUMBER,
+    started_ms=_TIME,
+    run_ms=_TIME,
+    waited_ms=_TIME,
+    release=_TEXT,
+    actor=_TEXT,
 )
 
 #: Columns of an event that nothing in the books asks for.
-ASIDE: Final = ("root_id", "parent_id", "schema_version")
+ASIDE: Final = ("root_id", "parent_id", "schema_version", "started_ms", "run_ms", "waited_ms", "release", "actor")
 
 #: The inventory: one row for each message that the broker held. `owner` is the owner token of the worker that holds an `unacked`
 #: message, and empty where that worker is gone; `due_ms` is when a `delayed` one is due; `message` is what the exception of

@@ -1,6 +1,6 @@
 -- Ends a message that a worker holds, and records how.
 -- KEYS[1] unacked, KEYS[2] unacked_index, KEYS[3] starts, KEYS[4] leases, KEYS[5] outcome log.
--- ARGV[1] tag, ARGV[2] owner token, ARGV[3..18] event, or nothing where nothing is to be recorded.
+-- ARGV[1] tag, ARGV[2] owner token, ARGV[3..23] event, or nothing where nothing is to be recorded.
 -- Returns 'done', 'already' or 'refused'. Bound: one message.
 -- Checked: it is recorded before it is ended, so that a log which refuses the event leaves the message held.
 -- uses: append take

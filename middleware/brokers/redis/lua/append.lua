@@ -1,6 +1,6 @@
 -- Shared by the scripts that record: appends one event to the outcome log.
 -- The field names are always the same ones, in this order, so that the stream stores them once for each of its blocks.
--- `first` is the place in ARGV of the event's first value; there are 16. `due` and `delay` (milliseconds), where a script knows
+-- `first` is the place in ARGV of the event's first value; there are 21. `due` and `delay` (milliseconds), where a script knows
 -- them better than its caller, replace the values that came.
 local function append(stream, first, due, delay)
   local event = ARGV
@@ -8,6 +8,7 @@ local function append(stream, first, due, delay)
     't', event[first], 'o', event[first + 1], 'g', event[first + 2], 'n', event[first + 3],
     'q', event[first + 4], 'r', event[first + 5], 'a', event[first + 6], 'd', event[first + 7],
     'l', delay or event[first + 8], 'u', due or event[first + 9], 'w', event[first + 10], 'x', event[first + 11],
-    'f', event[first + 12], 'R', event[first + 13], 'p', event[first + 14], 'N', event[first + 15])
+    'f', event[first + 12], 'R', event[first + 13], 'p', event[first + 14], 'N', event[first + 15],
+    'b', event[first + 16], 'e', event[first + 17], 'W', event[first + 18], 'v', event[first + 19], 'y', event[first + 20])
 end
 

@@ -1,7 +1,7 @@
 -- Takes one message out of the delay store for good, and records it.
 -- KEYS[1] delayed (destinations), KEYS[2] delayed:tasks, KEYS[3] delayed:due:<list>, KEYS[4] delayed:messages:<list>,
 -- KEYS[5] outcome log; where an operation cancels it, KEYS[6] that.
--- ARGV[1] id in the delay store, ARGV[2] separator, ARGV[3] list name, ARGV[4..19] event; of an operation, three more (see operated).
+-- ARGV[1] id in the delay store, ARGV[2] separator, ARGV[3] list name, ARGV[4..24] event; of an operation, three more (see operated).
 -- Returns 'done', 'already' where the message no longer waits, or 'refused' where its operation may not go on. Its first write frees. Bound: one message.
 -- uses: append operated
 -- Checked: the types of all that it writes, before the message goes.

@@ -6,7 +6,7 @@
 -- ARGV[6] id in the delay store, ARGV[7] list name, ARGV[8] separator, ARGV[9] wake channel,
 -- ARGV[10] 'next' (back to where it was taken from) or 'last' (behind all others), where it does not wait,
 -- ARGV[11] with a budget: how many ms a slot is, ARGV[12] until when (ms) it may wait for its slot at the latest, or '',
--- ARGV[13..28] event, or nothing.
+-- ARGV[13..33] event, or nothing.
 -- Returns 'done', 'already' or 'refused'. The due time is counted from this server's clock. Bound: one message.
 -- With a budget the message is due in the queue's first free slot from its own due time on, and takes it. Where that is later than
 -- ARGV[12] (it expires before), or later than in a hundred years, it waits until then and takes none.

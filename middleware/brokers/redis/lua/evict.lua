@@ -4,8 +4,8 @@
 -- KEYS[5..] all lists of the queue, the most urgent first.
 -- ARGV[1] the most messages that the queue may hold, or '' (the message goes whatever the length), ARGV[2] index in KEYS of the
 -- message's list, or 0 (none is known yet), ARGV[3] the message, ARGV[4] origin queue, ARGV[5] '1' where the dead-letter queue must
--- be there already, ARGV[6] the letter, or '' (it is discarded), ARGV[7] name of the dead-letter queue, ARGV[8..23] the event, or
--- nothing, ARGV[24..39] a second event, recorded before it, or nothing.
+-- be there already, ARGV[6] the letter, or '' (it is discarded), ARGV[7] name of the dead-letter queue, ARGV[8..28] the event, or
+-- nothing, ARGV[29..49] a second event, recorded before it, or nothing.
 -- Returns {state, index of the list, message}: 'done', 'oldest' (another message is the oldest now), each with the one that would go
 -- next; 'within' (there is nothing to do); 'missing' (the dead-letter queue is not there). Bound: one message, at most ten lists.
 -- Checked: every key that is written later is read first; the message leaves its list first, so that a full server lets it die.
@@ -37,7 +37,7 @@ if ARGV[6] ~= '' then
   redis.call('LPUSH', KEYS[3], ARGV[6])
   redis.call('HSET', KEYS[2], ARGV[7], ARGV[4])
 end
-if ARGV[24] then append(KEYS[1], 24) end
+if ARGV[29] then append(KEYS[1], 29) end
 if ARGV[8] then append(KEYS[1], 8) end
 local next = following()
 return {'done', next[2] or 0, next[3] or ''}

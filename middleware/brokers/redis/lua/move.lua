@@ -2,7 +2,7 @@
 -- KEYS[1] the dead-letter queue's list, KEYS[2] the other one's, KEYS[3] outcome log, KEYS[4] dead_letter_queues;
 -- where an operation moves it, KEYS[5] that.
 -- ARGV[1] the dead letter as it lies there, ARGV[2] as it lies in the other, ARGV[3] name of the other, ARGV[4] origin queue,
--- ARGV[5..20] and ARGV[21..36] the two events; of an operation, three more (see operated).
+-- ARGV[5..25] and ARGV[26..46] the two events; of an operation, three more (see operated).
 -- Returns 'done', 'already' where the letter is no longer there, or 'refused' where its operation may not go on. Bound: one message; it is looked for from the oldest on.
 -- Checked: all types, before the letter is taken; what fails then puts it back, as the oldest.
 -- uses: append attempt operated
@@ -19,7 +19,7 @@ local err = attempt(
     counted = true
     count(KEYS[5], nil, 1)
     append(KEYS[3], 5)
-    append(KEYS[3], 21)
+    append(KEYS[3], 26)
   end,
   function()
     if pushed then redis.call('LPOP', KEYS[2]) end

@@ -1,10 +1,10 @@
 -- Publishes a message and records it, both or neither.
 -- KEYS[1] outcome log, KEYS[2] the list, KEYS[3..] all lists of the queue (only where it expires).
--- ARGV[1] message, ARGV[2] queue expiry in ms or '', ARGV[3..18] event, ARGV[19] where the message has gaps for times, or ''.
+-- ARGV[1] message, ARGV[2] queue expiry in ms or '', ARGV[3..23] event, ARGV[24] where the message has gaps for times, or ''.
 -- Returns the length of the list. Bound: one message, at most ten lists.
 -- Checked: what fails after the push takes it back, so that a publisher who then tries again publishes once.
 -- uses: append clock dated
-local length = redis.call('LPUSH', KEYS[2], dated(ARGV[1], ARGV[19]))
+local length = redis.call('LPUSH', KEYS[2], dated(ARGV[1], ARGV[24]))
 local added, err = pcall(append, KEYS[1], 3)
 if added and ARGV[2] ~= '' then
   for i = 3, #KEYS do redis.pcall('PEXPIRE', KEYS[i], ARGV[2]) end

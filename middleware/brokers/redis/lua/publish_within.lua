@@ -2,10 +2,10 @@
 -- KEYS[1] outcome log, KEYS[2] dead_letter_queues, KEYS[3] the dead-letter queue's list, KEYS[4] its bindings, KEYS[5] the
 -- message's list, KEYS[6..] all lists of the queue, the most urgent first.
 -- ARGV[1] the message, ARGV[2] where it has gaps for times (of its publication, and from then on), or '', ARGV[3] queue expiry in ms
--- or '', ARGV[4] the most messages that the queue may hold, or '', ARGV[5] '1' where a full queue refuses, ARGV[6..21] the event;
--- then, for the oldest message, where there must be room: ARGV[22] index in KEYS of its list, or 0, ARGV[23] the message,
--- ARGV[24] origin queue, ARGV[25] '1' where its dead-letter queue must be there already, ARGV[26] the letter, or '' (it is
--- discarded), ARGV[27] name of the dead-letter queue, ARGV[28..43] its event, or nothing, ARGV[44..59] an event before that one, or
+-- or '', ARGV[4] the most messages that the queue may hold, or '', ARGV[5] '1' where a full queue refuses, ARGV[6..26] the event;
+-- then, for the oldest message, where there must be room: ARGV[27] index in KEYS of its list, or 0, ARGV[28] the message,
+-- ARGV[29] origin queue, ARGV[30] '1' where its dead-letter queue must be there already, ARGV[31] the letter, or '' (it is
+-- discarded), ARGV[32] name of the dead-letter queue, ARGV[33..53] its event, or nothing, ARGV[54..74] an event before that one, or
 -- nothing.
 -- Returns {state, ...}: 'done' and the length of the queue; 'missing' and the length (published, though the queue is full, because
 -- the dead-letter queue is not there); 'refused' and the length; 'oldest', the index of a list, the message that must go first, and
@@ -18,21 +18,21 @@ redis.call('LLEN', KEYS[3])
 local length, most, state = length_from(6), tonumber(ARGV[4]), 'done'
 
 local function evict()
-  redis.call('RPOP', KEYS[tonumber(ARGV[22])])
-  if ARGV[26] ~= '' then
-    redis.call('LPUSH', KEYS[3], ARGV[26])
-    redis.call('HSET', KEYS[2], ARGV[27], ARGV[24])
+  redis.call('RPOP', KEYS[tonumber(ARGV[27])])
+  if ARGV[31] ~= '' then
+    redis.call('LPUSH', KEYS[3], ARGV[31])
+    redis.call('HSET', KEYS[2], ARGV[32], ARGV[29])
   end
-  if ARGV[44] then append(KEYS[1], 44) end
-  if ARGV[28] then append(KEYS[1], 28) end
+  if ARGV[54] then append(KEYS[1], 54) end
+  if ARGV[33] then append(KEYS[1], 33) end
 end
 
 local evicts = false
 if most and length >= most then
   if ARGV[5] == '1' then return {'refused', length} end
   local at, raw = oldest_from(6)
-  if tonumber(ARGV[22] or 0) ~= at or ARGV[23] ~= raw then return {'oldest', at, raw, now_ms()} end
-  if ARGV[25] == '1' and redis.call('EXISTS', KEYS[3], KEYS[4]) == 0 then state = 'missing' else evicts = true end
+  if tonumber(ARGV[27] or 0) ~= at or ARGV[28] ~= raw then return {'oldest', at, raw, now_ms()} end
+  if ARGV[30] == '1' and redis.call('EXISTS', KEYS[3], KEYS[4]) == 0 then state = 'missing' else evicts = true end
 end
 
 redis.call('LPUSH', KEYS[5], dated(ARGV[1], ARGV[2]))

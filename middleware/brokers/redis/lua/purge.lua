@@ -1,12 +1,12 @@
 -- Removes a dead letter for good, and records it.
 -- KEYS[1] the dead-letter queue's list, KEYS[2] outcome log; where an operation removes it, KEYS[3] that.
--- ARGV[1] the dead letter as it lies there, ARGV[2..17] event, ARGV[18] only while the queue is longer than this, or nothing; of an operation, three others (see operated).
+-- ARGV[1] the dead letter as it lies there, ARGV[2..22] event, ARGV[23] only while the queue is longer than this, or nothing; of an operation, three others (see operated).
 -- Returns 'done', 'already' where the letter is no longer there or the queue is no longer than that, or 'refused' where its operation may not go on. Bound: one message; it is looked for from the oldest on.
 -- Checked: the type of the log, before the letter is taken; where the log refuses the event, the letter goes back, as the oldest.
 -- uses: append attempt operated
 if is_halted(KEYS[3]) then return 'refused' end
 redis.call('XLEN', KEYS[2])
-if ARGV[18] and not KEYS[3] and redis.call('LLEN', KEYS[1]) <= tonumber(ARGV[18]) then return 'already' end
+if ARGV[23] and not KEYS[3] and redis.call('LLEN', KEYS[1]) <= tonumber(ARGV[23]) then return 'already' end
 if redis.call('LREM', KEYS[1], -1, ARGV[1]) == 0 then return 'already' end
 local counted
 local err = attempt(

@@ -1,7 +1,7 @@
 -- Gives a message in the delay store another due time, and records it.
 -- KEYS[1] delayed (destinations), KEYS[2] delayed:due:<list>, KEYS[3] delayed:messages:<list>, KEYS[4] outcome log.
 -- ARGV[1] id in the delay store, ARGV[2] list name, ARGV[3] due time in ms, or '' for now, ARGV[4] the message as it waits from now
--- on, ARGV[5] wake channel, ARGV[6..21] event.
+-- on, ARGV[5] wake channel, ARGV[6..26] event.
 -- Returns 'done', or 'already' where the message no longer waits. Bound: one message.
 -- Checked: the types of all that it writes, first; where the log refuses the event, the message waits as it did.
 -- uses: append attempt clock

@@ -1,0 +1,85 @@
+"""Files that the version before wrote, in which no event says when its attempt ran: they are read as they were.
+
+`earlier/` was written by that version's own workers and commands: three tasks that succeeded, one that failed once, one that took
+0.2 s, one that died by its exception, and one that killed its child twice. `entries.json` are the same events as they stood in the
+stream.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from pyarrow import dataset
+
+from redelivery.middleware.messages.events import ENTRY, Event, Outcome
+from redelivery.workers.export.tables import EVENTS, write_rows
+from redelivery.workers.reconciliation.job import Books, reconcile
+from tests.support.spark_session import spark
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["spark"]
+
+pytestmark = pytest.mark.xdist_group("spark")
+
+EARLIER = Path(__file__).parent / "earlier"
+ENTRIES: list[tuple[str, dict[str, str]]] = json.loads((EARLIER / "entries.json").read_text())
+#: What an event says of its attempt, and of who did it, since then.
+SINCE = {"started_ms", "run_ms", "waited_ms", "release", "actor"}
+
+
+def _copied(form: str, folder: Path) -> Books:
+    shutil.copytree(EARLIER / form, folder / "outcomes")
+    shutil.copytree(EARLIER / "inventory", folder / "inventory")
+    return Books(**{name: str(folder / name) for name in ("outcomes", "inventory")}, output=str(folder / "books"))
+
+
+@pytest.mark.parametrize("form", ["parquet", "lines"])
+def test_the_files_of_the_version_before_reconcile(spark: SparkSession, tmp_path: Path, form: str) -> None:
+    """Parquet and JSON lines: every life is balanced."""
+    summary = reconcile(spark, _copied(form, tmp_path))
+    assert (summary.balanced, summary.events, summary.lives) == (True, 17, 7)
+
+
+def test_files_of_both_versions_lie_side_by_side(spark: SparkSession, tmp_path: Path) -> None:
+    """What is written now has more columns than its neighbours."""
+    books = _copied("parquet", tmp_path)
+    shutil.rmtree(tmp_path / "outcomes" / "_commits")
+    times: dict[str, Any] = {"started_ms": 1_795_516_936_000, "run_ms": 12, "waited_ms": 3, "release": "shop-8"}
+    told = [(Outcome.PUBLISHED, 0, {}), (Outcome.SUCCEEDED, 1, times)]
+    events = [
+        Event(
+            task_id="new",
+            outcome=outcome,
+            event_id=f"179551693600{at}-0",
+            at_ms=1_795_516_936_000 + at,
+            queue="celery",
+            delivery=at,
+            **more,
+        )
+        for outcome, at, more in told
+    ]
+    hour = str(tmp_path / "outcomes" / "date=2026-11-24" / "hour=10")
+    write_rows((event.to_dict() for event in events), hour, EVENTS, name="later")
+    summary = reconcile(spark, books)
+    assert (summary.balanced, summary.events, summary.lives) == (True, 19, 8)
+
+
+def test_entries_of_the_version_before_say_nothing_of_their_attempts() -> None:
+    """Read from the stream, and as the files of then have them."""
+    events = [Event.from_entry(entry_id, values).to_dict() for entry_id, values in ENTRIES]
+    assert {event[name] for event in events for name in SINCE} == {None}
+    rows = dataset.dataset(EARLIER / "parquet", exclude_invalid_files=True).to_table().to_pylist()
+    assert [{name: event[name] for name in rows[0]} for event in events] == rows
+
+
+def test_the_version_before_reads_what_is_written_now() -> None:
+    """It takes the names that it knows, in their order, and these are all there still."""
+    known = list(ENTRIES[0][1])
+    assert list(ENTRY[: len(known)]) == known
+    assert dataset.dataset(EARLIER / "parquet", exclude_invalid_files=True).schema.names == EVENTS.names[: -len(SINCE)]
