@@ -36,7 +36,7 @@ SINCE = {"started_ms", "run_ms", "waited_ms", "release", "actor"}
 def _copied(form: str, folder: Path) -> Books:
     shutil.copytree(EARLIER / form, folder / "outcomes")
     shutil.copytree(EARLIER / "inventory", folder / "inventory")
-    return Books(**{name: str(folder / name) for name in ("outcomes", "inventory")}, output=str(folder / "books"))
+    return Books(outcomes=str(folder / "outcomes"), inventory=str(folder / "inventory"), output=str(folder / "books"))
 
 
 @pytest.mark.parametrize("form", ["parquet", "lines"])
