@@ -17,6 +17,7 @@ from tests.support.desk import LETTERS, QUEUE, Desk, task_message
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from tests.support.servers import Server
 
@@ -58,6 +59,17 @@ def test_a_redrive_to_a_queue_that_nobody_knows_is_refused(desk: Desk) -> None:
     desk.client.delete("night")
     desk.die()
     assert desk.run("dlq", "redrive", LETTERS, "--all", "--to", "night").exit_code == 0
+
+
+def test_a_task_in_a_queue_that_a_redrive_made_is_found(desk: Desk, tmp_path: Path) -> None:
+    """The app does not know the queue; the task's events name it, in the log and in exported files."""
+    task_id = desk.die()
+    assert desk.run("dlq", "redrive", LETTERS, "--all", "--to", "night", "--create").exit_code == 0
+    assert "is in night" in desk.run("task", "show", task_id).output
+    assert desk.run("outcomes", "export", "--to", str(tmp_path)).exit_code == 0
+    assert desk.client.xlen(desk.keys.outcomes) == 0
+    shown = desk.json("task", "show", task_id, "--outcomes", str(tmp_path))
+    assert [(each["place"], each["name"]) for each in shown["places"]] == [("queue", "night")]
 
 
 def test_what_is_misspelt_gets_the_nearest_name(desk: Desk) -> None:

@@ -1,8 +1,9 @@
 """A task's life: what the outcome log tells of it, and where it is now.
 
-A task is named by its id or by the beginning of it. The delay store has an index by task.
- The log, the queues and what is held have none: they are read in pages, from the newest on, up to a bound, and where
-that is reached, it is said.
+A task is named by its id or by the beginning of it. The delay store has an index by task. The log, the queues and what is held
+have none: they are read in pages, from the newest on, up to a bound, and where that is reached, it is said. The queues are the
+app's, those of its dead letters, and those that the task's own events name: a redrive may have made one that the app does not
+know.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ def life_of(runtime: Runtime, given: str, *, most: int, outcomes: str | None = N
     Raises `InputError` where several tasks' ids begin so, and whatever redis-py raises.
     """
     life = TaskLife(given)
-    _look(runtime, life, most)
+    _read_log(runtime, life, most)
+    # After the log: an export may move events from the one to the other meanwhile.
     if outcomes is not None:
         _read_exported(life, outcomes, most)
     elif (place := runtime.settings.exported_outcomes) is not None:
@@ -49,6 +51,7 @@ def life_of(runtime: Runtime, given: str, *, most: int, outcomes: str | None = N
             _read_exported(life, place, most)
         except (InputError, ImportError) as exc:
             life.unread.append(f"exported events were not read: {exc}")
+    _look(runtime, life, most)
     task_id = meant(given, [event.task_id for event in life.events] + [place.contents.task_id for place in life.places])
     if task_id is not None:
         life.task_id = task_id
@@ -58,26 +61,26 @@ def life_of(runtime: Runtime, given: str, *, most: int, outcomes: str | None = N
 
 
 def _look(runtime: Runtime, life: TaskLife, most: int) -> None:
-    """Add what is found of every task whose id begins so."""
-    store = needed(broker_of(runtime.transport).letters)
-    if Capability.BROWSE_LETTERS_UNMARKED not in runtime.transport.capabilities:
-        from ..brokers.rabbitmq.task_life import read  # noqa: PLC0415 - only where the broker is RabbitMQ
+    """Add every place where a task is whose id begins so."""
+    letter_queues = dead_letters.known(runtime)
+    queues = sorted(
+        {*runtime.app.amqp.queues, *letter_queues.values(), *(event.queue for event in life.events)} - {"", *letter_queues}
+    )
+    if _is_rabbitmq(runtime):
+        from ..brokers.rabbitmq.task_life import read_places  # noqa: PLC0415 - only where the broker is RabbitMQ
 
-        letter_queues = dead_letters.known(runtime)
-        queues = sorted(set(runtime.app.amqp.queues) - set(letter_queues))
-        read(cast("AmqpTransport", runtime.transport), queues, life, most)
+        read_places(cast("AmqpTransport", runtime.transport), queues, life)
+        store = needed(broker_of(runtime.transport).letters)
         for name in letter_queues:
             for letter in store.found(name, {life.task_id}):
                 if begins(letter.task_id, life.task_id):
                     life.places.append(Place("dead_letter", name, letter, seen(runtime, letter).to_row()))
         return
-    _read_log(runtime, life, most)
     delayed = needed(broker_of(runtime.transport).delayed)
     ids = [life.task_id] if is_whole(life.task_id) else delayed.ids_like(life.task_id, MAX_CANDIDATES + 1)
     for each in (each for task_id in ids for each in delayed.of_task(task_id)):
         life.places.append(Place("delayed", each.queue, each.contents, {"due_ms": each.due_ms}))
-    letter_queues = dead_letters.known(runtime)
-    for queue in sorted({*runtime.app.amqp.queues, *letter_queues.values()} - set(letter_queues)):
+    for queue in queues:
         for name in redis_of(runtime).keys.list_names(queue):
             life.places += [Place("queue", queue, contents) for contents in _matching(runtime, life, name, most)]
     _read_held(runtime, life, most)
@@ -85,6 +88,10 @@ def _look(runtime: Runtime, life: TaskLife, most: int) -> None:
         for contents in _matching(runtime, life, name, most):
             life.places.append(Place("dead_letter", name, contents, seen(runtime, Letter.of(contents.raw)).to_row()))
     life.places = list({(place.place, place.name, place.contents.raw): place for place in life.places}.values())
+
+
+def _is_rabbitmq(runtime: Runtime) -> bool:
+    return Capability.BROWSE_LETTERS_UNMARKED not in runtime.transport.capabilities
 
 
 def _read_exported(life: TaskLife, uri: str, most: int) -> None:
@@ -133,6 +140,11 @@ def _of_task(raw: bytes, task_id: str) -> Contents | None:
 
 def _read_log(runtime: Runtime, life: TaskLife, most: int) -> None:
     """The task's events, the oldest first, from a log that is read from its newest entry back."""
+    if _is_rabbitmq(runtime):
+        from ..brokers.rabbitmq.task_life import read_events  # noqa: PLC0415 - only where the broker is RabbitMQ
+
+        read_events(cast("AmqpTransport", runtime.transport), life, most)
+        return
     client, stream = redis_of(runtime).client, redis_of(runtime).keys.outcomes
     sought, end, looked = life.task_id.encode("utf-8", "replace"), "+", 0
     while looked < most:
