@@ -248,8 +248,8 @@ def test_a_crash_that_the_history_holds_is_named_as_the_cause(run: Run, task_id:
 def test_a_verdict_comes_with_what_is_known(run: Run) -> None:
     """The last word, its reason and attempt, its time, and whether the broker has the message."""
     row = run.verdicts()["letter-gone"]
-    said = "last heard of as dead_lettered (exhausted) at attempt 1 at 2026-01-31 12:00:01.000 UTC; the broker does not have it"
-    assert row["cause"] == f"{said}; likely taken out without the command `dlq`: LREM, DEL, an eviction, or a consumer"
+    said = "last event: dead_lettered (exhausted) at attempt 1 at 2026-01-31 12:00:01.000 UTC; the broker does not have it"
+    assert row["cause"] == f"{said}; likely removed without `redelivery dlq`: by LREM, DEL, an eviction or a consumer"
     assert (row["task"], row["first_ms"], row["last_ms"], row["events"]) == ("shop.charge", NOON, NOON + 1000, 2)
     nobody = run.verdicts()["letter-of-nobody"]["cause"]
     assert nobody.startswith("no event names it; the broker has it in dead letter; likely put there without the command `dlq`")

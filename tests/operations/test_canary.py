@@ -92,7 +92,7 @@ def test_the_others_stay_where_the_canary_dies_again(yard: Yard) -> None:
     (dead,), ids = yard.bury("dies", 1, "fails"), yard.bury("stays", 5)
     code, done, line = yard.redrive("--canary", "1", "--canary-wait", LONG)
     assert (code, done["moved"]) == (2, 1)
-    assert re.search(rf"stopped when 1 letter had gone back: the canary died again: {dead} \(exhausted: RuntimeError\);", line)
+    assert re.search(rf"stopped when 1 dead letter had gone back: the canary died again: {dead} \(exhausted: RuntimeError\);", line)
     assert [(each["task_id"], each["reason"]) for each in done["died_again"]] == [(dead, "exhausted")]
     assert yard.lie("stays") == ids
     assert yard.ran("stays") == set()
@@ -105,7 +105,7 @@ def test_a_long_redrive_stops_when_some_have_died_again(yard: Yard) -> None:
     code, done, line = yard.redrive("--abort-after", "3", "--rate", "10/s")
     assert code == 2
     assert 3 <= len(done["died_again"]) <= done["moved"] < len(ids)
-    assert f"{len(done['died_again'])} letters of this redrive died again: again-" in line
+    assert f"{len(done['died_again'])} dead letters of this redrive died again: again-" in line
     assert {each["reason"] for each in done["died_again"]} == {"rejected"}
     until(lambda: len(yard.lie("again")) == len(ids), what="all that were sent to lie there again")
     assert yard.ran("again") == set(ids[: done["moved"]])

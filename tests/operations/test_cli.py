@@ -216,6 +216,6 @@ def test_a_task_that_died_is_redriven_and_succeeds(shop: Callable[..., Shop]) ->
     here.ended(task_id, "dead_lettered", 40)
     line = [sys.executable, "-m", "redelivery", "-A", "tests.support.shop", "dlq", "redrive", "DLQ.celery", "--id", task_id]
     done = subprocess.run(line, env=here.environment, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
-    assert (done.returncode, done.stdout) == (0, "1 letter of DLQ.celery went back: celery 1.\n"), done.stderr
+    assert (done.returncode, done.stdout) == (0, "1 dead letter of DLQ.celery went back: celery 1.\n"), done.stderr
     assert here.ended(task_id, "succeeded").generation == 1
     assert here.leftovers() == {}

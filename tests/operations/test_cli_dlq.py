@@ -56,7 +56,7 @@ def test_show_gives_the_newest_letters_a_line_each(desk: Desk) -> None:
     assert [line.split()[0] for line in lines[1:]] == [ids[2], ids[1]]
     assert lines[1].split()[1:4] == ["desk.pack", "exhausted", "1"]
     assert lines[1].endswith("ValueError: no 2")
-    assert done.stderr.startswith("2 of 3 letters;")
+    assert done.stderr.startswith("2 of 3 dead letters;")
 
 
 def test_show_by_id_gives_the_whole_letter(desk: Desk) -> None:
@@ -122,7 +122,10 @@ def test_redrive_says_what_went_back(desk: Desk) -> None:
     """In a sentence, and as JSON."""
     desk.die(reason="worker_lost")
     desk.die()
-    assert desk.run("dlq", "redrive", LETTERS, "--reason", "worker_lost").output == f"1 letter of {LETTERS} went back: {QUEUE} 1.\n"
+    assert (
+        desk.run("dlq", "redrive", LETTERS, "--reason", "worker_lost").output
+        == f"1 dead letter of {LETTERS} went back: {QUEUE} 1.\n"
+    )
     done = desk.json("dlq", "redrive", LETTERS, "--all")
     assert (done["moved"], done["by_queue"], done["left"], done["dry_run"]) == (1, {QUEUE: 1}, {}, False)
     assert desk.client.llen(LETTERS) == 0
@@ -132,7 +135,7 @@ def test_redrive_by_id_takes_that_letter_alone(desk: Desk) -> None:
     """Several may be named."""
     ids = [desk.die() for _ in range(4)]
     done = desk.run("dlq", "redrive", LETTERS, "--id", ids[2], "--id", ids[0])
-    assert done.output == f"2 letters of {LETTERS} went back: {QUEUE} 2.\n"
+    assert done.output == f"2 dead letters of {LETTERS} went back: {QUEUE} 2.\n"
     assert desk.ids() == [ids[0], ids[2]]
 
 
@@ -142,25 +145,28 @@ def test_redrive_says_what_stays_and_why(desk: Desk) -> None:
     desk.die(task_message(body=body_of(chord={"task": "x"}), group="g"))
     done = desk.run("dlq", "redrive", LETTERS, "--all")
     assert "1 of them belonged to a chord, which has counted its failure: it runs by itself." in done.output
-    assert "1 letter cannot go back and stays: its bytes were never a message." in done.output
+    assert "1 dead letter cannot go back and stays: its bytes were never a message." in done.output
     assert (
         desk.run("dlq", "redrive", LETTERS, "--reason", "expired").output
-        == f"No letter of {LETTERS} was chosen; 1 was looked at.\n"
+        == f"No dead letter of {LETTERS} was chosen; 1 was looked at.\n"
     )
 
 
 def test_a_dry_run_says_what_would_go_back(desk: Desk) -> None:
     """And leaves it."""
     desk.die()
-    assert desk.run("dlq", "redrive", LETTERS, "--all", "--dry-run").output == f"1 letter of {LETTERS} would go back: {QUEUE} 1.\n"
+    assert (
+        desk.run("dlq", "redrive", LETTERS, "--all", "--dry-run").output
+        == f"1 dead letter of {LETTERS} would go back: {QUEUE} 1.\n"
+    )
     assert desk.client.llen(LETTERS) == 1
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ((), "which letters?"),
-        (("--all", "--reason", "expired"), "--all means every letter"),
+        ((), "which dead letters?"),
+        (("--all", "--reason", "expired"), "--all means every dead letter"),
         (("--all", "--rate", "fast"), "'fast' is no rate"),
         (("--all", "--rate", "0/s"), "'0/s' is no rate"),
         (("--all", "--rate", "nan"), "'nan' is no rate"),
@@ -205,9 +211,9 @@ def test_purge_without_a_terminal_needs_yes_and_says_what_it_did(desk: Desk) -> 
     assert desk.json("dlq", "purge", LETTERS, "--reason", "expired", "--dry-run")["purged"] == 2
     assert desk.ids(LETTERS) == ids
     done = desk.run("dlq", "purge", LETTERS, "--reason", "expired", "--yes")
-    assert (done.exit_code, done.stdout) == (0, f"2 letters of {LETTERS} purged.\n")
+    assert (done.exit_code, done.stdout) == (0, f"2 dead letters of {LETTERS} purged.\n")
     assert desk.ids(LETTERS) == ids[1:2]
-    assert "No letter" in desk.run("dlq", "purge", LETTERS, "--reason", "expired", "--yes").stdout
+    assert "No dead letter" in desk.run("dlq", "purge", LETTERS, "--reason", "expired", "--yes").stdout
 
 
 def test_purge_archives_first_where_it_is_told_to(desk: Desk, tmp_path: Path) -> None:
@@ -228,7 +234,7 @@ def test_a_terminal_is_asked_first(
     desk.die()
     command, *more = words
     done = desk.run("dlq", command, LETTERS, "--all", *more, input=answer)
-    assert (done.exit_code, "1 of 1 letter" in done.output) == (0, True)
+    assert (done.exit_code, "1 of 1 dead letter" in done.output) == (0, True)
     assert desk.client.llen(LETTERS) == left
     named = desk.die(task_message("named"))
     assert "?" not in desk.run("dlq", command, LETTERS, "--id", named, *more).output
@@ -246,7 +252,7 @@ def test_who_is_asked_is_told_where_letters_would_go(desk: Desk, monkeypatch: py
         forged["properties"]["delivery_info"] = {"exchange": origin, "routing_key": origin}
         desk.die(forged)
     done = desk.run("dlq", "redrive", LETTERS, "--all", input="n\n")
-    assert "They would go to: orders 2.\nSend 2 of 3 letters of DLQ.orders back?" in done.stderr, done.stderr
+    assert "They would go to: orders 2.\nSend 2 of 3 dead letters of DLQ.orders back?" in done.stderr, done.stderr
     assert (origin in done.output, desk.client.llen(LETTERS)) == (False, 3)
 
 
@@ -258,7 +264,7 @@ def test_move_to_another_dead_letter_queue_or_to_a_queue(desk: Desk) -> None:
     assert "lie in" in desk.run("dlq", "move", LETTERS, "--all", "--to", LETTERS).stderr
     assert desk.json("dlq", "move", LETTERS, "--id", "a", "--to", "DLQ.new", "--create")["moved"] == 1
     done = desk.run("dlq", "move", LETTERS, "--id", "b", "--to", "DLQ.new")
-    assert done.stdout == f"1 letter of {LETTERS} moved to DLQ.new.\n"
+    assert done.stdout == f"1 dead letter of {LETTERS} moved to DLQ.new.\n"
     assert desk.run("dlq", "move", LETTERS, "--id", "c", "--to", QUEUE).exit_code == 0
     assert (desk.ids("DLQ.new"), desk.ids(), desk.ids(LETTERS)) == (["a", "b"], ["c"], [])
     assert [event.outcome for event in desk.events][-5:] == ["redriven", "dead_lettered"] * 2 + ["redriven"]
@@ -300,7 +306,7 @@ def test_a_letter_is_edited_before_it_goes_back(desk: Desk, tmp_path: Path) -> N
         ('{"args": {}}', "args must be a list"),
         ('{"kwargs": []}', "kwargs must be an object"),
         ('{"task": ""}', "task must be text"),
-        ('{"task_id": "b", "args": []}', "is the letter of task b, not of a"),
+        ('{"task_id": "b", "args": []}', "is the dead letter of task b, not of a"),
     ],
 )
 def test_a_change_that_cannot_be_meant_is_refused(desk: Desk, tmp_path: Path, given: str, said: str) -> None:
@@ -318,7 +324,7 @@ def test_what_cannot_be_edited_stays(desk: Desk, tmp_path: Path) -> None:
     (tmp_path / "f").write_text('{"args": [1]}')
     done = desk.run("dlq", "redrive", LETTERS, "--id", "a", "--with", str(tmp_path / "f"))
     assert (done.exit_code, "cannot be edited" in done.stdout, desk.ids(LETTERS)) == (0, True, ["a"])
-    assert "--with changes one letter" in desk.run("dlq", "redrive", LETTERS, "--all", "--with", str(tmp_path / "f")).stderr
+    assert "--with changes one dead letter" in desk.run("dlq", "redrive", LETTERS, "--all", "--with", str(tmp_path / "f")).stderr
 
 
 def test_export_writes_files_or_prints_lines(desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -327,7 +333,7 @@ def test_export_writes_files_or_prints_lines(desk: Desk, tmp_path: Path, monkeyp
     done = desk.run("dlq", "export", LETTERS)
     assert [json.loads(line)["task_id"] for line in done.stdout.splitlines()] == ids
     assert desk.json("dlq", "export", LETTERS, "--to", str(tmp_path))["letters"] == 3
-    assert desk.run("dlq", "export", LETTERS, "--id", ids[0], "--to", str(tmp_path)).stdout.startswith("1 letter of")
+    assert desk.run("dlq", "export", LETTERS, "--id", ids[0], "--to", str(tmp_path)).stdout.startswith("1 dead letter of")
     assert desk.run("dlq", "export", LETTERS, "--id", "nope").exit_code == 2
     monkeypatch.setenv("REDELIVERY_REDACT", "true")
     assert "secret-word" not in Desk(desk.server).run("dlq", "export", LETTERS).stdout

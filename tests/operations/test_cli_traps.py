@@ -98,7 +98,7 @@ def test_a_pattern_and_a_task_that_the_app_has_choose_nothing_in_peace(desk: Des
     desk.die(task_message(task="desk.gone"))
     for task in ("desk.pack", "desk.p*", "desk.?"):
         done = desk.run("dlq", "redrive", LETTERS, "--task", task)
-        assert (done.exit_code, done.stdout) == (0, f"No letter of {LETTERS} was chosen; 1 was looked at.\n")
+        assert (done.exit_code, done.stdout) == (0, f"No dead letter of {LETTERS} was chosen; 1 was looked at.\n")
 
 
 def test_a_policy_of_a_name_that_nobody_has_is_explained_with_a_hint(desk: Desk) -> None:
@@ -126,8 +126,8 @@ def test_a_dry_run_without_a_choice_means_all(desk: Desk, words: tuple[str, ...]
     """Whatever it would do; without `--dry-run` a choice must be made."""
     desk.die()
     done = desk.run("dlq", words[0], LETTERS, *words[1:], "--dry-run")
-    assert (done.exit_code, done.stdout.startswith(f"1 letter of {LETTERS} would ")) == (0, True), done.output
-    assert "which letters?" in refused(desk, "dlq", words[0], LETTERS, *words[1:], *(["--yes"] if words[0] == "purge" else []))
+    assert (done.exit_code, done.stdout.startswith(f"1 dead letter of {LETTERS} would ")) == (0, True), done.output
+    assert "which dead letters?" in refused(desk, "dlq", words[0], LETTERS, *words[1:], *(["--yes"] if words[0] == "purge" else []))
 
 
 def test_the_app_is_named_before_or_after_the_command(desk: Desk) -> None:

@@ -99,7 +99,7 @@ def test_a_crash_between_archive_and_purge_is_harmless(desk: Desk, tmp_path: Pat
     outcomes = desk.keys.outcomes
     desk.client.rename(outcomes, "aside")
     desk.client.set(outcomes, "of another type: the purge's script refuses before it takes a letter")
-    with pytest.raises(BrokerError, match="stopped when 0 letters had gone"):
+    with pytest.raises(BrokerError, match="stopped when 0 dead letters had gone"):
         purge(desk.transport, LETTERS, EVERYTHING, archive_to=str(tmp_path))
     assert desk.ids(LETTERS) == ids
     desk.client.rename("aside", outcomes)

@@ -132,7 +132,7 @@ def test_it_stops_when_so_many_died_again(most: int, sent: int) -> None:
     answers = carried(guard, broker, *(range(number, number + 1) for number in range(6)))
     assert len(broker.sent) == sent
     assert answers.count(Answer.DONE) == sent
-    assert all(f"{most} letters of this redrive died again" in str(answer) for answer in answers[sent:])
+    assert all(f"{most} dead letters of this redrive died again" in str(answer) for answer in answers[sent:])
 
 
 def test_only_what_died_for_good_in_a_life_that_was_sent_counts() -> None:
@@ -203,10 +203,10 @@ def test_without_news_the_error_says_what_had_gone(desk: Desk) -> None:
         message = "gone"
         raise RedisConnectionError(message)
 
-    with pytest.raises(BrokerError, match="stopped when 2 letters had gone back: gone"):
+    with pytest.raises(BrokerError, match="stopped when 2 dead letters had gone back: gone"):
         redrive(desk.transport, LETTERS, EVERYTHING, guard=Guard(fates=Fates(silent), canary=2))
     assert (desk.ids(), desk.ids(LETTERS)) == (ids[:2], ids[2:])
-    with pytest.raises(BrokerError, match="when 3 letters had gone back: gone"):
+    with pytest.raises(BrokerError, match="when 3 dead letters had gone back: gone"):
         redrive(desk.transport, LETTERS, EVERYTHING, guard=Guard(fates=Fates(silent), canary=9))
 
 
@@ -244,10 +244,10 @@ def test_a_redrive_that_stopped_is_an_error_with_its_figures(desk: Desk) -> None
     copies(desk, 4)
     words = ("dlq", "redrive", LETTERS, "--all", "--canary", "1", "--canary-wait", "50ms")
     done = desk.run(*words)
-    assert (done.exit_code, done.stdout) == (2, f"1 letter of {LETTERS} went back: {QUEUE} 1.\n")
+    assert (done.exit_code, done.stdout) == (2, f"1 dead letter of {LETTERS} went back: {QUEUE} 1.\n")
     (line,) = done.stderr.splitlines()
     assert line.startswith(
-        f"redelivery: error: the redrive of '{LETTERS}' stopped when 1 letter had gone back: the canary has not ended"
+        f"redelivery: error: the redrive of '{LETTERS}' stopped when 1 dead letter had gone back: the canary has not ended"
     )
     again = desk.run(*words, "--json")
     assert (again.exit_code, len(again.stderr.splitlines())) == (2, 1)
@@ -269,7 +269,7 @@ def test_a_dry_run_of_a_guarded_redrive_waits_for_nothing(desk: Desk) -> None:
         (("--canary", "0"), "0 is not in the range"),
         (("--abort-after", "0"), "0 is not in the range"),
         (("--abort-after", "5"), "--abort-after needs a --rate"),
-        (("--canary-wait", "5m"), "say how many letters go first with --canary"),
+        (("--canary-wait", "5m"), "say how many dead letters go first with --canary"),
         (("--canary", "1", "--canary-wait", "soon"), "'soon' is no duration"),
     ],
 )

@@ -11,16 +11,16 @@ import click
 import pytest
 
 from redelivery.workers.cli.main import redelivery
-from tests.support.screens import FOLDER, SCREENS, arranged, screen, shown
+from tests.support.screens import BOOKS, FOLDER, RABBITMQ, SCREENS, arranged, screen, shown, with_books, with_rabbitmq
 from tests.support.servers import Server, binaries
+from tests.support.spark_session import spark
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from tests.support.desk import Desk
-
-#: Commands without a screen of their own here: they run until they are stopped, or write files alone, or are the books' own.
-WITHOUT = {"books show", "dispatcher", "dlq import", "outcomes export", "reconcile"}
+    from tests.support.rabbit import Rabbit
+__all__ = ["spark"]
 
 
 @pytest.fixture(scope="module")
@@ -35,11 +35,27 @@ def desk() -> Iterator[Desk]:
             server.stop(9)
 
 
-@pytest.mark.usefixtures("desk")
-@pytest.mark.parametrize("name", SCREENS)
-def test_a_screen_is_as_it_was_agreed(name: str) -> None:
+@pytest.mark.parametrize("name", [each for each in SCREENS if each not in BOOKS | RABBITMQ])
+def test_a_screen_is_as_it_was_agreed(desk: Desk, name: str) -> None:
     """Where it is meant to change: `./dev python -m tests.support.screens`, and look at what it has changed."""
-    assert screen(name) == (FOLDER / f"{name}.txt").read_text()
+    assert screen(name, desk) == (FOLDER / f"{name}.txt").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("spark")
+@pytest.mark.usefixtures("spark")
+def test_the_screens_of_the_books_are_as_they_were_agreed() -> None:
+    """The same, of events and an inventory that are the same each time."""
+    with with_books():
+        for name in sorted(BOOKS):
+            assert screen(name) == (FOLDER / f"{name}.txt").read_text()
+
+
+def test_the_screens_of_rabbitmq_are_as_they_were_agreed(rabbit: Rabbit) -> None:
+    """The same, on a virtual host where RabbitMQ has dead-lettered by itself."""
+    with with_rabbitmq(rabbit):
+        for name in sorted(RABBITMQ):
+            assert screen(name) == (FOLDER / f"{name}.txt").read_text()
 
 
 @pytest.mark.parametrize("file", sorted(FOLDER.glob("*.txt")), ids=lambda file: file.stem)
@@ -65,7 +81,7 @@ def test_every_command_has_a_screen() -> None:
 
     written = {re.sub(r"-A shop ", "", words) for words in SCREENS.values()}
     missing = {path for path in paths(redelivery, "") if not any(f"{words} ".startswith(f"{path} ") for words in written)}
-    assert missing == WITHOUT
+    assert missing == set()
 
 
 @pytest.mark.usefixtures("desk")

@@ -42,7 +42,7 @@ UNEDITED = "The app has no Redelivery(app) yet: this is what those two lines wou
 @json_option
 @pass_context
 def adopt(context: Context) -> None:
-    """List what will change for each task, and what to look at first.
+    """List what changes for each task if the app adopts redelivery, and what to look at first.
 
     The app need not be edited before: without Redelivery(app) in it, the list is of what these two lines would do.
     """

@@ -10,6 +10,7 @@ from ..reconciliation.rules import VERDICTS
 from ..reconciliation.terminal import lives_told
 from .context import Context, json_option, pass_context
 from .output import print_json
+from .screen import screen_width
 
 
 @click.group()
@@ -19,15 +20,23 @@ def books() -> None:
 
 @books.command()
 @click.argument("output", metavar="FOLDER")
-@click.option("--verdict", "verdicts", type=click.Choice(VERDICTS), multiple=True, help="Only these; may be repeated.")
-@click.option("--limit", type=click.IntRange(1), default=20, show_default=True, help="At most so many lives.")
-@click.option("--after", type=click.IntRange(0), default=0, metavar="NUMBER", help="Skip so many: the last line names the next.")
+@click.option(
+    "--verdict", "verdicts", type=click.Choice(VERDICTS), multiple=True, help="Only lives with this verdict; may be repeated."
+)
+@click.option("--limit", type=click.IntRange(1), default=20, show_default=True, help="At most this many lives.")
+@click.option(
+    "--after",
+    type=click.IntRange(0),
+    default=0,
+    metavar="NUMBER",
+    help="Skip this many lives. The last line of a page says the next number.",
+)
 @json_option
 @pass_context
 def show(context: Context, output: str, verdicts: tuple[str, ...], limit: int, after: int) -> None:
-    """The lives in FOLDER (the --output of `reconcile`), the worst first: id, cause, and what to do.
+    """List the lives in FOLDER (the --output of `reconcile`), the worst first: id, cause, and what to do.
 
-    With --json also the events of each life that is wrong.
+    With --json each life that is wrong comes with its events.
     """
     from ..reconciliation.pages import page_of  # noqa: PLC0415 - pyarrow is an optional dependency
 
@@ -35,7 +44,7 @@ def show(context: Context, output: str, verdicts: tuple[str, ...], limit: int, a
     if context.as_json:
         print_json({"total": page.total, "after": page.after, "next": page.next, "lives": page.lives})
         return
-    for line in lives_told(page.lives):
+    for line in lives_told(page.lives, screen_width()):
         click.echo(line)
     click.echo(_end(output, verdicts, page.total, after + len(page.lives)))
     if page.next is not None:

@@ -24,7 +24,7 @@ def edit_of(file: IO[str] | None, task_ids: Sequence[str], queue: str | None) ->
     if file is None:
         return None if queue is None else Edit(queue=queue)
     if len(task_ids) != 1:
-        msg = "--with changes one letter: name it with --id"
+        msg = "--with changes one dead letter: name it with --id"
         raise InputError(msg)
     try:
         given: Any = json.load(file)
@@ -35,7 +35,7 @@ def edit_of(file: IO[str] | None, task_ids: Sequence[str], queue: str | None) ->
         msg = f"{file.name} holds no object with task, args or kwargs: begin with what `redelivery dlq export --id` prints"
         raise InputError(msg)
     if given.get("task_id", task_ids[0]) != task_ids[0]:
-        msg = f"{file.name} is the letter of task {given['task_id']}, not of {task_ids[0]}"
+        msg = f"{file.name} is the dead letter of task {given['task_id']}, not of {task_ids[0]}"
         raise InputError(msg)
     values = {name: _checked(file.name, name, given[name]) for name in _KINDS if given.get(name) is not None}
     return Edit(queue=queue, **values)

@@ -33,15 +33,17 @@ def choosing(command: Callable[..., Any]) -> Callable[..., Any]:
             "task_ids",
             multiple=True,
             metavar="TASK_ID",
-            help="This task's letters, by its id or its beginning; may be repeated.",
+            help="The dead letters of this task, by its id or its beginning; may be repeated.",
         ),
-        click.option("--all", "everything", is_flag=True, help="All letters."),
-        click.option("--reason", "reasons", multiple=True, help="Letters that died of this; may be repeated."),
-        click.option("--task", "tasks", multiple=True, help="Letters of this task; a shell pattern."),
-        click.option("--exception", "exceptions", multiple=True, help="Letters that raised this class, dotted or its last word."),
-        click.option("--fingerprint", "fingerprints", multiple=True, help="Letters with this fingerprint, or its beginning."),
-        click.option("--older-than", type=SECONDS, help="Letters that died longer ago: 90s, 15m, 2h, 3d."),
-        click.option("--newer-than", type=SECONDS, help="Letters that died since."),
+        click.option("--all", "everything", is_flag=True, help="All dead letters."),
+        click.option("--reason", "reasons", multiple=True, help="Dead letters with this reason; may be repeated."),
+        click.option("--task", "tasks", multiple=True, help="Dead letters of this task; a shell pattern."),
+        click.option(
+            "--exception", "exceptions", multiple=True, help="Dead letters that raised this class: its full name or its last word."
+        ),
+        click.option("--fingerprint", "fingerprints", multiple=True, help="Dead letters with this fingerprint, or its beginning."),
+        click.option("--older-than", type=SECONDS, help="Dead letters that died longer ago than this: 90s, 15m, 2h, 3d."),
+        click.option("--newer-than", type=SECONDS, help="Dead letters that died within this time."),
     )
     return functools.reduce(lambda decorated, option: option(decorated), reversed(options), command)
 
@@ -52,10 +54,10 @@ def require_choice(options: dict[str, Any], *, dry_run: bool = False) -> None:
     if dry_run and not filters:
         options["everything"] = True
     if options["everything"] and filters:
-        msg = "--all means every letter: leave it out, or leave the filters out"
+        msg = "--all means every dead letter: leave it out, or leave the filters out"
         raise click.UsageError(msg)
     if not options["everything"] and not filters:
-        msg = "which letters? name them with --id, choose them with a filter (--reason, --task, …), or say --all"
+        msg = "which dead letters? name them with --id, choose them with a filter (--reason, --task, …), or say --all"
         raise click.UsageError(msg)
 
 

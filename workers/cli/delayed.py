@@ -38,16 +38,18 @@ MESSAGES = (
 
 @click.group()
 def delayed() -> None:
-    """Messages that wait for their time: look at them, cancel, promote, reschedule them."""
+    """Delayed messages: look at them, cancel, promote or reschedule them."""
 
 
 @delayed.command("list")
-@click.option("--queue", help="Those of this queue alone.")
-@click.option("--limit", type=click.IntRange(1), default=20, show_default=True, help="The first so many to become due.")
+@click.option("--queue", help="Only messages of this queue.")
+@click.option(
+    "--limit", type=click.IntRange(1), default=20, show_default=True, help="At most this many, the next to become due first."
+)
 @json_option
 @pass_context
 def list_(context: Context, queue: str | None, limit: int) -> None:
-    """How many wait for each queue, and which become due first.
+    """Count the delayed messages of each queue, and list the next to become due.
 
     On RabbitMQ whatever waits is taken, read and given back, which holds it up for that moment; nothing is marked by it.
     """
@@ -94,7 +96,7 @@ def _found(context: Context, given: str) -> list[Delayed]:
 @json_option
 @pass_context
 def show(context: Context, task_id: str) -> None:
-    """The messages of a task that wait, whole."""
+    """Show the delayed messages of a task, whole."""
     found, now, redact = _found(context, task_id), context.transport.now_ms(), context.settings.redact
     whole = [letters.as_editable(Letter.of(each.contents.raw), redact=redact) for each in found]
     if context.as_json:
@@ -138,7 +140,7 @@ def _change(
         say(f"{counted(len(done) - count, 'message', 'messages')} had become due meanwhile.")
 
 
-_dry_run = click.option("--dry-run", is_flag=True, help="Look whether it waits, and change nothing.")
+_dry_run = click.option("--dry-run", is_flag=True, help="Check that the message waits, and change nothing.")
 
 
 @delayed.command()
@@ -147,7 +149,7 @@ _dry_run = click.option("--dry-run", is_flag=True, help="Look whether it waits, 
 @json_option
 @pass_context
 def cancel(context: Context, task_ids: Sequence[str], *, dry_run: bool) -> None:
-    """Take messages out for good: recorded as cancelled, and REVOKED for whoever waits for their result."""
+    """Remove delayed messages for good. Each is recorded as cancelled, and its result becomes REVOKED."""
     words = ("cancelled", "would be cancelled")
     _change(context, task_ids, lambda each: delayed_changes.cancel(context.runtime, each), dry_run=dry_run, words=words)
 
@@ -158,7 +160,7 @@ def cancel(context: Context, task_ids: Sequence[str], *, dry_run: bool) -> None:
 @json_option
 @pass_context
 def promote(context: Context, task_ids: Sequence[str], *, dry_run: bool) -> None:
-    """Have messages be due now; a dispatcher moves them to their queue (on RabbitMQ, this command itself)."""
+    """Make messages due now. A dispatcher moves them to their queue; on RabbitMQ this command does."""
     words = ("promoted", "would be promoted")
     change = delayed_changes.reschedule
     _change(context, task_ids, lambda each: change(context.runtime, each, due_ms=None), dry_run=dry_run, words=words)
@@ -166,13 +168,13 @@ def promote(context: Context, task_ids: Sequence[str], *, dry_run: bool) -> None
 
 @delayed.command()
 @click.argument("task_ids", nargs=-1, required=True, metavar="TASK_ID...")
-@click.option("--in", "after", type=SECONDS, help="Due so long from now, by the broker's clock: 90s, 15m, 2h, 3d.")
-@click.option("--at", "moment_", metavar="TIME", help="Due at this time: 2026-07-01T08:00:00Z; without a zone it is UTC.")
+@click.option("--in", "after", type=SECONDS, help="Due this long from now, by the broker's clock: 90s, 15m, 2h, 3d.")
+@click.option("--at", "moment_", metavar="TIME", help="Due at this time: 2026-07-01T08:00:00Z. A time without a zone is UTC.")
 @_dry_run
 @json_option
 @pass_context
 def reschedule(context: Context, task_ids: Sequence[str], after: float | None, moment_: str | None, *, dry_run: bool) -> None:
-    """Give messages another due time; everything else of them stays. On RabbitMQ: whole seconds, rounded up."""
+    """Give messages another due time, and change nothing else. On RabbitMQ it is rounded up to whole seconds."""
     if (after is None) == (moment_ is None):
         msg = "when? say --in 15m, or --at 2026-07-01T08:00:00Z"
         raise click.UsageError(msg)

@@ -23,9 +23,9 @@ ENDING = {signal.SIGINT, signal.SIGTERM}
 def dispatcher(ctx: click.Context, context: Context) -> None:
     """Move delayed messages that are due to their queues, until stopped.
 
-    Any number may run; one leads, the others stand by. SIGTERM ends it with exit code 0, SIGINT with 130.
+    Any number may run: one works, the others stand by. SIGTERM ends it with exit code 0, SIGINT with 130.
     """
-    instead = "on RabbitMQ delayed messages go to their queues by themselves: no dispatcher is needed, in workers neither"
+    instead = "on RabbitMQ delayed messages go to their queues by themselves: neither workers nor you need a dispatcher"
     context.needs(Capability.LEASES, instead)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     # The signals are waited for, not handled: blocked here, before the thread begins, they are blocked in it too.

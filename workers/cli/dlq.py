@@ -64,7 +64,7 @@ def dlq() -> None:
 @json_option
 @pass_context
 def list_(context: Context) -> None:
-    """Every dead-letter queue: how many letters, how old, and why they died.
+    """List the dead-letter queues: how many dead letters each has, how old they are, and why they died.
 
     On RabbitMQ they are counted and not looked at, for a look leaves marks: `dlq causes` and `dlq show` look. The queues are those
     that the policies of the app's queues name.
@@ -95,16 +95,19 @@ def _reasons(queue: DeadLetterQueue) -> str:
 
 @dlq.command()
 @click.argument("name")
-@click.option("--limit", type=click.IntRange(1), default=20, show_default=True, help="The newest so many letters.")
-@click.option("--id", "task_ids", multiple=True, metavar="TASK_ID", help="This task's letters, whole; may be repeated.")
-@click.option("--full", is_flag=True, help="Whole letters, not a table.")
+@click.option("--limit", type=click.IntRange(1), default=20, show_default=True, help="At most this many, the newest first.")
+@click.option(
+    "--id", "task_ids", multiple=True, metavar="TASK_ID", help="Show the dead letters of this task whole; may be repeated."
+)
+@click.option("--full", is_flag=True, help="Show whole dead letters instead of a table.")
 @json_option
 @pass_context
 def show(context: Context, name: str, limit: int, task_ids: Sequence[str], *, full: bool) -> None:
-    """The letters of a dead-letter queue, the newest first.
+    """Show the dead letters of a queue, the newest first.
 
-    On RabbitMQ the whole queue is taken, read and given back in its order: handlers do not see the letters for that long, a classic
-    queue marks them as redelivered, a quorum queue counts it, and lets a letter go at its `delivery-limit`, where it has one.
+    On RabbitMQ the command takes the whole queue, reads it, and gives it back in order. Meanwhile handlers do not see the dead
+    letters. A classic queue marks them as redelivered. A quorum queue counts a delivery of each, and drops one that reaches the
+    queue's `delivery-limit`.
     """
     transport = context.transport
     dead_letters.required(context.runtime, name)
@@ -120,17 +123,17 @@ def show(context: Context, name: str, limit: int, task_ids: Sequence[str], *, fu
         count = dead_letters.depth(transport, name)
         click.echo(letters.as_table([seen(context.runtime, letter) for letter in chosen], transport.now_ms()))
         if count > len(chosen):
-            say(f"{len(chosen)} of {count} letters; more with --limit, one of them whole with --id.", err=True)
+            say(f"{len(chosen)} of {count} dead letters; more with --limit, one of them whole with --id.", err=True)
 
 
 @dlq.command("export")
 @click.argument("name")
 @choosing
-@click.option("--to", "uri", metavar="URI", help="Write files there, whole letters; without it, JSON lines are printed.")
+@click.option("--to", "uri", metavar="URI", help="Write whole dead letters to files there. Without it, JSON lines are printed.")
 @json_option
 @pass_context
 def export(context: Context, /, name: str, *, uri: str | None, **options: Any) -> None:
-    """Write letters out, and leave them where they are: to files, or as JSON lines, all of them where none is chosen.
+    """Copy dead letters to files, or print them as JSON lines; they stay in the queue. Without a filter: all of them.
 
     On RabbitMQ this looks at the whole queue; `dlq show --help` says what that costs.
     """
@@ -146,7 +149,7 @@ def export(context: Context, /, name: str, *, uri: str | None, **options: Any) -
             print_json({**asdict(done), "destination": scrubbed(uri)})
         else:
             files = counted(len(done.files), "file", "files")
-            say(f"{counted(done.letters, 'letter', 'letters')} of {safe(name)} in {files} below {harmless(uri)}.")
+            say(f"{counted(done.letters, 'dead letter', 'dead letters')} of {safe(name)} in {files} below {harmless(uri)}.")
         return
     found = False
     for letter in letters_of(transport, name):
@@ -154,17 +157,19 @@ def export(context: Context, /, name: str, *, uri: str | None, **options: Any) -
             found = True
             print_json(letters.as_editable(letter, redact=context.settings.redact), is_line=True)
     if not found and options["task_ids"]:
-        msg = f"{name!r} holds no letter of task {', '.join(options['task_ids'])}"
+        msg = f"{name!r} holds no dead letter of task {', '.join(options['task_ids'])}"
         raise InputError(msg)
 
 
 @dlq.command("causes")
 @click.argument("name", required=False)
-@click.option("--limit", type=click.IntRange(1), default=20, show_default=True, help="The most frequent so many.")
+@click.option(
+    "--limit", type=click.IntRange(1), default=20, show_default=True, help="At most this many causes, the most frequent first."
+)
 @json_option
 @pass_context
 def causes_(context: Context, name: str | None, limit: int) -> None:
-    """What the letters died of, the most frequent first: how many, since when, and an example; of one queue or of all.
+    """Group dead letters by cause, the most frequent first: how many, since when, and an example. Of one queue, or of all.
 
     On RabbitMQ this looks at the whole queue; `dlq show --help` says what that costs.
     """

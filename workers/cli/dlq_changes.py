@@ -43,8 +43,8 @@ def is_terminal() -> bool:
 def changing(command: Callable[..., Any]) -> Callable[..., Any]:
     """The options of whatever changes something."""
     options = (
-        click.option("--dry-run", is_flag=True, help="Count what would go, and change nothing."),
-        click.option("--limit", type=click.IntRange(1), help="At most so many letters, the oldest first."),
+        click.option("--dry-run", is_flag=True, help="Count the dead letters, and change nothing."),
+        click.option("--limit", type=click.IntRange(1), help="At most this many dead letters, the oldest first."),
         click.option("--yes", is_flag=True, help="Do not ask."),
     )
     return functools.reduce(lambda decorated, option: option(decorated), reversed(options), command)
@@ -55,7 +55,7 @@ def is_agreed(options: dict[str, Any], expect: Callable[[], Walked], question: s
     if not is_asked or options["task_ids"] or not is_terminal():
         return True
     expected = expect()
-    said = question.format(f"{expected.moved} of {counted(expected.total, 'letter', 'letters')}")
+    said = question.format(f"{expected.moved} of {counted(expected.total, 'dead letter', 'dead letters')}")
     if isinstance(expected, Redrive) and expected.by_target:
         say(f"They would go to: {targets_of(expected)}.", err=True)
     if click.confirm(said, err=True):
@@ -74,16 +74,18 @@ def targets_of(done: Redrive) -> str:
 @click.command("purge")
 @click.argument("name")
 @choosing
-@click.option("--archive", metavar="URI", help="Write the letters there first: a folder, or a URI such as s3://bucket/letters.")
+@click.option(
+    "--archive", metavar="URI", help="Write the dead letters there first: a folder, or a URI such as s3://bucket/letters."
+)
 @changing
 @json_option
 @pass_context
 def purge_(
     context: Context, /, name: str, *, archive: str | None, dry_run: bool, limit: int | None, yes: bool, **options: Any
 ) -> None:
-    """Remove letters for good; each is recorded as purged, by an operator.
+    """Remove dead letters for good. Each is recorded as purged, with reason operator.
 
-    A terminal is asked first, unless the letters are named by --id; without a terminal it needs --yes.
+    On a terminal the command asks first, unless you name the dead letters with --id. Without a terminal it needs --yes.
     """
     require_choice(options, dry_run=dry_run)
     if not (dry_run or yes or options["task_ids"] or is_terminal()):
@@ -110,22 +112,23 @@ def purge_(
 @click.argument("name")
 @choosing
 @click.option("--to", "target", required=True, metavar="NAME", help="The other dead-letter queue, or any queue of the app.")
-@click.option("--create", is_flag=True, help="The other dead-letter queue need not be there.")
+@click.option("--create", is_flag=True, help="Create the dead-letter queue of --to if there is none.")
 @changing
 @json_option
 @pass_context
 def move_(
     context: Context, /, name: str, *, target: str, create: bool, dry_run: bool, limit: int | None, yes: bool, **options: Any
 ) -> None:
-    """Move letters to another dead-letter queue, as dead as they are; into a queue of the app, it is a redrive to there.
+    """Move dead letters to another dead-letter queue. They stay dead there.
 
-    It is recorded as both: a next generation begins, and dies by the operator's hand.
+    Each move is recorded as redriven, and then as dead_lettered with reason operator. If --to names a queue of the app that is no
+    dead-letter queue, this is a redrive to that queue.
     """
     require_choice(options, dry_run=dry_run)
     transport, known = context.transport, dead_letters.known(context.runtime)
     dead_letters.required(context.runtime, name)
     if target == name:
-        msg = f"the letters lie in {name!r} already: name another queue with --to"
+        msg = f"the dead letters lie in {name!r} already: name another queue with --to"
         raise InputError(msg)
     chosen = filter_of(transport, name, options)
     is_living = target not in known and not create
@@ -151,10 +154,10 @@ def move_(
 def _tell_walk(done: Walked, verb: str) -> None:
     name = safe(done.dead_letter_queue)
     if not done.matched:
-        say(f"No letter of {name} was chosen; {counted(done.looked_at, 'was', 'were')} looked at.")
+        say(f"No dead letter of {name} was chosen; {counted(done.looked_at, 'was', 'were')} looked at.")
         return
-    say(f"{counted(done.moved, 'letter', 'letters')} of {name} {verb}.")
+    say(f"{counted(done.moved, 'dead letter', 'dead letters')} of {name} {verb}.")
     for why, count in done.left.most_common():
-        say(f"{counted(count, 'letter', 'letters')} {'stays' if count == 1 else 'stay'}: {safe(why)}.")
+        say(f"{counted(count, 'dead letter', 'dead letters')} {'stays' if count == 1 else 'stay'}: {safe(why)}.")
     if done.gone:
-        say(f"{counted(done.gone, 'letter', 'letters')} had left the queue meanwhile.")
+        say(f"{counted(done.gone, 'dead letter', 'dead letters')} had left the queue meanwhile.")

@@ -15,21 +15,21 @@ from .context import Context, json_option, pass_context
 from .output import counted, print_json, say
 from .progress import Progress
 
-NOT_HERE = "on Redis no message dies past redelivery: there are no letters of the broker's own to import"
+NOT_HERE = "this command is for RabbitMQ: Redis makes no dead letters by itself, so there are none to import"
 
 
 @click.command("import")
 @click.argument("name")
 @click.option("--dry-run", is_flag=True, help="Count what would be imported, and change nothing.")
-@click.option("--limit", type=click.IntRange(1), help="At most so many letters, the oldest first.")
+@click.option("--limit", type=click.IntRange(1), help="At most this many dead letters, the oldest first.")
 @json_option
 @pass_context
 def import_(context: Context, /, name: str, *, dry_run: bool, limit: int | None) -> None:
-    """Bring the letters that RabbitMQ itself made into the books, and to the DLQ that their queue's policy names.
+    """Import dead letters that RabbitMQ itself made: record them, and move them to the DLQ of their queue's policy.
 
-    NAME is the queue behind a dead-letter exchange. Each letter with an x-death header gets a death record, is moved, and is
-    recorded as dead_lettered: one event for each death, however often it is imported. From then on `dlq show`, `dlq redrive` and
-    the others know it. What has no x-death stays.
+    NAME is the queue behind a dead-letter exchange. A dead letter with an x-death header gets a death record and is moved. It is
+    recorded as dead_lettered: one event for each death, even if you import it twice. From then on `dlq show`, `dlq redrive` and the
+    other commands know it. Messages without x-death stay.
     """
     context.needs(Capability.REDELIVERY_COUNTS, NOT_HERE)
     from ..operations.letters.import_ import import_letters  # noqa: PLC0415 - only where the broker is RabbitMQ
@@ -47,8 +47,9 @@ def import_(context: Context, /, name: str, *, dry_run: bool, limit: int | None)
         return
     reasons = ", ".join(f"{reason} {count}" for reason, count in done.reasons.most_common())
     verb = "would be imported" if dry_run else "imported"
-    say(f"{counted(done.moved, 'letter', 'letters')} of {safe(name)} {verb}{f': {reasons}' if reasons else ''}.")
+    say(f"{counted(done.moved, 'dead letter', 'dead letters')} of {safe(name)} {verb}{f': {reasons}' if reasons else ''}.")
     for target, count in done.targets.most_common():
-        say(f"{counted(count, 'letter', 'letters')} {'go' if dry_run else 'went'} to {safe(target)}.")
+        verb = "went" if not dry_run else "goes" if count == 1 else "go"
+        say(f"{counted(count, 'dead letter', 'dead letters')} {verb} to {safe(target)}.")
     for why, count in done.left.most_common():
-        say(f"{counted(count, 'letter', 'letters')} {'stays' if count == 1 else 'stay'}: {safe(why)}.")
+        say(f"{counted(count, 'dead letter', 'dead letters')} {'stays' if count == 1 else 'stay'}: {safe(why)}.")

@@ -53,13 +53,18 @@ class _Rate(click.ParamType[float]):
 
 
 def _guarding(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The options of a redrive that stops where its letters die again."""
+    """The options of a redrive that stops when its dead letters die again."""
     options = (
         click.option(
-            "--canary", type=click.IntRange(1), metavar="N", help="N letters first, the others if none of them died again."
+            "--canary",
+            type=click.IntRange(1),
+            metavar="N",
+            help="Send N dead letters first, and the others if none of these died again.",
         ),
-        click.option("--canary-wait", type=SECONDS, help="The canary has so long to end: 90s, 5m; without it a minute."),
-        click.option("--abort-after", type=click.IntRange(1), metavar="N", help="Stop when N letters of this redrive died again."),
+        click.option("--canary-wait", type=SECONDS, help="How long to wait for the canary to end: 90s, 5m; 1 minute if not given."),
+        click.option(
+            "--abort-after", type=click.IntRange(1), metavar="N", help="Stop when N dead letters of this redrive have died again."
+        ),
     )
     return functools.reduce(lambda decorated, option: option(decorated), reversed(options), command)
 
@@ -91,10 +96,12 @@ def _guard(
 @click.command("redrive")
 @click.argument("name")
 @choosing
-@click.option("--to", "queue", metavar="QUEUE", help="Into this queue, not the origin.")
-@click.option("--create", is_flag=True, help="The queue of --to need not be there: it is made.")
-@click.option("--with", "changes", type=click.File("r"), metavar="FILE", help="With the task, args or kwargs of this JSON file.")
-@click.option("--rate", type=_Rate(), help="At most so many: 50/s, 600/m.")
+@click.option("--to", "queue", metavar="QUEUE", help="Send to this queue instead of the origin.")
+@click.option("--create", is_flag=True, help="Create the queue of --to if there is none.")
+@click.option(
+    "--with", "changes", type=click.File("r"), metavar="FILE", help="Replace task, args or kwargs by those in this JSON file."
+)
+@click.option("--rate", type=_Rate(), help="At most this many at a time: 50/s, 600/m.")
 @_guarding
 @changing
 @json_option
@@ -116,23 +123,23 @@ def redrive_(
     changes: IO[str] | None,
     **options: Any,
 ) -> None:
-    """Send letters back to their origin queue: the same task, one generation on, its history kept.
+    """Send dead letters back to their origin queue. The task id and the history stay, and the next generation begins.
 
-    Only letters that were there when it began; those that die again meanwhile are left alone. A terminal is asked first, unless the
-    letters are named by --id. One letter can be edited: `dlq export NAME --id ID` prints it, --with reads it back.
+    The command sends only dead letters that were there when it began. On a terminal it asks first, unless you name the dead letters
+    with --id. To edit one: `dlq export NAME --id ID` prints it, and --with reads it back.
 
-    With --canary the first letters must have ended, and not died again, before the others follow. --abort-after goes on looking,
-    and needs a --rate, so that there is time to see. A redrive that was stopped says why, and ends with exit code 2.
+    With --canary, the first dead letters must end without dying again before the others follow. --abort-after keeps watching until
+    the end, and needs a --rate. A redrive that stops says why, and ends with exit code 2.
 
-    On RabbitMQ a letter goes to the exchange and routing key that it first came by (--to: to that queue alone); what stays has been
-    looked at, and `dlq show --help` says what that costs.
+    On RabbitMQ a dead letter goes back to the exchange and routing key of its first publication; with --to, to that queue. The
+    command looks at the dead letters that stay, too: `dlq show --help` says what that costs.
     """
     require_choice(options, dry_run=dry_run)
     if abort_after is not None and rate is None:
-        msg = "--abort-after needs a --rate, such as 50/s: without one all letters have gone before the first can die again"
+        msg = "--abort-after needs a --rate, such as 50/s: without one, all dead letters have gone before the first can die again"
         raise click.UsageError(msg)
     if canary is None and canary_wait is not None:
-        msg = "--canary-wait is for a canary: say how many letters go first with --canary"
+        msg = "--canary-wait is for a canary: say how many dead letters go first with --canary"
         raise click.UsageError(msg)
     transport = context.transport
     dead_letters.required(context.runtime, name)
@@ -164,24 +171,25 @@ def redrive_(
     else:
         _tell(done)
     if done.stopped:
-        msg = f"the redrive of {name!r} stopped when {counted(done.moved, 'letter', 'letters')} had gone back: {done.stopped}"
+        gone = counted(done.moved, "dead letter", "dead letters")
+        msg = f"the redrive of {name!r} stopped when {gone} had gone back: {done.stopped}"
         raise RedriveError(msg)
 
 
 def _tell(done: Redrive) -> None:
     name = safe(done.dead_letter_queue)
     if not done.matched:
-        say(f"No letter of {name} was chosen; {counted(done.looked_at, 'was', 'were')} looked at.")
+        say(f"No dead letter of {name} was chosen; {counted(done.looked_at, 'was', 'were')} looked at.")
         return
     verb = "would go back" if done.dry_run else "went back"
     where = targets_of(done)
-    say(f"{counted(done.moved, 'letter', 'letters')} of {name} {verb}{f': {where}' if where else ''}.")
+    say(f"{counted(done.moved, 'dead letter', 'dead letters')} of {name} {verb}{f': {where}' if where else ''}.")
     if done.chords:
         its, they = ("its failure", "it runs by itself") if done.chords == 1 else ("their failures", "they run by themselves")
         say(f"{done.chords} of them belonged to a chord, which has counted {its}: {they}.")
     for why, count in done.left.most_common():
-        say(f"{counted(count, 'letter', 'letters')} cannot go back and {'stays' if count == 1 else 'stay'}: {safe(why)}.")
+        say(f"{counted(count, 'dead letter', 'dead letters')} cannot go back and {'stays' if count == 1 else 'stay'}: {safe(why)}.")
     if done.gone:
-        say(f"{counted(done.gone, 'letter', 'letters')} had left the queue meanwhile.")
+        say(f"{counted(done.gone, 'dead letter', 'dead letters')} had left the queue meanwhile.")
     if done.died_again and not done.stopped:
-        say(f"{counted(len(done.died_again), 'letter', 'letters')} of them died again so far.")
+        say(f"{counted(len(done.died_again), 'dead letter', 'dead letters')} of them died again so far.")

@@ -22,17 +22,17 @@ if TYPE_CHECKING:
 
 @click.group()
 def inventory() -> None:
-    """What the broker holds at this moment."""
+    """What the broker holds now."""
 
 
 @inventory.command()
 @click.option("--to", "uri", required=True, metavar="URI", help="Folder for the file: a path, or a URI such as s3://bucket/prefix.")
 @click.option("--format", "kind", type=click.Choice(["parquet", "jsonl"]), default="parquet", show_default=True)
-@click.option("--look", is_flag=True, help="RabbitMQ: list what waits to be run, too; that counts as a delivery of each.")
+@click.option("--look", is_flag=True, help="RabbitMQ: list the messages in queues, too. That counts as a delivery of each.")
 @json_option
 @pass_context
 def export(context: Context, uri: str, kind: str, *, look: bool) -> None:
-    """Write one row for each message: where it is, when it is due, who holds it. Replaces an earlier inventory there.
+    """Write one row for each message: where it is, when it is due, who holds it. Replaces the inventory in that folder.
 
     Take the inventory before the outcomes are exported: what ends in between is then among them. On RabbitMQ what waits to be run
     is counted and not listed, for nobody can read it without a mark; what workers hold is not seen. Take it when queues are empty,
@@ -63,7 +63,7 @@ def export(context: Context, uri: str, kind: str, *, look: bool) -> None:
         print_json(done if context.is_redis else {**done, "unlisted": unlisted})
         return
     places = ", ".join(f"{count} {place}" for place, count in counts.items())
-    say(f"{sum(counts.values())} messages ({places}) written to {harmless(uri)}/inventory.{kind}.")
+    say(f"{counted(sum(counts.values()), 'message', 'messages')} ({places}) written to {harmless(uri)}/inventory.{kind}.")
     for queue, count in unlisted.items():
         held = counted(count, "message", "messages")
         say(f"{safe(queue)}: {held} counted and not listed; the books may call them lost. See --look.", err=True)

@@ -16,12 +16,12 @@ from .progress import Progress
 
 
 @click.command()
-@click.option("--dry-run", is_flag=True, help="Count what would be handed back, and change nothing.")
+@click.option("--dry-run", is_flag=True, help="Count what would be given back, and change nothing.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @json_option
 @pass_context
 def leave(context: Context, *, dry_run: bool, yes: bool) -> None:
-    """Hand delayed messages back as plain Celery messages with an ETA, and say what is left.
+    """Give delayed messages back as plain Celery messages with an ETA, and say what is left.
 
     Stop all workers that have redelivery first; plain ones take over. What dead workers held is given back, which takes a lease.
     """
@@ -61,4 +61,4 @@ def _tell(done: Leaving) -> None:
     if done.held:
         say(f"- {counted(done.held, 'message', 'messages')} in the hands of workers (`unacked`)")
     say(f"- the outcome log, {counted(done.events, 'event', 'events')}: `redelivery outcomes export` empties it", hang=2)
-    say("- keys that begin with `redelivery:`; when letters and log are dealt with, they can be deleted", hang=2)
+    say("- keys that begin with `redelivery:`; you may delete them when the dead letters and the log are dealt with", hang=2)

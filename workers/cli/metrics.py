@@ -40,13 +40,16 @@ class _Address(click.ParamType[tuple[str, int]]):
 
 @click.command()
 @click.option(
-    "--listen", type=_Address(), metavar="HOST:PORT", help="Serve /metrics there, until stopped; without a host, on the loopback."
+    "--listen",
+    type=_Address(),
+    metavar="HOST:PORT",
+    help="Serve /metrics at this address until stopped; without a host, on the loopback.",
 )
 @json_option
 @pass_context
 @click.pass_context
 def metrics(ctx: click.Context, context: Context, listen: tuple[str, int] | None) -> None:
-    """One look at the broker, as Prometheus reads it: queues, delays, dead letters, workers, the outcome log.
+    """Print figures for Prometheus: queues, delays, dead letters, workers, the outcome log.
 
     A few commands for each queue, whatever it holds. With --listen a page is made for each request: plain http, no password. Where
     the broker does not answer it is a 503. SIGTERM ends it with exit code 0, SIGINT with 130.

@@ -38,12 +38,12 @@ def outcomes() -> None:
 
 
 @outcomes.command()
-@click.option("-f", "--follow", "is_followed", is_flag=True, help="Go on with what is recorded from now on.")
-@click.option("--limit", type=click.IntRange(0), default=20, show_default=True, help="The newest so many events.")
+@click.option("-f", "--follow", "is_followed", is_flag=True, help="Wait for new events, and print them.")
+@click.option("--limit", type=click.IntRange(0), default=20, show_default=True, help="At most this many events, the newest ones.")
 @json_option
 @pass_context
 def tail(context: Context, limit: int, *, is_followed: bool) -> None:
-    """The newest events, the oldest of them first, a line each.
+    """Print the newest events, one on a line, in the order of time.
 
     On RabbitMQ the log is read from its oldest event on, and given back; what follows (-f) is heard beside it.
     """
@@ -104,15 +104,18 @@ def _keep_exporting(context: Context, uri: str, kind: str, every: float) -> int:
 
 @outcomes.command()
 @click.option(
-    "--to", "given", metavar="URI", help="Folder for the files, a path or a URI such as s3://bucket/prefix; or set outcome_archive."
+    "--to",
+    "given",
+    metavar="URI",
+    help="Folder for the files: a path, or a URI such as s3://bucket/prefix. By default that of outcome_archive.",
 )
 @click.option("--format", "kind", type=click.Choice(["parquet", "jsonl"]), default="parquet", show_default=True)
-@click.option("--every", type=SECONDS, help="Go on, and export every so often (60s, 5m), until SIGTERM or Ctrl-C.")
+@click.option("--every", type=SECONDS, help="Export again after each interval (60s, 5m), until SIGTERM or Ctrl-C.")
 @json_option
 @pass_context
 @click.pass_context
 def export(ctx: click.Context, context: Context, given: str | None, kind: str, every: float | None) -> None:
-    """Move what the log holds into files that `redelivery reconcile` reads; a gap in the log is noted beside them.
+    """Move the events of the outcome log to files for `redelivery reconcile`. A gap in the log is noted beside them.
 
     With --every, any number may run: one exports, the others stand by. SIGTERM ends it with exit code 0, SIGINT with 130.
     On RabbitMQ the events are acknowledged when the files are on the disk.
@@ -127,9 +130,10 @@ def export(ctx: click.Context, context: Context, given: str | None, kind: str, e
     if context.as_json:
         print_json({**asdict(done), "destination": scrubbed(uri)})
         return
-    say(f"{done.events} events written to {harmless(uri)} in {len(done.files)} files.")
+    events, files = counted(done.events, "event", "events"), counted(len(done.files), "file", "files")
+    say(f"{events} written to {harmless(uri)} in {files}.")
     if done.refused:
-        say(f"{done.refused} entries were not ours; they are in _refused.", err=True)
+        say(f"{done.refused} entries were not written by redelivery; they are in _refused.", err=True)
     for gap in done.gaps:
         lost = "an unknown number of" if gap.lost is None else gap.lost
         say(f"A gap: {lost} events left the log before they were exported ({gap.why}, noticed {moment(gap.noticed_ms)}).", err=True)

@@ -39,16 +39,16 @@ SETTINGS = (
 
 @click.group()
 def policy() -> None:
-    """What holds for a queue and a task."""
+    """The policy of a queue and a task."""
 
 
 @policy.command()
 @click.option("--queue", required=True, help="The queue that messages come from.")
-@click.option("--task", help="The task's name; without it, what holds for the queue alone.")
+@click.option("--task", help="The task's name; without it, the policy of the queue alone.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.pass_obj
 def explain(obj: Any, queue: str, task: str | None, *, as_json: bool) -> None:
-    """Show each value, where it came from, and the next ten delays."""
+    """Show each setting, its value and its source, and the next ten delays."""
     options = _options(obj.app, task)
     resolved = obj.settings.policy_for(queue, task, decorator=None if options is None else options.fields)
     target = resolved.policy.dead_letter_queue_for(queue)

@@ -28,6 +28,7 @@ from redelivery.errors import InputError, RedeliveryError
 
 from ..reconciliation.terminal import lives_told
 from ..reconciliation.wording import counted
+from .screen import screen_width
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -63,21 +64,33 @@ class Moment(click.ParamType[int]):
 
 @click.command()
 @click.option("--outcomes", required=True, metavar="URI", help="Exported outcome events: a folder or file, Parquet or JSON lines.")
-@click.option("--inventory", required=True, metavar="URI", help="The inventory, best taken just before they were exported.")
-@click.option("--output", required=True, metavar="URI", help="Folder for verdicts, metrics, repeats, summary.json; replaced whole.")
-@click.option("--state", metavar="URI", help="Folder of the books between two runs: open lives are carried over.")
-@click.option("--as-of", "as_of_ms", type=Moment(), help="Count ages up to this time. [default: the latest time in the inputs]")
-@click.option("--grace", type=click.FloatRange(min=0), default=600, show_default=True, help="Seconds until an open life counts.")
-@click.option("--keep", type=click.FloatRange(min=1), default=35, show_default=True, help="Days that are corrected.")
+@click.option("--inventory", required=True, metavar="URI", help="The inventory. Take it just before you export the outcomes.")
+@click.option("--output", required=True, metavar="URI", help="Folder for the report, tables and summary.json. It is replaced.")
+@click.option("--state", metavar="URI", help="Folder that carries open lives from one run to the next.")
+@click.option("--as-of", "as_of_ms", type=Moment(), help="Count ages up to this time.  [default: the latest time in the inputs]")
+@click.option(
+    "--grace",
+    type=click.FloatRange(min=0),
+    default=600,
+    show_default=True,
+    help="Age in seconds at which an open life counts as wrong.",
+)
+@click.option(
+    "--keep",
+    type=click.FloatRange(min=1),
+    default=35,
+    show_default=True,
+    help="For how many days late events may correct a verdict.",
+)
 @click.option("--all", "all_lives", is_flag=True, help="Write balanced lives too.")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as one JSON object.")
-@click.option("-q", "--quiet", is_flag=True, help="Say nothing of the progress.")
+@click.option("-q", "--quiet", is_flag=True, help="Do not show the progress.")
 def reconcile(*, grace: float, keep: float, as_json: bool, quiet: bool, **given: Any) -> None:
-    """Prove where every task ended; exit 1 where the books do not balance."""
+    """Compare events and inventory, and give each life a verdict. Exit code 1: the books do not balance."""
     size = _local_size(given["outcomes"], given["inventory"])
     progress = Progress(is_quiet=quiet)
     summary = _reconciled(progress, size, grace_ms=round(grace * 1000), keep_ms=round(keep * _DAY_MS), **given)
-    click.echo(json.dumps(summary.to_dict()) if as_json else summary.to_table())
+    click.echo(json.dumps(summary.to_dict()) if as_json else summary.to_table(screen_width()))
     if not summary.balanced and not as_json:
         _show_worst(given["output"])
     raise SystemExit(0 if summary.balanced else 1)
@@ -207,7 +220,7 @@ def _show_worst(output: str) -> None:
         click.echo(f"\nEach life that is wrong is listed in {shown}/verdicts.")
     else:
         heading = f"The worst {len(page.lives)} of {page.total:,}:" if page.next else "What is wrong:"
-        click.echo("\n".join(["", heading, "", *lives_told(page.lives)]).rstrip() if page.lives else "")
+        click.echo("\n".join(["", heading, "", *lives_told(page.lives, screen_width())]).rstrip() if page.lives else "")
     click.echo(f"\nreport: {shown}/report.html\nmore:   redelivery books show {shown}")
 
 

@@ -38,9 +38,15 @@ def screen_options() -> list[click.Option]:
     """`--wide` and `--color`, which the root and every command take."""
     colours = click.Choice(["auto", "always", "never"])
     return [
-        click.Option(["--wide"], is_flag=True, expose_value=False, callback=_choose_width, help="Cut nothing to fit the screen."),
         click.Option(
-            ["--color"], type=colours, expose_value=False, callback=_choose_colour, help="Colours; by default on a terminal."
+            ["--wide"],
+            is_flag=True,
+            expose_value=False,
+            callback=_choose_width,
+            help="Show tables whole, even if they are wider than the screen.",
+        ),
+        click.Option(
+            ["--color"], type=colours, expose_value=False, callback=_choose_colour, help="When to use colours.  [default: auto]"
         ),
     ]
 

@@ -34,18 +34,22 @@ def task() -> None:
 @task.command()
 @click.argument("task_id")
 @click.option(
-    "--scan", type=click.IntRange(1), default=100_000, show_default=True, help="Events, and messages of a list, to look at."
+    "--scan",
+    type=click.IntRange(1),
+    default=100_000,
+    show_default=True,
+    help="Look at this many events, and this many messages of each list.",
 )
 @click.option(
     "--outcomes",
     "uri",
     metavar="URI",
-    help="Exported events, read as well; by default those of outcome_archive or outcome_export.",
+    help="Read exported events, too. By default those in outcome_archive or outcome_export.",
 )
 @json_option
 @pass_context
 def show(context: Context, task_id: str, scan: int, uri: str | None) -> None:
-    """Its events, where it is now, and the policy that applies.
+    """Show a task's events, where it is now, and its policy.
 
     TASK_ID is its id or the beginning of it, six characters or more. Events that were exported are read again where --outcomes or
     the settings say where they are.

@@ -34,7 +34,7 @@ GROWING, QUIET = 10, 2880
 UNREAD = (
     "nobody takes letters from it: let a worker consume it (-Q {name}), with a dead-letter handler, or see `redelivery dlq list`"
 )
-BEHIND = "more letters come than are taken: see `redelivery dlq causes`"
+BEHIND = "more dead letters arrive than are taken out: see `redelivery dlq causes`"
 
 
 @dataclass(slots=True)

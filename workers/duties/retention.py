@@ -165,7 +165,7 @@ class Retention(Duty):
             self._quiet -= 1
             if self._quiet < 0:
                 self._quiet = QUIET
-                why = "dead_letter_archive is not set: letters are archived before they go, so none goes"
+                why = "dead_letter_archive is not set, and dead letters are removed only after they are archived"
                 log.warning("letters.kept", dead_letter_queue=name, letters=len(letters), reason=reason, why=why)
             return 0
         file = archive(letters, uri, name, now_ms=transport.now_ms(), why=reason)

@@ -60,13 +60,13 @@ _STEP: Final = (
 )
 
 _ADVICE: Final = {
-    "orphaned": "export what is missing (an earlier day, another destination), and run the books again; or see the gaps",
-    "duplicated": "compare the ends in the history: undo one where the task is not idempotent; look for what copied the message",
-    "resurrected": "look for what put a copy of the message back (an operator, a restored broker); remove the copy where it waits",
-    "phantom_dead_letter": "`redelivery dlq show` it: purge it if the task ended well, for a redrive would run it again",
-    "missing_dead_letter": "look for who takes letters without the command `dlq`; publish the task again if it matters",
-    "stuck": "see that a worker and a dispatcher run (`redelivery delayed list`); the message is safe meanwhile",
-    "lost": "publish the task again, if it is idempotent or did not run; look for evictions, DEL and failovers at that time",
+    "orphaned": "export what is missing (an earlier day, another destination) and run the books again; or look at the gaps",
+    "duplicated": "compare the ends in the history, and undo one if the task is not idempotent; find out what copied the message",
+    "resurrected": "find out what put a copy of the message back (an operator, a restored broker), and remove the copy",
+    "phantom_dead_letter": "look at it with `redelivery dlq show`; if the task ended well, purge it: a redrive would run it again",
+    "missing_dead_letter": "find out what removes dead letters without `redelivery dlq`; publish the task again if it matters",
+    "stuck": "make sure that a worker and a dispatcher run (`redelivery delayed list`); the message is safe meanwhile",
+    "lost": "publish the task again if it is idempotent or did not run; look for evictions, DEL and failovers at that time",
 }
 
 
@@ -121,14 +121,14 @@ def _likely() -> str:
         f"ends > 0 AND ends < {openings}": f"concat('published ', {openings}, ' times under one id, and ended less often')",
         f"last_word = '{Outcome.RECEIVED}'": f"concat('held', {silence}, ': lost between its hand-over and its end')",
         f"{waited} AND reason = '{Reason.WORKER_LOST}'": (
-            "'given back after its worker died, and taken away since: an eviction, a DEL, another client'"
+            "'given back after its worker died, and removed since: by an eviction, a DEL or another client'"
         ),
-        waited: "'taken out of the delay store or of its queue: an eviction, a DEL, a failover, a plain worker'",
-        "true": "'taken from its queue by what records nothing: a plain worker, LREM, DEL, an eviction, a failover'",
+        waited: "'removed from the delay store or from its queue: by an eviction, a DEL, a failover or a plain worker'",
+        "true": "'removed from its queue without a record: by a plain worker, LREM, DEL, an eviction or a failover'",
     }
     stuck = {
         "place = 'delayed'": f"concat('no dispatcher has moved it since it was due at ', {_moment('due_ms')})",
-        "ownerless > 0": "'its worker is gone, and no other worker runs that would recover its messages'",
+        "ownerless > 0": "'its worker is gone, and no other worker runs to recover its messages'",
     }
     ends = ", ".join(f"CASE WHEN {each} > 0 THEN concat('{each} ', {each}) END" for each in Outcome if each in TERMINAL)
     copied = (
@@ -150,8 +150,8 @@ def _likely() -> str:
                 "true": "'a copy of the message came back after its end: put in by hand, or by a broker that was restored'",
             },
         ),
-        "phantom_dead_letter": "'put there without the command `dlq`, or the broker was restored from an older copy'",
-        "missing_dead_letter": "'taken out without the command `dlq`: LREM, DEL, an eviction, or a consumer'",
+        "phantom_dead_letter": "'put there without `redelivery dlq`, or the broker was restored from an older copy'",
+        "missing_dead_letter": "'removed without `redelivery dlq`: by LREM, DEL, an eviction or a consumer'",
         "stuck": _first_that_holds(stuck),
         "lost": _first_that_holds(lost),
     }

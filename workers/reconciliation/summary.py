@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, Final
 from redelivery.middleware.messages.events import Outcome
 
 from .rules import DISCREPANCIES, RULES, VERDICTS
-from .terminal import lines_of
+from .terminal import fitted, lines_of
 from .texts import row_of
+from .wording import counted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 _VERDICT: Final = "verdict."
 _OUTCOME: Final = "outcome."
 _STANDING: Final = "standing."
+#: The columns at which a verdict's rule begins, and what a figure is of.
+_RULE, _WHAT = 38, 13
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,8 +77,8 @@ class Summary:
         del told["figures"]
         return told
 
-    def to_table(self) -> str:
-        """The same for people."""
+    def to_table(self, width: int | None = None) -> str:
+        """The same for people, on a screen of so many columns."""
         lines = [f"  {name:<20} {self.verdicts[name]:>12,}   {RULES[name]}" for name in VERDICTS]
         if self.gaps:
             lines.append(f"  {'gap':<20} {len(self.gaps):>12,}   events left the outcome log before they were exported")
@@ -85,15 +88,18 @@ class Summary:
             told = ", ".join(f"{name} {count:,}" for name, count in self.standing.items())
             lines.append(f"  {'reported before':<20} {sum(self.standing.values()):>12,}   {told}")
         outcomes = ", ".join(f"{name} {count:,}" for name, count in self.outcomes.items() if count)
+        ending = [
+            *(lines_of(self.figures) if self.figures else []),
+            f"{counted(self.possible_repeats, 'task', 'tasks')} may have run twice.",
+            f"The books {'balance' if self.balanced else 'DO NOT BALANCE'}.",
+        ]
         return "\n".join(
             [
-                f"{self.events:,} events of {self.lives:,} lives: {outcomes}",
+                fitted(f"{self.events:,} events of {self.lives:,} lives: {outcomes}", width),
                 "",
-                *lines,
+                *(fitted(line, width, _RULE) for line in lines),
                 "",
-                *(lines_of(self.figures) if self.figures else []),
-                f"{self.possible_repeats:,} may have run twice.",
-                f"The books {'balance' if self.balanced else 'DO NOT BALANCE'}.",
+                *(fitted(line, width, _WHAT if line.startswith(" ") else 0) for line in ending),
             ]
         )
 
@@ -125,12 +131,12 @@ def summarise(
         **sums,
     }
     asked = [partial(_counted, judged, told), *([] if before is None else [partial(_counted, before, sums)])]
-    counts, counted = [*ways.done(asked), {}][:2]
+    counts, known = [*ways.done(asked), {}][:2]
     verdicts = {name: counts.get(_VERDICT + name, 0) for name in VERDICTS}
     verdicts["balanced"] += plain.get("lives", 0)
 
     def counted_now(name: str, of_plain: str) -> int:
-        return counts.get(name, 0) - counted.get(name, 0) + plain.get(of_plain, 0)
+        return counts.get(name, 0) - known.get(name, 0) + plain.get(of_plain, 0)
 
     return Summary(
         balanced=not gaps and not any(verdicts[name] for name in DISCREPANCIES),

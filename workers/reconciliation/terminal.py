@@ -1,15 +1,13 @@
 """The figures of a run in a few lines, and lives with their verdicts, for a terminal.
 
-The lines move no cursor, whatever the names in them are.
+The lines move no cursor, whatever the names in them are. Where a screen's `width` is given, they end between two words.
 """
 
 from __future__ import annotations
 
-import shutil
-import sys
 import textwrap
 from itertools import groupby
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from .rules import RULES
 from .wording import count, duration, plain, share
@@ -20,6 +18,8 @@ if TYPE_CHECKING:
     from .figures import Figures, Row
 
 _MOST: Final = 3
+#: Columns below which a text is not made narrower.
+_LEAST: Final = 40
 
 
 def lines_of(figures: Figures) -> list[str]:
@@ -42,7 +42,7 @@ def lines_of(figures: Figures) -> list[str]:
     lines += [_death(row) for row in figures.causes[:_MOST]]
     slow = [each for each in figures.queues if each.get("time_to_success_ms")][:_MOST]
     lines += [
-        f"  {duration(row['time_to_success_ms'][1]):>9}  within that, 95 % of {plain(row['queue'])} succeeded" for row in slow
+        f"  {duration(row['time_to_success_ms'][1]):>9}  or less for 95 % of the successes on {plain(row['queue'])}" for row in slow
     ]
     return lines
 
@@ -52,25 +52,23 @@ def _death(row: Row) -> str:
     return f"  {count(row['letters']):>9}  died of {what} on {plain(row['queue'])}, such as {plain(row['example'])}"
 
 
-def lives_told(lives: Iterable[Row]) -> Iterator[str]:
+def lives_told(lives: Iterable[Row], width: int | None = None) -> Iterator[str]:
     """For each verdict its rule and what to do, and below it the lives that have it with the cause of each."""
     for verdict, those in groupby(lives, key=lambda life: str(life["verdict"])):
-        yield from _wrapped(f"{verdict.replace('_', ' ')}: {RULES.get(verdict, '')}", "")
+        yield fitted(f"{verdict.replace('_', ' ')}: {RULES.get(verdict, '')}", width)
         of_it = list(those)
         if of_it[0]["advice"]:
-            yield from _wrapped(f"to do: {plain(of_it[0]['advice'])}", "  ")
+            yield fitted(f"  to do: {plain(of_it[0]['advice'])}", width, 2)
         for life in of_it:
             generation = f" (generation {life['generation']})" if life["generation"] else ""
             yield f"  {plain(life['task_id'])}{generation}  {plain(life['queue'])} {plain(life['task'] or '')}".rstrip()
-            yield from _wrapped(plain(life["cause"] or ""), "    ")
+            yield fitted(f"    {plain(life['cause'] or '')}", width, 4)
         yield ""
 
 
-def _wrapped(text: str, indent: str) -> list[str]:
-    """The text between words, as wide as the terminal; on one line where there is none."""
-    if not sys.stdout.isatty():
-        return [indent + text]
-    width = max(shutil.get_terminal_size().columns, 40)
-    return textwrap.wrap(
-        text, width, initial_indent=indent, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
-    )
+def fitted(line: str, width: int | None, hang: int = 0) -> str:
+    """The line as lines of at most so many columns, the later ones `hang` columns in; as it is without a width."""
+    if width is None:
+        return line
+    given: Any = {"subsequent_indent": " " * hang, "break_long_words": False, "break_on_hyphens": False}
+    return "\n".join(textwrap.wrap(line, max(width, _LEAST), **given)) if line else line

@@ -104,7 +104,7 @@ _ENDS: Final = f"({' + '.join(map(str, STEPS[ENDS:]))} - IF(last_closing > first
 #: What is known of how it came to this, in one sentence.
 _LAST: Final = ", ".join(
     (
-        "'last heard of as '",
+        "'last event: '",
         "last_word",
         _if_any(" (", "reason", ")"),
         _if_any(" at attempt ", "nullif(attempts, 0)", ""),

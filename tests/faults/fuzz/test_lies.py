@@ -292,7 +292,7 @@ def test_a_redrive_on_rabbitmq_broadcasts_and_forges_nothing(rabbit: Rabbit, tmp
     stay = sealed({**task_message("stays"), "headers": {**task_message("stays")["headers"], HEADER: origin("spy")}})
     place.put(*raws, stay)
     said = desk.run("dlq", "redrive", LETTERS, "--all", "--dry-run")
-    assert f"3 letters of {LETTERS} would go back: {QUEUE} 3." in said.output, said.output
+    assert f"3 dead letters of {LETTERS} would go back: {QUEUE} 3." in said.output, said.output
     done = redrive(desk.transport, LETTERS, Filter())
     assert (done.moved, dict(done.by_target), sum(done.left.values())) == (3, {QUEUE: 3}, 1)
     until(lambda: rabbit.depth(QUEUE) == 3, what="the letters")

@@ -123,7 +123,7 @@ class Guard:
         """Raises `RedriveError` where so many letters of this redrive have died again."""
         self.fates.look()
         if len(self.fates.died) >= most:
-            msg = f"{len(self.fates.died)} letters of this redrive died again: {_named(self.died_again, _death)}"
+            msg = f"{len(self.fates.died)} dead letters of this redrive died again: {_named(self.died_again, _death)}"
             raise RedriveError(msg)
 
 

@@ -82,7 +82,7 @@ def import_letters(
             with Look(connection, name, most=depth, read=read) as look:
                 _Walk(runtime, store, look, result, on_progress).run(limit)
         except BROKER_ERRORS as exc:
-            msg = f"the import of {name!r} stopped when {result.moved} letters {result.went}: {exc}; the same command goes on"
+            msg = f"the import of {name!r} stopped when {result.moved} dead letters {result.went}: {exc}; the same command goes on"
             raise BrokerError(msg) from exc
     return result
 

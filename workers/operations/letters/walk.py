@@ -109,7 +109,7 @@ class Walk(Generic[Job]):
             self._walk(result)
             self.finish()
         except BROKER_ERRORS as exc:
-            so_far = f"the {result.kind} of {result.dead_letter_queue!r} stopped when {result.moved} letters {result.went}"
+            so_far = f"the {result.kind} of {result.dead_letter_queue!r} stopped when {result.moved} dead letters {result.went}"
             msg = f"{so_far}: {exc}; the same command goes on"
             raise BrokerError(msg) from exc
 
