@@ -170,7 +170,7 @@ def test_a_move_that_the_broker_refuses_leaves_the_letter(desk: Desk, key: str) 
     name = getattr(Keys(), key)
     desk.client.delete(name)
     desk.client.set(name, "x")
-    with pytest.raises(BrokerError, match="stopped when 0 letters"):
+    with pytest.raises(BrokerError, match="stopped when 0 dead letters"):
         move(desk.transport, LETTERS, "DLQ.later", EVERYTHING)
     assert (desk.ids(LETTERS), desk.client.llen("DLQ.later")) == (["a"], 0)
 
