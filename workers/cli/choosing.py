@@ -11,17 +11,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from redelivery.errors import InputError
-from redelivery.middleware.messages.events import Reason
 from redelivery.settings.values import suggestion
 
-from ..operations.letters import dead_letters
-from ..operations.letters.filter import Filter
 from .output import SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ..ports import Transitions
     from .context import Context
 
 
@@ -64,29 +60,6 @@ def require_choice(options: dict[str, Any], *, dry_run: bool = False) -> None:
 def has_choice(options: dict[str, Any]) -> bool:
     """Whether a filter is given."""
     return any(value not in (None, ()) for name, value in options.items() if name != "everything")
-
-
-def filter_of(transport: Transitions, name: str, options: dict[str, Any]) -> Filter:
-    """The filter for the letters of this queue; ages count from now, by the broker's clock."""
-    now_ms = transport.now_ms()
-    for each in options["reasons"]:
-        if each not in set(Reason):
-            others = "; reasons are: " + ", ".join(Reason)
-            msg = f"there is no reason {each!r}{suggestion(each, map(str, Reason)) or others}"
-            raise InputError(msg)
-
-    def ago(seconds: float | None) -> int | None:
-        return None if seconds is None else now_ms - round(seconds * 1000)
-
-    return Filter(
-        task_ids=dead_letters.whole_ids(transport, name, options["task_ids"]),
-        reasons=frozenset(options["reasons"]),
-        tasks=options["tasks"],
-        exceptions=options["exceptions"],
-        fingerprints=options["fingerprints"],
-        died_before_ms=ago(options["older_than"]),
-        died_after_ms=ago(options["newer_than"]),
-    )
 
 
 def require_tasks(context: Context, name: str, options: dict[str, Any]) -> None:

@@ -12,29 +12,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from kombu.exceptions import OperationalError
 
-from redelivery.errors import BrokerError, ConfigurationError, InputError
-from redelivery.middleware.brokers import kind_of
+from redelivery.errors import ConfigurationError, InputError
 from redelivery.middleware.ports import Capability
 from redelivery.settings import RedeliverySettings
 
 from ..brokers.broker import Broker, broker_of, needed
+from ..operations.reach import reached
 from .screen import screen_options
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from celery import Celery
-    from kombu import Connection
 
     from redelivery.middleware.ports import Transport
     from redelivery.middleware.runtime import Runtime
 
     from ..ports import DelayStore, OutcomeLog
-
-#: Seconds that a broker may take to accept a connection.
-TIMEOUT = 5.0
 
 
 class Context:
@@ -110,17 +105,7 @@ class Context:
 
         `needs` says what this broker cannot do.
         """
-        runtime = self.runtime
-        runtime.settings  # noqa: B018 - what is wrong with them is said before the broker is looked for
-        _reach(runtime.app)
-        if kind_of(runtime.app) == "generic":
-            where = runtime.app.connection_for_write().as_uri()
-            msg = (
-                f"broker {where} is neither Redis nor RabbitMQ, and nothing on it can be listed: dead letters lie in ordinary "
-                "queues (a dead_letter_handler decides about them), outcomes are the lines outcome.recorded of the workers' logs"
-            )
-            raise BrokerError(msg)
-        return runtime.transport
+        return reached(self.runtime)
 
     @property
     def delayed(self) -> DelayStore:
@@ -217,27 +202,3 @@ def _place(exc: BaseException) -> str:
             here = f" ({Path(file).name}, line {trace.tb_lineno})" if Path(file) != Path(__file__) else here
         trace = trace.tb_next
     return here
-
-
-def _reach(app: Celery) -> None:
-    """Try the broker once and once more, rather than for ever; what is no Redis is refused by the transport."""
-    from redelivery.middleware.brokers.broker_url import check_broker_url  # noqa: PLC0415 - only where a broker is needed
-
-    check_broker_url(app)
-    with app.connection_for_write() as connection:
-        if getattr(connection.transport, "driver_type", None) != "redis":
-            return
-        connection.transport_options = {"socket_connect_timeout": TIMEOUT, **(connection.transport_options or {})}
-        try:
-            connection.ensure_connection(max_retries=1, interval_start=0.1, timeout=TIMEOUT)
-        except OperationalError as exc:
-            raise _refusal(connection, exc) from exc
-
-
-def _refusal(connection: Connection, exc: OperationalError) -> BrokerError:
-    from redelivery.middleware.brokers.broker_url import unanswered  # noqa: PLC0415 - only where a broker is needed
-
-    where = connection.as_uri()
-    if any(word in str(exc) for word in ("uthentication", "NOAUTH", "WRONGPASS", "NOPERM")):
-        return BrokerError(f"broker {where} refused the connection: {exc}; check the user and the password in broker_url")
-    return unanswered(where, exc)

@@ -16,11 +16,13 @@ from redelivery.middleware.ports import Answer
 
 from ..letters import Letter
 from ..operations import delayed as delayed_changes
+from ..operations.letters.whole import as_editable
 from ..operations.queues import require_queue
 from ..operations.short_ids import MAX_CANDIDATES, is_whole, meant
+from ..operations.words import counted, moment, span
 from . import letters
 from .context import Context, json_option, pass_context
-from .output import SECONDS, Column, counted, facts, lines, moment, print_json, say, span, table
+from .output import SECONDS, Column, facts, lines, print_json, say, table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -98,7 +100,7 @@ def _found(context: Context, given: str) -> list[Delayed]:
 def show(context: Context, task_id: str) -> None:
     """Show the delayed messages of a task, whole."""
     found, now, redact = _found(context, task_id), context.transport.now_ms(), context.settings.redact
-    whole = [letters.as_editable(Letter.of(each.contents.raw), redact=redact) for each in found]
+    whole = [as_editable(Letter.of(each.contents.raw), redact=redact) for each in found]
     if context.as_json:
         kept = ("headers", "properties", "body", "bytes", "attempts_made", "deaths", "args", "kwargs")
         rows = zip(found, whole, strict=True)

@@ -18,15 +18,18 @@ from redelivery.errors import InputError
 from ..operations.letters import dead_letters
 from ..operations.letters.archive import export_letters
 from ..operations.letters.causes import causes
+from ..operations.letters.choice import filter_of
 from ..operations.letters.walk import letters_of
+from ..operations.letters.whole import as_editable, as_json
 from ..operations.redaction import seen
+from ..operations.words import age, counted
 from . import letters
-from .choosing import choosing, filter_of, has_choice, require_choice
+from .choosing import choosing, has_choice, require_choice
 from .context import Context, json_option, pass_context
 from .dlq_changes import move_, purge_
 from .dlq_import import import_
 from .dlq_redrive import redrive_
-from .output import Column, age, counted, print_json, say, table
+from .output import Column, print_json, say, table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -114,7 +117,7 @@ def show(context: Context, name: str, limit: int, task_ids: Sequence[str], *, fu
     chosen = dead_letters.found(transport, name, task_ids) if task_ids else dead_letters.newest(transport, name, limit)
     redact, whole = context.settings.redact, full or bool(task_ids)
     if context.as_json:
-        print_json([letters.as_json(each, redact=redact) if whole else seen(context.runtime, each).to_row() for each in chosen])
+        print_json([as_json(each, redact=redact) if whole else seen(context.runtime, each).to_row() for each in chosen])
     elif not chosen:
         say(f"{safe(name)} is empty.")
     elif whole:
@@ -155,7 +158,7 @@ def export(context: Context, /, name: str, *, uri: str | None, **options: Any) -
     for letter in letters_of(transport, name):
         if chosen.passes(letter):
             found = True
-            print_json(letters.as_editable(letter, redact=context.settings.redact), is_line=True)
+            print_json(as_editable(letter, redact=context.settings.redact), is_line=True)
     if not found and options["task_ids"]:
         msg = f"{name!r} holds no dead letter of task {', '.join(options['task_ids'])}"
         raise InputError(msg)

@@ -16,12 +16,14 @@ from redelivery.display import harmless, safe
 from redelivery.errors import InputError
 
 from ..operations.letters import dead_letters
+from ..operations.letters.choice import filter_of
 from ..operations.letters.purge import move, purge
 from ..operations.letters.redrive import Edit, Redrive, redrive
 from ..operations.queues import require_queue
-from .choosing import choosing, filter_of, require_choice, require_tasks
+from ..operations.words import counted
+from .choosing import choosing, require_choice, require_tasks
 from .context import Context, json_option, pass_context
-from .output import counted, print_json, say
+from .output import print_json, say
 from .progress import Progress
 
 if TYPE_CHECKING:

@@ -11,8 +11,9 @@ import click
 from redelivery.display import safe
 from redelivery.middleware.ports import Capability
 
+from ..operations.words import counted
 from .context import Context, json_option, pass_context
-from .output import counted, print_json, say
+from .output import print_json, say
 from .progress import Progress
 
 NOT_HERE = "this command is for RabbitMQ: Redis makes no dead letters by itself, so there are none to import"

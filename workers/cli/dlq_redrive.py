@@ -16,15 +16,17 @@ from redelivery.display import safe
 from redelivery.errors import InputError, RedriveError
 
 from ..operations.letters import dead_letters
+from ..operations.letters.choice import filter_of
 from ..operations.letters.fates import watched
 from ..operations.letters.guard import CANARY_WAIT, Guard
 from ..operations.letters.redrive import Redrive, redrive
 from ..operations.queues import declare, require_queue
+from ..operations.words import counted
 from .changes import edit_of
-from .choosing import choosing, filter_of, require_choice, require_tasks
+from .choosing import choosing, require_choice, require_tasks
 from .context import Context, json_option, pass_context
 from .dlq_changes import changing, is_agreed, targets_of
-from .output import SECONDS, counted, print_json, say
+from .output import SECONDS, print_json, say
 from .progress import Progress
 
 if TYPE_CHECKING:

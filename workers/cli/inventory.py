@@ -11,8 +11,9 @@ from redelivery.display import harmless, safe, scrubbed
 
 from ..operations import inventory as broker
 from ..operations.letters import dead_letters
+from ..operations.words import counted
 from .context import Context, json_option, pass_context
-from .output import counted, print_json, say
+from .output import print_json, say
 
 if TYPE_CHECKING:
     from redelivery.middleware.brokers.rabbitmq.transport import AmqpTransport

@@ -9,9 +9,10 @@ from redelivery.middleware.ports import Capability
 
 from ..operations.leaving import Leaving
 from ..operations.leaving import leave as leave_
+from ..operations.words import counted
 from .context import Context, json_option, pass_context
 from .dlq_changes import NEEDS_YES, is_terminal
-from .output import counted, print_json, say
+from .output import print_json, say
 from .progress import Progress
 
 

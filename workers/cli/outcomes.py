@@ -13,8 +13,9 @@ from redelivery.display import harmless, scrubbed
 from redelivery.errors import InputError
 
 from ..duties.exporter import Exporter
+from ..operations.words import counted, moment, span
 from .context import Context, json_option, pass_context
-from .output import SECONDS, Column, counted, moment, print_json, say, span, table
+from .output import SECONDS, Column, print_json, say, table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -17,7 +17,8 @@ from redelivery.middleware.policy.decorator import options_of
 from redelivery.settings import DEFAULT_QUEUE, FIELDS, UNLIMITED
 from redelivery.settings.values import suggestion
 
-from .output import Column, duration_text, print_json, seconds_text, table, wrapped
+from ..operations.words import duration_text, seconds_text
+from .output import Column, print_json, table, wrapped
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -10,9 +10,10 @@ from redelivery.display import safe
 from redelivery.errors import InputError
 
 from ..operations.task_life import life_of
+from ..operations.words import age, counted, moment, span
 from .context import Context, json_option, pass_context
 from .outcomes import events_table
-from .output import INDENT, age, counted, facts, lines, moment, print_json, say, span, wrapped
+from .output import INDENT, facts, lines, print_json, say, wrapped
 from .policy import shown
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ from redelivery.middleware.messages.steps import opened
 from redelivery.middleware.ports import Answer, ignore
 
 from ...letters import Letter, may_be
-from ...ports import DeadLetterQueue
+from ...ports import DeadLetterQueue, LetterPage
 from .peek import Found, Look, depth_of
 
 if TYPE_CHECKING:
@@ -72,6 +72,11 @@ class AmqpLetterStore:
 
     def open(self, name: str) -> AmqpLetters:
         return AmqpLetters(self, name)
+
+    def page(self, name: str, before: int | None, count: int) -> LetterPage:  # noqa: ARG002 - nothing here has a place
+        """As `LetterStore.page`: refused, for a look takes the letters and gives them back."""
+        msg = f"the letters of {name!r} cannot be paged on RabbitMQ: a look takes them, and marks them"
+        raise BrokerError(msg)
 
     def found(self, name: str, task_ids: Collection[str]) -> Iterator[Letter]:
         """As `LetterStore.found`; the queue is read from its oldest letter on."""

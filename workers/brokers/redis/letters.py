@@ -9,7 +9,7 @@ from redelivery.middleware.brokers.redis.stores import Under
 from redelivery.middleware.ports import Answer
 
 from ...letters import Letter, may_be
-from ...ports import DeadLetterQueue, Halted
+from ...ports import DeadLetterQueue, Halted, LetterPage
 from .pages import list_pages
 
 if TYPE_CHECKING:
@@ -70,6 +70,20 @@ class RedisLetterStore:
 
     def open(self, name: str) -> RedisLetters:
         return RedisLetters(self._client, self._keys.list(name))
+
+    def page(self, name: str, before: int | None, count: int) -> LetterPage:
+        """As `LetterStore.page`: places count from the list's tail, so that what dies meanwhile moves none."""
+        key = self._keys.list(name)
+        with self._client.pipeline(transaction=True) as pipe:
+            pipe.llen(key)
+            if before is None:
+                pipe.lrange(key, 0, max(count, 1) - 1)
+            else:
+                pipe.lrange(key, -max(before, 1), -max(before - count + 1, 1))
+            total, raws = pipe.execute()
+        first = total if before is None else min(before, total)
+        found = list(raws) if count > 0 and first > 0 else []
+        return LetterPage([(first - 1 - at, raw) for at, raw in enumerate(found)], int(total))
 
     def found(self, name: str, task_ids: Collection[str]) -> Iterator[Letter]:
         seen = set()

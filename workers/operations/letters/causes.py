@@ -1,7 +1,7 @@
 """The causes of a dead-letter queue: its letters grouped by the fingerprint of what they died of.
 
 Enters: one dead-letter queue or all. Leaves: a row for each cause, the most frequent first, with an example. Nothing is changed.
-Memory: one row for each cause; what has no fingerprint is grouped by its reason.
+Memory: one row for each cause, and a number for each minute in which any died; what has no fingerprint is grouped by its reason.
 """
 
 from __future__ import annotations
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
     from ...letters import Letter
     from ...ports import Transitions
+
+#: Milliseconds.
+MINUTE = 60_000
 
 
 @dataclass(slots=True, kw_only=True)
@@ -53,15 +56,50 @@ class Cause:
         return {name: dict(value) if isinstance(value, Counter) else value for name, value in facts.items()}
 
 
+class Causes:
+    """Letters, grouped as they come; `redact` hides texts. `looked_at` is how many have come."""
+
+    def __init__(self, *, redact: bool = False) -> None:
+        self._redact = redact
+        self._found: dict[tuple[str, str], Cause] = {}
+        self._minutes: dict[tuple[str, str], Counter[int]] = {}
+        self.looked_at = 0
+
+    def add(self, letter: Letter, name: str) -> None:
+        """One more letter, of this queue."""
+        self.looked_at += 1
+        letter = redacted(letter) if self._redact else letter
+        key = _key(letter)
+        if key not in self._found:
+            exception = str(letter.failure.get("type") or "")
+            self._found[key] = Cause(fingerprint=key[0], reason=letter.reason or "unknown", exception=exception)
+            self._minutes[key] = Counter()
+        self._found[key].add(letter, name)
+        if letter.died_ms is not None:
+            self._minutes[key][letter.died_ms // MINUTE] += 1
+
+    def ranked(self) -> list[Cause]:
+        """The most frequent first, the newest first among equals."""
+        return sorted(self._found.values(), key=lambda each: (-each.count, -(each.last_ms or 0)))
+
+    def course(self, cause: Cause, until_ms: int, minutes: int, parts: int) -> list[int]:
+        """How many of a cause died in each part of these last minutes, the oldest part first."""
+        counts, first = [0] * parts, until_ms // MINUTE - minutes + 1
+        for minute, count in list(self._minutes[cause.fingerprint, "" if cause.fingerprint else cause.reason].items()):
+            if first <= minute < first + minutes:
+                counts[(minute - first) * parts // minutes] += count
+        return counts
+
+
+def _key(letter: Letter) -> tuple[str, str]:
+    fingerprint = str(letter.failure.get("fingerprint") or "")
+    return fingerprint, "" if fingerprint else letter.reason or "unknown"
+
+
 def causes(transport: Transitions, names: Iterable[str], *, redact: bool = False) -> list[Cause]:
     """The causes in these dead-letter queues, the most frequent first, the newest first among equals; `redact` hides texts."""
-    found: dict[tuple[str, str], Cause] = {}
+    found = Causes(redact=redact)
     for name in names:
-        for each in letters_of(transport, name):
-            letter = redacted(each) if redact else each
-            fingerprint, reason = str(letter.failure.get("fingerprint") or ""), letter.reason or "unknown"
-            key = (fingerprint, "" if fingerprint else reason)
-            if key not in found:
-                found[key] = Cause(fingerprint=fingerprint, reason=reason, exception=str(letter.failure.get("type") or ""))
-            found[key].add(letter, name)
-    return sorted(found.values(), key=lambda each: (-each.count, -(each.last_ms or 0)))
+        for letter in letters_of(transport, name):
+            found.add(letter, name)
+    return found.ranked()

@@ -1,0 +1,1 @@
+"""The operator's page, asked over HTTP and in a browser."""

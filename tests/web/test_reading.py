@@ -1,0 +1,123 @@
+"""What the page shows, asked over plain HTTP as a browser without scripts does."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.desk import LETTERS, QUEUE, Desk, body_of, copies, task_message
+from tests.support.web_page import WebPage
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.support.servers import Server
+
+SHOP = "tests.support.web_shop"
+
+
+@pytest.fixture
+def desk(server: Server) -> Iterator[Desk]:
+    """A desk on a private broker."""
+    desk = Desk(server)
+    yield desk
+    desk.transport.close()
+
+
+@pytest.fixture
+def page(server: Server, tmp_path: Path) -> Iterator[WebPage]:
+    """The page of that broker, which reads only."""
+    with WebPage(SHOP, tmp_path, env={**os.environ, "WEB_SHOP_BROKER": server.url}) as page:
+        yield page
+
+
+def test_nobody_sees_anything_without_the_token(page: WebPage, desk: Desk) -> None:
+    """Every screen asks for it, and says nothing of the broker."""
+    desk.die()
+    for path in ("/", "/causes", f"/letters?queue={LETTERS}", "/live", "/nowhere"):
+        answer = page.visitor().get(path)
+        assert (answer.status, LETTERS in answer.text, QUEUE in answer.text) == (401, False, False), path
+
+
+def test_overview_says_how_it_is(page: WebPage, desk: Desk) -> None:
+    """Numbers of what waits and what died, and an alarm where nobody works."""
+    desk.publish()
+    for _ in range(3):
+        desk.die()
+    answer = page.operator().get("/")
+    assert answer.status == 200
+    for said in (LETTERS, "dead letters 3", "waiting to run 1", "died 3"):
+        assert said in answer.read, said
+
+
+def test_causes_lead_to_their_letters_and_a_letter_to_all_of_it(page: WebPage, desk: Desk) -> None:
+    """Cause, letters of it, one letter: by links alone."""
+    for number in range(3):
+        desk.die(said=f"no {number}", fingerprint="f-one")
+    task_id = desk.die(task_message(body=body_of(42, "blue")), exception="shop.Late", said="too late", fingerprint="f-two")
+    operator = page.operator()
+    causes = operator.get("/causes")
+    assert "2 causes of 4 letters" in causes.read
+    [one, two] = [each for each in causes.links("/letters?") if "fingerprint" in each and each.endswith(("f-one", "f-two"))][::2][
+        :2
+    ]
+    assert operator.get(one).text.count("/letter?queue") == 3
+    listed = operator.get(two)
+    assert "1 shown" in listed.read
+    [href] = listed.links("/letter?")
+    letter = operator.get(href)
+    for said in (task_id, "Late : too late", "exhausted", "w@desk", '"blue"', "origin orders", "Traceback"):
+        assert said in letter.read, said
+
+
+def test_letters_page_on_from_where_they_ended_though_others_die_meanwhile(page: WebPage, desk: Desk) -> None:
+    """Each is on one page, and those that died later are on none but the first."""
+    ids = copies(desk, 120)
+    operator, seen = page.operator(), []
+    answer = operator.get(f"/letters?queue={LETTERS}")
+    while True:
+        seen += [each for each in ids if f"id={each}&amp;" in answer.text]
+        older = [each for each in answer.links("/letters?") if "before=" in each]
+        if not older:
+            break
+        desk.die()
+        answer = operator.get(older[0])
+    assert sorted(seen) == sorted(ids)
+
+
+@pytest.mark.parametrize(
+    ("query", "count"),
+    [
+        ("task=desk.*", 2),
+        ("task=desk.p*&reason=worker_lost", 1),
+        ("exception=Late", 1),
+        ("fingerprint=f-val", 0),
+        ("fingerprint=f-Val", 2),
+        ("older-than=1h", 1),
+        ("newer-than=1h", 2),
+    ],
+)
+def test_letters_are_chosen_as_on_the_command_line(page: WebPage, desk: Desk, query: str, count: int) -> None:
+    """By the same names, in the address."""
+    desk.die(task_message(task="desk.pack"), ago_ms=7_200_000)
+    desk.die(task_message(task="desk.pack"), reason="worker_lost")
+    desk.die(task_message(task="mail.send"), exception="shop.Late")
+    answer = page.operator().get(f"/letters?queue={LETTERS}&{query}")
+    assert (answer.status, answer.text.count("/letter?queue")) == (200, count), answer.read
+
+
+def test_what_is_not_there_is_said(page: WebPage) -> None:
+    """A queue, a letter, a reason, a screen."""
+    operator = page.operator()
+    wrong = {
+        "/letters?queue=nope": 400,
+        "/letter?queue=DLQ.orders&id=nope": 400,
+        "/letters?queue=DLQ.orders&reason=tired": 400,
+        "/nope": 404,
+    }
+    for path, status in wrong.items():
+        answer = operator.get(path)
+        assert (answer.status, "Overview" in answer.read) == (status, True), path

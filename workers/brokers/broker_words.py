@@ -1,0 +1,27 @@
+"""What went wrong between an operator and the broker, in one line that says what to do."""
+
+from __future__ import annotations
+
+
+def broker_message(exc: BaseException) -> str | None:
+    """The line that tells of an error of the broker's; None for any other error."""
+    from amqp.exceptions import AccessRefused, AMQPError  # noqa: PLC0415 - only when something went wrong
+    from redis import exceptions as redis  # noqa: PLC0415 - only when something went wrong
+
+    if not isinstance(exc, (redis.RedisError, AMQPError, ConnectionError, TimeoutError)):
+        return None
+    texts: dict[type[BaseException], str] = {
+        redis.ReadOnlyError: "the broker is read-only, and changed nothing: point broker_url at the master",
+        redis.OutOfMemoryError: "the broker is full, and changed nothing: raise its maxmemory, or make room",
+        redis.BusyLoadingError: "the broker is loading its data: ask again in a while",
+        redis.NoPermissionError: "the broker's user may not do that: give it the right, or use another in broker_url",
+        redis.AuthenticationError: "the broker refused the user or the password in broker_url",
+        redis.TimeoutError: "the broker does not answer in time: is it overloaded, or the network cut?",
+        redis.ConnectionError: "the broker does not answer any more: is it running?",
+        AccessRefused: "the broker's user may not do that: give it the right, or use another in broker_url",
+        AMQPError: "the broker refused, or does not answer any more: is it running?",
+        ConnectionError: "the broker does not answer any more: is it running?",
+        TimeoutError: "the broker does not answer in time: is it overloaded, or the network cut?",
+    }
+    text = next((text for kind, text in texts.items() if isinstance(exc, kind)), "the broker refused")
+    return f"{text} ({exc})"

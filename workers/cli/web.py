@@ -1,0 +1,128 @@
+"""`redelivery web`: the operator's page, served until stopped."""
+
+from __future__ import annotations
+
+import getpass
+import ipaddress
+import secrets
+import socket
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from redelivery.errors import InputError
+
+from ..web.access import ACTIONS
+from .context import Context, pass_context
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ..web.access import Login
+
+
+HOST, PORT = "127.0.0.1", 5151
+#: The least characters of a token that somebody chose.
+LEAST_TOKEN = 16
+
+
+@click.command()
+@click.option("--host", default=HOST, show_default=True, help="The address to listen on, where it is not the loopback's.")
+@click.option("--port", type=click.IntRange(0, 65_535), default=PORT, show_default=True, help="0 is any that is free.")
+@click.option(
+    "--allow", multiple=True, metavar="ACTIONS", help=f"What it may do: {','.join(ACTIONS)}, or all. Without it, it reads only."
+)
+@click.option("--allow-host", "hosts", multiple=True, metavar="NAME", help="A name it may be asked by, as behind a proxy.")
+@click.option(
+    "--token-file", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="The token to log in with; else a new one."
+)
+@click.option("--as", "actor", metavar="NAME", help="Who acts, where the token is the login; else the user of this machine.")
+@click.option("--trust-proxy-header", "header", metavar="NAME", help="The header in which a proxy names the user; then no token.")
+@click.option("--trusted-address", "addresses", multiple=True, metavar="ADDR", help="The address of that proxy, or its network.")
+@click.option("--books", metavar="URI", help="Where `reconcile --output` writes: its last report is shown.")
+@pass_context
+def web(
+    context: Context,
+    host: str,
+    port: int,
+    *,
+    allow: Sequence[str],
+    hosts: Sequence[str],
+    token_file: Path | None,
+    actor: str | None,
+    header: str | None,
+    addresses: Sequence[str],
+    books: str | None,
+) -> None:
+    """The operator's page: causes, dead letters, delays, tasks and queues in a browser, and what the command line does with them.
+
+    It listens on the loopback, and prints an address with a token to log in with. It reads only, until --allow says what it may do.
+    Behind a proxy that logs people in, name its header and its address. SIGTERM and SIGINT end it.
+    """
+    from ..web.access import ProxyLogin, TokenLogin, User  # noqa: PLC0415 - what it needs is optional
+    from ..web.page import Page  # noqa: PLC0415 - as above
+    from ..web.server import serve  # noqa: PLC0415 - as above
+
+    if (header is None) != (not addresses):
+        msg = "--trust-proxy-header and --trusted-address belong together: whoever else reaches the page could send that header"
+        raise click.UsageError(msg)
+    rights = [part for each in allow for part in each.split(",") if part.strip()]
+    token, login = "", None
+    found: Login
+    if header is not None:
+        found = ProxyLogin(header, addresses, "all")
+    else:
+        token = _token(token_file)
+        login = found = TokenLogin(token, User(actor or _os_user(), "all"))
+    page = Page(context.runtime, found, allow=[each.strip() for each in rights], hosts={*_names(host), *hosts}, books=books)
+    try:
+        listening = _listening(host, port)
+    except OSError as exc:
+        msg = f"nothing can listen on {host}:{port} ({exc.strerror or exc}): choose another with --host and --port"
+        raise InputError(msg) from exc
+    address = f"http://{_shown(host)}:{listening.getsockname()[1]}"
+    click.echo(f"redelivery web: {address}/{f'login?token={token}' if login is not None and token_file is None else ''}")
+    may = ", ".join(sorted(page.allows.actions)) or "nothing: it reads only (--allow says what it may do)"
+    click.echo(f"it may do {may}; SIGTERM or Ctrl-C ends it", err=True)
+    if not _is_loopback(host):
+        click.echo("it is reached from other machines over plain http: put a proxy with TLS before it", err=True)
+    serve(page.asgi, listening)
+
+
+def _token(file: Path | None) -> str:
+    if file is None:
+        return secrets.token_urlsafe(32)
+    token = file.read_text(encoding="utf-8").strip()
+    if len(token) < LEAST_TOKEN:
+        msg = f"{file}: a token has {LEAST_TOKEN} characters or more, so that nobody guesses it"
+        raise InputError(msg)
+    return token
+
+
+def _os_user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return "operator"
+
+
+def _names(host: str) -> set[str]:
+    """The names that a page on this address is asked by; its addresses need no name."""
+    return {"localhost", host} if _is_loopback(host) else {"localhost", host, socket.gethostname(), socket.getfqdn()}
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _shown(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host, port), family=family, backlog=1024)

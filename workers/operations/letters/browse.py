@@ -1,0 +1,81 @@
+"""Pages of a dead-letter queue for somebody who reads: the newest letters first, a bounded piece at a time, whatever its size.
+
+Enters: a queue, a filter, and the place to go on from. Leaves: the letters that pass, and where the next page begins. A page is
+full, or the queue is at its end, or so many letters were looked at, or so much time has passed: then the next page goes on from
+there. A place counts from the oldest letter, so that what dies meanwhile moves no page; what leaves the queue moves it by as many.
+
+On RabbitMQ a look takes letters and gives them back, and marks them: `looked` takes a bounded number, and only when it is told to.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ...brokers.broker import broker_of, needed
+from ...letters import Letter, may_be
+
+if TYPE_CHECKING:
+    from ...ports import Transitions
+    from .filter import Filter
+
+
+#: Letters of one round trip: the first, and the most.
+FIRST, MOST = 64, 1000
+#: Letters around a place, among which one is looked for that was seen there.
+AROUND = 50
+
+
+@dataclass(frozen=True, slots=True)
+class Browsed:
+    """One page. `looked_at` letters were read of the `total`; the next page is in front of `next`, None at the queue's end."""
+
+    letters: list[tuple[int, Letter]]
+    looked_at: int
+    total: int
+    next: int | None
+
+
+def browsed(
+    transport: Transitions, name: str, chosen: Filter, *, before: int | None, limit: int, most: int = 50_000, seconds: float = 0.5
+) -> Browsed:
+    """The newest `limit` letters that pass, in front of the place `before`. Raises what the broker does."""
+    store, ends = needed(broker_of(transport).letters), time.monotonic() + seconds
+    found: list[tuple[int, Letter]] = []
+    looked_at, size = 0, FIRST
+    while True:
+        page = store.page(name, before, min(size, most - looked_at))
+        for place, raw in page.letters:
+            looked_at, before = looked_at + 1, place
+            letter = Letter.of(raw) if may_be(raw, chosen.task_ids) else None
+            if letter is not None and chosen.passes(letter):
+                found.append((place, letter))
+                if len(found) >= limit:
+                    return Browsed(found, looked_at, page.total, place or None)
+        if not page.letters or not before:
+            return Browsed(found, looked_at, page.total, None)
+        if looked_at >= most or time.monotonic() >= ends:
+            return Browsed(found, looked_at, page.total, before)
+        size = min(size * 4, MOST)
+
+
+def at_place(transport: Transitions, name: str, task_id: str, place: int | None) -> list[tuple[int, Letter]]:
+    """The letters of a task near the place at which one was seen; none where they have left."""
+    if place is None:
+        return []
+    page = needed(broker_of(transport).letters).page(name, place + AROUND, 2 * AROUND)
+    near = [(at, Letter.of(raw)) for at, raw in page.letters if may_be(raw, {task_id})]
+    return sorted((each for each in near if each[1].task_id == task_id), key=lambda each: abs(each[0] - place))
+
+
+def looked(transport: Transitions, name: str, most: int) -> Browsed:
+    """The `most` oldest letters of a queue whose broker marks what is looked at; they are given back."""
+    found: list[tuple[int, Letter]] = []
+    with needed(broker_of(transport).letters).open(name) as letters:
+        for page in letters.pages():
+            found += [(len(found) + at, Letter.of(raw)) for at, raw in enumerate(page)]
+            if len(found) >= most:
+                break
+        total = letters.total
+    return Browsed(found[:most], len(found), total, None)

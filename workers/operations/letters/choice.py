@@ -1,0 +1,43 @@
+"""The choice among dead letters as people give it, made a filter: ids may be shortened, and ages count from now.
+
+Refuses, with `InputError`, a reason that there is not, and an id that names no letter, or several.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from redelivery.errors import InputError
+from redelivery.middleware.messages.events import Reason
+from redelivery.settings.values import suggestion
+
+from . import dead_letters
+from .filter import Filter
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ...ports import Transitions
+
+
+def filter_of(transport: Transitions, name: str, options: Mapping[str, Any]) -> Filter:
+    """The filter for the letters of this queue; ages count from now, by the broker's clock."""
+    now_ms = transport.now_ms()
+    for each in options["reasons"]:
+        if each not in set(Reason):
+            others = "; reasons are: " + ", ".join(Reason)
+            msg = f"there is no reason {each!r}{suggestion(each, map(str, Reason)) or others}"
+            raise InputError(msg)
+
+    def ago(seconds: float | None) -> int | None:
+        return None if seconds is None else now_ms - round(seconds * 1000)
+
+    return Filter(
+        task_ids=dead_letters.whole_ids(transport, name, options["task_ids"]),
+        reasons=frozenset(options["reasons"]),
+        tasks=options["tasks"],
+        exceptions=options["exceptions"],
+        fingerprints=options["fingerprints"],
+        died_before_ms=ago(options["older_than"]),
+        died_after_ms=ago(options["newer_than"]),
+    )

@@ -1,0 +1,40 @@
+"""Changes to a letter that goes back, as an operator writes them: a JSON object with `task`, `args` or `kwargs`.
+
+Whatever else is in it is left alone. Refuses, with `InputError`, what is no such object, and one of another task's letter.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from redelivery.errors import InputError
+
+from .redrive import Edit
+
+_KINDS: dict[str, tuple[type, str]] = {"task": (str, "text"), "args": (list, "a list"), "kwargs": (dict, "an object")}
+
+
+def edit_of_json(text: str, source: str, task_id: str, queue: str | None = None) -> Edit:
+    """What this text asks for; `source` is what errors call it, and `queue` is where the letter goes instead of its origin."""
+    try:
+        given: Any = json.loads(text)
+    except (ValueError, RecursionError) as exc:
+        msg = f"{source} is no JSON: {exc}"
+        raise InputError(msg) from exc
+    if not isinstance(given, dict) or not _KINDS.keys() & given.keys():
+        msg = f"{source} holds no object with task, args or kwargs: begin with what `redelivery dlq export --id` prints"
+        raise InputError(msg)
+    if given.get("task_id", task_id) != task_id:
+        msg = f"{source} is the dead letter of task {given['task_id']}, not of {task_id}"
+        raise InputError(msg)
+    values = {name: _checked(source, name, given[name]) for name in _KINDS if given.get(name) is not None}
+    return Edit(queue=queue, **values)
+
+
+def _checked(source: str, name: str, value: Any) -> Any:
+    kind, words = _KINDS[name]
+    if not isinstance(value, kind) or value == "":
+        msg = f"{source}: {name} must be {words}, not {json.dumps(value)[:80]}"
+        raise InputError(msg)
+    return value

@@ -1,0 +1,62 @@
+"""A whole letter as plain values: its history, the failure, the arguments.
+
+Arguments are decoded only where they are JSON; a body that is not decoded is given as its bytes, in base64. Where the settings say
+`redact`, a letter is as `redaction` has it, and its body is left out.
+"""
+
+from __future__ import annotations
+
+import base64
+from typing import TYPE_CHECKING, Any
+
+from redelivery.display import safe
+from redelivery.middleware.logs import HIDDEN
+from redelivery.middleware.messages.envelope import HEADER
+
+from ..redaction import redacted
+
+if TYPE_CHECKING:
+    from ...letters import Letter
+
+
+def as_json(letter: Letter, *, redact: bool) -> dict[str, Any]:
+    """The whole letter; its body where that is JSON, else its bytes in base64."""
+    letter = redacted(letter) if redact else letter
+    envelope = letter.envelope
+    headers = {key: value for key, value in letter.headers.items() if key != HEADER}
+    return {
+        **letter.to_row(),
+        "origin": dict(envelope.origin),
+        "first_seen_ms": envelope.first_seen_ms,
+        "failure": dict(letter.failure),
+        "attempts_made": [dict(each) for each in envelope.attempts],
+        "deaths": [dict(each) for each in envelope.deaths],
+        "first_death": None if envelope.first_death is None else dict(envelope.first_death),
+        "parked": envelope.parked,
+        "unreadable": letter.unreadable,
+        "headers": headers,
+        "properties": {} if letter.message is None else letter.message["properties"],
+        "body": HIDDEN if redact else body_of(letter),
+        **({} if redact or letter.body() is not None else {"body_base64": base64.b64encode(letter.body_bytes()).decode()}),
+        "bytes": len(letter.raw),
+    }
+
+
+def as_editable(letter: Letter, *, redact: bool) -> dict[str, Any]:
+    """The same, with its arguments by name, where they can be read: what `dlq redrive --with` takes back."""
+    call = None if redact else letter.call()
+    return {**as_json(letter, redact=redact), **({} if call is None else {"args": call[0], "kwargs": call[1]})}
+
+
+def body_of(letter: Letter) -> Any:
+    """The body, decoded, or why it is not shown."""
+    body = letter.body()
+    return why_not(letter) if body is None else body
+
+
+def why_not(letter: Letter) -> str:
+    """Why a body is not shown."""
+    message = letter.message
+    if message is None or not letter.is_message:
+        return f"(no message: {len(letter.body_bytes())} bytes)"
+    return f"(not shown: {safe(message.get('content-type') or 'no content type')}, not decoded)"

@@ -1,0 +1,77 @@
+"""The rates of the last hour: how many lives succeeded, were tried again and died in each minute, as the outcome log tells.
+
+The log is read on from where the last look ended, a bounded piece at each look, from an hour back at the first. What an export took
+away before it was read is not counted. On Redis alone: RabbitMQ's log is a queue, which a look would take.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from redelivery.middleware.messages.events import Outcome
+from redelivery.middleware.ports import Capability
+
+from ..brokers.redis.transport import redis_of
+
+if TYPE_CHECKING:
+    from redelivery.middleware.runtime import Runtime
+
+
+#: Milliseconds of a minute, and minutes that are kept.
+MINUTE, KEPT = 60_000, 60
+#: Entries of one round trip, and round trips of one look.
+PAGE, PAGES = 1000, 5
+#: What is counted, and from which outcomes.
+KINDS = {
+    "succeeded": frozenset({Outcome.SUCCEEDED}),
+    "retried": frozenset({Outcome.REDELIVERY_SCHEDULED}),
+    "died": frozenset({Outcome.DEAD_LETTERED, Outcome.DISCARDED, Outcome.EXPIRED}),
+}
+_KIND = {str(outcome).encode(): kind for kind, outcomes in KINDS.items() for outcome in outcomes}
+
+
+class Rates:
+    """Counts by minute; for one thread at a time. `since_ms` is where the reading began, `until_ms` how far it is."""
+
+    @staticmethod
+    def can_read(runtime: Runtime) -> bool:
+        """Whether this broker's log can be read in passing."""
+        return Capability.BROWSE_LETTERS_UNMARKED in runtime.transport.capabilities
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._client, self._stream = redis_of(runtime).client, redis_of(runtime).keys.outcomes
+        self._transport = runtime.transport
+        self.since_ms = self.until_ms = self._transport.now_ms() - KEPT * MINUTE
+        self._last = f"{self.since_ms}-0"
+        self._minutes: dict[str, Counter[int]] = {kind: Counter() for kind in KINDS}
+        self.is_behind = True
+
+    def read_on(self) -> None:
+        """Read what was recorded since. Raises what the broker does."""
+        for _ in range(PAGES):
+            entries: Any = self._client.xrange(self._stream, f"({self._last}", "+", count=PAGE)
+            for entry_id, values in entries:
+                kind = _KIND.get(values.get(b"o", b""))
+                if kind is not None:
+                    self._minutes[kind][int(entry_id.partition(b"-")[0]) // MINUTE] += 1
+            if entries:
+                self._last = entries[-1][0].decode()
+            if len(entries) < PAGE:
+                self.until_ms, self.is_behind = self._transport.now_ms(), False
+                break
+        else:
+            self.until_ms, self.is_behind = int(self._last.partition("-")[0]), True
+        first = self.until_ms // MINUTE - KEPT + 1
+        for counts in self._minutes.values():
+            for minute in [each for each in counts if each < first]:
+                del counts[minute]
+
+    def total(self, kind: str) -> int:
+        """How many in the last hour."""
+        return sum(self._minutes[kind].values())
+
+    def course(self, kind: str) -> list[int]:
+        """How many in each minute, the oldest first."""
+        first = self.until_ms // MINUTE - KEPT + 1
+        return [self._minutes[kind][first + at] for at in range(KEPT)]

@@ -1,0 +1,56 @@
+"""Whether the broker answers: asked once and once more, rather than for ever, before anything else is asked of it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kombu.exceptions import OperationalError
+
+from redelivery.errors import BrokerError
+from redelivery.middleware.brokers import kind_of
+from redelivery.middleware.brokers.broker_url import check_broker_url, unanswered
+
+if TYPE_CHECKING:
+    from celery import Celery
+    from kombu import Connection
+
+    from redelivery.middleware.ports import Transport
+    from redelivery.middleware.runtime import Runtime
+
+
+#: Seconds that a broker may take to accept a connection.
+TIMEOUT = 5.0
+
+
+def reached(runtime: Runtime) -> Transport:
+    """The transitions on the app's broker. Raises `BrokerUnavailable`, `BrokerError`, and `ConfigurationError` for its settings."""
+    runtime.settings  # noqa: B018 - what is wrong with them is said before the broker is looked for
+    _reach(runtime.app)
+    if kind_of(runtime.app) == "generic":
+        where = runtime.app.connection_for_write().as_uri()
+        msg = (
+            f"broker {where} is neither Redis nor RabbitMQ, and nothing on it can be listed: dead letters lie in ordinary "
+            "queues (a dead_letter_handler decides about them), outcomes are the lines outcome.recorded of the workers' logs"
+        )
+        raise BrokerError(msg)
+    return runtime.transport
+
+
+def _reach(app: Celery) -> None:
+    """Try the broker; what is no Redis is refused by the transport."""
+    check_broker_url(app)
+    with app.connection_for_write() as connection:
+        if getattr(connection.transport, "driver_type", None) != "redis":
+            return
+        connection.transport_options = {"socket_connect_timeout": TIMEOUT, **(connection.transport_options or {})}
+        try:
+            connection.ensure_connection(max_retries=1, interval_start=0.1, timeout=TIMEOUT)
+        except OperationalError as exc:
+            raise _refusal(connection, exc) from exc
+
+
+def _refusal(connection: Connection, exc: OperationalError) -> BrokerError:
+    where = connection.as_uri()
+    if any(word in str(exc) for word in ("uthentication", "NOAUTH", "WRONGPASS", "NOPERM")):
+        return BrokerError(f"broker {where} refused the connection: {exc}; check the user and the password in broker_url")
+    return unanswered(where, exc)

@@ -1,0 +1,80 @@
+"""Words for numbers: times, ages, durations and counts, as people read and write them. Times are UTC."""
+
+from __future__ import annotations
+
+import math
+import re
+from datetime import UTC, datetime
+from typing import Any
+
+from redelivery.errors import InputError
+
+_UNITS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+#: How deep a value that is shown may be nested, and what stands for what lies below.
+MAX_DEPTH, TOO_DEEP = 64, "(nested too deep to be shown)"
+_LATEST_MS = 253_402_300_799_999
+
+
+def moment(ms: float | None) -> str:
+    """A time, milliseconds since the epoch, in UTC to the second; `-` where there is none."""
+    if ms is None or not 0 <= ms <= _LATEST_MS:
+        return "-"
+    return f"{datetime.fromtimestamp(ms / 1000, UTC):%Y-%m-%d %H:%M:%S}Z"
+
+
+def span(seconds: float) -> str:
+    """A duration in its two greatest units: `3d 4h`, `2m 5s`, `0.25s`."""
+    sign, seconds = ("-" if seconds < 0 else ""), abs(seconds)
+    if seconds < 10:  # noqa: PLR2004 - below, tenths say something
+        return f"{sign}{seconds:.2f}".rstrip("0").rstrip(".") + "s"
+    left, parts = round(seconds), []
+    for unit, size in (("d", 86_400), ("h", 3600), ("m", 60), ("s", 1)):
+        if left >= size:
+            parts.append(f"{left // size}{unit}")
+            left %= size
+    return sign + " ".join(parts[:2])
+
+
+def seconds_text(seconds: float) -> str:
+    """A duration to the millisecond, in seconds: `0.75 s`."""
+    return f"{round(seconds, 3):.12g} s"
+
+
+def duration_text(seconds: float) -> str:
+    """The same, from a minute on with its greatest unit too: `600 s (10 min)`."""
+    for unit, size in (("d", 86_400), ("h", 3600), ("min", 60)):
+        if seconds >= size:
+            return f"{seconds_text(seconds)} ({seconds / size:.3g} {unit})"
+    return seconds_text(seconds)
+
+
+def age(ms: int | None, now_ms: int) -> str:
+    """How long ago a time was; `-` where there is none."""
+    return "-" if ms is None else f"{span((now_ms - ms) / 1000)} ago"
+
+
+def counted(number: int, one: str, many: str) -> str:
+    """`1 letter`, `2 letters`."""
+    return f"{number} {one if number == 1 else many}"
+
+
+def seconds(text: str) -> float:
+    """The seconds in `90`, `90s`, `15m`, `2h`, `3d` or `1w`. Raises `InputError`."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(ms|[smhdw])?", text.strip())
+    if match is None:
+        msg = f"{text!r} is no duration: write 90s, 15m, 2h, 3d or 1w"
+        raise InputError(msg)
+    return float(match[1]) * _UNITS[match[2] or "s"]
+
+
+def plain(value: Any, depth: int = 0) -> Any:
+    """A value that JSON has a word for, and that a reader of JSON can take: no NaN, no infinity, and not nested without end."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if not isinstance(value, (dict, list, tuple)):
+        return value
+    if depth >= MAX_DEPTH:
+        return TOO_DEEP
+    if isinstance(value, dict):
+        return {name: plain(each, depth + 1) for name, each in value.items()}
+    return [plain(each, depth + 1) for each in value]

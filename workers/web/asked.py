@@ -1,0 +1,118 @@
+"""What a screen is given, and what it gives: one request, the desk that it is about, and the screen or the address that follows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, urlencode
+
+from redelivery.display import harmless
+from redelivery.errors import InputError
+
+from .guard import Refused
+from .looks import Looks
+from .sampler import Sampler
+from .survey import Survey
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from redelivery.middleware.ports import Transport
+    from redelivery.middleware.runtime import Runtime
+
+    from .access import User
+    from .source import Source
+
+
+class Desk:
+    """What the screens of one page share. `allows` bounds what any user may do; `books` is where the books are written."""
+
+    def __init__(self, source: Source, allows: User, books: str | None) -> None:
+        self.source, self.allows, self.books = source, allows, books
+        self.sampler, self.looks, self.survey = Sampler(source), Looks(), Survey(source)
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """A screen: its template, what that shows, and the status."""
+
+    template: str
+    values: Mapping[str, Any]
+    status: int = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Go:
+    """Another address of the page, to be asked for next."""
+
+    path: str
+    query: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One request, as a screen sees it. `form` is empty but for what was posted."""
+
+    desk: Desk
+    user: User
+    root: str
+    path: str
+    query: Mapping[str, list[str]]
+    form: Mapping[str, list[str]] = field(default_factory=dict)
+
+    @property
+    def runtime(self) -> Runtime:
+        """The app's installation."""
+        return self.desk.source.runtime
+
+    @property
+    def transport(self) -> Transport:
+        """The transitions on its broker. Raises `BrokerUnavailable`, `BrokerError`."""
+        return self.desk.source.transport
+
+    def first(self, name: str, otherwise: str = "") -> str:
+        """A value of the address, or of the form."""
+        return (self.form or self.query).get(name, [otherwise])[0].strip()
+
+    def many(self, name: str) -> tuple[str, ...]:
+        """All values of this name that are not empty."""
+        return tuple(each.strip() for each in (self.form or self.query).get(name, ()) if each.strip())
+
+    def number(self, name: str, otherwise: int | None = None) -> int | None:
+        """A number of the address. Raises `InputError`."""
+        given = self.first(name)
+        if not given:
+            return otherwise
+        if not given.isascii() or not given.isdecimal() or len(given) > 18:  # noqa: PLR2004 - digits that any integer of the broker holds
+            msg = f"{name} = {given!r} is no number"
+            raise InputError(msg)
+        return int(given)
+
+    def href(self, path: str, /, **query: Any) -> str:
+        """The address of a screen of this page; what is None or empty is left out."""
+        pairs = [(name.rstrip("_").replace("_", "-"), value) for name, value in query.items() if value not in (None, "", ())]
+        said = urlencode(pairs, doseq=True)
+        return f"{quote(self.root)}{path}{'?' if said else ''}{said}"
+
+    @property
+    def again(self) -> dict[str, Any]:
+        """The query of this address, to ask for it once more."""
+        return (
+            {}
+            if self.form
+            else {name.replace("-", "_"): values for name, values in self.query.items() if name.isidentifier() or "-" in name}
+        )
+
+    def may(self, action: str, *queues: str) -> bool:
+        """Whether the page allows this, and its user may do it."""
+        return self.desk.allows.may(action, queues) and self.user.may(action, queues)
+
+    def require(self, action: str, *queues: str) -> None:
+        """Raises `Refused` where `may` says no."""
+        if not self.may(action, *queues):
+            where = f" for {harmless(queues[0])}" if queues else ""
+            if not self.desk.allows.may(action, queues):
+                raise Refused(
+                    403, f"This page may not {action}{where}: it is started with --allow {action}, or mounted with allow=…"
+                )
+            raise Refused(403, f"{harmless(self.user.name)} may not {action}{where}: the login of this page gives no right to it")

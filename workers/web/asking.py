@@ -1,0 +1,50 @@
+"""Asking the broker, in a bounded number of threads and a bounded time, so that the page answers whatever the broker does."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
+
+from .guard import Refused
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+#: Threads, requests that wait for one, and seconds that a question may take with its wait.
+THREADS, WAITING, SECONDS = 8, 64, 8.0
+LATE = (
+    "The broker does not answer in time: is it overloaded, or the network cut? "
+    "What was asked for may still be done: look before you ask again."
+)
+BUSY = "The page is busy: the broker answers slowly, and others wait for it already. Nothing was changed; ask again."
+
+
+class Asking:
+    """The threads of one page; they begin with the first question, so that a server may fork before it."""
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="redelivery-web")
+        self._waiting = 0
+
+    async def run(self, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """What `work` gives. Raises what it raises, and `Refused` where it takes too long or too many wait."""
+        if self._waiting >= WAITING:
+            raise Refused(503, BUSY)
+        self._waiting += 1
+        future = self._pool.submit(functools.partial(work, *args, **kwargs))
+        future.add_done_callback(lambda _: self._done())
+        try:
+            return await asyncio.wait_for(asyncio.wrap_future(future), SECONDS)
+        except TimeoutError as exc:
+            if future.done() and not future.cancelled():
+                raise
+            raise Refused(503, BUSY if future.cancelled() else LATE) from exc
+
+    def _done(self) -> None:
+        self._waiting -= 1

@@ -1,0 +1,86 @@
+"""The figures of one look at the broker, what of them a page shows as it changes, and what an operator should see to."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from ..operations.rates import KINDS
+from ..operations.words import counted, span
+
+if TYPE_CHECKING:
+    from ..operations.metrics import Family
+    from ..operations.rates import Rates
+
+#: Seconds after which what is due counts as late, and the part of the outcome log from which it counts as full.
+LATE, FULL = 30, 0.8
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """One look. `rates` is what the outcome log tells of the last hour, where it can be read in passing."""
+
+    families: dict[str, Family]
+    now_ms: int
+    rates: Rates | None
+    taken: float = field(default_factory=time.monotonic)
+
+    def total(self, name: str) -> float:
+        """The sum of a metric over its labels."""
+        family = self.families.get(f"redelivery_{name}")
+        return 0 if family is None else sum(each.value for each in family.samples)
+
+    def most(self, name: str) -> float:
+        """Its greatest value."""
+        family = self.families.get(f"redelivery_{name}")
+        return 0 if family is None else max((each.value for each in family.samples), default=0)
+
+    def by(self, name: str, label: str) -> dict[str, float]:
+        """Its values by one of their labels."""
+        family = self.families.get(f"redelivery_{name}")
+        return {} if family is None else {each.labels.get(label, ""): each.value for each in family.samples}
+
+    def has(self, name: str) -> bool:
+        """Whether the broker tells this."""
+        return f"redelivery_{name}" in self.families
+
+
+def live(figures: Figures) -> dict[str, str]:
+    """What changes while the screen is open, as it is shown."""
+    oldest = figures.most("oldest_dead_letter_age_seconds")
+    shown = {
+        "waiting": f"{figures.total('queue_messages'):,.0f}",
+        "delayed": f"{figures.total('delayed_messages'):,.0f}",
+        "letters": f"{figures.total('dead_letters'):,.0f}",
+        "held": f"{figures.total('held_messages'):,.0f}",
+        "overdue": span(figures.most("overdue_seconds")) if figures.most("overdue_seconds") else "none",
+        "oldest": span(round(oldest)) if oldest else "none",
+    }
+    if figures.has("workers"):
+        shown["workers"] = f"{figures.total('workers'):,.0f}"
+    if figures.rates is not None:
+        shown |= {kind: f"{figures.rates.total(kind):,}" for kind in KINDS}
+    found = alarms(figures)
+    return {**shown, "alarms": "" if not found else counted(len(found), "alarm", "alarms")}
+
+
+def alarms(figures: Figures) -> list[tuple[str, str]]:
+    """What an operator should see to: each with what to do."""
+    found = []
+    late, delayed = figures.most("overdue_seconds"), figures.total("delayed_messages")
+    if late > LATE:
+        todo = "A worker or `redelivery dispatcher` must run and reach the broker."
+        found.append((f"Delayed messages are overdue by {span(late)}.", todo))
+    elif figures.has("dispatchers") and delayed and not figures.total("dispatchers"):
+        found.append(("No dispatcher leads, and messages wait for their time.", "Start a worker, or `redelivery dispatcher`."))
+    if figures.has("workers") and not figures.total("workers"):
+        found.append(("No worker renews its lease.", "Start a worker; what waits is kept."))
+    lost = figures.total("outcome_log_lost_events")
+    most, taken = figures.total("outcome_log_max_bytes"), figures.total("outcome_log_bytes")
+    if lost:
+        todo = "Set `outcome_export`, or raise `outcome_log_max_bytes`."
+        found.append((f"{lost:,.0f} events left the full outcome log before an export.", todo))
+    elif most and taken >= FULL * most:
+        found.append((f"The outcome log is {taken / most:.0%} full.", "Run `redelivery outcomes export`, or set `outcome_export`."))
+    return found

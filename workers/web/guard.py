@@ -1,0 +1,170 @@
+"""What every request passes, and every answer carries: which host is asked, who sends a form, how much of it is read.
+
+A form is taken where the browser says that it comes from this page (`Sec-Fetch-Site`, or else `Origin`), and where it has the token
+that this page has put into it: a value made of a cookie that no other page can read. A name that the page was not given is refused
+as host, so that a name server cannot point a stranger's name here; an address is nobody's name, and may be asked.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import ipaddress
+import secrets
+from typing import TYPE_CHECKING
+from urllib.parse import parse_qsl, urlsplit
+
+import anyio
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from starlette.datastructures import Headers
+    from starlette.requests import Request
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+
+#: The most that a form may hold, how many fields, and how long it may take to arrive.
+MAX_BODY, MAX_FIELDS, BODY_SECONDS = 1024 * 1024, 200, 10.0
+#: The most of an address behind the host.
+MAX_QUERY = 8192
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; form-action 'self'; "
+    "frame-ancestors 'none'; base-uri 'none'"
+)
+HEADERS = {
+    b"content-security-policy": POLICY.encode(),
+    b"x-content-type-options": b"nosniff",
+    b"x-frame-options": b"DENY",
+    b"referrer-policy": b"same-origin",
+    b"cross-origin-opener-policy": b"same-origin",
+    b"cross-origin-resource-policy": b"same-origin",
+    b"permissions-policy": b"camera=(), geolocation=(), microphone=()",
+}
+
+
+class Refused(Exception):
+    """A request that is not carried out: a status, and why."""
+
+    def __init__(self, status: int, why: str) -> None:
+        super().__init__(why)
+        self.status, self.why = status, why
+
+
+class Guard:
+    """Stands before the page: refuses other hosts and other methods, and puts the headers of safety on every answer.
+
+    `hosts` are the names that the page may be asked by; None where another application has looked already.
+    """
+
+    def __init__(self, app: ASGIApp, hosts: Collection[str] | None) -> None:
+        self._app = app
+        self._hosts = None if hosts is None else {each.lower().rstrip(".") for each in hosts}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """As ASGI has it; the page has no web sockets."""
+        if scope["type"] != "http":
+            if scope["type"] == "websocket":
+                await send({"type": "websocket.close", "code": 1000})
+            return
+
+        async def guarded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                kept = [(name, value) for name, value in message.get("headers", ()) if name.lower() not in HEADERS]
+                names = {name.lower() for name, _ in kept}
+                more = [] if b"cache-control" in names else [(b"cache-control", b"no-store")]
+                message = {**message, "headers": [*kept, *HEADERS.items(), *more]}
+            await send(message)
+
+        objection = self._objection(scope)
+        if objection is None:
+            await self._app(scope, receive, guarded)
+        else:
+            status, why = objection
+            body = f"{why}\n".encode()
+            headers = [(b"content-type", b"text/plain; charset=utf-8"), (b"content-length", str(len(body)).encode())]
+            await guarded({"type": "http.response.start", "status": status, "headers": headers})
+            await guarded({"type": "http.response.body", "body": body})
+
+    def _objection(self, scope: Scope) -> tuple[int, str] | None:
+        if scope["method"] not in {"GET", "HEAD", "POST"}:
+            return 405, "The page answers GET and POST."
+        if len(scope.get("query_string", b"")) > MAX_QUERY:
+            return 414, "The address is too long."
+        hosts = [value.decode("latin-1") for name, value in scope["headers"] if name.lower() == b"host"]
+        if self._hosts is not None and (len(hosts) != 1 or not _is_known(hosts[0], self._hosts)):
+            return 421, "The page is not known by this name: start it with --allow-host NAME, or ask it by its address."
+        return None
+
+
+def _is_known(host: str, names: Collection[str]) -> bool:
+    name = _name(host)
+    if name in names:
+        return True
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def _name(host: str) -> str:
+    """A host without its port."""
+    try:
+        return (urlsplit(f"//{host}").hostname or "").rstrip(".")
+    except ValueError:
+        return ""
+
+
+def is_same_origin(headers: Headers) -> bool:
+    """Whether a form was sent by this page, as far as the browser says; what is no browser says nothing."""
+    site, origin = headers.get("sec-fetch-site"), headers.get("origin")
+    if site is not None:
+        return site == "same-origin"
+    return origin is None or urlsplit(origin).netloc.lower() == headers.get("host", "").lower() != ""
+
+
+class FormCookie:
+    """The cookie that forms are signed with: as many bytes as nobody guesses, made when the first form is shown."""
+
+    name = "redelivery_form"
+
+    def __init__(self, request: Request) -> None:
+        given = request.cookies.get(self.name, "")
+        self.is_new = not (len(given) == 64 and given.isalnum())  # noqa: PLR2004 - as it is made below
+        self.value = secrets.token_hex(32) if self.is_new else given
+
+    def token(self, user: str) -> str:
+        """What this user's forms hold."""
+        return hmac.new(self.value.encode(), b"form\0" + user.encode("utf-8", "replace"), hashlib.sha256).hexdigest()
+
+    def signed(self, user: str, given: str) -> bool:
+        """Whether a form came from a page of this user's."""
+        return not self.is_new and hmac.compare_digest(self.token(user).encode(), given.encode("utf-8", "replace"))
+
+
+async def form_of(request: Request) -> dict[str, list[str]]:
+    """The fields of a form. Raises `Refused` where it is too long, or takes too long, or is no form."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/x-www-form-urlencoded":
+        raise Refused(415, "The page takes forms, as a browser sends them.")
+    length = request.headers.get("content-length", "0")
+    if not length.isdecimal() or int(length) > MAX_BODY:
+        raise Refused(413, f"A form may have {MAX_BODY} bytes.")
+    body = bytearray()
+    try:
+        with anyio.fail_after(BODY_SECONDS):
+            async for part in request.stream():
+                body += part
+                if len(body) > MAX_BODY:
+                    raise Refused(413, f"A form may have {MAX_BODY} bytes.")
+    except TimeoutError as exc:
+        raise Refused(408, "The form did not arrive in time.") from exc
+    try:
+        pairs = parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=MAX_FIELDS, errors="strict")
+    except ValueError as exc:
+        raise Refused(400, "The form cannot be read.") from exc
+    found: dict[str, list[str]] = {}
+    for name, value in pairs:
+        found.setdefault(name, []).append(value)
+    return found

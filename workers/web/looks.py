@@ -1,0 +1,65 @@
+"""What was seen of letters where a look leaves marks: kept for a while, so that a page that is opened again looks no more."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from redelivery.middleware.ports import Capability
+
+from ..operations.letters.browse import looked
+
+if TYPE_CHECKING:
+    from redelivery.middleware.ports import Transport
+
+    from ..operations.letters.browse import Browsed
+
+
+#: Letters of one look; queues whose look is kept, and for how many seconds; and the least between two looks into one queue.
+MOST, QUEUES, KEPT, PAUSE = 200, 20, 900.0, 10.0
+
+
+def leaves_marks(transport: Transport) -> bool:
+    """Whether a look into a dead-letter queue marks its letters on this broker."""
+    return Capability.BROWSE_LETTERS_UNMARKED not in transport.capabilities
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What was seen, and when."""
+
+    seen: Browsed
+    at_ms: int
+    taken: float
+
+
+class Looks:
+    """The looks of one page."""
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[str, Look] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def last(self, name: str) -> Look | None:
+        """The last look into this queue, where it is not too old."""
+        found = self._kept.get(name)
+        return found if found is not None and time.monotonic() - found.taken < KEPT else None
+
+    def look(self, transport: Transport, name: str) -> Look:
+        """Look, unless it was done just now. Raises what the broker does."""
+        with self._lock:
+            found = self.last(name)
+            if found is not None and time.monotonic() - found.taken < PAUSE:
+                return found
+            made = self._kept[name] = Look(looked(transport, name, MOST), transport.now_ms(), time.monotonic())
+            self._kept.move_to_end(name)
+            while len(self._kept) > QUEUES:
+                self._kept.popitem(last=False)
+            return made
+
+    def forget(self, name: str) -> None:
+        """What was seen is no longer so."""
+        self._kept.pop(name, None)

@@ -1,0 +1,222 @@
+"""The page: its routes, and how a request becomes an answer.
+
+A request passes the guard, then the login; what it asks for is looked up and drawn in one of a few threads, within a bounded time.
+Where the broker refuses or does not answer, the page says so and stays up. A form changes something only where its user may do it.
+"""
+
+from __future__ import annotations
+
+import functools
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from starlette.applications import Starlette
+from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+
+from redelivery.display import harmless
+from redelivery.errors import BrokerError, InputError, RedeliveryError
+from redelivery.middleware.logs import log
+
+from ..brokers.broker_words import broker_message
+from . import views
+from .access import ACTIONS, TokenLogin, User
+from .asked import Asked, Desk, Go, Shown
+from .asking import Asking
+from .guard import FormCookie, Guard, Refused, form_of, is_same_origin
+from .source import Source
+from .streams import Streams
+from .words import environment
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+
+    from starlette.requests import Request
+
+    from redelivery.middleware.runtime import Runtime
+
+    from .access import Allowed, Login
+
+
+#: The login's own form, and what is loaded besides the page.
+LOGIN, STATIC = "/login", "/static"
+
+
+class Page:
+    """One page for one app. `hosts` is as `Guard` has it; `allow` bounds what any user may do."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        login: Login,
+        *,
+        allow: Allowed = (),
+        hosts: Collection[str] | None = None,
+        books: str | None = None,
+        is_live: bool = True,
+    ) -> None:
+        self.allows = User("page", allow)
+        self._source, self._login, self._is_live = Source(runtime), login, is_live
+        self._desk, self._asking = Desk(self._source, self.allows, books), Asking()
+        self._streams = Streams(self._desk.sampler, self._asking)
+        self._templates = environment()
+        static = StaticFiles(directory=str(files("redelivery.workers.web.static")))
+        routes = [
+            Mount(STATIC, _Cached(static)),
+            *(Route(path, functools.partial(self._answer, view), methods=["GET"]) for path, view in views.screens().items()),
+            *(Route(path, functools.partial(self._act, view), methods=["POST"]) for path, view in views.acts().items()),
+            *([Route(LOGIN, self._log_in, methods=["GET", "POST"])] if isinstance(login, TokenLogin) else []),
+            Route("/live", self._live, methods=["GET"]),
+        ]
+        self.asgi = Guard(Starlette(routes=routes, exception_handlers={404: self._not_found, 405: self._not_found}), hosts)
+
+    async def _answer(self, view: Callable[[Asked], Shown | Go], request: Request) -> Response:
+        """A screen."""
+        user = await self._user(request)
+        if user is None:
+            return self._log_in_first(request)
+        asked = Asked(self._desk, user, request.scope.get("root_path", ""), request.url.path, _pairs(request))
+        return await self._drawn(request, view, asked)
+
+    async def _act(self, view: Callable[[Asked], Shown | Go], request: Request) -> Response:
+        """A form, and the screen that it leads to."""
+        user = await self._user(request)
+        if user is None:
+            return self._log_in_first(request)
+        asked = Asked(self._desk, user, request.scope.get("root_path", ""), request.url.path, _pairs(request))
+        try:
+            form = await _own_form(request, user)
+        except Refused as exc:
+            log.warning("web.form_refused", path=request.url.path, user=user.name, why=exc.why)
+            return self._failed(request, asked, exc.status, exc.why)
+        return await self._drawn(request, view, Asked(self._desk, user, asked.root, asked.path, asked.query, form or {"": [""]}))
+
+    async def _drawn(self, request: Request, view: Callable[[Asked], Shown | Go], asked: Asked) -> Response:
+        cookie = FormCookie(request)
+        try:
+            answer = await self._asking.run(self._made, view, asked, cookie)
+        except Refused as exc:
+            return self._failed(request, asked, exc.status, exc.why)
+        except (InputError, BrokerError, RedeliveryError) as exc:
+            return self._failed(request, asked, 503 if isinstance(exc, BrokerError) else 400, str(exc))
+        except Exception as exc:  # noqa: BLE001 - the next request may be answered
+            said = broker_message(exc)
+            if said is None:
+                log.exception("web.failed", path=request.url.path)
+                return self._failed(request, asked, 500, "A fault of redelivery's own: its log says what happened.")
+            return self._failed(request, asked, 503, said)
+        if cookie.is_new:
+            _set_cookie(request, answer, cookie.name, cookie.value)
+        return answer
+
+    def _made(self, view: Callable[[Asked], Shown | Go], asked: Asked, cookie: FormCookie) -> Response:
+        shown = view(asked)
+        if isinstance(shown, Go):
+            return RedirectResponse(asked.href(shown.path, **shown.query), status_code=303)
+        return self._html(asked, shown, cookie.token(asked.user.name), self._source.transport.now_ms())
+
+    def _html(self, asked: Asked, shown: Shown, token: str, now_ms: int) -> Response:
+        values = {
+            "asked": asked,
+            "href": asked.href,
+            "token": token,
+            "now_ms": now_ms,
+            "app_name": self._source.runtime.app.main or "app",
+            "is_live": self._is_live,
+            "more_screens": views.MORE,
+            "is_read_only": not any(asked.may(each) for each in ACTIONS),
+            "redact": False,
+        }
+        return HTMLResponse(self._templates.get_template(shown.template).render({**values, **shown.values}), shown.status)
+
+    def _failed(self, request: Request, asked: Asked, status: int, why: str) -> Response:
+        """The page without what it cannot tell."""
+        if not request.headers.get("accept", "text/html").startswith(("text/html", "*/*", "application/xhtml")):
+            return PlainTextResponse(f"{why}\n", status)
+        return self._html(asked, Shown("failed.html", {"why": harmless(why), "status": status}, status), "", 0)
+
+    async def _user(self, request: Request) -> User | None:
+        return await self._login.user(request)
+
+    def _log_in_first(self, request: Request) -> Response:
+        root = request.scope.get("root_path", "")
+        has_form = isinstance(self._login, TokenLogin)
+        text = self._templates.get_template("login.html").render(root=quote(root), has_form=has_form, is_wrong=False)
+        return HTMLResponse(text, 401)
+
+    async def _log_in(self, request: Request) -> Response:
+        """Take the token, from the address that was printed or from the form, and go on without it in the address."""
+        assert isinstance(self._login, TokenLogin)  # noqa: S101 - the route is made for it alone
+        root = request.scope.get("root_path", "")
+        if request.method == "POST":
+            try:
+                given = (await _form(request)).get("token", [""])[0].strip()
+            except Refused as exc:
+                return PlainTextResponse(f"{exc.why}\n", exc.status)
+        else:
+            given = request.query_params.get("token", "")
+        if not self._login.accepts(given):
+            text = self._templates.get_template("login.html").render(root=quote(root), has_form=True, is_wrong=bool(given))
+            return HTMLResponse(text, 401)
+        answer = RedirectResponse(f"{quote(root)}/", 303)
+        _set_cookie(request, answer, self._login.cookie, self._login.session)
+        return answer
+
+    async def _live(self, request: Request) -> Response:
+        if await self._user(request) is None:
+            return PlainTextResponse("log in first\n", 401)
+        if not self._is_live or "wsgi_environ" in request.scope:
+            return Response(status_code=204)  # a browser does not ask again
+        return self._streams.stream()
+
+    async def _not_found(self, request: Request, exc: Exception) -> Response:
+        user = await self._user(request)
+        if user is None:
+            return self._log_in_first(request)
+        asked = Asked(self._desk, user, request.scope.get("root_path", ""), request.url.path, {})
+        return self._failed(request, asked, getattr(exc, "status_code", 404), "The page has no such screen.")
+
+
+async def _form(request: Request) -> dict[str, list[str]]:
+    """The fields of a form that was not sent by another site. Raises `Refused`."""
+    if not is_same_origin(request.headers):
+        raise Refused(403, "This form was sent by another site. Nothing was changed.")
+    return await form_of(request)
+
+
+async def _own_form(request: Request, user: User) -> dict[str, list[str]]:
+    """The fields of a form that this page has made for this user. Raises `Refused`."""
+    form = await _form(request)
+    if not FormCookie(request).signed(user.name, form.pop("token", [""])[0]):
+        raise Refused(403, "This form is not one of this page's, or too old: open the page again. Nothing was changed.")
+    return form
+
+
+class _Cached:
+    """Files of the page, which a browser keeps for a while and asks again whether they are the same."""
+
+    def __init__(self, app: StaticFiles) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        async def kept(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message["headers"], (b"cache-control", b"no-cache")]
+            await send(message)
+
+        await self._app(scope, receive, kept)
+
+
+def _pairs(request: Request) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for name, value in request.query_params.multi_items():
+        found.setdefault(name, []).append(value)
+    return found
+
+
+def _set_cookie(request: Request, answer: Response, name: str, value: str) -> None:
+    path = quote(request.scope.get("root_path", "")) or "/"
+    is_secure = request.url.scheme == "https"
+    answer.set_cookie(name, value, path=path, httponly=True, samesite="strict", secure=is_secure)

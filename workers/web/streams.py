@@ -1,0 +1,85 @@
+"""The open streams of live figures: one task looks for all of them, as long as any is open."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from typing import TYPE_CHECKING, Any
+
+from starlette.responses import PlainTextResponse, Response, StreamingResponse
+
+from redelivery.display import harmless
+from redelivery.errors import RedeliveryError
+from redelivery.middleware.brokers.errors import BROKER_ERRORS
+
+from ..brokers.broker_words import broker_message
+from .figures import live
+from .guard import Refused
+from .sampler import BEAT
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from .asking import Asking
+    from .sampler import Sampler
+
+#: Seconds that a stream lasts, so that its user is asked for again; and without news until a sign of life.
+LASTS, QUIET = 600.0, 15.0
+#: Streams at once.
+LIMIT = 300
+
+
+class Streams:
+    """The streams of one page."""
+
+    def __init__(self, sampler: Sampler, asking: Asking) -> None:
+        self._sampler, self._asking = sampler, asking
+        self._open = 0
+        self._news: dict[str, Any] = {}
+        self._task: asyncio.Task[None] | None = None
+        self._changed: asyncio.Condition | None = None
+
+    def stream(self) -> Response:
+        """The news of the figures for one open page."""
+        if self._open >= LIMIT:
+            return PlainTextResponse("too many pages are open\n", 503)
+        self._open += 1
+        return StreamingResponse(self._events(), media_type="text/event-stream", headers={"x-accel-buffering": "no"})
+
+    async def _events(self) -> AsyncIterator[str]:
+        try:
+            if self._changed is None:
+                self._changed = asyncio.Condition()
+            if self._task is None or self._task.done():
+                self._task = asyncio.create_task(self._tell())
+            ends, said = time.monotonic() + LASTS, None
+            yield "retry: 5000\n\n"
+            while time.monotonic() < ends:
+                if self._news and self._news is not said:
+                    said = self._news
+                    yield f"data: {json.dumps(said)}\n\n"
+                async with self._changed:
+                    try:
+                        await asyncio.wait_for(self._changed.wait(), QUIET)
+                    except TimeoutError:
+                        yield ": still here\n\n"
+        finally:
+            self._open -= 1
+
+    async def _tell(self) -> None:
+        """Look, and wake whoever listens, as long as anybody does."""
+        assert self._changed is not None  # noqa: S101 - the first stream has made it
+        while self._open:
+            self._news = await self._heard()
+            async with self._changed:
+                self._changed.notify_all()
+            await asyncio.sleep(BEAT)
+
+    async def _heard(self) -> dict[str, Any]:
+        try:
+            return {"figures": await self._asking.run(lambda: live(self._sampler.figures())), "broker": ""}
+        except Refused as exc:
+            return {"broker": exc.why}
+        except (RedeliveryError, *BROKER_ERRORS) as exc:
+            return {"broker": harmless(broker_message(exc) or str(exc))}

@@ -1,0 +1,109 @@
+"""The causes of all letters, counted in passing: the newest letters at once, the others a piece at a time beside whoever reads.
+
+One walk serves everybody. It looks at a piece, then rests as long as that took, so that it takes half of a processor at the most
+and leaves the broker to others; it ends when all are counted or nobody asks any more. What has left or died since is seen by the
+next walk.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from redelivery.errors import RedeliveryError
+from redelivery.middleware.brokers.errors import BROKER_ERRORS
+from redelivery.middleware.logs import log
+
+from ..operations.letters.browse import browsed
+from ..operations.letters.causes import Causes
+from ..operations.letters.filter import Filter
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from .source import Source
+
+
+#: Letters of one piece; seconds that somebody waits for the first causes; after which a count is made anew; and without a reader.
+PIECE, AT_ONCE, FRESH, UNREAD = 500, 0.4, 10.0, 60.0
+
+
+@dataclass(slots=True)
+class Counted:
+    """A count of the letters of some queues. `depths` is how many there were when it began."""
+
+    depths: Mapping[str, int]
+    causes: Causes
+    at_ms: int
+    began: float = field(default_factory=time.monotonic)
+    ended: float | None = None
+
+    @property
+    def total(self) -> int:
+        """How many there were."""
+        return sum(self.depths.values())
+
+
+class Survey:
+    """The counts of one page, by the queues that were asked for."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._lock = threading.Lock()
+        self._counts: dict[str, Counted] = {}
+        self._walking: set[str] = set()
+        self._asked: dict[str, float] = {}
+
+    def of(self, queue: str, depths: Mapping[str, int]) -> Counted:
+        """The newest count of this queue (empty: of all), made now as far as it goes at once. Raises what the broker does."""
+        self._asked[queue] = time.monotonic()
+        with self._lock:
+            last = self._counts.get(queue)
+            is_fresh = last is not None and (last.depths == depths or (last.ended or time.monotonic()) > time.monotonic() - FRESH)
+            if (last is not None and is_fresh) or (last is not None and queue in self._walking):
+                return last
+            self._walking.add(queue)
+        try:
+            made = Counted(depths, Causes(redact=self._source.runtime.settings.redact), self._source.transport.now_ms())
+            left = self._count(made, dict.fromkeys(depths), time.monotonic() + AT_ONCE)
+        except BaseException:
+            self._walking.discard(queue)
+            raise
+        if last is None or not left:
+            self._counts[queue] = made
+        if left:
+            threading.Thread(target=self._go_on, args=(queue, made, left), name="redelivery-web-causes", daemon=True).start()
+        else:
+            self._walking.discard(queue)
+        return made if last is None or not left else last
+
+    def _count(self, made: Counted, left: dict[str, int | None], until: float) -> dict[str, int | None]:
+        """Count on, queue by queue; what is left, with the place to go on from."""
+        left = dict(left)
+        while left and time.monotonic() < until:
+            name, before = next(iter(left.items()))
+            page = browsed(self._source.transport, name, Filter(), before=before, limit=PIECE, most=PIECE)
+            for _, letter in page.letters:
+                made.causes.add(letter, name)
+            if page.next is None:
+                del left[name]
+            else:
+                left[name] = page.next
+        if not left:
+            made.ended = time.monotonic()
+        return left
+
+    def _go_on(self, queue: str, made: Counted, left: dict[str, int | None]) -> None:
+        try:
+            while left and time.monotonic() - self._asked[queue] < UNREAD:
+                began = time.monotonic()
+                left = self._count(made, left, began + 0.05)
+                time.sleep(time.monotonic() - began)
+            if not left:
+                self._counts[queue] = made
+        except (RedeliveryError, *BROKER_ERRORS) as exc:
+            log.warning("web.causes_not_counted", error=str(exc))
+        finally:
+            self._walking.discard(queue)

@@ -1,0 +1,73 @@
+"""Causes: letters grouped by what they died of, with one step to all letters of one cause."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ...operations.letters import dead_letters
+from ...operations.letters.causes import Causes
+from ..asked import Shown
+from ..looks import MOST, leaves_marks
+
+if TYPE_CHECKING:
+    from ...operations.letters.causes import Cause
+    from ..asked import Asked
+
+
+#: Causes that are shown, and the last minutes whose deaths are drawn, in so many parts.
+MOST_CAUSES, MINUTES, PARTS = 100, 24 * 60, 48
+
+
+def causes(asked: Asked) -> Shown:
+    """The most frequent causes of one queue, or of all."""
+    queues = dead_letters.summaries(asked.runtime)
+    name = asked.first("queue")
+    if name:
+        dead_letters.required(asked.runtime, name)
+    chosen = {each.name: each.letters for each in queues if each.letters and name in ("", each.name)}
+    now_ms, is_marked = asked.transport.now_ms(), leaves_marks(asked.transport)
+    unseen: list[str] = []
+    if is_marked:
+        found, total, at_ms, is_whole = Causes(redact=asked.runtime.settings.redact), sum(chosen.values()), None, True
+        for each in chosen:
+            last = asked.desk.looks.last(each)
+            if last is None:
+                unseen.append(each)
+                continue
+            at_ms = last.at_ms if at_ms is None else min(at_ms, last.at_ms)
+            for _, letter in last.seen.letters:
+                found.add(letter, each)
+    else:
+        counted = asked.desk.survey.of(name, chosen)
+        found, total, at_ms, is_whole = counted.causes, counted.total, counted.at_ms, counted.ended is not None
+    ranked = found.ranked()
+    return Shown(
+        "causes.html",
+        {
+            "name": name,
+            "queues": queues,
+            "rows": [_row(asked, found, each, now_ms) for each in ranked[:MOST_CAUSES]],
+            "causes": len(ranked),
+            "looked_at": found.looked_at,
+            "total": total,
+            "at_ms": at_ms,
+            "is_whole": is_whole,
+            "is_marked": is_marked,
+            "unseen": unseen,
+            "most": MOST,
+        },
+    )
+
+
+def _row(asked: Asked, found: Causes, cause: Cause, now_ms: int) -> dict[str, Any]:
+    places = [
+        {"queue": queue, "count": count, "href": asked.href("/letters", queue=queue, **_choice(cause))}
+        for queue, count in cause.dead_letter_queues.most_common()
+    ]
+    course = found.course(cause, now_ms, MINUTES, PARTS)
+    return {"cause": cause, "places": places, "course": course, "recent": sum(course), "tasks": cause.tasks.most_common(3)}
+
+
+def _choice(cause: Cause) -> dict[str, Any]:
+    """What chooses the letters of a cause: its fingerprint, or its reason where it has none."""
+    return {"fingerprint": cause.fingerprint} if cause.fingerprint else {"reason": cause.reason}

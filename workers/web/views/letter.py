@@ -1,0 +1,100 @@
+"""Letter: what it is, why it died, each attempt with its wait, the traceback, the arguments, the bytes where they are asked for."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from redelivery.errors import InputError
+
+from ...operations.letters import dead_letters
+from ...operations.letters.browse import at_place, browsed
+from ...operations.letters.filter import Filter
+from ...operations.letters.whole import as_editable
+from ...operations.words import plain
+from ..asked import Shown
+from ..looks import leaves_marks
+
+if TYPE_CHECKING:
+    from ...letters import Letter
+    from ..asked import Asked
+
+
+#: Bytes that are shown of a letter where they are asked for.
+MAX_RAW = 65_536
+#: Letters that are looked at for one whose place is not known, and for how many seconds.
+SEARCHED, SECONDS = 200_000, 4.0
+
+
+def letter(asked: Asked) -> Shown:
+    """The whole letter."""
+    name, task_id = asked.first("queue"), asked.first("id")
+    dead_letters.required(asked.runtime, name)
+    place, found = found_letter(asked, name, task_id)
+    redact = asked.runtime.settings.redact
+    whole = as_editable(found, redact=redact)
+    wants_raw = asked.first("raw") == "1" and not redact
+    has_arguments = "args" in whole
+    return Shown(
+        "letter.html",
+        {
+            "name": name,
+            "letter": whole,
+            "place": place,
+            "origin": found.origin_queue,
+            "attempts": _attempts(whole),
+            "has_arguments": has_arguments,
+            "edited": json.dumps(plain({"task": whole["task"], "args": whole["args"], "kwargs": whole["kwargs"]}), indent=2)
+            if has_arguments
+            else "",
+            "redact": redact,
+            "raw": _escaped(found.raw[:MAX_RAW]) if wants_raw else None,
+            "is_cut": len(found.raw) > MAX_RAW,
+            "chord": found.headers.get("group") is not None,
+            "is_marked": leaves_marks(asked.transport),
+        },
+    )
+
+
+def found_letter(asked: Asked, name: str, task_id: str) -> tuple[int | None, Letter]:
+    """The letter and its place. Raises `InputError` where it has left the queue, or is not found in bounded time."""
+    if leaves_marks(asked.transport):
+        last = asked.desk.looks.last(name)
+        for place, each in [] if last is None else last.seen.letters:
+            if each.task_id == task_id:
+                return place, each
+        msg = f"the last look into {name!r} saw no letter of task {task_id}: look again, or use `redelivery dlq show {name} --id`"
+        raise InputError(msg)
+    near = at_place(asked.transport, name, task_id, asked.number("at"))
+    if near:
+        return near[0]
+    found = browsed(
+        asked.transport, name, Filter(task_ids=frozenset({task_id})), before=None, limit=1, most=SEARCHED, seconds=SECONDS
+    )
+    if found.letters:
+        return found.letters[0]
+    if found.next is not None:
+        msg = (
+            f"the newest {found.looked_at:,} letters of {name!r} hold none of task {task_id}, and there are {found.total:,}: "
+            f"`redelivery dlq show {name} --id {task_id}` reads them all"
+        )
+        raise InputError(msg)
+    msg = f"{name!r} holds no letter of task {task_id} any more: the screen Task tells where it is"
+    raise InputError(msg)
+
+
+def _attempts(whole: dict[str, Any]) -> list[dict[str, Any]]:
+    """The attempts with the wait behind each, the first of them first."""
+    return [
+        {
+            "at_ms": each.get("at") if isinstance(each.get("at"), int) else None,
+            "worker": each.get("worker") or "",
+            "delay_ms": each.get("delay") if isinstance(each.get("delay"), (int, float)) else None,
+            "exception": each.get("exception") or "",
+        }
+        for each in whole["attempts_made"]
+    ]
+
+
+def _escaped(data: bytes) -> str:
+    return repr(data)[2:-1]

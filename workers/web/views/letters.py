@@ -1,0 +1,143 @@
+"""Dead letters: any choice that the command line has, in the address; a page at a time, whatever the queue's size."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from redelivery.errors import InputError
+from redelivery.middleware.messages.events import Reason
+
+from ...operations.letters import dead_letters
+from ...operations.letters.browse import Browsed, browsed
+from ...operations.letters.choice import filter_of
+from ...operations.redaction import seen
+from ...operations.words import seconds
+from ..asked import Go, Shown
+from ..looks import MOST, leaves_marks
+
+if TYPE_CHECKING:
+    from ...letters import Letter
+    from ...operations.letters.filter import Filter
+    from ..asked import Asked
+
+
+#: Letters of one page.
+PAGE = 50
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Which letters of which queue, as the command line names it; what was given is kept as it was given, for the address."""
+
+    queue: str
+    chosen: Filter
+    given: dict[str, Any]
+
+    @property
+    def words(self) -> str:
+        """The same as options of the command line."""
+        names = ("id", "reason", "task", "exception", "fingerprint")
+        parts = [f"--{name} {shlex.quote(each)}" for name in names for each in self.given[name]]
+        ages = ((name, self.given[name]) for name in ("older_than", "newer_than"))
+        parts += [f"--{name.replace('_', '-')} {shlex.quote(age)}" for name, age in ages if age]
+        return " ".join(parts)
+
+    @property
+    def has_filter(self) -> bool:
+        """Whether anything is chosen at all."""
+        return any(self.given.values())
+
+
+def choice_of(asked: Asked, queue: str) -> Choice:
+    """The choice in the address, or in a form. Raises `InputError`."""
+    given: dict[str, Any] = {
+        "id": asked.many("id"),
+        "reason": asked.many("reason"),
+        "task": asked.many("task"),
+        "exception": asked.many("exception"),
+        "fingerprint": asked.many("fingerprint"),
+        "older_than": asked.first("older-than"),
+        "newer_than": asked.first("newer-than"),
+    }
+    options = {
+        "task_ids": given["id"],
+        "reasons": given["reason"],
+        "tasks": given["task"],
+        "exceptions": given["exception"],
+        "fingerprints": given["fingerprint"],
+        "older_than": seconds(given["older_than"]) if given["older_than"] else None,
+        "newer_than": seconds(given["newer_than"]) if given["newer_than"] else None,
+    }
+    if leaves_marks(asked.transport):
+        # A short id would be looked up in the queue.
+        options["task_ids"], short = (), given["id"]
+        chosen = filter_of(asked.transport, queue, options)
+        return Choice(queue, _with_ids(chosen, short), given)
+    return Choice(queue, filter_of(asked.transport, queue, options), given)
+
+
+def _with_ids(chosen: Filter, ids: tuple[str, ...]) -> Filter:
+    return replace(chosen, task_ids=frozenset(ids))
+
+
+def letters(asked: Asked) -> Shown:
+    """The list. Without a queue, the dead-letter queues."""
+    runtime = asked.runtime
+    queues = dead_letters.summaries(runtime)
+    name = asked.first("queue")
+    if not name:
+        full = [each for each in queues if each.letters]
+        if len(full) != 1:
+            return Shown("letter_queues.html", {"queues": queues})
+        name = full[0].name
+    if name not in {each.name for each in queues}:
+        dead_letters.required(runtime, name)
+    choice = choice_of(asked, name)
+    is_marked = leaves_marks(asked.transport)
+    found, at_ms = _found(asked, choice, is_marked=is_marked)
+    return Shown(
+        "letters.html",
+        {
+            "queue": next((each for each in queues if each.name == name), None),
+            "queues": queues,
+            "name": name,
+            "choice": choice,
+            "found": found,
+            "rows": [] if found is None else [row_of(asked, name, place, letter) for place, letter in found.letters],
+            "reasons": [str(each) for each in Reason],
+            "before": asked.number("before"),
+            "is_marked": is_marked,
+            "looked_ms": at_ms,
+            "most": MOST,
+        },
+    )
+
+
+def _found(asked: Asked, choice: Choice, *, is_marked: bool) -> tuple[Browsed | None, int | None]:
+    if not is_marked:
+        return browsed(asked.transport, choice.queue, choice.chosen, before=asked.number("before"), limit=PAGE), None
+    last = asked.desk.looks.last(choice.queue)
+    if last is None:
+        return None, None
+    passing = [(place, letter) for place, letter in last.seen.letters if choice.chosen.passes(letter)]
+    return Browsed(passing, last.seen.looked_at, last.seen.total, None), last.at_ms
+
+
+def row_of(asked: Asked, name: str, place: int, letter: Letter) -> dict[str, Any]:
+    """What a table shows of a letter, as this app's operators may see it."""
+    shown = seen(asked.runtime, letter).to_row()
+    return {**shown, "href": asked.href("/letter", queue=name, id=letter.task_id, at=place)}
+
+
+def look(asked: Asked) -> Go:
+    """Take the oldest letters of a queue, read them, and give them back."""
+    name = dead_letters.required(asked.runtime, asked.first("queue"))
+    if not leaves_marks(asked.transport):
+        msg = "a look leaves no mark on this broker: open the letters"
+        raise InputError(msg)
+    asked.require("look", name)
+    asked.desk.looks.look(asked.transport, name)
+    back = asked.first("back")
+    return Go("/causes" if back == "causes" else "/letters", {"queue": name})

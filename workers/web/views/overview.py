@@ -1,0 +1,39 @@
+"""Overview: is it well? Rates of the last hour, what waits, what is overdue, the oldest letter, workers, alarms."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ...operations.letters import dead_letters
+from ...operations.rates import KINDS
+from ..asked import Shown
+from ..figures import alarms, live
+
+if TYPE_CHECKING:
+    from ..asked import Asked
+
+
+def overview(asked: Asked) -> Shown:
+    """The first screen."""
+    figures = asked.desk.sampler.figures()
+    queues = dead_letters.summaries(asked.runtime)
+    waiting, delayed = figures.by("queue_messages", "queue"), figures.by("delayed_messages", "queue")
+    rows = [
+        {"queue": name, "waiting": waiting.get(name, 0), "delayed": delayed.get(name, 0), "letters": _letters(queues, name)}
+        for name in sorted({*waiting, *(each for each in delayed if each)})
+    ]
+    return Shown(
+        "overview.html",
+        {
+            "figures": figures,
+            "alarms": alarms(figures),
+            "live": live(figures),
+            "kinds": list(KINDS),
+            "queues": sorted((each for each in queues if each.letters), key=lambda each: -each.letters),
+            "rows": rows,
+        },
+    )
+
+
+def _letters(queues: Any, origin: str) -> int:
+    return sum(each.letters for each in queues if each.origin == origin)

@@ -1,0 +1,119 @@
+"""The templates, and the words for what they show.
+
+Whatever a template prints passes `display.safe`, so that no control character and no invisible one reaches the page, and is
+escaped.
+"""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined, pass_context
+from markupsafe import Markup, escape
+
+from redelivery.display import safe
+
+from ..operations.words import counted, duration_text, moment, plain, span
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from jinja2.runtime import Context
+
+
+#: Characters of an id in a table, and of a text in a table.
+SHORT_ID, MAX_TEXT = 8, 300
+#: The most that is shown of one value.
+MAX_SHOWN = 65_536
+
+
+def environment() -> Environment:
+    """The templates of the page."""
+    made = Environment(
+        loader=PackageLoader("redelivery.workers.web", "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=_harmless,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.filters |= {
+        "ago": _ago,
+        "due": _due,
+        "moment": moment,
+        "span": span,
+        "duration": duration_text,
+        "number": _number,
+        "short": _short,
+        "brief": _brief,
+        "block": _block,
+        "pretty": _pretty,
+        "last_word": lambda name: str(name).rpartition(".")[2],
+    }
+    made.globals |= {"counted": counted, "bars": _bars}
+    return made
+
+
+def _harmless(value: Any) -> Any:
+    return value if isinstance(value, Markup) else safe(value)
+
+
+def _time(ms: int, text: str) -> Markup:
+    iso = datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="milliseconds") if moment(ms) != "-" else ""
+    return Markup('<time datetime="{}" title="{}">{}</time>').format(iso, moment(ms), text)
+
+
+@pass_context
+def _ago(context: Context, ms: int | None) -> Markup:
+    """How long ago a time was, with the time itself beside it for whoever points at it."""
+    return escape("-") if ms is None else _time(ms, f"{span(max(context['now_ms'] - ms, 0) / 1000)} ago")
+
+
+@pass_context
+def _due(context: Context, ms: int) -> Markup:
+    """In how long a time will be."""
+    left = ms - context["now_ms"]
+    return _time(ms, f"in {span(left / 1000)}" if left > 0 else "now")
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if float(value).is_integer() or abs(value) >= 100 else f"{value:,.1f}"  # noqa: PLR2004 - tenths of what is small
+
+
+def _short(task_id: str) -> str:
+    """An id by its first characters, where it is as long as a UUID."""
+    return task_id[:SHORT_ID] if len(task_id) == 36 else _brief(task_id, 24)  # noqa: PLR2004 - of a UUID
+
+
+def _brief(text: object, most: int = MAX_TEXT) -> str:
+    """The beginning of a text."""
+    shown = str(text)
+    return shown if len(shown) <= most else f"{shown[: most - 1]}…"
+
+
+def _block(text: object) -> Markup:
+    """Text of many lines."""
+    shown = str(text)
+    cut = f"\n… ({len(shown):,} characters; all of it is in what `redelivery dlq export` writes)" if len(shown) > MAX_SHOWN else ""
+    return Markup("\n").join(safe(line) for line in (shown[:MAX_SHOWN] + cut).splitlines())
+
+
+def _pretty(value: Any) -> Markup:
+    """A value as JSON."""
+    return _block(json.dumps(plain(value), indent=2, ensure_ascii=False, default=str))
+
+
+def _bars(counts: Sequence[int], label: str, *, width: int = 120, height: int = 24) -> Markup:
+    """Counts as bars of one picture, for people who see it; the label says the same in words."""
+    top, step = max([1, *counts]), width / max(len(counts), 1)
+    drawn = Markup("").join(
+        Markup('<rect x="{}" y="{}" width="{}" height="{}"></rect>').format(
+            f"{at * step:.1f}", f"{height - each * height / top:.1f}", f"{max(step - 1, 0.5):.1f}", f"{each * height / top:.1f}"
+        )
+        for at, each in enumerate(counts)
+        if each
+    )
+    size = Markup('viewBox="0 0 {} {}" width="{}" height="{}"').format(width, height, width, height)
+    return Markup('<svg class="bars" role="img" aria-label="{}" {} preserveAspectRatio="none">{}</svg>').format(label, size, drawn)
