@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from redelivery.display import safe
 from redelivery.errors import InputError
-from redelivery.workers.cli.output import Column, moment, seconds, short, span, table
+from redelivery.workers.cli.output import Column, short, table
 from redelivery.workers.cli.screen import coloured
+from redelivery.workers.operations.words import moment, seconds, span
 from tests.support.desk import harmless
 
 if TYPE_CHECKING:
