@@ -6,7 +6,7 @@ import base64
 import hashlib
 from typing import TYPE_CHECKING, Any
 
-from .envelope import HEADER, Envelope, count, text
+from .envelope import Envelope, count, text
 from .events import Event, Outcome
 
 if TYPE_CHECKING:
@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 
 #: Characters of an id, or of a name, that are recorded.
 MAX_TEXT = 256
-_FIRST = Envelope()
 
 
 def recorded_id(said: object, raw: bytes) -> str:
@@ -68,7 +67,7 @@ def published(message: dict[str, Any], queue: str) -> Event | None:
     if not isinstance(task_id, str) or not task_id or not isinstance(headers.get("task"), str):
         return None
     retries = headers.get("retries") or 0
-    envelope = _FIRST if HEADER not in headers else Envelope.of(headers)
+    envelope = Envelope.of(headers)
     outcome = Outcome.REDELIVERY_SCHEDULED if retries or envelope.attempt else Outcome.PUBLISHED
     return about(headers, queue, b"", outcome, envelope, attempt=envelope.attempt or retries, delivery=envelope.delivery)
 

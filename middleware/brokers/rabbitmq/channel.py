@@ -20,8 +20,6 @@ from typing import TYPE_CHECKING, Any
 import amqp
 from kombu.transport import pyamqp
 
-from redelivery.settings.general import GeneralSettings
-
 from ...logs import log
 from ...messages.envelope import ANNOUNCED, EXPIRATION
 from ...messages.events import Numbering
@@ -33,7 +31,7 @@ from .messages import PERSISTENT
 from .names import AmqpNames
 from .properties import frame_handler
 from .reading import ReadingAhead
-from .topology import declare_outcomes
+from .topology import declare_outcomes, max_log_bytes
 from .window import Windowed
 
 if TYPE_CHECKING:
@@ -43,7 +41,6 @@ if TYPE_CHECKING:
 
 NUMBERS = Numbering()
 NAMES = AmqpNames()
-MAX_BYTES = GeneralSettings().outcome_log_max_bytes
 #: How often the broker is asked something that it answers behind the acknowledgements before it: a channel of RabbitMQ sends a
 #: quorum queue 32 commands at the most, and the rest, as one, when it has heard of them, which may be just after the first answer.
 BARRIERS = 3
@@ -191,8 +188,7 @@ class Channel(Windowed):
     def _declare_once(self) -> None:
         """Once for each connection: an exchange that is missing would close the channel."""
         if not getattr(self.connection, "has_outcomes", False):
-            runtime = getattr(self.connection.client, "redelivery", None)
-            declare_outcomes(self.connection, NAMES, runtime.settings.outcome_log_max_bytes if runtime is not None else MAX_BYTES)
+            declare_outcomes(self.connection, NAMES, max_log_bytes(self.connection.client))
             self.connection.has_outcomes = True
 
 

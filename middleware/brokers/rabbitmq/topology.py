@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from amqp.exceptions import AMQPError, NotFound, PreconditionFailed
 
+from redelivery.settings.general import GeneralSettings
+
 from ...logs import log
 from .names import BITS
 
@@ -28,6 +30,12 @@ KEPT_MS = 7 * 24 * 3600 * 1000
 
 #: The journal keeps so many bytes, a million moves or so, in files of a quarter; a file goes when all in it is older than this.
 JOURNAL_BYTES, JOURNAL_AGE = 16 * 1024 * 1024, "1h"
+
+
+def max_log_bytes(owner: Any) -> int:
+    """How many bytes the outcome log may take, by the settings of this app or connection; the default's, where it has none."""
+    runtime = getattr(owner, "redelivery", None)
+    return int((GeneralSettings() if runtime is None else runtime.settings).outcome_log_max_bytes)
 
 
 def declare_outcomes(connection: Any, names: AmqpNames, max_bytes: int) -> None:

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from kombu.exceptions import OperationalError
 
 from redelivery.errors import BrokerError, BrokerUnavailable
-from redelivery.settings.general import GeneralSettings
 
 from ...logs import log
 from ...messages.events import Outcome
@@ -38,6 +37,7 @@ from .topology import (
     declare_outcomes,
     has_exchange,
     has_queue,
+    max_log_bytes,
     queue_type_of,
 )
 
@@ -51,7 +51,6 @@ if TYPE_CHECKING:
     from ...policy.resolver import Pace
     from ...ports import Held, Redeliveries, Session
 
-DEFAULT_MAX_BYTES = GeneralSettings().outcome_log_max_bytes
 #: Seconds that a letter whose queue may not be made by us is waited for.
 MAX_LOOK = 30.0
 
@@ -249,8 +248,7 @@ class AmqpTransport(WithoutLeases):
     # carrying out
 
     def _declare_outcomes(self, connection: Any) -> None:
-        runtime = getattr(self.app, "redelivery", None)
-        declare_outcomes(connection, self.keys, DEFAULT_MAX_BYTES if runtime is None else runtime.settings.outcome_log_max_bytes)
+        declare_outcomes(connection, self.keys, max_log_bytes(self.app))
 
     def _carry(self, move: Move) -> Answer:
         self.publisher.submit(move)
