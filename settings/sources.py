@@ -159,7 +159,8 @@ def environment(environ: Mapping[str, str]) -> Source:
         elif field != key and field in FIELDS:
             default[field] = _value(variable, environ[variable])
         else:
-            raise values.unknown(ENVIRONMENT, variable, _variables())
+            named = [CONFIG, *(PREFIX + each.upper() for each in TOP_LEVEL), *(PREFIX + DEFAULT + each.upper() for each in FIELDS)]
+            raise values.unknown(ENVIRONMENT, variable, named)
     if default:
         _add_default(raw, default)
     return mapping(raw, ENVIRONMENT)
@@ -173,10 +174,6 @@ def _add_default(raw: dict[str, Any], default: dict[str, Any]) -> None:
         msg = f"environment: {PREFIX}{DEFAULT}{twice[0].upper()} and {PREFIX}QUEUES both set {twice[0]} for '#': keep one"
         raise ConfigurationError(msg)
     raw[QUEUES] = {**queues, "#": {**row, **default}}
-
-
-def _variables() -> list[str]:
-    return [CONFIG, *(PREFIX + key.upper() for key in TOP_LEVEL), *(PREFIX + DEFAULT + key.upper() for key in FIELDS)]
 
 
 def _value(variable: str, text: str) -> Any:

@@ -48,7 +48,7 @@ def check_dead_letter_queues(runtime: Runtime) -> None:
             if (why := objection(runtime.transport, target)) is not None:
                 msg = f"queue {queue!r}: dead-letter queue {target!r} {why}; name another with dead_letter_queue or expiry_queue"
                 raise ConfigurationError(msg)
-        for target in _required(runtime, queue):
+        for target in targets_of(runtime, queue, lambda policy: policy.enabled and not policy.auto_create_dead_letter_resources):
             if not runtime.transport.has_queue(target):
                 words = f"Queue({target!r}, Exchange({target!r}), routing_key={target!r})(channel).declare()"
                 msg = (
@@ -56,11 +56,6 @@ def check_dead_letter_queues(runtime: Runtime) -> None:
                     f"declare it (kombu: {words}), or let it be created"
                 )
                 raise ConfigurationError(msg)
-
-
-def _required(runtime: Runtime, queue: str) -> list[str]:
-    """Where the dead letters and the expired of this queue go, by the policies of all its tasks, and may not be made on the way."""
-    return targets_of(runtime, queue, lambda policy: policy.enabled and not policy.auto_create_dead_letter_resources)
 
 
 def targets_of(runtime: Runtime, queue: str, which: Callable[[RedeliveryPolicy], bool] = lambda _: True) -> list[str]:

@@ -206,11 +206,8 @@ class Reading:
         """What is known of this message's successor."""
         if word in self._moved:
             return Successor.RECORDED
-        was_seen = any(self._was_there(successor) for successor, _ in self._moving.get(word, ()))
+        was_seen = any(successor in self._had or successor in self._moved for successor, _ in self._moving.get(word, ()))
         return Successor.SEEN if was_seen else Successor.UNKNOWN
-
-    def _was_there(self, word: bytes) -> bool:
-        return word in self._had or word in self._moved
 
     def seconds_to_wait_for(self, word: bytes) -> float:
         """For how many seconds a successor of this message may yet show."""

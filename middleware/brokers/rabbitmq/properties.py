@@ -20,7 +20,7 @@ from amqp.serialization import loads
 from ...messages.envelope import HEADER
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
 #: What a table of ours says of itself, and what it says where it holds the bytes of a value that was not read.
 MARK, KEPT_RAW = "redelivery:is", "raw"
@@ -58,7 +58,7 @@ class Received(amqp.Message):
         except UNREADABLE:
             self.properties = _salvaged(buf, offset)
             return len(buf)
-        if _nests_too_deep(self.properties.get("application_headers") or {}):
+        if is_deep(self.properties.get("application_headers"), MAX_DEPTH + 1):
             self.properties = _salvaged(buf, offset)
         return end
 
@@ -103,10 +103,6 @@ def is_deep(value: Any, left: int = MAX_DEPTH) -> bool:
         return False
     inner = value.values() if isinstance(value, dict) else value
     return not left or any(is_deep(each, left - 1) for each in inner if isinstance(each, (dict, list)))
-
-
-def _nests_too_deep(headers: Mapping[Any, Any]) -> bool:
-    return any(is_deep(value) for value in headers.values() if isinstance(value, (dict, list)))
 
 
 def _readable(method: tuple[int, int], content: bytes) -> bytes:
@@ -163,7 +159,7 @@ def _headers(table: bytes) -> dict[Any, Any]:
             headers[MARK] = _raw(table[at:])
             break
         name, value = _name(table[at + 1 : begin]), _value(table[begin:end])
-        if name != HEADER or not _is_raw(value):
+        if name != HEADER or not (isinstance(value, dict) and value.get(MARK) == KEPT_RAW):
             headers[name] = value
         at = end
     return headers
@@ -186,7 +182,3 @@ def _value(item: bytes) -> Any:
 
 def _raw(item: bytes) -> dict[str, Any]:
     return {MARK: KEPT_RAW, "of": bytes(item)}
-
-
-def _is_raw(value: Any) -> bool:
-    return isinstance(value, dict) and value.get(MARK) == KEPT_RAW

@@ -29,7 +29,9 @@ def purge(client: Redis, keys: Keys, queue: str) -> int:
     gone = 0
     state, at, raw = evict_oldest(client, keys, queue, most=0)
     while state != "within" and gone < bound:
-        state, at, raw = evict_oldest(client, keys, queue, most=0, known=(at, raw), eviction=_going(raw, queue))
+        state, at, raw = evict_oldest(
+            client, keys, queue, most=0, known=(at, raw), eviction=Eviction(b"", None, _events(raw, queue))
+        )
         if state == "done":
             gone += 1
             if not raw:
@@ -37,21 +39,17 @@ def purge(client: Redis, keys: Keys, queue: str) -> int:
     return gone
 
 
-def _going(raw: bytes, queue: str) -> Eviction:
-    return Eviction(b"", None, tuple(_events(raw, queue)))
-
-
-def _events(raw: bytes, queue: str) -> list[Event]:
+def _events(raw: bytes, queue: str) -> tuple[Event, ...]:
     """The events of a message that goes; none where it is no task."""
     try:
         headers = opened(raw)["headers"]
     except EnvelopeError:
-        return []
+        return ()
     if not isinstance(headers.get("id"), str) or not isinstance(headers.get("task"), str):
-        return []
+        return ()
     event = about(headers, queue, raw, Outcome.PURGED, reason=Reason.OPERATOR)
     if Envelope.of(headers).is_letter:
-        return [replace(event, delivery=0)]
+        return (replace(event, delivery=0),)
     if ANNOUNCED in headers or HEADER in headers:
-        return [event]
-    return [event, about(headers, queue, raw, Outcome.RECEIVED, reason="unannounced")]
+        return (event,)
+    return event, about(headers, queue, raw, Outcome.RECEIVED, reason="unannounced")
