@@ -24,7 +24,7 @@ import redelivery.testing
 import redelivery.web
 from redelivery import errors
 from redelivery.middleware.brokers.rabbitmq.names import OUTCOMES, OUTCOMES_EXCHANGE, START, AmqpNames
-from redelivery.middleware.brokers.redis.keys import Keys
+from redelivery.middleware.brokers.redis.keys import Keys, Own
 from redelivery.middleware.messages import envelope as header
 from redelivery.middleware.messages.envelope import Attempt, Failed
 from redelivery.middleware.messages.events import ENTRY, SCHEMA_VERSION, TERMINAL, Event, Outcome, Reason
@@ -180,7 +180,7 @@ def _shape(value: Any) -> Any:
 
 def _redis_keys() -> dict[str, str]:
     keys = Keys(prefix="p:")
-    found = {name: getattr(keys, name) for name, value in inspect.getmembers_static(Keys) if isinstance(value, property)}
+    found = {name: getattr(keys, name) for name, value in inspect.getmembers_static(Keys) if isinstance(value, (property, Own))}
     parts = {"queue": "Q", "list_name": "Q", "token": "T", "exchange": "E", "per_second": 1.5, "priority": 6, "operation_id": "O"}
     for name, value in inspect.getmembers_static(Keys):
         if name.startswith("_") or not inspect.isfunction(value):

@@ -18,6 +18,16 @@ if TYPE_CHECKING:
 SEPARATOR = "\x06\x16"
 
 
+class Own:
+    """The key of this name among our own, of the `Keys` that are asked for it."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, keys: Keys, _: type[Keys]) -> str:
+        return f"{keys.prefix}redelivery:{self._name}"
+
+
 @dataclass(frozen=True)
 class Keys:
     """The names below one key prefix. `separator` and `priority_steps` are kombu's transport options of the same purpose."""
@@ -76,28 +86,44 @@ class Keys:
 
     # ours
 
-    def _own(self, name: str) -> str:
-        return f"{self.prefix}redelivery:{name}"
-
-    @property
-    def leases(self) -> str:
-        """Hash: owner token → counter, renewed once a second. A token that is not here is fenced."""
-        return self._own("leases")
-
-    @property
-    def owners(self) -> str:
-        """Hash: owner token → JSON (worker's name, process id, since)."""
-        return self._own("owners")
-
-    @property
-    def recovering(self) -> str:
-        """Hash: fenced token → when, while its messages are being given back."""
-        return self._own("recovering")
-
-    @property
-    def starts(self) -> str:
-        """Hash: tag → when it was started (milliseconds), of messages that a crash has touched, or acknowledged early."""
-        return self._own("starts")
+    #: Hash: owner token → counter, renewed once a second. A token that is not here is fenced.
+    leases = Own("leases")
+    #: Hash: owner token → JSON (worker's name, process id, since).
+    owners = Own("owners")
+    #: Hash: fenced token → when, while its messages are being given back.
+    recovering = Own("recovering")
+    #: Hash: tag → when it was started (milliseconds), of messages that a crash has touched, or acknowledged early.
+    starts = Own("starts")
+    #: Zset: list name → when its next delayed message is due (milliseconds).
+    destinations = Own("delayed")
+    #: Zset, all scores 0: `task id, unique part, list name`, to find a task's delayed messages by prefix.
+    delayed_tasks = Own("delayed:tasks")
+    #: String with a time to live: the token of the leading dispatcher.
+    dispatcher = Own("dispatcher")
+    #: String with a time to live: the token of the worker that keeps the dead letters within their bounds.
+    letter_keeper = Own("letter_keeper")
+    #: String with a time to live: the token of the worker that says where letters lie unread.
+    letter_watcher = Own("letter_watcher")
+    #: String with a time to live: the token of the exporter that exports the outcome log.
+    exporter = Own("exporter")
+    #: String with a time to live: the token of the process that carries the operations out.
+    operator = Own("operator")
+    #: Zset: id of an operation → when it was begun (milliseconds); the newest ones, whatever became of them.
+    operations = Own("operations")
+    #: Set: the ids of the operations that have not ended.
+    open_operations = Own("operations:open")
+    #: Stream: what operators did, the newest records.
+    audit = Own("audit")
+    #: Channel: says that something became due earlier than what the dispatcher waits for.
+    wake = Own("wake")
+    #: Hash: name of a dead-letter queue → the origin queue that used it last.
+    dead_letter_queues = Own("dead_letter_queues")
+    #: Stream: the outcome log.
+    outcomes = Own("outcomes")
+    #: Hash: how far the outcome log has been exported.
+    exported = Own("outcomes:exported")
+    #: Hash: what left the outcome log before it was exported.
+    trimmed = Own("outcomes:trimmed")
 
     def received(self, token: str) -> str:
         """Hash: the last batch that an owner was given (its number, first and last tag)."""
@@ -107,11 +133,6 @@ class Keys:
         """Zset: owner token → until when (milliseconds) it is woken by a push for this queue."""
         return self._own(f"armed:{queue}")
 
-    @property
-    def destinations(self) -> str:
-        """Zset: list name → when its next delayed message is due (milliseconds)."""
-        return self._own("delayed")
-
     def due(self, list_name: str) -> str:
         """Zset: id of a delayed message → when it is due (milliseconds)."""
         return self._own(f"delayed:due:{list_name}")
@@ -120,49 +141,9 @@ class Keys:
         """Hash: id of a delayed message → the message."""
         return self._own(f"delayed:messages:{list_name}")
 
-    @property
-    def delayed_tasks(self) -> str:
-        """Zset, all scores 0: `task id, unique part, list name`, to find a task's delayed messages by prefix."""
-        return self._own("delayed:tasks")
-
     def slots(self, queue: str, per_second: float) -> str:
         """Zset: where a stretch of taken slots begins → where it ends (milliseconds); one for each retry budget of a queue."""
         return self._own(f"slots:{per_second!r}:{queue}")
-
-    @property
-    def dispatcher(self) -> str:
-        """String with a time to live: the token of the leading dispatcher."""
-        return self._own("dispatcher")
-
-    @property
-    def letter_keeper(self) -> str:
-        """String with a time to live: the token of the worker that keeps the dead letters within their bounds."""
-        return self._own("letter_keeper")
-
-    @property
-    def letter_watcher(self) -> str:
-        """String with a time to live: the token of the worker that says where letters lie unread."""
-        return self._own("letter_watcher")
-
-    @property
-    def exporter(self) -> str:
-        """String with a time to live: the token of the exporter that exports the outcome log."""
-        return self._own("exporter")
-
-    @property
-    def operator(self) -> str:
-        """String with a time to live: the token of the process that carries the operations out."""
-        return self._own("operator")
-
-    @property
-    def operations(self) -> str:
-        """Zset: id of an operation → when it was begun (milliseconds); the newest ones, whatever became of them."""
-        return self._own("operations")
-
-    @property
-    def open_operations(self) -> str:
-        """Set: the ids of the operations that have not ended."""
-        return self._own("operations:open")
 
     def operation(self, operation_id: str) -> str:
         """Hash: one operation: what is to be done, its state, whose it is, how far it is."""
@@ -172,35 +153,8 @@ class Keys:
         """Set: the lives that a guarded redrive opened and that have not ended."""
         return self._own(f"operation:followed:{operation_id}")
 
-    @property
-    def audit(self) -> str:
-        """Stream: what operators did, the newest records."""
-        return self._own("audit")
-
-    @property
-    def wake(self) -> str:
-        """Channel: says that something became due earlier than what the dispatcher waits for."""
-        return self._own("wake")
-
-    @property
-    def dead_letter_queues(self) -> str:
-        """Hash: name of a dead-letter queue → the origin queue that used it last."""
-        return self._own("dead_letter_queues")
-
-    @property
-    def outcomes(self) -> str:
-        """Stream: the outcome log."""
-        return self._own("outcomes")
-
-    @property
-    def exported(self) -> str:
-        """Hash: how far the outcome log has been exported."""
-        return self._own("outcomes:exported")
-
-    @property
-    def trimmed(self) -> str:
-        """Hash: what left the outcome log before it was exported."""
-        return self._own("outcomes:trimmed")
+    def _own(self, name: str) -> str:
+        return f"{self.prefix}redelivery:{name}"
 
 
 def unacked_suffix(queue: str) -> str:
