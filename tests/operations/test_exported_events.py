@@ -55,7 +55,7 @@ def test_a_setting_names_the_place_once(desk: Desk, folder: Path, monkeypatch: p
     for name in ("ARCHIVE", "EXPORT"):
         monkeypatch.setenv(f"REDELIVERY_OUTCOME_{name}", str(folder / name))
     other = Desk(desk.server)
-    assert other.run("outcomes", "export").stdout.startswith("1 events written to ")
+    assert other.run("outcomes", "export").stdout.startswith("1 event written to ")
     assert outcomes_of(other, FIRST) == ["deferred"]
     assert (folder / "ARCHIVE").exists()
     assert not (folder / "EXPORT").exists()
