@@ -13,7 +13,7 @@ from benchmarks.comparisons import COMPARISONS
 from benchmarks.results import read_all
 from benchmarks.table import number
 from tests.support.picture import PICTURED, THEMES
-from tests.support.walkthrough import DOCUMENTS, ROOT, STEP, Command, Deviation, commands, comparable, follow, main, shell
+from tests.support.walkthrough import DOCUMENTS, ROOT, STEP, commands, comparable, follow, shell
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -98,87 +98,3 @@ def test_the_picture_shows_what_the_readme_says(theme: str) -> None:
 def words(text: str) -> str:
     """Without spaces, and without what differs from run to run."""
     return re.sub(r"\s", "", comparable([text.replace("\xa0", " ").replace("…", "")])[0])
-
-
-# the walker
-
-
-def test_what_is_printed_is_compared(here: Shell) -> None:
-    """Ids, times, durations and widths may differ; a word may not."""
-    said = "id 00000000-0000-4000-8000-000000000000  died 3.1s ago  at 2026-01-01 00:00:00Z"
-    text = f"```console\n$ echo '{said}'\nid 11111111-1111-4111-8111-111111111111 died 12s ago at 2025-12-31 10:00:00Z\n```\n"
-    assert follow(text, here)[0] == text
-    with pytest.raises(Deviation, match="and not"):
-        follow(text.replace("died 12s", "lives 12s"), here)
-
-
-def test_a_cell_may_be_cut_elsewhere() -> None:
-    """How much of it is seen depends on how wide its neighbours are."""
-    cut = Command("dlq causes", ["1  ConnectionError: th…  celery"], "1  ConnectionError: the ba…  celery\n")
-    assert cut.is_as_said()
-    assert not Command("dlq causes", cut.expected, "1  TypeError: the ba…  celery\n").is_as_said()
-
-
-def test_what_is_printed_is_written(here: Shell) -> None:
-    """What has changed is replaced, what is the same but for an id is left as it stands, and the rest is not touched."""
-    text = "Before.\n\n```console\n$ echo one\n$ echo took 3 s\ntook 2 s\n$ echo two\nthree\n```\n\nAfter.\n"
-    new, _ = follow(text, here, write=True)
-    assert new == text.replace("echo one\n", "echo one\none\n").replace("three", "two")
-
-
-def test_an_ellipsis_stands_for_anything(here: Shell) -> None:
-    """As a line for lines, as a word for words; what has a line of it is not written anew."""
-    text = "```console\n$ printf 'a\\nb\\nc d e\\n'\n…\nc … e\n```\n"
-    follow(text, here)
-    with pytest.raises(Deviation):
-        follow(text.replace("c … e", "c … f"), here, write=True)
-
-
-def test_files_are_written_where_the_shell_is_and_conditions_are_waited_for(here: Shell) -> None:
-    """A file, what is added to it, a process in the background, and the port that stands for a free one."""
-    parts = [
-        "```console\n$ mkdir ~/shop && cd ~/shop\n```",
-        "```python\n# a.py\nprint(1)\n```",
-        "```python\n# at the end of a.py\nprint(6379)\n```",
-        "```console\n$ (cat a.py > later) &\n```",
-        "<!-- until: test -s later -->",
-        "```console\n$ python3 a.py\n1\n6379\n$ pwd\n/home/you/shop\n```",
-    ]
-    follow("\n".join(parts), here)
-    assert "print(6379)" not in (here.home / "shop" / "a.py").read_text()
-
-
-@pytest.mark.parametrize(
-    ("text", "why"),
-    [
-        ("```console\n$ false\n```\n", "false ended with 1"),
-        ("```console\n$ echo why >&2; false\n```\n", "why"),
-        ("```console\n$ exit 3\n```\n", "the shell ended"),
-        ("```python\nprint(1)\n```\n", "names no file"),
-    ],
-)
-def test_what_cannot_be_done_is_named(here: Shell, text: str, why: str) -> None:
-    """A command that fails, a shell that ends, a block that nothing can be made of."""
-    with pytest.raises(Deviation, match=why):
-        follow(text, here)
-
-
-def test_what_others_run_and_what_is_installed_already_is_left_out(here: Shell) -> None:
-    """Only a bare machine installs; a block that names who runs it is left to that."""
-    text = "<!-- run by .ci/run -->\n```console\n$ false\n```\n```console\n$ pip install no-such-thing\n```\n"
-    assert follow(text, here)[0] == text
-
-
-def test_the_command_says_which_document_deviates(capsys: pytest.CaptureFixture[str], here: Shell) -> None:
-    """Exit code 1, and the name."""
-    path = here.home / "wrong.md"
-    path.write_text("```console\n$ echo right\nwrong\n```\n")
-    assert main([str(path)]) == 1
-    assert "wrong.md: echo right printed" in capsys.readouterr().err
-    assert main(["--write", str(path)]) == 0
-    assert path.read_text() == "```console\n$ echo right\nright\n```\n"
-
-
-def test_colours_are_kept_for_the_picture_alone() -> None:
-    """A document has none."""
-    assert Command("dlq list", printed="\x1b[1;31mlost\x1b[0m  1  \n").shown == ["lost  1"]

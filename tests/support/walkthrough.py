@@ -1,16 +1,18 @@
 """Does what documents say, block by block, and compares what each command prints with what stands below it.
 
-`./dev follow` runs this for the README, the tutorial and the examples; `./dev follow --write` puts in what is printed now, and
-draws the README's picture. On a bare machine `python3 -m tests.support.walkthrough --bare README.md` needs Python alone, and
-installs the rest.
+`./dev follow` runs this for the README, the tutorial, the examples, the runbooks and the page about migrating, or for those that
+are named behind it; `./dev follow --write` puts in what is printed now, and draws the README's picture. On a bare machine
+`python3 -m tests.support.walkthrough --bare README.md` needs Python alone, and installs the rest.
 
-- A `python` or `toml` block whose first line is `# shop.py` is that file; `# at the end of shop.py` is added to it.
+- A `python` or `toml` block whose first line is `# shop.py` is that file; `# at the end of shop.py` is added to it. One that begins
+  with `# never run` is only compiled.
 - A `console` block has commands behind `$ `, and what they print. `…` stands for anything; what has a line of it alone is never
-  written anew.
-- `<!-- until: COMMAND -->` tries a command until it succeeds; `<!-- run by PATH -->` says who else runs the next block.
+  written anew. Every command must end with 0; `|| echo "exit code $?"` shows another one.
+- `<!-- until: COMMAND -->` tries a command until it succeeds; `<!-- run: COMMAND -->` runs one that the reader need not see;
+  `<!-- run by PATH -->` says who else runs the next block.
 
-Ids, times, durations and the width of columns may differ. Only stdout is compared, as on a terminal of 100 columns, for progress
-goes to stderr. Port 6379 is a free port in truth.
+Ids, times, durations and the width of columns may differ. Port 6379 is a free port in truth. A `View` says how wide the terminal
+is, and whether what goes to stderr is seen; where it is not, only stdout is compared, for progress goes to stderr.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ import fcntl
 import os
 import pty
 import re
+import select
 import shutil
 import signal
 import socket
@@ -35,16 +38,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-__all__ = ["DOCUMENTS", "ROOT", "Command", "Deviation", "Shell", "follow", "shell"]
+    from collections.abc import Iterator, Mapping, Sequence
+    from contextlib import AbstractContextManager
 
 ROOT = Path(__file__).resolve().parents[2]
-#: What `./dev follow` follows.
+#: What is followed in a home of its own, with a clone of the repository in it.
 DOCUMENTS = ("README.md", "docs/tutorial.md", *(f"examples/{name}/README.md" for name in ("django", "fastapi", "webhooks")))
 STEP = re.compile(
     r"(?:^<!-- run by (?P<elsewhere>\S+) -->\n)?^```(?P<language>python|toml|console)\n(?P<block>.*?)^```$"
-    r"|^<!-- until: (?P<condition>.*?) -->$",
+    r"|^<!-- (?P<kind>until|run): (?P<hidden>.*?) -->$",
     re.MULTILINE | re.DOTALL,
 )
 #: What the tests' environment has done already; only a bare machine does it. What these print is not compared.
@@ -64,8 +66,19 @@ VARIABLE = (
 LINES = r"(?:[^\n]*\n)*"
 PORT, HOST, HOME = "6379", "shop-1", "/home/you"
 WIDTH, HEIGHT = 100, 40
-TIMEOUT = 180.0
+#: Seconds that a command may take, and a condition to come true.
+TIMEOUT = 600.0
 END = "end-of-command"
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A terminal, and what of it is compared: `variable` differs from run to run besides `VARIABLE`, and comes first."""
+
+    width: int = WIDTH
+    height: int = HEIGHT
+    shows_errors: bool = False
+    variable: tuple[tuple[re.Pattern[str], str], ...] = ()
 
 
 class Deviation(AssertionError):
@@ -90,10 +103,10 @@ class Command:
         """Whether what it prints is known beforehand."""
         return not PREPARING.search(self.typed)
 
-    def is_as_said(self) -> bool:
+    def is_as_said(self, view: View = View()) -> bool:
         """Whether it printed what its document says, but for what differs from run to run."""
-        pattern = "".join(LINES if line == "…" else f"{line_pattern(line)}\n" for line in comparable(self.expected))
-        return re.fullmatch(pattern, "".join(f"{line}\n" for line in comparable(self.shown))) is not None
+        pattern = "".join(LINES if line == "…" else f"{line_pattern(line)}\n" for line in comparable(self.expected, view))
+        return re.fullmatch(pattern, "".join(f"{line}\n" for line in comparable(self.shown, view))) is not None
 
 
 def line_pattern(line: str) -> str:
@@ -101,62 +114,65 @@ def line_pattern(line: str) -> str:
     return "[^\n]*".join(map(re.escape, line.split("…")))
 
 
-def comparable(lines: Sequence[str]) -> list[str]:
+def comparable(lines: Sequence[str], view: View = View()) -> list[str]:
     """The same lines without what differs from run to run."""
     found = []
     for each in lines:
         line = each
-        for pattern, name in VARIABLE:
+        for pattern, name in (*view.variable, *VARIABLE):
             line = pattern.sub(name, line)
         found.append(line.strip())
     return found
 
 
 class Shell:
-    """One bash on a terminal, in a process group of its own, so that what it left in the background ends with it."""
+    """One bash on a terminal, in a process group of its own, so that what it left in the background ends with it.
 
-    def __init__(self, home: Path, environment: dict[str, str]) -> None:
-        self.home, self._port = home, str(free_port())
-        self._errors = home / ".errors"
+    It begins in the `folder`; `names` says what stands in documents for a text that is this run's own.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        environment: Mapping[str, str],
+        view: View = View(),
+        names: Mapping[str, str] | None = None,
+    ) -> None:
+        self.folder, self.view, self._port = folder, view, str(free_port())
+        self._names = {self._port: PORT, **(names or {}), socket.gethostname(): HOST}
+        self._errors = os.memfd_create("errors")
         self._terminal, theirs = pty.openpty()
-        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", HEIGHT, WIDTH, 0, 0))
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", view.height, view.width, 0, 0))
         modes = termios.tcgetattr(theirs)
         modes[1] &= ~termios.OPOST  # a line ends as it was written
         termios.tcsetattr(theirs, termios.TCSANOW, modes)
-        with self._errors.open("ab") as errors:
-            self._process = subprocess.Popen(
-                ["bash"],
-                cwd=home / "redelivery",
-                env=environment | {"HOME": str(home), "PWD": str(home / "redelivery")},
-                stdin=subprocess.PIPE,
-                stdout=theirs,
-                stderr=errors,
-                text=True,
-                start_new_session=True,
-            )
+        self._process = subprocess.Popen(
+            ["bash"],
+            cwd=folder,
+            env={**environment, "PWD": str(folder)},
+            stdin=subprocess.PIPE,
+            stdout=theirs,
+            stderr=theirs if view.shows_errors else self._errors,
+            text=True,
+            start_new_session=True,
+        )
         os.close(theirs)
-        self._begin(f"cd {home}/redelivery")
+        self._begin(f"cd {folder}")
 
     def run(self, command: str) -> tuple[int, str, str]:
-        """Its exit code, and what it printed on stdout and on stderr."""
-        since = self._errors.stat().st_size
+        """Its exit code, what it printed, and what it said on stderr where that is not shown."""
+        since = os.fstat(self._errors).st_size
         code, printed = self._begin(COMMENT.sub("", command).replace(PORT, self._port))
-        with self._errors.open("rb") as errors:
-            errors.seek(since)
-            said = errors.read().decode(errors="replace")
+        said = os.pread(self._errors, 10**6, since).decode(errors="replace")
         return code, self._made_general(printed), self._made_general(said)
 
     def _made_general(self, text: str) -> str:
         """Without what is this machine's and this run's."""
         general = text.replace("\r\n", "\n")
-        for own, name in (
-            (self._port, PORT),
-            (str(self.home), HOME),
-            (str(ROOT), f"{HOME}/redelivery"),
-            (socket.gethostname(), HOST),
-        ):
+        for own, name in self._names.items():
             general = general.replace(own, name)
-        return general
+        # A line that was written over on the way is progress, which no document shows.
+        return re.sub(r"(?m)^.*\r.*\n?", "", general) if self.view.shows_errors else general
 
     def _begin(self, command: str) -> tuple[int, str]:
         assert self._process.stdin is not None
@@ -165,8 +181,11 @@ class Shell:
             redirected = f"{command.removesuffix('&')} >/dev/null 2>&1 </dev/null &"
         self._process.stdin.write(f"{redirected}\necho {END} $?\n")
         self._process.stdin.flush()
-        printed = b""
-        while not (ended := re.search(rf"{END} (\d+)\n".encode(), printed)):
+        printed, deadline = b"", time.monotonic() + TIMEOUT
+        while not (ended := re.search(rf"{END} (\d+)\r?\n".encode(), printed)):
+            if not select.select([self._terminal], [], [], max(0.0, deadline - time.monotonic()))[0]:
+                msg = f"{command} has not ended after {TIMEOUT:.0f} s: {printed.decode(errors='replace')}"
+                raise Deviation(msg)
             try:
                 printed += os.read(self._terminal, 65536)
             except OSError as exc:
@@ -178,6 +197,9 @@ class Shell:
         """A file of the document, in the folder where the shell is now."""
         folder = Path(self._begin("pwd")[1].strip())
         title, _, text = block.partition("\n")
+        if title.startswith("# never run"):
+            compile(text, title, "exec")
+            return
         name = title.removeprefix("# ").removeprefix("at the end of ")
         if not re.fullmatch(r"[\w./-]+", name):
             msg = f"a block that begins with {title!r} names no file"
@@ -208,6 +230,7 @@ class Shell:
                 time.sleep(0.05)
         self._process.wait()
         os.close(self._terminal)
+        os.close(self._errors)
         if self._process.stdin is not None:
             self._process.stdin.close()
 
@@ -235,15 +258,15 @@ def shell(*, bare: bool = False) -> Iterator[Shell]:
     drop = ("PYTEST", "REDELIVERY_", "CELERY_", "COV", "NO_COLOR", "COLUMNS", "VIRTUAL_ENV", "PYTHON")
     environment = {key: value for key, value in os.environ.items() if not key.startswith(drop)}
     environment |= {"TERM": "xterm-256color", "LC_ALL": "C.UTF-8", "PYTHONDONTWRITEBYTECODE": "1"}
-    environment.setdefault(
-        "XDG_CACHE_HOME", str(Path.home() / ".cache")
-    )  # what is made beside Spark's first run outlives this home
+    # What is made beside Spark's first run outlives this home.
+    environment.setdefault("XDG_CACHE_HOME", str(Path.home() / ".cache"))
+    environment["HOME"] = str(home)
     if bare:
         subprocess.run(["git", "clone", "--quiet", str(ROOT), str(home / "redelivery")], check=True)
     else:
         (home / "redelivery").symlink_to(ROOT)
         environment |= {"PATH": f"{Path(sys.executable).parent}:{environment['PATH']}", "DEV_NO_INSTALL": "1"}
-    opened = Shell(home, environment)
+    opened = Shell(home / "redelivery", environment, names={str(home): HOME, str(ROOT): f"{HOME}/redelivery"})
     try:
         yield opened
     finally:
@@ -274,8 +297,10 @@ def follow(text: str, here: Shell, *, bare: bool = False, write: bool = False) -
     for step in STEP.finditer(text):
         new.append(text[end : step.start()])
         end = step.end()
-        if step["condition"] is not None:
-            here.wait_until(step["condition"])
+        if step["kind"] == "until":
+            here.wait_until(step["hidden"])
+        elif step["kind"] == "run":
+            carry_out(Command(step["hidden"], ["…"]), here, bare=bare, write=write)
         elif step["language"] != "console":
             here.write(step["block"])
         elif bare or not step["elsewhere"]:
@@ -297,7 +322,7 @@ def carry_out(command: Command, here: Shell, *, bare: bool, write: bool) -> None
     if code:
         msg = f"{command.typed} ended with {code}:\n{command.printed}{said}"
         raise Deviation(msg)
-    if not command.is_compared or command.is_as_said():
+    if not command.is_compared or command.is_as_said(here.view):
         return
     if not write or "…" in command.expected:
         shown, expected = "\n".join(command.shown), "\n".join(command.expected)
@@ -319,18 +344,34 @@ def draw(name: str, done: Sequence[Command]) -> None:
         write_pictures(ROOT / "docs", [(command.typed, command.printed) for command in done])
 
 
+def shell_for(name: str, *, bare: bool) -> AbstractContextManager[Shell]:
+    """The shell that a document is followed in."""
+    if name in DOCUMENTS or not name.startswith("docs/"):
+        return shell(bare=bare)
+    from tests.support.runbooks import shell_of  # noqa: PLC0415 - a bare machine has no broker of the tests
+
+    return shell_of(name)
+
+
+def all_documents() -> list[str]:
+    """What `./dev follow` follows."""
+    from tests.support.runbooks import BROKERS  # noqa: PLC0415 - as above
+
+    return [*DOCUMENTS, *BROKERS]
+
+
 def main(words: Sequence[str] | None = None) -> int:
     """The command line. Exit codes: 0 all is as the documents say, 1 it is not."""
     parser = argparse.ArgumentParser(prog="./dev follow", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("documents", nargs="*", default=DOCUMENTS, help="Markdown files, from the top of the repository (all)")
+    parser.add_argument("documents", nargs="*", help="Markdown files, from the top of the repository (all)")
     parser.add_argument("--write", action="store_true", help="write what is printed now below each command")
     parser.add_argument("--bare", action="store_true", help="clone and install, too, and leave no block to others")
     given = parser.parse_args(words)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that what was started is ended too
     failed = 0
-    for name in given.documents:
+    for name in given.documents or all_documents():
         try:
-            with shell(bare=given.bare) as here:
+            with shell_for(name, bare=given.bare) as here:
                 text, done = follow((ROOT / name).read_text(), here, bare=given.bare, write=given.write)
         except Deviation as exc:
             sys.stderr.write(f"{name}: {exc}\n")

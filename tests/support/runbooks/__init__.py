@@ -1,8 +1,9 @@
-"""Runs the runbooks on brokers of their own. `./dev python -m tests.support.runbooks [NAME…]` writes their screens anew."""
+"""Shells on brokers of their own, for the runbooks and the page about migrating. `./dev follow --write PAGE` writes one anew."""
 
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import shutil
 import sys
@@ -12,31 +13,46 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from redelivery.workers.testing.rabbit_node import PROGRAMS, RabbitNode
-from tests.support.pages import Shell
-from tests.support.running import ROOT
 from tests.support.servers import Server, binaries
+from tests.support.walkthrough import Shell, View
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-__all__ = ["BROKERS", "FOLDER", "shell_for"]
+__all__ = ["BROKERS", "VIEW", "shell_of"]
 
-FOLDER = ROOT / "docs" / "runbooks"
-#: The pages that are run, and the broker of each.
+#: The pages that are followed here, and the broker of each.
 BROKERS = {
-    "dead-letters": "redis",
-    "dying-worker": "redis",
-    "late-tasks": "redis",
-    "books": "redis",
-    "full-redis": "redis",
-    "rabbitmq-alarm": "rabbitmq",
-    "moving": "redis",
-    "going-back": "redis",
+    "docs/runbooks/dead-letters.md": "redis",
+    "docs/runbooks/dying-worker.md": "redis",
+    "docs/runbooks/late-tasks.md": "redis",
+    "docs/runbooks/books.md": "redis",
+    "docs/runbooks/full-redis.md": "redis",
+    "docs/runbooks/rabbitmq-alarm.md": "rabbitmq",
+    "docs/runbooks/moving.md": "redis",
+    "docs/runbooks/going-back.md": "redis",
+    "docs/migrating.md": "redis",
 }
+#: A whole screen of 80 columns. What differs from run to run besides: places, workers, sizes, and numbers that were measured.
+VIEW = View(
+    width=80,
+    height=500,
+    shows_errors=True,
+    variable=(
+        (re.compile(r"(/[\w.-]+){2,}"), "PATH"),
+        (re.compile(r"\b[\w.-]+@[\w.-]+"), "WORKER"),
+        (re.compile(r"\bJob: \d+"), "Job: NUMBER"),
+        (re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d(\.\d+)?)?Z?"), "TIME"),
+        (re.compile(r"\b\d+(\.\d+)?\s?([kKMG]i?B|[KMG]|bytes|B)\b"), "SIZE"),
+        (re.compile(r"\b[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\b|\b(?=[0-9a-f]*\d)[0-9a-f]{8,40}\b(…)?"), "ID"),
+        (re.compile(r"\b\d+(\.\d+)?\s?(ms|s|m|h|min|d|days?|hours?|minutes?|seconds?)\b(\s\d+(s|m|h|d)\b)*"), "DURATION"),
+        (re.compile(r"\b\d{4,}(\.\d+)?\b|\b\d+\.\d+\b|(?<=@user_script:)\d+"), "NUMBER"),
+    ),
+)
 
 
 @contextmanager
-def shell_for(page: str) -> Iterator[Shell]:
+def shell_of(page: str) -> Iterator[Shell]:
     """A shell in a folder with the shop, the commands of this environment and a private broker of the page's kind."""
     with tempfile.TemporaryDirectory(prefix="rd-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
@@ -45,7 +61,7 @@ def shell_for(page: str) -> Iterator[Shell]:
         tools.mkdir()
         shutil.copyfile(Path(__file__).with_name("shop.py"), work / "shop.py")
         with _rabbitmq(folder, tools) if BROKERS[page] == "rabbitmq" else _redis(folder, tools) as url:
-            shell = Shell(work, _environment(tools, url))
+            shell = Shell(work, _environment(tools, url), VIEW)
             try:
                 yield shell
             finally:
@@ -53,13 +69,16 @@ def shell_for(page: str) -> Iterator[Shell]:
 
 
 def _environment(tools: Path, url: str) -> dict[str, str]:
-    kept = {key: value for key, value in os.environ.items() if not key.startswith(("REDELIVERY_", "PYTEST"))}
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(("REDELIVERY_", "PYTEST", "COLUMNS"))}
     return kept | {
         "PATH": f"{tools}:{Path(sys.executable).parent}:{kept['PATH']}",
         "SHOP_BROKER": url,
         "PYTHONDONTWRITEBYTECODE": "1",
         "PYTHONWARNINGS": "ignore",
         "C_FORCE_ROOT": "true",
+        "NO_COLOR": "1",
+        "TERM": "dumb",
+        "LC_ALL": "C.UTF-8",
     }
 
 

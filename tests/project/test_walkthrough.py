@@ -1,0 +1,193 @@
+"""The walkthrough: how a document's blocks are read, run, compared and written anew."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.runbooks import VIEW
+from tests.support.walkthrough import Command, Deviation, Shell, follow, main, shell
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@pytest.fixture
+def here() -> Iterator[Shell]:
+    """A shell in a home of its own."""
+    with shell() as opened:
+        yield opened
+
+
+@pytest.fixture
+def scratch(tmp_path: Path) -> Iterator[Shell]:
+    """A shell in a scratch folder, with the view of the runbooks."""
+    opened = Shell(tmp_path, {"PATH": "/usr/bin:/bin"}, VIEW)
+    yield opened
+    opened.close()
+
+
+def test_what_is_printed_is_compared(here: Shell) -> None:
+    """Ids, times, durations and widths may differ; a word may not."""
+    said = "id 00000000-0000-4000-8000-000000000000  died 3.1s ago  at 2026-01-01 00:00:00Z"
+    text = f"```console\n$ echo '{said}'\nid 11111111-1111-4111-8111-111111111111 died 12s ago at 2025-12-31 10:00:00Z\n```\n"
+    assert follow(text, here)[0] == text
+    with pytest.raises(Deviation, match="and not"):
+        follow(text.replace("died 12s", "lives 12s"), here)
+
+
+def test_a_cell_may_be_cut_elsewhere() -> None:
+    """How much of it is seen depends on how wide its neighbours are."""
+    cut = Command("dlq causes", ["1  ConnectionError: th…  celery"], "1  ConnectionError: the ba…  celery\n")
+    assert cut.is_as_said()
+    assert not Command("dlq causes", cut.expected, "1  TypeError: the ba…  celery\n").is_as_said()
+
+
+def test_what_is_printed_is_written(here: Shell) -> None:
+    """What has changed is replaced, what is the same but for an id is left as it stands, and the rest is not touched."""
+    text = "Before.\n\n```console\n$ echo one\n$ echo took 3 s\ntook 2 s\n$ echo two\nthree\n```\n\nAfter.\n"
+    new, _ = follow(text, here, write=True)
+    assert new == text.replace("echo one\n", "echo one\none\n").replace("three", "two")
+
+
+def test_an_ellipsis_stands_for_anything(here: Shell) -> None:
+    """As a line for lines, as a word for words; what has a line of it is not written anew."""
+    text = "```console\n$ printf 'a\\nb\\nc d e\\n'\n…\nc … e\n```\n"
+    follow(text, here)
+    with pytest.raises(Deviation):
+        follow(text.replace("c … e", "c … f"), here, write=True)
+
+
+def test_files_are_written_where_the_shell_is_and_conditions_are_waited_for(here: Shell) -> None:
+    """A file, what is added to it, a process in the background, and the port that stands for a free one."""
+    parts = [
+        "```console\n$ mkdir ~/shop && cd ~/shop\n```",
+        "```python\n# a.py\nprint(1)\n```",
+        "```python\n# at the end of a.py\nprint(6379)\n```",
+        "```console\n$ (cat a.py > later) &\n```",
+        "<!-- until: test -s later -->",
+        "```console\n$ python3 a.py\n1\n6379\n$ pwd\n/home/you/shop\n```",
+    ]
+    follow("\n".join(parts), here)
+    assert "print(6379)" not in (here.folder.parent / "shop" / "a.py").read_text()
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("```console\n$ false\n```\n", "false ended with 1"),
+        ("```console\n$ echo why >&2; false\n```\n", "why"),
+        ("```console\n$ exit 3\n```\n", "the shell ended"),
+        ("```python\nprint(1)\n```\n", "names no file"),
+    ],
+)
+def test_what_cannot_be_done_is_named(here: Shell, text: str, why: str) -> None:
+    """A command that fails, a shell that ends, a block that nothing can be made of."""
+    with pytest.raises(Deviation, match=why):
+        follow(text, here)
+
+
+def test_what_others_run_and_what_is_installed_already_is_left_out(here: Shell) -> None:
+    """Only a bare machine installs; a block that names who runs it is left to that."""
+    text = "<!-- run by .ci/run -->\n```console\n$ false\n```\n```console\n$ pip install no-such-thing\n```\n"
+    assert follow(text, here)[0] == text
+
+
+def test_the_command_says_which_document_deviates(capsys: pytest.CaptureFixture[str], here: Shell) -> None:
+    """Exit code 1, and the name."""
+    path = here.folder.parent / "wrong.md"
+    path.write_text("```console\n$ echo right\nwrong\n```\n")
+    assert main([str(path)]) == 1
+    assert "wrong.md: echo right printed" in capsys.readouterr().err
+    assert main(["--write", str(path)]) == 0
+    assert path.read_text() == "```console\n$ echo right\nright\n```\n"
+
+
+def test_colours_are_kept_for_the_picture_alone() -> None:
+    """A document has none."""
+    assert Command("dlq list", printed="\x1b[1;31mlost\x1b[0m  1  \n").shown == ["lost  1"]
+
+
+PAGE = """\
+```python
+# hello.py
+print("hello")
+```
+<!-- run: echo hidden > file -->
+<!-- until: test -e file -->
+```console
+$ cat file
+hidden
+$ echo one; \\
+  echo two >&2
+one
+three
+$ false || echo "exit code $?"
+exit code 1
+```
+```python
+# never run: it needs another app
+raise RuntimeError
+```
+"""
+
+
+def test_a_page_is_played_in_its_order(scratch: Shell) -> None:
+    """Files are written, hidden commands run, and what goes to stderr is seen; only the screens that differ are written anew."""
+    new, done = follow(PAGE, scratch, write=True)
+    assert new == PAGE.replace("three\n", "two\n")
+    assert [each.shown for each in done] == [["hidden"], ["one", "two"], ["exit code 1"]]
+    assert (scratch.folder / "hello.py").read_text() == 'print("hello")\n'
+    assert follow(new, scratch)[0] == new
+
+
+def test_what_is_never_run_must_be_python(scratch: Shell) -> None:
+    """Such a block is compiled."""
+    with pytest.raises(SyntaxError):
+        follow("```python\n# never run: a part\ndef\n```\n", scratch)
+
+
+def test_progress_is_no_part_of_a_screen(scratch: Shell) -> None:
+    """A line that was written over on the way, as a slow machine has it, is left out."""
+    text = "```console\n$ printf '\\r\\033[K1 of 2\\r\\033[K2 of 2\\ndone\\n'\ndone\n```\n"
+    assert follow(text, scratch)[0] == text
+
+
+def test_a_command_that_fails_fails_the_page(scratch: Shell) -> None:
+    """Its exit code and its words are told."""
+    with pytest.raises(Deviation, match=re.compile(r"ls nowhere ended with 2:.*No such file", re.DOTALL)):
+        follow("```console\n$ ls nowhere\n```\n", scratch)
+
+
+@pytest.mark.parametrize(
+    ("printed", "said"),
+    [
+        ("id 9b1f6a7e-2c53-4e0d-8f11-6d2a4b7c9e01  13s ago", "id 00000000-0000-4000-8000-000000000000 2.5h ago"),
+        ("2026-11-24 07:21:59Z  received", "2025-01-01 00:00:00Z  received"),
+        ("a\nb\nc", "a\n…\nc"),
+        ("long text", "long …"),
+        ("letters  40\n\n", "letters 40"),
+    ],
+)
+def test_what_changes_from_run_to_run_is_not_compared(printed: str, said: str) -> None:
+    """Ids, times, ages, column widths, and what `…` stands for."""
+    assert Command("x", said.splitlines(), printed).is_as_said(VIEW)
+
+
+@pytest.mark.parametrize(
+    ("printed", "said"),
+    [
+        ("40 letters", "41 letters"),
+        ("a\nb\n", "a"),
+        ("a\n", "a\nb"),
+        ("exhausted", "rejected"),
+        ("", "a"),
+        ("a\nb\n", "b\n…"),
+    ],
+)
+def test_what_is_another_screen_is_found(printed: str, said: str) -> None:
+    """Words, numbers and lines count."""
+    assert not Command("x", said.splitlines(), printed).is_as_said(VIEW)
