@@ -7,6 +7,7 @@ one.
 from __future__ import annotations
 
 import re
+import socket
 from typing import Final
 
 from py4j.protocol import Py4JError, Py4JJavaError
@@ -32,6 +33,8 @@ _UNREADABLE: Final = {
 
 def explain(exc: BaseException) -> str:
     """One line."""
+    if isinstance(exc, socket.gaierror):
+        return "Spark needs the name localhost, and this machine does not know it: add the line `127.0.0.1 localhost` to /etc/hosts"
     told = _told(exc)
     named = _FILE.findall(told)
     subject = named[-1].rstrip(".,)") if named else "the input"
