@@ -12,6 +12,7 @@ from redelivery.middleware.messages.steps import redelivered, sealed
 from redelivery.middleware.ports import Held
 from redelivery.workers.brokers.redis.unacked import PLAIN_WORKER
 from redelivery.workers.export.sightings import MAX_MESSAGE, Inventory
+from redelivery.workers.export.tables import is_on_this_machine
 from redelivery.workers.letters import Contents
 from redelivery.workers.operations import inventory
 from tests.support.desk import LETTERS, QUEUE, Desk, task_message
@@ -19,6 +20,7 @@ from tests.support.running import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     from tests.support.running import Shop
     from tests.support.servers import Server
@@ -71,6 +73,32 @@ def test_a_dead_letter_says_what_its_exception_said_and_nothing_where_it_is_reda
     said = {row["task_id"]: row["message"] for row in found.rows()}
     assert said == {"dead": "amount must be positive", "long": "x" * MAX_MESSAGE, "waiting": None}
     assert {row["message"] for row in found.rows(redact=True)} == {None}
+
+
+@pytest.mark.parametrize(("words", "said"), [((), "no money"), (("--messages",), "no money"), (("--no-messages",), None)])
+def test_what_exceptions_said_can_be_left_out_of_the_file(
+    desk: Desk, tmp_path: Path, words: tuple[str, ...], said: str | None
+) -> None:
+    """A folder of this machine has it unless it is not wanted."""
+    desk.die(task_message("dead"), said="no money")
+    assert desk.run("inventory", "export", "--to", str(tmp_path), "--format", "jsonl", *words).exit_code == 0
+    (line,) = (tmp_path / "inventory.jsonl").read_text().splitlines()
+    assert json.loads(line).get("message") == said
+
+
+@pytest.mark.parametrize(
+    ("uri", "stays"),
+    [
+        ("books", True),
+        ("/books", True),
+        ("file:///books", True),
+        ("s3://bucket/books?region=eu-west-1", False),
+        ("mock:///books", False),
+    ],
+)
+def test_what_exceptions_said_does_not_leave_this_machine_unasked(uri: str, stays: bool) -> None:
+    """By default only a folder of its own file system has it."""
+    assert is_on_this_machine(uri) is stays
 
 
 def test_a_message_of_a_worker_without_a_lease_has_no_owner(desk: Desk) -> None:

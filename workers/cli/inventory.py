@@ -30,17 +30,23 @@ def inventory() -> None:
 @click.option("--to", "uri", required=True, metavar="URI", help="Folder for the file: a path, or a URI such as s3://bucket/prefix.")
 @click.option("--format", "kind", type=click.Choice(["parquet", "jsonl"]), default="parquet", show_default=True)
 @click.option("--look", is_flag=True, help="RabbitMQ: list the messages in queues, too. That counts as a delivery of each.")
+@click.option(
+    "--messages/--no-messages",
+    default=None,
+    help="Write what the exceptions of dead letters said (200 characters). By default only to a folder on this machine.",
+)
 @json_option
 @pass_context
-def export(context: Context, uri: str, kind: str, *, look: bool) -> None:
+def export(context: Context, uri: str, kind: str, *, look: bool, messages: bool | None) -> None:
     """Write one row for each message: where it is, when it is due, who holds it. Replaces the inventory in that folder.
 
-    Take the inventory before the outcomes are exported: what ends in between is then among them. On RabbitMQ what waits to be run
-    is counted and not listed, for nobody can read it without a mark; what workers hold is not seen. Take it when queues are empty,
-    or use --look.
+    Take the inventory before you export the outcomes, so that tasks that end in between are among the outcomes. On RabbitMQ,
+    messages in queues are counted and not listed, because reading a message marks it. Messages that workers hold are not seen.
+    Take the inventory when the queues are empty, or use --look.
     """
     from ..export.tables import (  # noqa: PLC0415 - pyarrow is an optional dependency
         INVENTORY,
+        is_on_this_machine,
         remove,
         size_of,
         write_rows,
@@ -50,7 +56,8 @@ def export(context: Context, uri: str, kind: str, *, look: bool) -> None:
     context.transport  # noqa: B018 - whether the broker answers is known before it is walked
     looked_ms = context.transport.now_ms()
     taken, unlisted = _taken(context, look=look)
-    rows = taken.rows(redact=context.settings.redact)
+    has_messages = is_on_this_machine(uri) if messages is None else messages
+    rows = taken.rows(redact=context.settings.redact or not has_messages)
     write_rows(rows, uri, INVENTORY, name="inventory", format="jsonl" if kind == "jsonl" else "parquet")
     remove(uri, f"inventory.{'parquet' if kind == 'jsonl' else 'jsonl'}")  # an earlier one of the other kind would count as well
     written = {"file": f"inventory.{kind}", "bytes": size_of(uri, f"inventory.{kind}")}

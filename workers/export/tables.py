@@ -165,6 +165,11 @@ def read_lines(uri: str, file: str) -> list[dict[str, Any]]:
         raise InputError(msg) from exc
 
 
+def is_on_this_machine(uri: str) -> bool:
+    """Whether a URI names a folder of this machine's own file system. Raises as `resolve`."""
+    return isinstance(resolve(uri)[0], fs.LocalFileSystem)
+
+
 def resolve(uri: str) -> tuple[fs.FileSystem, str]:
     """The filesystem of a path or a URI, and the path on it. Raises `InputError` where pyarrow does not know such a URI."""
     try:
