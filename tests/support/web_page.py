@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass, field
 from html import unescape
 from typing import TYPE_CHECKING, Self
-from urllib.parse import urlencode, urlsplit
+from urllib.parse import parse_qsl, urlencode, urlsplit
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -43,7 +43,10 @@ class Answer:
         return [unescape(each) for each in re.findall(r'href="([^"]*)"', self.text) if unescape(each).startswith(beginning)]
 
     def forms(self, action: str) -> list[dict[str, str]]:
-        """The fields of its forms with this address, with the values that they have when nothing is typed."""
+        """The fields of its forms with this address, with the values that they have when nothing is typed.
+
+        What stands in the address behind the path counts as a field, too.
+        """
         found = []
         for opening, inside in re.findall(r"<form([^>]*)>(.*?)</form>", self.text, re.DOTALL):
             if unescape(_attribute(opening, "action")).partition("?")[0] == action:
@@ -53,6 +56,7 @@ class Answer:
                 }
                 texts = re.findall(r"<textarea([^>]*)>(.*?)</textarea>", inside, re.DOTALL)
                 fields |= {_attribute(each, "name"): unescape(text).removeprefix("\n") for each, text in texts}
+                fields |= dict(parse_qsl(unescape(_attribute(opening, "action")).partition("?")[2]))
                 found.append({name: value for name, value in fields.items() if name})
         return found
 

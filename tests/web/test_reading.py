@@ -2,44 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.desk import LETTERS, QUEUE, Desk, body_of, copies, task_message
-from tests.support.web_page import WebPage
+from tests.support.desk import LETTERS, Desk, body_of, copies, task_message
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from tests.support.servers import Server
-
-SHOP = "tests.support.web_shop"
-
-
-@pytest.fixture
-def desk(server: Server) -> Iterator[Desk]:
-    """A desk on a private broker."""
-    desk = Desk(server)
-    yield desk
-    desk.transport.close()
-
-
-@pytest.fixture
-def page(server: Server, tmp_path: Path) -> Iterator[WebPage]:
-    """The page of that broker, which reads only."""
-    with WebPage(SHOP, tmp_path, env={**os.environ, "WEB_SHOP_BROKER": server.url}) as page:
-        yield page
-
-
-def test_nobody_sees_anything_without_the_token(page: WebPage, desk: Desk) -> None:
-    """Every screen asks for it, and says nothing of the broker."""
-    desk.die()
-    for path in ("/", "/causes", f"/letters?queue={LETTERS}", "/live", "/nowhere"):
-        answer = page.visitor().get(path)
-        assert (answer.status, LETTERS in answer.text, QUEUE in answer.text) == (401, False, False), path
+    from tests.support.web_page import WebPage
 
 
 def test_overview_says_how_it_is(page: WebPage, desk: Desk) -> None:

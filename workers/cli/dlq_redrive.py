@@ -21,7 +21,7 @@ from ..operations.letters.fates import watched
 from ..operations.letters.guard import CANARY_WAIT, Guard
 from ..operations.letters.redrive import Redrive, redrive
 from ..operations.queues import declare, require_queue
-from ..operations.words import counted
+from ..operations.words import counted, rate_of
 from .changes import edit_of
 from .choosing import choosing, require_choice, require_tasks
 from .context import Context, json_option, pass_context
@@ -42,16 +42,10 @@ class _Rate(click.ParamType[float]):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         """Read it. Raises click's usage error."""
-        if isinstance(value, float):
-            return value
-        number, _, unit = str(value).partition("/")
         try:
-            rate = float(number) / {"": 1, "s": 1, "m": 60, "h": 3600}[unit.strip()]
-        except (ValueError, KeyError):
-            rate = 0.0
-        if not 0 < rate < float("inf"):
-            self.fail(f"{value!r} is no rate: write 50/s, 600/m or 1000/h", param, ctx)
-        return rate
+            return value if isinstance(value, float) else rate_of(str(value))
+        except InputError as exc:
+            self.fail(str(exc), param, ctx)
 
 
 def _guarding(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -6,31 +6,24 @@ object. Refuses, with exit code 2 and one line, settings that cannot hold.
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from redelivery.display import safe
-from redelivery.middleware.policy.backoff import delay_range
-from redelivery.middleware.policy.decorator import options_of
-from redelivery.settings import DEFAULT_QUEUE, FIELDS, UNLIMITED
+from redelivery.settings import FIELDS, UNLIMITED
 from redelivery.settings.values import suggestion
 
-from ..operations.words import duration_text, seconds_text
+from ..operations.policy_words import DELAYS, delays_of, options_for, plain_value, shown
+from ..operations.words import seconds_text
 from .output import Column, print_json, table, wrapped
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from redelivery.middleware.policy.options import Options
-    from redelivery.settings import RedeliveryPolicy, ResolvedPolicy
+    from redelivery.settings import ResolvedPolicy
 
-#: How many of the coming delays are shown.
-DELAYS = 10
-SECONDS = frozenset(
-    {"redelivery_delay", "max_redelivery_delay", "max_age", "max_time_to_live", "delivery_delay"},
-)
 SETTINGS = (
     "setting",
     Column("value", 1, 12),
@@ -50,7 +43,7 @@ def policy() -> None:
 @click.pass_obj
 def explain(obj: Any, queue: str, task: str | None, *, as_json: bool) -> None:
     """Show each setting, its value and its source, and the next ten delays."""
-    options = _options(obj.app, task)
+    options = options_for(obj.app, task)
     resolved = obj.settings.policy_for(queue, task, decorator=None if options is None else options.fields)
     target = resolved.policy.dead_letter_queue_for(queue)
     strategies = _strategies(options)
@@ -70,12 +63,6 @@ def _notice_names(app: Any, queue: str, task: str | None) -> None:
             click.echo(f"the app has no {kind} {safe(name)}{near}", err=True)
 
 
-def _options(app: Any, task: str | None) -> Options | None:
-    if app is None or task is None or task not in app.tasks:
-        return None
-    return options_of(app.tasks[task])
-
-
 def _strategies(options: Options | None) -> dict[str, str]:
     if options is None:
         return {}
@@ -91,31 +78,16 @@ def _object(resolved: ResolvedPolicy, target: str | None, strategies: Mapping[st
     return {
         "queue": resolved.queue,
         "task": resolved.task,
-        "policy": {key: {"value": _plain(resolved.policy, key), "source": resolved.sources[key]} for key in FIELDS},
+        "policy": {key: {"value": plain_value(resolved.policy, key), "source": resolved.sources[key]} for key in FIELDS},
         "dead_letter_queue": target,
         "strategies": dict(strategies),
         "delays": []
         if "wait" in strategies
         else [
             {"attempt": attempt, "least_s": least, "most_s": most, "reached": reached}
-            for attempt, least, most, reached in _delays(resolved.policy)
+            for attempt, least, most, reached in delays_of(resolved.policy)
         ],
     }
-
-
-def _plain(policy: RedeliveryPolicy, key: str) -> Any:
-    """A value as JSON has it; the cap is the one in force."""
-    if key == "max_redelivery_delay":
-        return policy.cap
-    value = getattr(policy, key)
-    if key == "rules":
-        return {each: dict(rule) for each, rule in value.items()}
-    return list(value) if isinstance(value, tuple) else value
-
-
-def _delays(policy: RedeliveryPolicy) -> list[tuple[int, float, float, bool]]:
-    limit = policy.max_delivery_attempts
-    return [(n, *delay_range(policy, n), limit == UNLIMITED or n < limit) for n in range(1, DELAYS + 1)]
 
 
 def _parts(resolved: ResolvedPolicy, target: str | None, strategies: Mapping[str, str]) -> Iterator[str]:
@@ -130,7 +102,7 @@ def _parts(resolved: ResolvedPolicy, target: str | None, strategies: Mapping[str
         return
     rows = [
         (f"after attempt {attempt}", f"{seconds_text(least)} - {seconds_text(most)}")
-        for attempt, least, most, reached in _delays(resolved.policy)
+        for attempt, least, most, reached in delays_of(resolved.policy)
         if reached
     ]
     if rows:
@@ -138,26 +110,3 @@ def _parts(resolved: ResolvedPolicy, target: str | None, strategies: Mapping[str
     limit = resolved.policy.max_delivery_attempts
     if limit != UNLIMITED and limit <= DELAYS + 1:
         yield f"Attempt {limit} is the last: what fails then is {safe(ends)}."
-
-
-def shown(policy: RedeliveryPolicy, key: str, target: str | None) -> str:
-    """A value as a person reads it, with its unit; `target` is the queue that dead letters go to."""
-    value = _plain(policy, key)
-    special = {
-        ("max_delivery_attempts", UNLIMITED): "-1 (no limit)",
-        ("dead_letter_queue", DEFAULT_QUEUE): f"default ({target})",
-        ("dead_letter_queue", None): "none (discard)",
-    }
-    if isinstance(value, (list, dict)):
-        return json.dumps(value) if value else "none"
-    if (key, value) in special:
-        return special[key, value]
-    return _word(value) if key not in SECONDS or value is None else duration_text(value)
-
-
-def _word(value: Any) -> str:
-    if value is None:
-        return "none"
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return f"{value:g}" if isinstance(value, float) else str(value) or "(empty)"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 import ipaddress
 import secrets
 import socket
@@ -13,6 +12,7 @@ import click
 
 from redelivery.errors import InputError
 
+from ..operations.audit import os_user
 from ..web.access import ACTIONS
 from .context import Context, pass_context
 
@@ -74,7 +74,7 @@ def web(
         found = ProxyLogin(header, addresses, "all")
     else:
         token = _token(token_file)
-        login = found = TokenLogin(token, User(actor or _os_user(), "all"))
+        login = found = TokenLogin(token, User(actor or os_user(), "all"))
     page = Page(context.runtime, found, allow=[each.strip() for each in rights], hosts={*_names(host), *hosts}, books=books)
     try:
         listening = _listening(host, port)
@@ -98,13 +98,6 @@ def _token(file: Path | None) -> str:
         msg = f"{file}: a token has {LEAST_TOKEN} characters or more, so that nobody guesses it"
         raise InputError(msg)
     return token
-
-
-def _os_user() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):
-        return "operator"
 
 
 def _names(host: str) -> set[str]:

@@ -78,3 +78,16 @@ def plain(value: Any, depth: int = 0) -> Any:
     if isinstance(value, dict):
         return {name: plain(each, depth + 1) for name, each in value.items()}
     return [plain(each, depth + 1) for each in value]
+
+
+def rate_of(text: str) -> float:
+    """Letters a second: `50`, `50/s`, `600/m`, `1000/h`. Raises `InputError`."""
+    number, _, unit = text.partition("/")
+    try:
+        rate = float(number) / {"": 1, "s": 1, "m": 60, "h": 3600}[unit.strip()]
+    except (ValueError, KeyError):
+        rate = 0.0
+    if not 0 < rate < math.inf:
+        msg = f"{text!r} is no rate: write 50/s, 600/m or 1000/h"
+        raise InputError(msg)
+    return rate

@@ -11,6 +11,7 @@ from redelivery.errors import InputError
 
 from .guard import Refused
 from .looks import Looks
+from .previews import Previews
 from .sampler import Sampler
 from .survey import Survey
 
@@ -29,7 +30,7 @@ class Desk:
 
     def __init__(self, source: Source, allows: User, books: str | None) -> None:
         self.source, self.allows, self.books = source, allows, books
-        self.sampler, self.looks, self.survey = Sampler(source), Looks(), Survey(source)
+        self.sampler, self.looks, self.survey, self.previews = Sampler(source), Looks(), Survey(source), Previews()
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +72,15 @@ class Asked:
         return self.desk.source.transport
 
     def first(self, name: str, otherwise: str = "") -> str:
-        """A value of the address, or of the form."""
-        return (self.form or self.query).get(name, [otherwise])[0].strip()
+        """A value of the form, or else of the address."""
+        return next(iter(self._given(name)), otherwise).strip()
 
     def many(self, name: str) -> tuple[str, ...]:
         """All values of this name that are not empty."""
-        return tuple(each.strip() for each in (self.form or self.query).get(name, ()) if each.strip())
+        return tuple(each.strip() for each in self._given(name) if each.strip())
+
+    def _given(self, name: str) -> list[str]:
+        return self.form[name] if name in self.form else self.query.get(name, [])
 
     def number(self, name: str, otherwise: int | None = None) -> int | None:
         """A number of the address. Raises `InputError`."""

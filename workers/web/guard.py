@@ -136,11 +136,16 @@ class FormCookie:
 
     def token(self, user: str) -> str:
         """What this user's forms hold."""
-        return hmac.new(self.value.encode(), b"form\0" + user.encode("utf-8", "replace"), hashlib.sha256).hexdigest()
+        return form_token_of(self.value, user)
 
     def signed(self, user: str, given: str) -> bool:
         """Whether a form came from a page of this user's."""
         return not self.is_new and hmac.compare_digest(self.token(user).encode(), given.encode("utf-8", "replace"))
+
+
+def form_token_of(cookie: str, user: str) -> str:
+    """What the forms of a user hold, who has this cookie."""
+    return hmac.new(cookie.encode(), b"form\0" + user.encode("utf-8", "replace"), hashlib.sha256).hexdigest()
 
 
 async def form_of(request: Request) -> dict[str, list[str]]:

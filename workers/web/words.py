@@ -50,9 +50,11 @@ def environment() -> Environment:
         "brief": _brief,
         "block": _block,
         "pretty": _pretty,
+        "lines": _lines,
+        "command": _command,
         "last_word": lambda name: str(name).rpartition(".")[2],
     }
-    made.globals |= {"counted": counted, "bars": _bars}
+    made.globals |= {"counted": counted, "bars": _bars, "drawn": _delays}
     return made
 
 
@@ -65,6 +67,12 @@ def _time(ms: int, text: str) -> Markup:
     return Markup('<time datetime="{}" title="{}">{}</time>').format(iso, moment(ms), text)
 
 
+def _command(text: object) -> Markup:
+    """A text in which whatever stands between backticks is a command."""
+    parts = [escape(safe(each)) for each in str(text).split("`")]
+    return Markup().join(Markup("<code>{}</code>").format(part) if at % 2 else part for at, part in enumerate(parts))
+
+
 @pass_context
 def _ago(context: Context, ms: int | None) -> Markup:
     """How long ago a time was, with the time itself beside it for whoever points at it."""
@@ -75,7 +83,7 @@ def _ago(context: Context, ms: int | None) -> Markup:
 def _due(context: Context, ms: int) -> Markup:
     """In how long a time will be."""
     left = ms - context["now_ms"]
-    return _time(ms, f"in {span(left / 1000)}" if left > 0 else "now")
+    return _time(ms, f"in {span(left / 1000)}" if left > 0 else f"overdue by {span(round(-left / 1000))}")
 
 
 def _number(value: float) -> str:
@@ -100,6 +108,11 @@ def _block(text: object) -> Markup:
     return Markup("\n").join(safe(line) for line in (shown[:MAX_SHOWN] + cut).splitlines())
 
 
+def _lines(text: object) -> Markup:
+    """Text of many lines, all of it: what a form holds."""
+    return Markup("\n").join(safe(line) for line in str(text).split("\n"))
+
+
 def _pretty(value: Any) -> Markup:
     """A value as JSON."""
     return _block(json.dumps(plain(value), indent=2, ensure_ascii=False, default=str))
@@ -117,3 +130,22 @@ def _bars(counts: Sequence[int], label: str, *, width: int = 120, height: int = 
     )
     size = Markup('viewBox="0 0 {} {}" width="{}" height="{}"').format(width, height, width, height)
     return Markup('<svg class="bars" role="img" aria-label="{}" {} preserveAspectRatio="none">{}</svg>').format(label, size, drawn)
+
+
+def _delays(rows: Sequence[tuple[int, float, float, bool]], longest: float) -> Markup:
+    """The next delays, each as a bar from its least to its greatest; the table beside it says the same in words."""
+    width, step = 240, 20
+    drawn = Markup("").join(
+        Markup(
+            '<rect class="reach" x="0" y="{}" width="{}" height="8"></rect><rect x="{}" y="{}" width="{}" height="8"></rect>'
+        ).format(
+            at * step + 6,
+            f"{least / longest * width:.1f}",
+            f"{least / longest * width:.1f}",
+            at * step + 6,
+            f"{max((most - least) / longest * width, 2):.1f}",
+        )
+        for at, (_, least, most, _) in enumerate(rows)
+    )
+    size = Markup('viewBox="0 0 {} {}" width="{}" height="{}"').format(width + 2, len(rows) * step, width + 2, len(rows) * step)
+    return Markup('<svg class="delays" aria-hidden="true" {}>{}</svg>').format(size, drawn)

@@ -14,23 +14,45 @@ if TYPE_CHECKING:
 
 
 #: Screens in the navigation, behind the first three.
-MORE: tuple[tuple[str, str], ...] = ()
+MORE: tuple[tuple[str, str], ...] = (
+    ("/delayed", "Delayed"),
+    ("/task", "Task"),
+    ("/queues", "Queues"),
+    ("/workers", "Workers"),
+    ("/operations", "Operations"),
+    ("/books", "Books"),
+)
 
 
 def screens() -> Mapping[str, Callable[[Asked], Shown | Go]]:
     """Every screen, by its address."""
-    from . import causes, letter, letters, overview  # noqa: PLC0415 - the screens know the page
+    from . import books, causes, delayed, letter, letters, operations, overview, queues, task, workers  # noqa: PLC0415 - the screens know the page
 
     return {
         "/": overview.overview,
         "/causes": causes.causes,
         "/letters": letters.letters,
         "/letter": letter.letter,
+        "/delayed": delayed.delayed,
+        "/task": task.task,
+        "/queues": queues.queues,
+        "/queue": queues.queue,
+        "/workers": workers.workers,
+        "/operations": operations.operations,
+        "/operation": operations.operation,
+        "/operations/preview": operations.planned,
+        "/books": books.books,
     }
 
 
 def acts() -> Mapping[str, Callable[[Asked], Shown | Go]]:
     """What a form may ask for, by its address."""
-    from . import letters  # noqa: PLC0415 - as above
+    from . import delayed, letter, letters, operations  # noqa: PLC0415 - as above
 
-    return {"/look": letters.look}
+    return {
+        "/look": letters.look,
+        "/letter/redrive": letter.redrive,
+        "/operations/begin": operations.start,
+        **dict.fromkeys(operations.TURNS, operations.turn),
+        **dict.fromkeys(delayed.ACTS, delayed.change),
+    }

@@ -9,10 +9,12 @@ from redelivery.errors import InputError
 
 from ...operations.letters import dead_letters
 from ...operations.letters.browse import at_place, browsed
+from ...operations.letters.edits import edit_of_json
 from ...operations.letters.filter import Filter
+from ...operations.letters.single import redrive_one
 from ...operations.letters.whole import as_editable
 from ...operations.words import plain
-from ..asked import Shown
+from ..asked import Go, Shown
 from ..looks import leaves_marks
 
 if TYPE_CHECKING:
@@ -51,6 +53,8 @@ def letter(asked: Asked) -> Shown:
             "raw": _escaped(found.raw[:MAX_RAW]) if wants_raw else None,
             "is_cut": len(found.raw) > MAX_RAW,
             "chord": found.headers.get("group") is not None,
+            "may_redrive": asked.may("redrive", name),
+            "may_edit": asked.may("redrive", name) and asked.may("edit", name) and has_arguments,
             "is_marked": leaves_marks(asked.transport),
         },
     )
@@ -81,6 +85,20 @@ def found_letter(asked: Asked, name: str, task_id: str) -> tuple[int | None, Let
         raise InputError(msg)
     msg = f"{name!r} holds no letter of task {task_id} any more: the screen Task tells where it is"
     raise InputError(msg)
+
+
+def redrive(asked: Asked) -> Go:
+    """Send this letter back, as it is or changed."""
+    name, task_id, changes = asked.first("queue"), asked.first("id"), asked.first("changes")
+    dead_letters.required(asked.runtime, name)
+    asked.require("redrive", name)
+    if changes:
+        asked.require("edit", name)
+    edit = edit_of_json(changes, "the changed letter", task_id) if changes else None
+    _, found = found_letter(asked, name, task_id)
+    redrive_one(asked.transport, name, found, actor=asked.user.name, why=asked.first("why"), edit=edit)
+    asked.desk.looks.forget(name)
+    return Go("/letters", {"queue": name}) if leaves_marks(asked.transport) else Go("/task", {"id": task_id})
 
 
 def _attempts(whole: dict[str, Any]) -> list[dict[str, Any]]:

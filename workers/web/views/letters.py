@@ -12,6 +12,7 @@ from redelivery.middleware.messages.events import Reason
 from ...operations.letters import dead_letters
 from ...operations.letters.browse import Browsed, browsed
 from ...operations.letters.choice import filter_of
+from ...operations.operation import is_kept
 from ...operations.redaction import seen
 from ...operations.words import seconds
 from ..asked import Go, Shown
@@ -111,6 +112,7 @@ def letters(asked: Asked) -> Shown:
             "is_marked": is_marked,
             "looked_ms": at_ms,
             "most": MOST,
+            "allowed": [each for each in ("redrive", "move", "purge") if is_kept(asked.transport) and asked.may(each, name)],
         },
     )
 

@@ -1,0 +1,48 @@
+"""A desk on a private broker, and the page of it."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.desk import Desk
+from tests.support.web_page import WebPage
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from tests.support.servers import Server
+
+SHOP = "tests.support.web_shop"
+
+
+@pytest.fixture
+def desk(server: Server) -> Iterator[Desk]:
+    """A desk on a private broker."""
+    desk = Desk(server)
+    yield desk
+    desk.transport.close()
+
+
+@pytest.fixture
+def open_page(server: Server, tmp_path: Path) -> Iterator[Callable[..., WebPage]]:
+    """Start the page of that broker, with these words of the command line; `settings` are the app's, as JSON."""
+    opened: list[WebPage] = []
+
+    def start(*words: str, settings: str = "{}") -> WebPage:
+        env = {**os.environ, "WEB_SHOP_BROKER": server.url, "WEB_SHOP_SETTINGS": settings}
+        opened.append(WebPage(SHOP, tmp_path, *words, env=env))
+        return opened[-1]
+
+    yield start
+    for each in opened:
+        each.__exit__()
+
+
+@pytest.fixture
+def page(open_page: Callable[..., WebPage]) -> WebPage:
+    """The page, which reads only."""
+    return open_page()

@@ -1,0 +1,150 @@
+"""What the page changes: by forms alone, as a browser without scripts sends them."""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from redelivery.middleware.messages.events import Outcome
+from redelivery.workers.operations.audit import entries
+from redelivery.workers.operations.operation import State, found, listed
+from tests.support.desk import LETTERS, QUEUE, body_of, task_message
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.support.desk import Desk
+    from tests.support.web_page import Answer, Visitor, WebPage
+
+
+@pytest.fixture
+def operator(open_page: Callable[..., WebPage]) -> Visitor:
+    """An operator who may do everything."""
+    return open_page("--allow", "all", "--as", "ada").operator()
+
+
+def letter_of(operator: Visitor, task_id: str) -> Answer:
+    """The screen of a letter."""
+    return operator.get(f"/letter?queue={LETTERS}&id={task_id}")
+
+
+def test_a_letter_goes_back_by_its_button(desk: Desk, operator: Visitor) -> None:
+    """It lies in its queue, one generation on, and the audit says who sent it."""
+    task_id = desk.die()
+    [form, *_] = letter_of(operator, task_id).forms("/letter/redrive")
+    answer = operator.post("/letter/redrive", {**form, "why": "the bug is mended"})
+    assert "redriven" in operator.follow(answer).read
+    [message] = desk.messages()
+    assert (message["headers"]["id"], message["headers"]["redelivery"]["generation"]) == (task_id, 1)
+    [entry] = entries(desk.transport, 10)
+    assert (entry.actor, entry.act, entry.queue, list(entry.tasks), entry.why) == (
+        "ada",
+        "redrive",
+        LETTERS,
+        [task_id],
+        "the bug is mended",
+    )
+
+
+def test_a_letter_that_has_left_meanwhile_is_not_sent_again(desk: Desk, operator: Visitor) -> None:
+    """The second click is told so."""
+    task_id = desk.die()
+    [form, *_] = letter_of(operator, task_id).forms("/letter/redrive")
+    operator.post("/letter/redrive", form)
+    answer = operator.post("/letter/redrive", form)
+    assert (answer.status, "holds no letter of task" in answer.read, len(desk.ids())) == (400, True, 1)
+
+
+def test_a_letter_is_changed_before_it_goes(desk: Desk, operator: Visitor) -> None:
+    """Its arguments as JSON; what is no JSON changes nothing."""
+    task_id = desk.die(task_message(body=body_of("blu", "</textarea><script>alert(1)</script>")))
+    _, form = letter_of(operator, task_id).forms("/letter/redrive")
+    assert json.loads(form["changes"])["args"] == ["blu", "</textarea><script>alert(1)</script>"]
+    refused = operator.post("/letter/redrive", {**form, "changes": "{"})
+    assert (refused.status, desk.ids()) == (400, [])
+    operator.post("/letter/redrive", {**form, "changes": json.dumps({"args": ["blue", 2]})})
+    [message] = desk.messages()
+    assert json.loads(base64.b64decode(message["body"]))[0] == ["blue", 2]
+
+
+def test_letters_are_counted_then_redriven_as_an_operation(desk: Desk, operator: Visitor) -> None:
+    """The dry run changes nothing; the operation that follows has the filter, the options and who asked."""
+    for _ in range(3):
+        desk.die(fingerprint="f-one")
+    desk.die(fingerprint="f-two")
+    dry = operator.get(f"/operations/preview?kind=redrive&queue={LETTERS}&fingerprint=f-one&canary=1&rate=50/s")
+    assert "3 letters of 4 would go. Nothing was changed." in dry.read
+    assert (len(desk.ids(LETTERS)), listed(desk.install)) == (4, [])
+    [form] = dry.forms("/operations/begin")
+    shown = operator.follow(operator.post("/operations/begin", {**form, "why": "mended"}))
+    [begun] = listed(desk.install)
+    assert (begun.actor, begun.why, begun.queue, begun.filter.fingerprints) == ("ada", "mended", LETTERS, ("f-one",))
+    assert (begun.options.canary, begun.options.rate, begun.state) == (1, 50.0, State.WAITING)
+    assert "Redrive of DLQ.orders waiting" in shown.read
+
+
+def test_an_operation_is_paused_resumed_and_aborted(desk: Desk, operator: Visitor) -> None:
+    """Each by its button, and each in the audit."""
+    desk.die()
+    [form] = operator.get(f"/operations/preview?kind=purge&queue={LETTERS}").forms("/operations/begin")
+    shown = operator.follow(operator.post("/operations/begin", form))
+    [begun] = listed(desk.install)
+    for name, state in (("pause", State.PAUSED), ("resume", State.WAITING), ("abort", State.ABORTED)):
+        [turn] = shown.forms(f"/operation/{name}")
+        shown = operator.follow(operator.post(f"/operation/{name}", turn))
+        assert found(desk.install, begun.id).state is state
+    assert shown.forms("/operation/abort") == []
+    assert [each.acted for each in entries(desk.transport, 10)] == ["aborted", "resumed", "paused", "begun"]
+    assert len(desk.ids(LETTERS)) == 1
+
+
+def test_all_letters_are_meant_only_where_that_is_said(desk: Desk, operator: Visitor) -> None:
+    """A form that lost its filter begins nothing."""
+    desk.die()
+    [form] = operator.get(f"/operations/preview?kind=purge&queue={LETTERS}&task=desk.*").forms("/operations/begin")
+    del form["task"]
+    answer = operator.post("/operations/begin", form)
+    assert (answer.status, listed(desk.install)) == (400, [])
+
+
+def test_delayed_messages_are_promoted_rescheduled_and_cancelled(desk: Desk, operator: Visitor) -> None:
+    """One by one, and a message that is gone is left alone."""
+    one, two = desk.delay(task_message("task-one-1")), desk.delay(task_message("task-two-2"))
+    screen = operator.get("/delayed")
+    assert "2 messages wait" in screen.read
+    form = next(each for each in screen.forms("/delayed/reschedule") if each["id"] == one)
+    assert "Rescheduled" in operator.follow(operator.post("/delayed/reschedule", {**form, "after": "2h"})).read
+    form = next(each for each in screen.forms("/delayed/cancel") if each["id"] == two)
+    assert "Cancelled" in operator.follow(operator.post("/delayed/cancel", form)).read
+    assert operator.post("/delayed/cancel", form).status == 400
+    form = next(each for each in operator.get("/delayed").forms("/delayed/promote") if each["id"] == one)
+    assert "Promoted" in operator.follow(operator.post("/delayed/promote", form)).read
+    outcomes = [(each.task_id, each.outcome) for each in desk.events if each.outcome in {Outcome.CANCELLED, Outcome.DEFERRED}]
+    assert (two, Outcome.CANCELLED) in outcomes
+    assert outcomes.count((one, Outcome.DEFERRED)) == 3
+    assert {each.actor for each in entries(desk.transport, 10)} == {"ada"}
+
+
+def test_task_shows_its_life_over_its_generations(desk: Desk, operator: Visitor) -> None:
+    """By the beginning of its id, too."""
+    task_id = desk.die()
+    [form, *_] = letter_of(operator, task_id).forms("/letter/redrive")
+    operator.post("/letter/redrive", form)
+    answer = operator.get(f"/task?id={task_id[:8]}")
+    for said in (task_id, "Generation 0", "dead lettered", "Generation 1", "redriven", f"In {QUEUE}, waiting to run."):
+        assert said in answer.read, said
+
+
+def test_every_screen_opens(desk: Desk, operator: Visitor) -> None:
+    """With something in each, and from each link of the navigation."""
+    desk.publish()
+    desk.hold()
+    desk.delay(task_message())
+    desk.die()
+    for path in [each for each in operator.get("/").links("/") if not each.startswith("/static")]:
+        assert operator.get(path).status == 200, path
+    assert "w@desk" in operator.get("/workers").read
+    assert "after attempt 1" in operator.get(f"/queue?name={QUEUE}").read

@@ -1,0 +1,44 @@
+"""One letter that goes back, changed or as it was: at once, by the hand of an operator.
+
+Where a look leaves no mark the letter that was seen is sent itself; else it is looked for again. It is recorded in the audit.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from redelivery.errors import InputError, RedriveError
+from redelivery.middleware.ports import Answer, Capability
+from redelivery.middleware.transitions.homes import Homes
+
+from ...brokers.broker import broker_of, needed
+from ..audit import Act, Acted, acted, record
+from .filter import Filter
+from .redrive import redrive, returned
+
+if TYPE_CHECKING:
+    from ...letters import Letter
+    from ...ports import Transitions
+    from .redrive import Edit
+
+
+def redrive_one(transport: Transitions, name: str, letter: Letter, *, actor: str, why: str = "", edit: Edit | None = None) -> str:
+    """Send a letter back; the queue that it went to. Raises `InputError` where it has left, `RedriveError` where it cannot go."""
+    if Capability.BROWSE_LETTERS_UNMARKED in transport.capabilities:
+        move = returned(letter, Homes(transport, name), edit)
+        (answer,) = needed(broker_of(transport).letters).redrive_many(name, [move.parts])
+        if isinstance(answer, Exception):
+            raise answer
+        if answer is not Answer.DONE:
+            msg = f"the letter of task {letter.task_id} has left {name!r} meanwhile: nothing was changed"
+            raise InputError(msg)
+        target = move.queue
+    else:
+        done = redrive(transport, name, Filter(task_ids=frozenset({letter.task_id})), limit=1, edit=edit, actor=actor)
+        if not done.moved:
+            msg = next(iter(done.left), f"the letter of task {letter.task_id} has left {name!r} meanwhile")
+            raise RedriveError(msg)
+        target = next(iter(done.by_queue))
+    said = acted(Act.REDRIVE, Acted.DONE, name, actor=actor, why=why, tasks=[letter.task_id], result={"moved": 1})
+    record(transport, said)
+    return target

@@ -1,0 +1,69 @@
+"""What a run of the books has written, read again without Spark: its summary, and the trend over the runs before."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from typing import Any, Final
+
+from redelivery.display import scrubbed
+from redelivery.errors import InputError
+
+from .rules import DISCREPANCIES, RULES, VERDICTS
+
+#: The most that a file of these may hold.
+MAX_BYTES: Final = 4 * 1024 * 1024
+_SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A report: `summary` as `summary.json` has it, the lines of the trend, the oldest first."""
+
+    summary: dict[str, Any]
+    trend: list[dict[str, Any]]
+
+    @property
+    def wrong(self) -> dict[str, int]:
+        """The discrepancies that any life has, with their numbers."""
+        return {name: count for name in DISCREPANCIES if (count := self.summary["verdicts"][name])}
+
+    @property
+    def rules(self) -> dict[str, str]:
+        """What each verdict says."""
+        return RULES
+
+
+def written(output: str) -> Written:
+    """What stands in an output (a path, or a URI that pyarrow knows). Raises `InputError` where there is none."""
+    summary, trend = _read(output, "summary.json"), _read(output, "trend.json", is_needed=False)
+    numbers = {"as_of_ms", "lives", "events", "possible_repeats"}
+    if not isinstance(summary, dict) or not isinstance(summary.get("verdicts"), dict) or not numbers <= summary.keys():
+        msg = scrubbed(f"{output}/summary.json is no summary of these books: name a folder that `redelivery reconcile` wrote")
+        raise InputError(msg)
+    counts = {name: int(summary["verdicts"].get(name) or 0) for name in VERDICTS}
+    found = trend if isinstance(trend, list) else []
+    lines = [each for each in found if isinstance(each, dict) and isinstance(each.get("as_of_ms"), int)]
+    return Written({"gaps": [], "balanced": False, **summary, "verdicts": counts}, lines)
+
+
+def _read(output: str, name: str, *, is_needed: bool = True) -> Any:
+    from pyarrow import ArrowException, fs  # noqa: PLC0415 - pyarrow is an optional dependency
+
+    try:
+        if _SCHEME.match(output):
+            # What Hadoop calls s3a is s3 to everybody else.
+            system, path = fs.FileSystem.from_uri(re.sub("^s3a:", "s3:", output))
+        else:
+            system, path = fs.LocalFileSystem(), output
+        with system.open_input_stream(f"{path.rstrip('/')}/{name}") as file:
+            return json.loads(file.read(MAX_BYTES))
+    except FileNotFoundError as exc:
+        if not is_needed:
+            return []
+        msg = scrubbed(f"there are no books in {output}: name the folder that `redelivery reconcile --output` wrote")
+        raise InputError(msg) from exc
+    except (ArrowException, OSError, ValueError) as exc:
+        msg = scrubbed(f"{output}/{name} cannot be read: {exc}")
+        raise InputError(msg) from exc

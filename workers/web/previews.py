@@ -1,0 +1,62 @@
+"""Dry runs that may take long: each is counted once, in a thread of its own, and shown to whoever asks for the same meanwhile."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from .guard import Refused
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable
+
+    from ..operations.preview import Preview
+
+#: Seconds that somebody waits for a count, and that it holds; how many are kept, and how many are counted at once.
+PATIENCE, FRESH, KEPT, RUNNING = 3.0, 30.0, 20, 4
+
+
+@dataclass(slots=True)
+class Job:
+    """One dry run. `preview` is there when it is done, `error` where it failed."""
+
+    preview: Preview | None = None
+    error: Exception | None = None
+    began: float = field(default_factory=time.monotonic)
+    done: threading.Event = field(default_factory=threading.Event)
+
+
+class Previews:
+    """The dry runs of one page."""
+
+    def __init__(self) -> None:
+        self._jobs: OrderedDict[Hashable, Job] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def of(self, key: Hashable, count: Callable[[], Preview]) -> Job:
+        """The dry run of this plan, done or under way. Raises what it has raised, and `Refused` where too many are under way."""
+        with self._lock:
+            job = self._jobs.get(key)
+            if job is None or (job.done.is_set() and (job.error or time.monotonic() - job.began > FRESH)):
+                if sum(not each.done.is_set() for each in self._jobs.values()) >= RUNNING:
+                    raise Refused(503, "Other dry runs are under way: ask again.")
+                job = self._jobs[key] = Job()
+                while len(self._jobs) > KEPT:
+                    self._jobs.popitem(last=False)
+                threading.Thread(target=self._count, args=(job, count), name="redelivery-web-preview", daemon=True).start()
+        job.done.wait(PATIENCE)
+        if job.error is not None:
+            raise job.error
+        return job
+
+    @staticmethod
+    def _count(job: Job, count: Callable[[], Preview]) -> None:
+        try:
+            job.preview = count()
+        except Exception as exc:  # noqa: BLE001 - whoever asked is told
+            job.error = exc
+        finally:
+            job.done.set()

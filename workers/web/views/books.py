@@ -1,0 +1,31 @@
+"""Books: what the last run of the job said, its trend, and each life that is wrong with its evidence."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..asked import Shown
+
+if TYPE_CHECKING:
+    from ..asked import Asked
+
+#: Lives of one screen.
+PAGE = 50
+
+
+def books(asked: Asked) -> Shown:
+    """The last report."""
+    if asked.desk.books is None:
+        return Shown("books.html", {"report": None})
+    from ...reconciliation.pages import page_of  # noqa: PLC0415 - pyarrow is an optional dependency
+    from ...reconciliation.rules import DISCREPANCIES  # noqa: PLC0415 - as above
+    from ...reconciliation.written import written  # noqa: PLC0415 - as above
+
+    report, after = written(asked.desk.books), asked.number("after", 0) or 0
+    verdict = asked.first("verdict")
+    chosen = (verdict,) if verdict in report.summary["verdicts"] else tuple(DISCREPANCIES)
+    lives = page_of(asked.desk.books, verdicts=chosen, limit=PAGE, after=after, with_history=True)
+    return Shown(
+        "books.html",
+        {"report": report, "lives": lives, "verdict": verdict, "discrepancies": DISCREPANCIES, "trend": report.trend},
+    )

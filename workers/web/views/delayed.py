@@ -1,0 +1,111 @@
+"""Delayed: what waits for its time, which is due first, and when how many are due; cancelled, promoted, rescheduled one by one."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING, Any
+
+from redelivery.errors import InputError
+from redelivery.middleware.ports import Answer
+
+from ...brokers.broker import broker_of, needed
+from ...operations import delayed as changes
+from ...operations.audit import Act, Acted, acted, record
+from ...operations.queues import require_queue
+from ...operations.short_ids import MAX_CANDIDATES, is_whole, meant
+from ...operations.words import seconds
+from ..asked import Go, Shown
+from ..looks import leaves_marks
+
+if TYPE_CHECKING:
+    from ...ports import Delayed
+    from ..asked import Asked
+
+#: Messages of one screen, and parts of the picture of what is due.
+MOST, PARTS = 200, 60
+#: What can be done, by its address.
+ACTS = {"/delayed/cancel": Act.CANCEL, "/delayed/promote": Act.PROMOTE, "/delayed/reschedule": Act.RESCHEDULE}
+
+
+def delayed(asked: Asked) -> Shown:
+    """What waits."""
+    store, queue = needed(broker_of(asked.transport).delayed), asked.first("queue")
+    totals = store.totals()
+    if queue and queue not in totals:
+        require_queue(asked.runtime, queue)
+    given = asked.first("id")
+    waiting = _of_task(asked, given) if given else store.soonest(MOST, queue or None)
+    now_ms = asked.transport.now_ms()
+    return Shown(
+        "delayed.html",
+        {
+            "queue": queue,
+            "given": given,
+            "totals": totals,
+            "total": sum(totals.values()),
+            "rows": [_row(asked, each) for each in waiting],
+            "course": _course(waiting, now_ms),
+            "until_ms": waiting[-1].due_ms if waiting else None,
+            "notice": NOTICES.get(asked.first("notice"), ""),
+            "is_marked": leaves_marks(asked.transport),
+        },
+    )
+
+
+NOTICES = {
+    "cancel": "Cancelled: the message has left the delay store, and its result is REVOKED.",
+    "promote": "Promoted: the message is due now.",
+    "reschedule": "Rescheduled.",
+    "gone": "It had become due meanwhile: nothing was changed.",
+}
+
+
+def _row(asked: Asked, each: Delayed) -> dict[str, Any]:
+    may = [act for act in ("promote", "reschedule", "cancel") if asked.may(act, each.queue)]
+    return {**each.to_row(), "digest": _digest(each), "may": may}
+
+
+def _digest(each: Delayed) -> str:
+    """What names this message in an address: a task may have several that wait."""
+    return hashlib.sha256(each.ident.encode("utf-8", "replace")).hexdigest()[:16]
+
+
+def _course(waiting: list[Delayed], now_ms: int) -> list[int]:
+    """How many of these are due in each part of the time until the last of them."""
+    counts = [0] * PARTS
+    if waiting:
+        until = max(waiting[-1].due_ms - now_ms, 1)
+        for each in waiting:
+            counts[min(max(each.due_ms - now_ms, 0) * PARTS // until, PARTS - 1)] += 1
+    return counts
+
+
+def _of_task(asked: Asked, given: str) -> list[Delayed]:
+    """What waits of the task with this id, or whose id begins so. Raises `InputError`."""
+    store = needed(broker_of(asked.transport).delayed)
+    task_id = given if is_whole(given) else meant(given, store.ids_like(given, MAX_CANDIDATES + 1))
+    found = [] if task_id is None else store.of_task(task_id)
+    if not found:
+        msg = f"task {given} does not wait for its time: the screen Task tells where it is"
+        raise InputError(msg)
+    return found
+
+
+def change(asked: Asked) -> Go:
+    """Cancel, promote or reschedule one message."""
+    act = ACTS[asked.path[len(asked.root) :]]
+    found = [each for each in _of_task(asked, asked.first("id")) if asked.first("message") in ("", _digest(each))]
+    if not found:
+        return Go("/delayed", {"notice": "gone"})
+    each = found[0]
+    asked.require(str(act), each.queue)
+    name = asked.user.name
+    if act is Act.CANCEL:
+        answer = changes.cancel(asked.runtime, each, actor=name)
+    else:
+        due_ms = None if act is Act.PROMOTE else asked.transport.now_ms() + round(seconds(asked.first("after")) * 1000)
+        answer = changes.reschedule(asked.runtime, each, due_ms=due_ms, actor=name)
+    if answer is not Answer.DONE:
+        return Go("/delayed", {"notice": "gone"})
+    record(asked.transport, acted(act, Acted.DONE, each.queue, actor=name, tasks=[each.contents.task_id], result={"moved": 1}))
+    return Go("/delayed", {"queue": asked.first("queue"), "notice": str(act)})

@@ -1,0 +1,155 @@
+"""Operations: what changes many letters, previewed, begun, watched, paused, resumed and aborted; and the audit."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+from redelivery.errors import InputError
+
+from ...operations.audit import entries
+from ...operations.letters import dead_letters
+from ...operations.operation import NOT_HERE, Kind, Operation, Options, abort, begin, found, is_kept, listed, pause, resume
+from ...operations.preview import preview
+from ...operations.words import rate_of, seconds
+from ..asked import Go, Shown
+from .letters import Choice, choice_of
+
+if TYPE_CHECKING:
+    from ..asked import Asked
+
+#: Operations, and records of the audit, of one screen.
+MOST, RECORDS = 50, 100
+#: What may be done with an operation, by its address.
+TURNS = {"/operation/pause": pause, "/operation/resume": resume, "/operation/abort": abort}
+#: How the fields of a form are called, and what reads them.
+_COUNTS, _TEXTS = ("limit", "canary", "abort_after"), ("to", "archive")
+
+
+def operations(asked: Asked) -> Shown:
+    """The newest operations, and the newest records of the audit."""
+    is_here = is_kept(asked.transport)
+    return Shown(
+        "operations.html",
+        {
+            "is_here": is_here,
+            "not_here": NOT_HERE,
+            "rows": [_row(asked, each) for each in listed(asked.runtime, limit=MOST)] if is_here else [],
+            "records": entries(asked.transport, RECORDS) if is_here else [],
+        },
+    )
+
+
+def _row(asked: Asked, each: Operation) -> dict[str, Any]:
+    return {"operation": each, "href": asked.href("/operation", id=each.id), "filter": _words(each)}
+
+
+def _words(each: Operation) -> str:
+    """The filter as options of the command line."""
+    return " ".join(
+        f"--{name.rstrip('s') if isinstance(value, list) else name.removesuffix('_ms').replace('_', '-')} {said}"
+        for name, value in each.filter.to_dict().items()
+        for said in (value if isinstance(value, list) else [value])
+    ).replace("--task_id ", "--id ")
+
+
+def operation(asked: Asked) -> Shown:
+    """One operation: what was asked, how far it is, what can be done with it."""
+    each = found(asked.runtime, asked.first("id"))
+    may = asked.may(str(each.kind), each.queue) if each.queue else asked.may(str(each.kind))
+    open_ = not each.has_ended
+    return Shown(
+        "operation.html",
+        {
+            "operation": each,
+            "filter": _words(each),
+            "options": each.options.to_dict(),
+            "can": [name for name in ("pause", "resume", "abort") if may and open_ and _fits(name, str(each.state))],
+            "records": entries(asked.transport, RECORDS, operation=each.id),
+            "refresh": 3 if open_ and str(each.state) != "paused" else None,
+        },
+    )
+
+
+def _fits(name: str, state: str) -> bool:
+    return {"pause": state in {"waiting", "running"}, "resume": state == "paused", "abort": True}[name]
+
+
+def turn(asked: Asked) -> Go:
+    """Pause, resume or abort."""
+    act = TURNS[asked.path[len(asked.root) :]]
+    each = found(asked.runtime, asked.first("id"))
+    asked.require(str(each.kind), *([each.queue] if each.queue else []))
+    act(asked.runtime, each.id, asked.user.name, asked.first("why"))
+    return Go("/operation", {"id": each.id})
+
+
+def planned(asked: Asked) -> Shown:
+    """The dry run: what an operation would do, and the form that begins it. Reads alone."""
+    kind, choice, options = _plan(asked)
+    asked.require(str(kind), choice.queue)
+    if not is_kept(asked.transport):
+        raise InputError(NOT_HERE)
+    count = functools.partial(preview, asked.runtime, kind, choice.queue, choice.chosen, options)
+    job = asked.desk.previews.of((kind, choice.queue, repr(choice.given), options), count)
+    return Shown(
+        "preview.html",
+        {
+            "kind": kind,
+            "choice": choice,
+            "preview": job.preview,
+            "is_done": job.preview is not None,
+            "given": _given(asked, kind, choice),
+            "options": options,
+            "refresh": None if job.preview is not None else 2,
+        },
+    )
+
+
+def _given(asked: Asked, kind: Kind, choice: Choice) -> list[tuple[str, str]]:
+    """The fields of the form that begins what was previewed."""
+    pairs = [("kind", str(kind)), ("queue", choice.queue)]
+    for name, value in choice.given.items():
+        pairs += [(name.replace("_", "-"), each) for each in (value if isinstance(value, tuple) else (value,)) if each]
+    if not choice.has_filter:
+        pairs.append(("all", "1"))
+    said = {name: asked.first(name) for name in (*_COUNTS, *_TEXTS, "create", "rate", "canary_wait")}
+    return [*pairs, *((name, value) for name, value in said.items() if value)]
+
+
+def start(asked: Asked) -> Go:
+    """Begin it."""
+    kind, choice, options = _plan(asked)
+    if not choice.has_filter and asked.first("all") != "1":
+        msg = "which letters? choose them with a filter, or say that all are meant"
+        raise InputError(msg)
+    asked.require(str(kind), choice.queue)
+    if not is_kept(asked.transport):
+        raise InputError(NOT_HERE)
+    begun = begin(asked.runtime, kind, choice.queue, choice.chosen, options, actor=asked.user.name, why=asked.first("why"))
+    return Go("/operation", {"id": begun.id})
+
+
+def _plan(asked: Asked) -> tuple[Kind, Choice, Options]:
+    """What was asked for. Raises `InputError`."""
+    try:
+        kind = Kind(asked.first("kind"))
+    except ValueError as exc:
+        msg = f"there is no operation {asked.first('kind')!r}: redrive, move, purge"
+        raise InputError(msg) from exc
+    if kind is Kind.CANCEL:
+        msg = "delayed messages are cancelled on the screen Delayed"
+        raise InputError(msg)
+    name = dead_letters.required(asked.runtime, asked.first("queue"))
+    return kind, choice_of(asked, name), options_of(asked)
+
+
+def options_of(asked: Asked) -> Options:
+    """The options of an operation, as the form names them. Raises `InputError`."""
+    said: dict[str, Any] = {name: asked.number(name) for name in _COUNTS}
+    said |= {name: asked.first(name) or None for name in _TEXTS}
+    said["create"] = asked.first("create") == "1"
+    said["rate"] = rate_of(asked.first("rate")) if asked.first("rate") else None
+    wait = asked.first("canary_wait")
+    said["canary_wait"] = seconds(wait) if wait else None
+    return Options.from_dict({name: value for name, value in said.items() if value not in (None, False)})

@@ -1,0 +1,66 @@
+"""Queues: what waits, what is held and delayed, what died; and the policy of one, with its sources and its next delays."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from redelivery.errors import InputError
+from redelivery.settings import FIELDS
+from redelivery.settings.values import suggestion
+
+from ...operations.letters import dead_letters
+from ...operations.policy_words import delays_of, shown, sources_of
+from ..asked import Shown
+
+if TYPE_CHECKING:
+    from ..asked import Asked
+
+
+def queues(asked: Asked) -> Shown:
+    """Every queue that the app names, or that anything waits for."""
+    figures = asked.desk.sampler.figures()
+    waiting, delayed = figures.by("queue_messages", "queue"), figures.by("delayed_messages", "queue")
+    consumers, overdue = figures.by("queue_consumers", "queue"), figures.by("overdue_seconds", "queue")
+    letters = {each.origin: each for each in dead_letters.summaries(asked.runtime)}
+    named = {*asked.runtime.app.amqp.queues, *waiting, *(each for each in delayed if each)}
+    names = sorted(named - {each.name for each in letters.values()})
+    rows = [
+        {
+            "name": name,
+            "waiting": waiting.get(name, 0),
+            "delayed": delayed.get(name),
+            "overdue": overdue.get(name, 0),
+            "consumers": consumers.get(name),
+            "letters": letters.get(name),
+            "policy": asked.runtime.policies.policy_for(name),
+        }
+        for name in names
+    ]
+    return Shown("queues.html", {"rows": rows, "figures": figures})
+
+
+def queue(asked: Asked) -> Shown:
+    """The policy of one queue, and of a task in it where one is named."""
+    runtime, name, task = asked.runtime, asked.first("name"), asked.first("task")
+    known = {*runtime.app.amqp.queues, *dead_letters.known(runtime).values()}
+    if name not in known:
+        msg = f"the app has no queue {name!r}{suggestion(name, known)}"
+        raise InputError(msg)
+    resolved = sources_of(runtime, name, task or None)
+    target = resolved.policy.dead_letter_queue_for(name)
+    values = [{"name": each, "value": shown(resolved.policy, each, target), "source": resolved.sources[each]} for each in FIELDS]
+    tasks = sorted(each for each in runtime.app.tasks if not each.startswith("celery."))
+    delays = delays_of(resolved.policy)
+    return Shown(
+        "queue.html",
+        {
+            "name": name,
+            "task": task,
+            "tasks": tasks,
+            "values": values,
+            "target": target,
+            "delays": [each for each in delays if each[3]],
+            "longest": max((each[2] for each in delays if each[3]), default=0) or 1,
+            "limit": resolved.policy.max_delivery_attempts,
+        },
+    )

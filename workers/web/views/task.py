@@ -1,0 +1,61 @@
+"""Task: its whole life, over all generations, as a timeline: what was recorded, exported events included, and where it is now."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from redelivery.errors import InputError
+
+from ...operations.task_life import life_of
+from ..asked import Shown
+from ..looks import leaves_marks
+
+if TYPE_CHECKING:
+    from redelivery.middleware.messages.events import Event
+
+    from ...ports import Place, TaskLife
+    from ..asked import Asked
+
+#: Events and messages of each list that are looked at.
+LOOKED_AT = 20_000
+
+
+def task(asked: Asked) -> Shown:
+    """The life of the task with this id, or whose id begins so; without one, a form that asks for it."""
+    given = asked.first("id")
+    if not given:
+        return Shown("task_form.html", {})
+    if leaves_marks(asked.transport):
+        msg = (
+            "on RabbitMQ a look for a task takes the outcome log and the dead letters, and marks them: "
+            f"`redelivery task show {given}` does it when you want it"
+        )
+        raise InputError(msg)
+    life = life_of(asked.runtime, given, most=LOOKED_AT)
+    return Shown(
+        "task.html",
+        {
+            "given": given,
+            "life": life,
+            "generations": _generations(life),
+            "places": [_place(asked, each) for each in life.places],
+            "policy": asked.runtime.policies.policy_for(life.queue, life.task or None) if life.queue else None,
+        },
+    )
+
+
+def _generations(life: TaskLife) -> list[dict[str, Any]]:
+    """The events by generation, each with the time since the one before."""
+    found: dict[int, list[dict[str, Any]]] = {}
+    before: Event | None = None
+    for each in life.events:
+        gap_ms = None if before is None else max(each.at_ms - before.at_ms, 0)
+        found.setdefault(each.generation, []).append({"event": each, "gap_ms": gap_ms})
+        before = each
+    return [{"number": number, "events": events} for number, events in sorted(found.items())]
+
+
+def _place(asked: Asked, place: Place) -> dict[str, Any]:
+    detail = place.detail
+    href = asked.href("/letter", queue=place.name, id=place.contents.task_id) if place.place == "dead_letter" else ""
+    return {"place": place.place, "name": place.name, "detail": detail, "href": href}

@@ -1,0 +1,24 @@
+"""Workers: which hold a lease, since when, and what they hold."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ...operations.holders import holders
+from ..asked import Shown
+from ..looks import leaves_marks
+
+if TYPE_CHECKING:
+    from ..asked import Asked
+
+#: Messages that are looked at, and that are named of each worker.
+LOOKED_AT, NAMED = 5_000, 20
+
+
+def workers(asked: Asked) -> Shown:
+    """The workers of the app's broker."""
+    if leaves_marks(asked.transport):
+        consumers = asked.desk.sampler.figures().by("queue_consumers", "queue")
+        return Shown("workers.html", {"is_here": False, "consumers": consumers, "found": None, "named": NAMED})
+    found = holders(asked.runtime, most=LOOKED_AT, named=NAMED)
+    return Shown("workers.html", {"is_here": True, "consumers": {}, "found": found, "named": NAMED})
