@@ -11,8 +11,8 @@ from ...operations.letters import dead_letters
 from ...operations.letters.browse import at_place, browsed
 from ...operations.letters.edits import edit_of_json
 from ...operations.letters.filter import Filter
-from ...operations.letters.single import redrive_one
 from ...operations.letters.whole import as_editable
+from ...operations.single import redrive_one
 from ...operations.words import plain
 from ..asked import Go, Shown
 from ..looks import leaves_marks
