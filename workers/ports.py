@@ -231,8 +231,12 @@ class OutcomeLog(Protocol):
         """The `limit` newest events; what follows is only heard where it `is_followed`, and until the block ends."""
         ...
 
-    def hear(self, dead_letter_queue: str) -> AbstractContextManager[Callable[[float], Iterable[Event]]]:
+    def hear(
+        self, dead_letter_queue: str, *, since_ms: int | None = None
+    ) -> AbstractContextManager[Callable[[float], Iterable[Event]]]:
         """What is recorded from now on, of letters of this queue that went back at the least, until the block ends.
+
+        Where the log can be read back, it is what was recorded from `since_ms` on, by the broker's time.
 
         Whoever asks waits so many seconds at the most, and has what was recorded since he asked last.
         """
@@ -256,8 +260,8 @@ class Claim(NamedTuple):
 
     operation_id: str
     token: str
-    #: Whether the lives that it opens are kept, until they are said to have ended.
-    follows: bool = False
+    #: Whether the lives that it opens at this moment are kept, until they are said to have ended.
+    follows: Callable[[], bool] = lambda: False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -322,6 +326,10 @@ class OperationStore(Protocol):
 
     def ids(self) -> list[str]:
         """The ids of all operations that are kept, the newest first."""
+        ...
+
+    def has_unended(self) -> bool:
+        """Whether there is an operation that has not ended."""
         ...
 
     def unended(self) -> list[StoredOperation]:

@@ -10,7 +10,10 @@ import click
 from redelivery.middleware.ports import Capability
 
 from ..brokers.redis.transport import redis_of
+from ..duties.bootstep import end_together
 from ..duties.dispatcher import Dispatcher
+from ..duties.duty import TIMEOUT
+from ..duties.operation_runner import OperationRunner
 from .context import Context, json_option, pass_context
 
 ENDING = {signal.SIGINT, signal.SIGTERM}
@@ -21,7 +24,7 @@ ENDING = {signal.SIGINT, signal.SIGTERM}
 @pass_context
 @click.pass_context
 def dispatcher(ctx: click.Context, context: Context) -> None:
-    """Move delayed messages that are due to their queues, until stopped.
+    """Move delayed messages that are due to their queues, until stopped; carry out operations (`redelivery ops`), too.
 
     Any number may run: one works, the others stand by. SIGTERM ends it with exit code 0, SIGINT with 130.
     """
@@ -30,12 +33,13 @@ def dispatcher(ctx: click.Context, context: Context) -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     # The signals are waited for, not handled: blocked here, before the thread begins, they are blocked in it too.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
-    running = Dispatcher(redis_of(context.runtime))
+    running = Dispatcher(redis_of(context.runtime)), OperationRunner(context.runtime)
     try:
-        running.start()
+        for duty in running:
+            duty.start()
         click.echo("dispatcher: running; SIGTERM or Ctrl-C ends it", err=True)
         number = signal.sigwait(ENDING)
-        running.stop()
+        end_together(running, TIMEOUT)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     ctx.exit(0 if number == signal.SIGTERM else 130)

@@ -17,6 +17,7 @@ from .exporter import Exporter
 from .lease import Lease
 from .letter_watch import LetterWatch
 from .log_bounds import LogKeeper
+from .operation_runner import OperationRunner
 from .queue_bounds import QueueKeeper
 from .rabbitmq_letter_watch import AmqpLetterWatch
 from .recoverer import Recoverer
@@ -88,5 +89,5 @@ def duties_of(runtime: Runtime) -> tuple[Duty, ...]:
         return log_keeper
     recoverer = Recoverer(runtime)
     dispatchers = (Dispatcher(redis_of(runtime)),) if settings.dispatcher else ()
-    keepers = QueueKeeper(runtime), Retention(runtime), LetterWatch(runtime)
+    keepers = QueueKeeper(runtime), Retention(runtime), LetterWatch(runtime), OperationRunner(runtime)
     return Lease(runtime, recoverer.wake), recoverer, *dispatchers, *keepers, *log_keeper

@@ -420,7 +420,7 @@ def _turn(runtime: Runtime, given: str, state: State, actor: str, why: str) -> O
     return now
 
 
-def readable(exc: Exception) -> str:
+def readable(exc: BaseException) -> str:
     """What an operation says of an error that ended it."""
     return str(exc) if isinstance(exc, RedeliveryError) else f"{type(exc).__name__}: {exc}"
 

@@ -135,7 +135,12 @@ class AmqpOutcomeLog:
             yield Tail(events, left, (lambda: iter(())) if listening is None else listening.follow)
 
     @contextmanager
-    def hear(self, dead_letter_queue: str) -> Iterator[Callable[[float], Iterable[Event]]]:  # noqa: ARG002 - all queues are heard
+    def hear(
+        self,
+        dead_letter_queue: str,  # noqa: ARG002 - all queues are heard
+        *,
+        since_ms: int | None = None,  # noqa: ARG002 - the log cannot be read back
+    ) -> Iterator[Callable[[float], Iterable[Event]]]:
         """As `OutcomeLog.hear`, by a queue of its own behind the log's exchange; no letter is looked at."""
         with self._transport.connect() as connection:
             listening = Listening(connection, self._names)

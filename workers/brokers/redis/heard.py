@@ -24,12 +24,12 @@ PAUSE = 0.02
 class Reading:
     """Reads on where it stood; an export may take events out of the log, so that the newest letters are looked at besides."""
 
-    def __init__(self, transport: RedisTransport, name: str) -> None:
+    def __init__(self, transport: RedisTransport, name: str, since_ms: int | None = None) -> None:
         self._client, self._log = transport.client, transport.keys.outcomes
         self._letters = transport.keys.list(name)
-        self._began_ms = transport.now_ms()
-        self._newest: Any = self._client.lindex(self._letters, 0)
-        self._at = newest_id(self._client, self._log)
+        self._began_ms = transport.now_ms() if since_ms is None else since_ms
+        self._newest: Any = self._client.lindex(self._letters, 0) if since_ms is None else None
+        self._at = newest_id(self._client, self._log) if since_ms is None else f"{since_ms}-0"
 
     def heard(self, seconds: float) -> Iterator[Event]:
         """What was recorded since it was last asked; waits so many seconds at the most for the first."""

@@ -117,11 +117,12 @@ class ClaimedLetterStore(RedisLetterStore):
     def __init__(self, transport: RedisTransport, claim: Claim) -> None:
         super().__init__(transport)
         keys = transport.keys
-        followed = keys.followed(claim.operation_id) if claim.follows else None
-        self._under = Under(keys.operation(claim.operation_id), followed, claim.token)
+        self._claim, self._followed = claim, keys.followed(claim.operation_id)
+        self._under = Under(keys.operation(claim.operation_id), None, claim.token)
 
     def redrive_many(self, dead_letter_queue: str, moves: Sequence[tuple[bytes, str, bytes, Event]]) -> list[Answer | Exception]:
-        return halted(self._transport.stores.redrive_many(dead_letter_queue, moves, under=self._under))
+        under = self._under._replace(followed=self._followed if self._claim.follows() else None)
+        return halted(self._transport.stores.redrive_many(dead_letter_queue, moves, under=under))
 
     def purge_many(self, dead_letter_queue: str, gone: Sequence[tuple[bytes, Event]]) -> list[Answer | Exception]:
         return halted(self._transport.stores.purge_many(dead_letter_queue, gone, under=self._under))

@@ -82,11 +82,18 @@ class RedisOperationStore:
         found: Any = self._client.zrevrange(self._keys.operations, 0, -1)
         return [each.decode("utf-8", "replace") for each in found]
 
+    def has_unended(self) -> bool:
+        return bool(self._client.exists(self._keys.open_operations))
+
     def unended(self) -> list[StoredOperation]:
         found: Any = self._client.smembers(self._keys.open_operations)
         if not found:
             return []
         read = self._read([each.decode("utf-8", "replace") for each in found])
+        kept = {each.operation_id for each in read}
+        gone = [each for each in found if each.decode("utf-8", "replace") not in kept]
+        if gone:  # what is no operation never ends
+            self._client.srem(self._keys.open_operations, *gone)
         return sorted(read, key=lambda each: (each.created_ms, each.operation_id))
 
     def _read(self, ids: Collection[str]) -> list[StoredOperation]:

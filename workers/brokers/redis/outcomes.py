@@ -46,5 +46,5 @@ class RedisOutcomeLog:
         yield Tail(events, 0, lambda: follow(self._client, self._keys.outcomes, last))
 
     @contextmanager
-    def hear(self, dead_letter_queue: str) -> Iterator[Callable[[float], Iterable[Event]]]:
-        yield Reading(self._transport, dead_letter_queue).heard
+    def hear(self, dead_letter_queue: str, *, since_ms: int | None = None) -> Iterator[Callable[[float], Iterable[Event]]]:
+        yield Reading(self._transport, dead_letter_queue, since_ms).heard

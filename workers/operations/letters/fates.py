@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from redelivery.middleware.messages.events import TERMINAL, Event, Outcome
 
 from ...brokers.broker import broker_of, needed
+from ...ports import Life
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -28,9 +29,6 @@ if TYPE_CHECKING:
 
 #: Outcomes of a life that ended as a dead one.
 DIED = frozenset({Outcome.DEAD_LETTERED, Outcome.DISCARDED, Outcome.EXPIRED})
-
-#: A life as the books name it: task id, generation, origin queue.
-Life = tuple[str, int, str]
 
 
 @dataclass(slots=True)
@@ -43,6 +41,7 @@ class Fates:
     heard: Callable[[float], Iterable[Event]]
     last: dict[Life, Event] = field(default_factory=dict)
     died: dict[Life, Event] = field(default_factory=dict)
+    died_before: int = 0
 
     def sent(self, event: Event) -> None:
         """A letter went back: `event` opened its life."""
@@ -61,17 +60,35 @@ class Fates:
                 self.died.setdefault(life, event)
 
     @property
+    def deaths(self) -> int:
+        """How many letters died again, those that another process heard of among them."""
+        return self.died_before + len(self.died)
+
+    @property
+    def ended(self) -> list[Life]:
+        """The lives that have ended."""
+        return [life for life, event in self.last.items() if event.outcome in TERMINAL]
+
+    def forget(self, lives: Iterable[Life]) -> None:
+        """Keep the last words about these lives no longer; that they died is kept."""
+        for life in lives:
+            del self.last[life]
+
+    @property
     def open(self) -> list[Event]:
         """The last events of the lives that have not ended."""
         return [event for event in self.last.values() if event.outcome not in TERMINAL]
 
 
 def _life(event: Event) -> Life:
-    return event.task_id, event.generation, event.queue
+    return Life(event.task_id, event.generation, event.queue)
 
 
 @contextmanager
-def watched(transport: Transitions, name: str) -> Iterator[Fates]:
-    """Fates of letters of the dead-letter queue `name`, heard of from now on. Raises whatever the broker does."""
-    with needed(broker_of(transport).outcomes).hear(name) as heard:
+def watched(transport: Transitions, name: str, *, since_ms: int | None = None) -> Iterator[Fates]:
+    """Fates of letters of the dead-letter queue `name`, heard of from now on. Raises whatever the broker does.
+
+    From `since_ms` on (the broker's time) where the log can be read back: so another process goes on with what one has begun.
+    """
+    with needed(broker_of(transport).outcomes).hear(name, since_ms=since_ms) as heard:
         yield Fates(heard)

@@ -37,14 +37,19 @@ MAX_NAMED, MAX_ID, MAX_SAID = 5, 80, 120
 
 @dataclass(slots=True, kw_only=True)
 class Guard:
-    """Lets letters through, or stops a redrive; for one redrive. `on_wait` is told how far the canary is."""
+    """Lets letters through, or stops a redrive; for one redrive. `on_wait` is told how far the canary is.
+
+    `sent` counts the letters that went, and `may_follow` says whether the canary ended well: both have what another process knew
+    already, where this one goes on.
+    """
 
     fates: Fates
     canary: int = 0
     canary_wait: float = CANARY_WAIT
     abort_after: int | None = None
     on_wait: Callable[[str], None] = lambda _: None
-    _may_follow: bool = False
+    sent: int = 0
+    may_follow: bool = False
 
     @property
     def canaries(self) -> list[Event]:
@@ -67,11 +72,12 @@ class Guard:
         while (at := len(answers)) < len(moves):
             why = self._objection()
             if why is None:
-                room = self.canary - len(self.fates.last)
-                end = at + room if room > 0 else len(moves)
+                room = self.canary - self.sent
+                end = at + room if room > 0 and not self.may_follow else len(moves)
                 answered = send(moves[at:end])
                 for event, answer in zip(events[at:end], answered, strict=True):
                     if answer is Answer.DONE:
+                        self.sent += 1
                         self.fates.sent(event)
                 answers += answered
                 why = next((answer for answer in answered if isinstance(answer, Exception)), None)
@@ -84,14 +90,14 @@ class Guard:
 
         Raises `RedriveError` where the canary died or has not ended, and whatever the broker does.
         """
-        if self.canary and not self._may_follow:
+        if self.canary and not self.may_follow:
             self._await_canary()
         self.fates.look()
 
     def _objection(self) -> Exception | None:
         """Why no further letter may go, or that the broker does not tell."""
         try:
-            if self.canary and not self._may_follow and len(self.fates.last) >= self.canary:
+            if self.canary and not self.may_follow and self.sent >= self.canary:
                 self._await_canary()
             if self.abort_after is not None:
                 self._count_the_dead(self.abort_after)
@@ -101,16 +107,16 @@ class Guard:
 
     def _await_canary(self) -> None:
         """Until each letter of the canary has ended. Raises `RedriveError` where one died, or time is up."""
-        deadline, sent = time.monotonic() + self.canary_wait, len(self.fates.last)
+        deadline, sent = time.monotonic() + self.canary_wait, self.sent
         while True:
             self.fates.look(min(BEAT, max(deadline - time.monotonic(), 0.0)))
             waiting = self.fates.open
-            self.on_wait(f"canary: {sent - len(waiting)} of {sent} ended, {len(self.fates.died)} died again")
-            if self.fates.died:
+            self.on_wait(f"canary: {sent - len(waiting)} of {sent} ended, {self.fates.deaths} died again")
+            if self.fates.deaths:
                 msg = f"the canary died again: {_named(self.died_again, _death)}; repair the cause first"
                 raise RedriveError(msg)
             if not waiting:
-                self._may_follow = True
+                self.may_follow = True
                 return
             if time.monotonic() >= deadline:
                 msg = (
@@ -122,8 +128,8 @@ class Guard:
     def _count_the_dead(self, most: int) -> None:
         """Raises `RedriveError` where so many letters of this redrive have died again."""
         self.fates.look()
-        if len(self.fates.died) >= most:
-            msg = f"{len(self.fates.died)} dead letters of this redrive died again: {_named(self.died_again, _death)}"
+        if self.fates.deaths >= most:
+            msg = f"{self.fates.deaths} dead letters of this redrive died again: {_named(self.died_again, _death)}"
             raise RedriveError(msg)
 
 

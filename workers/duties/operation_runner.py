@@ -1,0 +1,117 @@
+"""The runner of operations: carries out what operators have begun (`redelivery ops list`), in whichever process leads.
+
+A duty of every worker, of `redelivery dispatcher` and of the page; one of them leads, by a lease on the broker, and only while
+there are operations that have not ended. Where the leader dies, another one takes its place within some seconds, claims what it
+carried out, and goes on. Two leaders at once do no harm: an operation runs under one token, and what is sent under another one is
+refused.
+
+Several operations go at once, each in a thread of its own; those of one dead-letter queue one after another, the oldest first, for
+they would pass over each other's letters.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from redelivery.middleware.brokers.errors import BROKER_ERRORS
+from redelivery.middleware.logs import log
+
+from ..operations.execution import Execution
+from ..operations.operation import Kind, Operation, State, store_of
+from .duty import TIMEOUT, Duty
+
+if TYPE_CHECKING:
+    from redelivery.middleware.runtime import Runtime
+
+#: Seconds between two looks of the leader and of the others, and how long the lead lasts.
+EVERY, STANDING_BY, LEAD = 1.0, 2.0, 5.0
+#: Operations that go at once.
+MOST = 4
+
+
+class OperationRunner(Duty):
+    """Looks for operations, and carries them out where it leads."""
+
+    title = "operations"
+    begins_at_once = True
+
+    def __init__(self, runtime: Runtime) -> None:
+        super().__init__(EVERY)
+        self._runtime = runtime
+        self._store = store_of(runtime.transport)
+        self._token = uuid.uuid4().hex
+        self._leads = False
+        self._running: dict[str, tuple[Operation, threading.Thread]] = {}
+
+    def leads(self) -> bool:
+        """One process does, while there is anything to carry out."""
+        leads = self._store.has_unended() and self._store.lead(self._token, LEAD)
+        if leads and not self._leads:
+            log.info("operations.leads")
+        self._leads = leads
+        return leads
+
+    def rest(self) -> None:
+        """Wait for the next look; who stands by looks less often."""
+        self._stopped.wait(EVERY if self._leads else STANDING_BY)
+
+    def unanswered(self, exc: Exception) -> None:
+        """It looks again."""
+        self._leads = False
+        log.warning("operations.waiting", error=str(exc))
+
+    def failed(self, exc: Exception) -> None:  # noqa: ARG002 - the line has what is being handled
+        """A fault of ours."""
+        log.exception("operations.failed")
+
+    def stop(self, seconds: float = TIMEOUT) -> None:
+        """End: what it carries out waits for another process, and the lead is handed on."""
+        until = time.monotonic() + seconds
+        super().stop(seconds)
+        for _, thread in list(self._running.values()):
+            thread.join(max(until - time.monotonic(), 0))
+        if self._leads:
+            with suppress(*BROKER_ERRORS):
+                self._store.resign(self._token)
+        self._leads = False
+
+    def step(self) -> None:
+        """Look once, and begin what can be begun. Raises whatever the broker does."""
+        self._running = {name: each for name, each in self._running.items() if each[1].is_alive()}
+        busy = {_place(operation) for operation, _ in self._running.values()}
+        for stored in self._store.unended():
+            operation = Operation.of(stored)
+            if operation.id in self._running or operation.state is State.PAUSED:
+                continue
+            if operation.has_ended:  # what is stored cannot be read, or was put back among those that are open
+                self._close(operation, stored.state)
+            elif len(self._running) < MOST and _place(operation) not in busy:
+                busy.add(_place(operation))
+                self._begin(operation)
+
+    def _begin(self, operation: Operation) -> None:
+        name = f"redelivery-operation-{operation.id[:8]}"
+        thread = threading.Thread(target=self._carry_out, args=(operation.id,), name=name, daemon=True)
+        self._running[operation.id] = operation, thread
+        thread.start()
+
+    def _carry_out(self, operation_id: str) -> None:
+        try:
+            Execution(self._runtime, self._store, operation_id, self._stopped.is_set).run()
+        except BROKER_ERRORS as exc:
+            log.warning("operations.waiting", operation=operation_id, error=str(exc))
+        except Exception:  # noqa: BLE001 - the others go on
+            log.exception("operations.failed", operation=operation_id)
+
+    def _close(self, operation: Operation, state: str) -> None:
+        log.error("operation.unreadable", operation=operation.id, why=operation.message)
+        self._store.turn(operation.id, operation.state, states={state}, message=operation.message, has_ended=True)
+
+
+def _place(operation: Operation) -> tuple[bool, str]:
+    """Where it takes messages from: operations of one place go one after another."""
+    return operation.kind is Kind.CANCEL, operation.queue

@@ -1,0 +1,294 @@
+"""The execution of an operation: one process carries it out, with the functions that the commands have, and reports how far it is.
+
+1. It claims the operation under a new token. From then on nothing that a former process still sends for it is carried out.
+2. It walks through the dead-letter queue (or the delay store). Each message moves by one script, which looks whether the operation
+   still runs under this token, and counts the message: so the counts of what moved are exact, wherever a process dies.
+3. Letters that died after the operation was begun are left alone, by whichever process: what went back and died again is not
+   taken twice.
+4. Twice a second it reports its progress. Where the operation was paused or aborted, the next script or report says so.
+5. Letters that leave by other hands move the others in the queue, and some may be passed over: so it walks again, until one walk
+   has found nothing more to move.
+
+A guard's state outlives the process: the lives that were opened and have not ended are kept on the broker, beside the counts of
+what died again, and another process hears from the last report on. Limits: what ended while no process listened, and was exported
+in that time, is not heard of. A canary letter that ended so counts as not ended, and stops the operation. A wait for a canary
+begins anew.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections import Counter
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+from redelivery.errors import BrokerError, RedeliveryError
+from redelivery.middleware.brokers.errors import BROKER_ERRORS
+from redelivery.middleware.logs import log
+from redelivery.middleware.messages.events import Event, Outcome
+from redelivery.middleware.ports import Answer
+
+from ..ports import Claim, Halted
+from .audit import Act, Acted, acted
+from .letters.fates import watched
+from .letters.guard import Guard
+from .letters.redrive import Redrive
+from .letters.walk import Pace
+from .operation import Kind, Operation, State, canary_wait_of, readable
+from .preview import walk_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from redelivery.middleware.runtime import Runtime
+
+    from ..ports import OperationStore
+    from .letters.walk import Walked
+
+#: Seconds between two reports, and the longest of one sleep.
+BEAT = 0.5
+#: From a report on, so much earlier is heard again (milliseconds): what was recorded before it and not yet read.
+MARGIN_MS = 2_000
+#: Deaths that are kept as examples, reasons why letters stay, and characters of one.
+MAX_DEATHS, MAX_REASONS, MAX_SAID = 20, 20, 500
+
+
+class Stopping(Exception):
+    """The process ends: another one is to go on."""
+
+
+class Execution:
+    """Carries one operation out, in the thread that calls `run`; `is_stopping` says whether this process ends."""
+
+    def __init__(self, runtime: Runtime, store: OperationStore, operation_id: str, is_stopping: Callable[[], bool]) -> None:
+        self._runtime, self._store, self._id, self._is_stopping = runtime, store, operation_id, is_stopping
+        self._claim = Claim(operation_id, uuid.uuid4().hex, self._follows)
+        self._operation: Operation | None = None
+        self._guard: Guard | None = None
+        self._walked: Walked | None = None
+        self._gone = self._base = self._total = self._died_before = 0
+        self._deaths: list[Any] = []
+        self._rest, self._left = 0, Counter[str]()
+        self._has_canary_passed = False
+        self._said = ""
+        self._is_over = False
+        self._next = 0.0
+
+    def run(self) -> State | None:
+        """Carry it out until it ends; the state in which it ended, None where it has not, or is not this process's any more.
+
+        Raises what the broker does where that may pass: another try goes on from here.
+        """
+        if not self._take():
+            return None
+        try:
+            with self._guarded():
+                state, message = self._walk()
+        except Halted:
+            log.info("operation.halted", operation=self._id)
+            return None
+        except Stopping:
+            self._store.turn(self._id, State.WAITING, states={State.RUNNING}, held=self._claim.token, message=self._said)
+            return None
+        except (BrokerError, *BROKER_ERRORS) as exc:
+            cause = exc.__cause__ if isinstance(exc, BrokerError) and exc.__cause__ is not None else exc
+            if self._runtime.transport.is_transient(cause):
+                self._wait_for_broker(cause)
+                raise
+            state, message = State.FAILED, readable(cause)
+        except RedeliveryError as exc:
+            state, message = State.FAILED, str(exc)
+        except Exception as exc:  # noqa: BLE001 - whatever it is, the operation must say so, and not be tried for ever
+            log.exception("operation.failed", operation=self._id)
+            state, message = State.FAILED, readable(exc)
+        return self._end(state, message)
+
+    def _wait_for_broker(self, exc: BaseException) -> None:
+        """Say what it waits for, where that can be said."""
+        self._said = f"waits, and goes on by itself: {readable(exc)}"
+        with suppress(*BROKER_ERRORS):
+            self._report()
+
+    # what it is
+
+    def _take(self) -> bool:
+        """Claim it, and read how far it is; False where it is not to be had."""
+        states = {State.WAITING, State.RUNNING}
+        if self._store.turn(self._id, State.RUNNING, states=states, token=self._claim.token) is not Answer.DONE:
+            return False
+        stored = self._store.stored(self._id)
+        if stored is None:
+            return False
+        operation = Operation.of(stored)
+        if operation.has_ended:  # what it is to do cannot be read
+            self._operation = operation
+            self._end(State.FAILED, operation.message)
+            return False
+        progress = _read(stored.progress)
+        self._operation, self._base, self._gone, self._total = operation, operation.moved, operation.gone, operation.total
+        self._died_before, self._deaths = operation.died_again, [dict(each) for each in operation.deaths]
+        self._has_canary_passed = progress.get("canary_passed") is True
+        log.info("operation.taken", operation=self._id, kind=str(operation.kind), queue=operation.queue, moved=operation.moved)
+        return True
+
+    @property
+    def _it(self) -> Operation:
+        assert self._operation is not None  # noqa: S101 - it has been taken
+        return self._operation
+
+    # carrying it out
+
+    def _walk(self) -> tuple[State, str]:
+        options, operation = self._it.options, self._it
+        go = walk_of(self._runtime, operation.kind, operation.queue, operation.filter, options, actor=operation.actor)
+        pace = Pace(
+            began_ms=operation.created_ms,
+            letters=self._store.letters(self._claim),
+            delayed=self._store.delayed(self._claim),
+            sleep=self._sleep,
+        )
+        more: dict[str, Any] = {} if self._guard is None else {"guard": self._guard}
+        while True:
+            limit = None if options.limit is None else options.limit - self._base - self._gone
+            if limit is not None and limit <= 0:
+                return State.DONE, ""
+            done = go(limit=limit, rate=options.rate, pace=pace, on_progress=self._progressed, **more)
+            if isinstance(done, Redrive) and done.stopped:
+                return State.STOPPED, done.stopped
+            is_full = limit is not None and done.matched >= limit
+            self._walked, self._left, self._rest = None, done.left, done.looked_at - done.moved - done.gone
+            self._base, self._gone = self._base + done.moved, self._gone + done.gone
+            if is_full or not done.moved + done.gone:
+                return State.DONE, ""
+
+    def _progressed(self, walked: Walked) -> None:
+        self._walked = walked
+        self._total = self._total or self._base + walked.total
+        self._beat()
+
+    def _sleep(self, seconds: float) -> None:
+        """Wait, and go on reporting."""
+        until = time.monotonic() + seconds
+        while (left := until - time.monotonic()) > 0:
+            self._beat()
+            time.sleep(min(left, BEAT))
+
+    def _waits(self, said: str) -> None:
+        """What the guard says while it waits for its canary."""
+        self._said = said
+        self._beat()
+
+    def _beat(self) -> None:
+        """Report, where it is time. Raises `Halted` where it may not go on, `Stopping` where this process ends."""
+        if self._is_over:
+            return
+        if self._is_stopping():
+            self._is_over = True
+            self._report()
+            raise Stopping
+        if time.monotonic() >= self._next:
+            self._next = time.monotonic() + BEAT
+            if not self._report():
+                self._is_over = True
+                raise Halted
+
+    def _report(self) -> bool:
+        ended = [] if self._guard is None else self._guard.fates.ended
+        if self._guard is not None and self._guard.may_follow:
+            self._said = ""
+        is_ours = self._store.report(self._claim, json.dumps(self._progress()), self._said, ended)
+        if self._guard is not None:
+            self._guard.fates.forget(ended)
+        return is_ours
+
+    def _progress(self) -> dict[str, Any]:
+        walked, before = self._walked, self._base + self._gone
+        left = self._left if walked is None else walked.left
+        looked_at = before + (self._rest if walked is None else walked.looked_at)
+        facts: dict[str, Any] = {
+            "total": self._total,
+            "looked_at": min(looked_at, self._total),
+            "matched": before + (left.total() if walked is None else walked.matched),
+            "gone": self._gone + (0 if walked is None else walked.gone),
+            "left": {why[:MAX_SAID]: count for why, count in left.most_common(MAX_REASONS)},
+        }
+        if self._guard is not None:
+            facts["died_again"] = self._guard.fates.deaths
+            facts["deaths"] = [*self._deaths, *map(_fate, self._guard.died_again[:MAX_DEATHS])][:MAX_DEATHS]
+            facts["canary_passed"] = self._guard.may_follow
+        return facts
+
+    # its guard
+
+    def _follows(self) -> bool:
+        """Whether the lives that it opens are kept: its guard will ask for them."""
+        guard = self._guard
+        return guard is not None and (guard.abort_after is not None or not guard.may_follow)
+
+    @contextmanager
+    def _guarded(self) -> Iterator[None]:
+        options, operation = self._it.options, self._it
+        if operation.kind is not Kind.REDRIVE or (options.canary is None and options.abort_after is None):
+            yield
+            return
+        heard_ms = max(operation.created_ms, (operation.heartbeat_ms or 0) - MARGIN_MS) if operation.moved else None
+        with watched(self._runtime.transport, operation.queue, since_ms=heard_ms) as fates:
+            fates.died_before = self._died_before
+            for life in self._store.followed(self._id):
+                fates.sent(Event(task_id=life.task_id, generation=life.generation, queue=life.queue, outcome=Outcome.REDRIVEN))
+            self._guard = Guard(
+                fates=fates,
+                canary=options.canary or 0,
+                canary_wait=canary_wait_of(options),
+                abort_after=options.abort_after,
+                on_wait=self._waits,
+                sent=operation.moved,
+                may_follow=self._has_canary_passed,
+            )
+            yield
+
+    # its end
+
+    def _end(self, state: State, message: str) -> State | None:
+        """Say how it ended. None where it is no longer this process's to say."""
+        self._is_over = True
+        operation, progress = self._it, self._progress()
+        self._report()
+        result = {name: progress[name] for name in ("total", "matched", "gone", "left", "died_again") if progress.get(name)}
+        record = acted(
+            Act.of(operation.kind),
+            Acted(state.value),
+            operation.queue,
+            actor=operation.actor,
+            operation=self._id,
+            result=result,
+            message=message[:MAX_SAID],
+        )
+        answer = self._store.turn(
+            self._id,
+            state,
+            states={State.RUNNING},
+            held=self._claim.token,
+            message=message,
+            record=record,
+            has_ended=True,
+        )
+        if answer is not Answer.DONE:
+            return None
+        facts = {"kind": str(operation.kind), "queue": operation.queue, "state": str(state), "why": message}
+        log.info("operation.ended", operation=self._id, **facts)
+        return state
+
+
+def _fate(event: Event) -> dict[str, Any]:
+    return {"task_id": event.task_id, "queue": event.queue, "reason": event.reason, "exception": event.exception}
+
+
+def _read(progress: str) -> dict[str, Any]:
+    try:
+        read = json.loads(progress or "{}")
+    except (ValueError, RecursionError):
+        return {}
+    return read if isinstance(read, dict) else {}
