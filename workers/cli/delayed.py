@@ -5,6 +5,8 @@ Refuses a task that does not wait, and a time that cannot be read. What changes 
 
 from __future__ import annotations
 
+import functools
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -16,12 +18,19 @@ from redelivery.middleware.ports import Answer
 
 from ..letters import Letter
 from ..operations import delayed as delayed_changes
+from ..operations.audit import Act, Acted, acted, record, recording, result_of
+from ..operations.letters.filter import Filter
 from ..operations.letters.whole import as_editable
+from ..operations.operation import Kind, Options, begin, check
 from ..operations.queues import require_queue
 from ..operations.short_ids import MAX_CANDIDATES, is_whole, meant
+from ..operations.waiting import cancel_waiting
 from ..operations.words import counted, moment, span
 from . import letters
+from .acting import acting, detaching
 from .context import Context, json_option, pass_context
+from .dlq_changes import NEEDS_YES, is_terminal
+from .ops import tell_begun
 from .output import SECONDS, Column, facts, lines, print_json, say, table
 
 if TYPE_CHECKING:
@@ -122,22 +131,37 @@ def show(context: Context, task_id: str) -> None:
         click.echo("arguments\n" + lines(letters.arguments(Letter.of(each.contents.raw), redact=redact)))
 
 
+@dataclass(frozen=True, slots=True)
+class _Doing:
+    """What is done, by whom and why, and the words for that."""
+
+    act: Act
+    actor: str
+    why: str
+    words: tuple[str, str]
+
+
 def _change(
-    context: Context, task_ids: Sequence[str], act: Callable[[Delayed], Answer], *, dry_run: bool, words: tuple[str, str]
+    context: Context, task_ids: Sequence[str], change: Callable[[Delayed], Answer], doing: _Doing, *, dry_run: bool
 ) -> None:
-    """Change what waits of these tasks, each by itself, and say what came of it."""
+    """Change what waits of these tasks, each by itself, record who did it, and say what came of it."""
     found = [each for task_id in task_ids for each in _found(context, task_id)]
     for each in found:
         delayed_changes.changeable(each)
     done: list[dict[str, Any]] = []
     for each in found:
-        answer = Answer.DONE if dry_run else act(each)
+        answer = Answer.DONE if dry_run else change(each)
         done.append({**each.to_row(), "changed": answer is Answer.DONE, "dry_run": dry_run})
+    count = sum(row["changed"] for row in done)
+    if not dry_run:
+        queues, result = ", ".join(sorted({each.queue for each in found})), {"moved": count, "gone": len(done) - count}
+        tasks = [each.contents.task_id for each in found]
+        said = acted(doing.act, Acted.DONE, queues, actor=doing.actor, why=doing.why, tasks=tasks, result=result)
+        record(context.transport, said)
     if context.as_json:
         print_json(done)
         return
-    count = sum(row["changed"] for row in done)
-    say(f"{counted(count, 'message', 'messages')} {words[dry_run]}.")
+    say(f"{counted(count, 'message', 'messages')} {doing.words[dry_run]}.")
     if count < len(done):
         say(f"{counted(len(done) - count, 'message', 'messages')} had become due meanwhile.")
 
@@ -146,26 +170,93 @@ _dry_run = click.option("--dry-run", is_flag=True, help="Check that the message 
 
 
 @delayed.command()
-@click.argument("task_ids", nargs=-1, required=True, metavar="TASK_ID...")
+@click.argument("task_ids", nargs=-1, metavar="[TASK_ID...]")
+@click.option("--task", "tasks", multiple=True, help="Messages of this task; a shell pattern. May be repeated.")
+@click.option("--queue", default="", help="Messages that wait for this queue.")
+@click.option("--all", "everything", is_flag=True, help="All messages, or all of --queue.")
+@click.option("--limit", type=click.IntRange(1), help="At most this many.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
 @_dry_run
+@detaching
+@acting
 @json_option
 @pass_context
-def cancel(context: Context, task_ids: Sequence[str], *, dry_run: bool) -> None:
-    """Remove delayed messages for good. Each is recorded as cancelled, and its result becomes REVOKED."""
-    words = ("cancelled", "would be cancelled")
-    _change(context, task_ids, lambda each: delayed_changes.cancel(context.runtime, each), dry_run=dry_run, words=words)
+def cancel(
+    context: Context,
+    /,
+    task_ids: Sequence[str],
+    *,
+    tasks: tuple[str, ...],
+    queue: str,
+    everything: bool,
+    limit: int | None,
+    yes: bool,
+    dry_run: bool,
+    detach: bool,
+    actor: str,
+    why: str,
+) -> None:
+    """Remove delayed messages for good. Each is recorded as cancelled, and its result becomes REVOKED.
+
+    Name the tasks by their ids or the beginnings of these, or choose many with --task or --all. A message that begins to wait
+    while these are cancelled may be cancelled, too.
+    """
+    if bool(task_ids) == bool(tasks or everything) or (tasks and everything):
+        msg = "which messages? name tasks by their ids, or choose with --task, or say --all"
+        raise click.UsageError(msg)
+    doing = _Doing(Act.CANCEL, actor, why, ("cancelled", "would be cancelled"))
+    if task_ids:
+        if detach or queue or limit is not None:
+            msg = "--detach, --queue and --limit are for many messages: choose them with --task, or say --all"
+            raise click.UsageError(msg)
+        cancel_one = functools.partial(delayed_changes.cancel, context.runtime, actor=actor)
+        _change(context, task_ids, cancel_one, doing, dry_run=dry_run)
+        return
+    chosen, wanted = Filter(tasks=tasks), Options(limit=limit)
+    if not (dry_run or yes or _is_agreed(context, queue, chosen, limit)):
+        return
+    if detach and not dry_run:
+        tell_begun(context, begin(context.runtime, Kind.CANCEL, queue, chosen, wanted, actor=actor, why=why))
+        return
+    check(context.runtime, Kind.CANCEL, queue, chosen, wanted)
+    recorded = recording(
+        context.transport, Act.CANCEL, queue, actor=actor, why=why, chosen=chosen, options=wanted.to_dict(), dry_run=dry_run
+    )
+    with recorded as result:
+        done = cancel_waiting(context.runtime, queue, chosen, dry_run=dry_run, limit=limit, actor=actor)
+        result.update(result_of(done))
+    if context.as_json:
+        print_json({"queue" if name == "dead_letter_queue" else name: value for name, value in done.to_dict().items()})
+        return
+    say(f"{counted(done.moved, 'message', 'messages')} {doing.words[dry_run]}.")
+    for reason, count in done.left.most_common():
+        say(f"{counted(count, 'message', 'messages')} {'stays' if count == 1 else 'stay'}: {reason}.")
+    if done.gone:
+        say(f"{counted(done.gone, 'message', 'messages')} had become due meanwhile.")
+
+
+def _is_agreed(context: Context, queue: str, chosen: Filter, limit: int | None) -> bool:
+    """Ask a person at a terminal. Raises click's usage error where there is none."""
+    if not is_terminal():
+        raise click.UsageError(NEEDS_YES)
+    expected = cancel_waiting(context.runtime, queue, chosen, dry_run=True, limit=limit)
+    if click.confirm(f"Cancel {expected.moved} of {counted(expected.total, 'message', 'messages')} that wait?", err=True):
+        return True
+    say("Nothing was changed.", err=True)
+    return False
 
 
 @delayed.command()
 @click.argument("task_ids", nargs=-1, required=True, metavar="TASK_ID...")
 @_dry_run
+@acting
 @json_option
 @pass_context
-def promote(context: Context, task_ids: Sequence[str], *, dry_run: bool) -> None:
+def promote(context: Context, task_ids: Sequence[str], *, dry_run: bool, actor: str, why: str) -> None:
     """Make messages due now. A dispatcher moves them to their queue; on RabbitMQ this command does."""
-    words = ("promoted", "would be promoted")
-    change = delayed_changes.reschedule
-    _change(context, task_ids, lambda each: change(context.runtime, each, due_ms=None), dry_run=dry_run, words=words)
+    doing = _Doing(Act.PROMOTE, actor, why, ("promoted", "would be promoted"))
+    change = functools.partial(delayed_changes.reschedule, context.runtime, due_ms=None, actor=actor)
+    _change(context, task_ids, change, doing, dry_run=dry_run)
 
 
 @delayed.command()
@@ -173,17 +264,28 @@ def promote(context: Context, task_ids: Sequence[str], *, dry_run: bool) -> None
 @click.option("--in", "after", type=SECONDS, help="Due this long from now, by the broker's clock: 90s, 15m, 2h, 3d.")
 @click.option("--at", "moment_", metavar="TIME", help="Due at this time: 2026-07-01T08:00:00Z. A time without a zone is UTC.")
 @_dry_run
+@acting
 @json_option
 @pass_context
-def reschedule(context: Context, task_ids: Sequence[str], after: float | None, moment_: str | None, *, dry_run: bool) -> None:
+def reschedule(
+    context: Context,
+    /,
+    task_ids: Sequence[str],
+    *,
+    after: float | None,
+    moment_: str | None,
+    dry_run: bool,
+    actor: str,
+    why: str,
+) -> None:
     """Give messages another due time, and change nothing else. On RabbitMQ it is rounded up to whole seconds."""
     if (after is None) == (moment_ is None):
         msg = "when? say --in 15m, or --at 2026-07-01T08:00:00Z"
         raise click.UsageError(msg)
     due_ms = context.transport.now_ms() + round(after * 1000) if after is not None else _moment(str(moment_))
-    words = (f"due at {moment(due_ms)}", f"would be due at {moment(due_ms)}")
-    change = delayed_changes.reschedule
-    _change(context, task_ids, lambda each: change(context.runtime, each, due_ms=due_ms), dry_run=dry_run, words=words)
+    doing = _Doing(Act.RESCHEDULE, actor, why, (f"due at {moment(due_ms)}", f"would be due at {moment(due_ms)}"))
+    change = functools.partial(delayed_changes.reschedule, context.runtime, due_ms=due_ms, actor=actor)
+    _change(context, task_ids, change, doing, dry_run=dry_run)
 
 
 def _moment(text: str) -> int:

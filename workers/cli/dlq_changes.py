@@ -15,14 +15,18 @@ import click
 from redelivery.display import harmless, safe
 from redelivery.errors import InputError
 
+from ..operations.audit import Act, recording, result_of
 from ..operations.letters import dead_letters
 from ..operations.letters.choice import filter_of
 from ..operations.letters.purge import move, purge
 from ..operations.letters.redrive import Edit, Redrive, redrive
+from ..operations.operation import Kind, Options, begin
 from ..operations.queues import require_queue
 from ..operations.words import counted
+from .acting import acting, detaching
 from .choosing import choosing, require_choice, require_tasks
 from .context import Context, json_option, pass_context
+from .ops import tell_begun
 from .output import print_json, say
 from .progress import Progress
 
@@ -80,26 +84,46 @@ def targets_of(done: Redrive) -> str:
     "--archive", metavar="URI", help="Write the dead letters there first: a folder, or a URI such as s3://bucket/letters."
 )
 @changing
+@detaching
+@acting
 @json_option
 @pass_context
 def purge_(
-    context: Context, /, name: str, *, archive: str | None, dry_run: bool, limit: int | None, yes: bool, **options: Any
+    context: Context,
+    /,
+    name: str,
+    *,
+    archive: str | None,
+    dry_run: bool,
+    limit: int | None,
+    yes: bool,
+    detach: bool,
+    actor: str,
+    why: str,
+    **options: Any,
 ) -> None:
     """Remove dead letters for good. Each is recorded as purged, with reason operator.
 
-    On a terminal the command asks first, unless you name the dead letters with --id. Without a terminal it needs --yes.
+    On a terminal the command asks first, unless you name the dead letters with --id. Without a terminal it needs --yes. With
+    --detach a worker carries the purge out, and writes the archive.
     """
     require_choice(options, dry_run=dry_run)
     if not (dry_run or yes or options["task_ids"] or is_terminal()):
         raise click.UsageError(NEEDS_YES)
     transport = context.transport
     dead_letters.required(context.runtime, name)
-    remove = functools.partial(purge, transport, name, filter_of(transport, name, options), limit=limit, archive_to=archive)
+    chosen, wanted = filter_of(transport, name, options), Options(limit=limit, archive=archive)
+    remove = functools.partial(purge, transport, name, chosen, limit=limit, archive_to=archive, actor=actor)
     question = f"Remove {{}} of {safe(name)} for good{'' if archive is None else f', after writing them to {harmless(archive)}'}?"
     if not is_agreed(options, functools.partial(remove, dry_run=True), question, is_asked=not (dry_run or yes)):
         return
-    with Progress() as progress:
+    if detach and not dry_run:
+        tell_begun(context, begin(context.runtime, Kind.PURGE, name, chosen, wanted, actor=actor, why=why))
+        return
+    recorded = recording(transport, Act.PURGE, name, actor=actor, why=why, chosen=chosen, options=wanted.to_dict(), dry_run=dry_run)
+    with recorded as result, Progress() as progress:
         done = remove(dry_run=dry_run, on_progress=lambda so_far: progress.say(f"{so_far.moved} of {so_far.total} purged"))
+        result.update(result_of(done))
     if not done.matched:
         require_tasks(context, name, options)
     if context.as_json:
@@ -116,10 +140,24 @@ def purge_(
 @click.option("--to", "target", required=True, metavar="NAME", help="The other dead-letter queue, or any queue of the app.")
 @click.option("--create", is_flag=True, help="Create the dead-letter queue of --to if there is none.")
 @changing
+@detaching
+@acting
 @json_option
 @pass_context
 def move_(
-    context: Context, /, name: str, *, target: str, create: bool, dry_run: bool, limit: int | None, yes: bool, **options: Any
+    context: Context,
+    /,
+    name: str,
+    *,
+    target: str,
+    create: bool,
+    dry_run: bool,
+    limit: int | None,
+    yes: bool,
+    detach: bool,
+    actor: str,
+    why: str,
+    **options: Any,
 ) -> None:
     """Move dead letters to another dead-letter queue. They stay dead there.
 
@@ -138,13 +176,22 @@ def move_(
         require_queue(context.runtime, target, instead="a new dead-letter queue is made with --create")
     go: Callable[..., Walked]
     if is_living:
-        go = functools.partial(redrive, transport, name, chosen, limit=limit, edit=Edit(queue=target))
+        go = functools.partial(redrive, transport, name, chosen, limit=limit, edit=Edit(queue=target), actor=actor)
     else:
-        go = functools.partial(move, transport, name, target, chosen, limit=limit)
+        go = functools.partial(move, transport, name, target, chosen, limit=limit, actor=actor)
     question = f"Move {{}} of {safe(name)} to {safe(target)}?"
     if not is_agreed(options, functools.partial(go, dry_run=True), question, is_asked=not (dry_run or yes)):
         return
-    done = go(dry_run=dry_run)
+    act, wanted = Kind.REDRIVE if is_living else Kind.MOVE, Options(to=target, create=create, limit=limit)
+    if detach and not dry_run:
+        tell_begun(context, begin(context.runtime, act, name, chosen, wanted, actor=actor, why=why))
+        return
+    recorded = recording(
+        transport, Act.of(act), name, actor=actor, why=why, chosen=chosen, options=wanted.to_dict(), dry_run=dry_run
+    )
+    with recorded as result:
+        done = go(dry_run=dry_run)
+        result.update(result_of(done))
     if not done.matched:
         require_tasks(context, name, options)
     if context.as_json:

@@ -15,17 +15,21 @@ import click
 from redelivery.display import safe
 from redelivery.errors import InputError, RedriveError
 
+from ..operations.audit import Act, recording, result_of
 from ..operations.letters import dead_letters
 from ..operations.letters.choice import filter_of
 from ..operations.letters.fates import watched
 from ..operations.letters.guard import CANARY_WAIT, Guard
 from ..operations.letters.redrive import Redrive, redrive
+from ..operations.operation import Kind, Options, begin
 from ..operations.queues import declare, require_queue
 from ..operations.words import counted, rate_of
+from .acting import acting, detaching
 from .changes import edit_of
 from .choosing import choosing, require_choice, require_tasks
 from .context import Context, json_option, pass_context
 from .dlq_changes import changing, is_agreed, targets_of
+from .ops import tell_begun
 from .output import SECONDS, print_json, say
 from .progress import Progress
 
@@ -100,6 +104,8 @@ def _guard(
 @click.option("--rate", type=_Rate(), help="At most this many at a time: 50/s, 600/m.")
 @_guarding
 @changing
+@detaching
+@acting
 @json_option
 @pass_context
 def redrive_(
@@ -117,6 +123,9 @@ def redrive_(
     queue: str | None,
     create: bool,
     changes: IO[str] | None,
+    detach: bool,
+    actor: str,
+    why: str,
     **options: Any,
 ) -> None:
     """Send dead letters back to their origin queue. The task id and the history stay, and the next generation begins.
@@ -127,39 +136,46 @@ def redrive_(
     With --canary, the first dead letters must end without dying again before the others follow. --abort-after keeps watching until
     the end, and needs a --rate. A redrive that stops says why, and ends with exit code 2.
 
+    With --detach the command only hands the redrive over, and ends: a worker carries it out, and another one goes on if that worker
+    dies. `redelivery ops` shows how far it is, pauses it and ends it.
+
     On RabbitMQ a dead letter goes back to the exchange and routing key of its first publication; with --to, to that queue. The
     command looks at the dead letters that stay, too: `dlq show --help` says what that costs.
     """
     require_choice(options, dry_run=dry_run)
-    if abort_after is not None and rate is None:
-        msg = "--abort-after needs a --rate, such as 50/s: without one, all dead letters have gone before the first can die again"
-        raise click.UsageError(msg)
-    if canary is None and canary_wait is not None:
-        msg = "--canary-wait is for a canary: say how many dead letters go first with --canary"
-        raise click.UsageError(msg)
+    wanted = Options(
+        to=queue, create=create, rate=rate, limit=limit, canary=canary, canary_wait=canary_wait, abort_after=abort_after
+    )
+    _require_sense(wanted, is_edited=changes is not None, detach=detach)
     transport = context.transport
-    dead_letters.required(context.runtime, name)
-    if queue is not None and queue in dead_letters.known(context.runtime):
-        msg = f"{queue!r} is a dead-letter queue: `redelivery dlq move` moves letters there"
-        raise InputError(msg)
-    if queue is not None and not create:
-        require_queue(context.runtime, queue, instead="a new one is made with --create")
+    _require_queues(context, name, wanted)
     chosen = filter_of(transport, name, options)
     edit = edit_of(changes, sorted(chosen.task_ids), queue)
-    send = functools.partial(redrive, transport, name, chosen, limit=limit, edit=edit)
+    send = functools.partial(redrive, transport, name, chosen, limit=limit, edit=edit, actor=actor)
     question = f"Send {{}} of {safe(name)} back?"
     if not is_agreed(options, functools.partial(send, dry_run=True), question, is_asked=not (dry_run or yes)):
         return
+    if detach and not dry_run:
+        tell_begun(context, begin(context.runtime, Kind.REDRIVE, name, chosen, wanted, actor=actor, why=why))
+        return
     if queue is not None and create and not dry_run:
         declare(context.runtime, queue)
+    recorded = recording(
+        transport, Act.REDRIVE, name, actor=actor, why=why, chosen=chosen, options=wanted.to_dict(), dry_run=dry_run
+    )
     guard_of = functools.partial(_guard, canary=canary, canary_wait=canary_wait, abort_after=abort_after)
-    with Progress() as progress, nullcontext() if dry_run else guard_of(transport, name, on_wait=progress.say) as guard:
+    with (
+        recorded as result,
+        Progress() as progress,
+        nullcontext() if dry_run else guard_of(transport, name, on_wait=progress.say) as guard,
+    ):
         done = send(
             dry_run=dry_run,
             rate=rate,
             guard=guard,
             on_progress=lambda so_far: progress.say(f"{so_far.moved} sent back, {so_far.looked_at} of {so_far.total} looked at"),
         )
+        result.update(result_of(done))
     if not done.matched:
         require_tasks(context, name, options)
     if context.as_json:
@@ -170,6 +186,31 @@ def redrive_(
         gone = counted(done.moved, "dead letter", "dead letters")
         msg = f"the redrive of {name!r} stopped when {gone} had gone back: {done.stopped}"
         raise RedriveError(msg)
+
+
+def _require_sense(wanted: Options, *, is_edited: bool, detach: bool) -> None:
+    """Raise click's usage error where two options contradict each other, or one lacks another."""
+    if wanted.abort_after is not None and wanted.rate is None:
+        msg = "--abort-after needs a --rate, such as 50/s: without one, all dead letters have gone before the first can die again"
+        raise click.UsageError(msg)
+    if wanted.canary is None and wanted.canary_wait is not None:
+        msg = "--canary-wait is for a canary: say how many dead letters go first with --canary"
+        raise click.UsageError(msg)
+    if detach and is_edited:
+        msg = "--with changes one dead letter, which takes no time: leave --detach out"
+        raise click.UsageError(msg)
+
+
+def _require_queues(context: Context, name: str, wanted: Options) -> None:
+    """Raise `InputError` where there is no such dead-letter queue, or nothing may be sent to the queue of `--to`."""
+    dead_letters.required(context.runtime, name)
+    if wanted.to is None:
+        return
+    if wanted.to in dead_letters.known(context.runtime):
+        msg = f"{wanted.to!r} is a dead-letter queue: `redelivery dlq move` moves letters there"
+        raise InputError(msg)
+    if not wanted.create:
+        require_queue(context.runtime, wanted.to, instead="a new one is made with --create")
 
 
 def _tell(done: Redrive) -> None:

@@ -42,6 +42,7 @@ WITH_TASKS = {"adopt", "policy", "task", "web"}
 #: Command → where it is, and what its group's help says of it.
 COMMANDS: Mapping[str, tuple[str, str]] = {
     "adopt": ("redelivery.workers.cli.adopt:adopt", "What will change for each task of this app."),
+    "audit": ("redelivery.workers.cli.audit:audit", "What operators did: who, when, what, and with what result."),
     "books": ("redelivery.workers.cli.books:books", "What a run of `reconcile` found, life by life."),
     "delayed": ("redelivery.workers.cli.delayed:delayed", "Messages that wait: look at them, cancel, promote, reschedule them."),
     "dispatcher": ("redelivery.workers.cli.dispatcher:dispatcher", "Move delayed messages that are due, until stopped."),
@@ -49,6 +50,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "inventory": ("redelivery.workers.cli.inventory:inventory", "What the broker holds at this moment."),
     "leave": ("redelivery.workers.cli.leave:leave", "Hand what waits back to plain Celery, and say what is left."),
     "metrics": ("redelivery.workers.cli.metrics:metrics", "The broker's figures, once or for Prometheus to scrape."),
+    "ops": ("redelivery.workers.cli.ops:ops", "Operations that workers carry out: see, pause, resume, abort them."),
     "outcomes": ("redelivery.workers.cli.outcomes:outcomes", "The outcome log."),
     "policy": ("redelivery.workers.cli.policy:policy", "The policies, and where each value came from."),
     "reconcile": ("redelivery.workers.cli.reconcile:reconcile", "Check the books: did every task end once?"),

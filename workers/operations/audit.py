@@ -16,20 +16,24 @@ from __future__ import annotations
 import getpass
 import json
 import os
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Self
 
+from redelivery.middleware.brokers.errors import BROKER_ERRORS
+
 from ..brokers.broker import broker_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from ..ports import Record, Transitions
     from .letters.filter import Filter
+    from .letters.walk import Walked
 
-#: Tasks that one record names.
-MAX_NAMED = 20
+#: Tasks that one record names, and characters of what it says.
+MAX_NAMED, MAX_SAID = 20, 500
 
 
 class Act(StrEnum):
@@ -170,3 +174,44 @@ def os_user() -> str:
         return getpass.getuser()
     except (KeyError, OSError):  # no name for this number, in a container say
         return f"uid {os.getuid()}"
+
+
+@contextmanager
+def recording(
+    transport: Transitions,
+    act: Act,
+    queue: str,
+    *,
+    actor: str,
+    why: str = "",
+    chosen: Filter | None = None,
+    options: Mapping[str, Any] | None = None,
+    dry_run: bool = False,
+) -> Iterator[dict[str, Any]]:
+    """Record that an act is begun, and behind the block how it ended; the block puts what came of it into the dictionary.
+
+    `stopped` in it says why it was stopped. A dry run is no act, and leaves no record. Raises what the broker does: what cannot be
+    recorded is not begun.
+    """
+    if dry_run:
+        yield {}
+        return
+    record(transport, acted(act, Acted.BEGUN, queue, actor=actor, why=why, chosen=chosen, options=options))
+    result: dict[str, Any] = {}
+    try:
+        yield result
+    except BaseException as exc:
+        said = str(exc) or type(exc).__name__
+        with suppress(*BROKER_ERRORS):
+            record(transport, acted(act, Acted.FAILED, queue, actor=actor, result=result, message=said[:MAX_SAID]))
+        raise
+    stopped = str(result.pop("stopped", ""))
+    done = Acted.STOPPED if stopped else Acted.DONE
+    record(transport, acted(act, done, queue, actor=actor, result=result, message=stopped[:MAX_SAID]))
+
+
+def result_of(walked: Walked) -> dict[str, Any]:
+    """What a walk did, for its record."""
+    left = dict(walked.left.most_common(MAX_NAMED))
+    facts = {"matched": walked.matched, "moved": walked.moved, "gone": walked.gone, "left": left}
+    return {**{name: value for name, value in facts.items() if value}, "stopped": getattr(walked, "stopped", "")}

@@ -42,7 +42,7 @@ def cancel(
     runtime: Runtime,
     found: Delayed,
     *,
-    actor: str | None = None,  # noqa: ARG001 - events name no actor yet
+    actor: str | None = None,
     store: DelayStore | None = None,
 ) -> Answer:
     """Take a message out of the delay store for good. Raises `InputError`, and what the broker does.
@@ -55,6 +55,7 @@ def cancel(
         found.queue,
         reason=Reason.OPERATOR,
         worker=runtime.worker,
+        actor=actor,
     )
     answer = (store or needed(broker_of(runtime.transport).delayed)).cancel(found.list_name, found.ident, event)
     if answer is Answer.DONE:
@@ -68,7 +69,7 @@ def reschedule(
     found: Delayed,
     *,
     due_ms: int | None,
-    actor: str | None = None,  # noqa: ARG001 - events name no actor yet
+    actor: str | None = None,
 ) -> Answer:
     """Have a message wait until `due_ms` (the broker's time) instead, or no longer (None); all else stays. Raises as `cancel`."""
     contents, store = changeable(found).contents, needed(broker_of(runtime.transport).delayed)
@@ -76,13 +77,13 @@ def reschedule(
     until_ms = runtime.transport.now_ms() if due_ms is None else due_ms
     seen_ms = contents.envelope.first_seen_ms or until_ms
     message = sealed(deferred(contents.message, found.queue, seen_ms=seen_ms, eta=iso(until_ms)))
-    answer = store.reschedule(found.list_name, found.ident, message, _deferral(runtime, found), due_ms=due_ms)
+    answer = store.reschedule(found.list_name, found.ident, message, _deferral(runtime, found, actor), due_ms=due_ms)
     if answer is Answer.DONE:
         log.info("delayed.rescheduled", task_id=contents.task_id, queue=found.queue, due_ms=until_ms)
     return answer
 
 
-def _deferral(runtime: Runtime, found: Delayed) -> Event:
+def _deferral(runtime: Runtime, found: Delayed, actor: str | None) -> Event:
     contents = found.contents
     return contents.event(
         Outcome.DEFERRED,
@@ -91,6 +92,7 @@ def _deferral(runtime: Runtime, found: Delayed) -> Event:
         attempt=contents.envelope.attempt + 1,
         delivery=contents.envelope.delivery + 1,
         worker=runtime.worker,
+        actor=actor,
     )
 
 

@@ -124,7 +124,12 @@ class Stores:
             (
                 (
                     (letters, self.keys.list(list_name), outcomes, *more),
-                    (letter, message, *encoded(event), *(() if under is None else under.values(event.queue, event))),
+                    (
+                        letter,
+                        message,
+                        *encoded(event),
+                        *(() if under is None else under.values(self.keys.queue_of(list_name), event)),
+                    ),
                 )
                 for letter, list_name, message, event in moves
             ),

@@ -59,7 +59,7 @@ def purge(
     rate: float | None = None,
     on_progress: Callable[[Purge], None] = lambda _: None,
     pace: Pace | None = None,
-    actor: str | None = None,  # noqa: ARG001 - events name no actor yet
+    actor: str | None = None,
 ) -> Purge:
     """Remove letters of one dead-letter queue for good: at most `limit`, archived first where `archive_to` says so.
 
@@ -73,7 +73,7 @@ def purge(
     def carry(letters: list[Letter]) -> Sequence[Answer | Exception]:
         if archive_to is not None:
             result.files.append(archive(letters, archive_to, name, now_ms=transport.now_ms(), why=Reason.OPERATOR))
-        return store.purge_many(name, [(each.raw, purged(each, name, Reason.OPERATOR)) for each in letters])
+        return store.purge_many(name, [(each.raw, purged(each, name, Reason.OPERATOR, actor)) for each in letters])
 
     walk = Walk(
         letters=store,
@@ -91,9 +91,9 @@ def purge(
     return result
 
 
-def purged(letter: Letter, name: str, reason: Reason) -> Event:
+def purged(letter: Letter, name: str, reason: Reason, actor: str | None = None) -> Event:
     """The event of a letter that goes for good."""
-    return letter.event(Outcome.PURGED, letter.queue or name, reason=reason)
+    return letter.event(Outcome.PURGED, letter.queue or name, reason=reason, actor=actor)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -122,7 +122,7 @@ def move(
     rate: float | None = None,
     on_progress: Callable[[Move], None] = lambda _: None,
     pace: Pace | None = None,
-    actor: str | None = None,  # noqa: ARG001 - events name no actor yet
+    actor: str | None = None,
 ) -> Move:
     """Move letters to another dead-letter queue, at most `limit`.
 
@@ -137,7 +137,7 @@ def move(
         transport=transport,
         chosen=chosen,
         result=result,
-        prepare=lambda letter: _moved(letter, homes, name, target, now_ms),
+        prepare=lambda letter: _moved(letter, homes, target, now_ms, actor),
         carry=lambda moves: store.move_many(name, target, [each.parts for each in moves]),
         on_progress=on_progress,
         limit=limit,
@@ -148,7 +148,7 @@ def move(
     return result
 
 
-def _moved(letter: Letter, homes: Homes, name: str, target: str, now_ms: int) -> _Moved:
+def _moved(letter: Letter, homes: Homes, target: str, now_ms: int, actor: str | None) -> _Moved:
     if not letter.is_message or not letter.death:
         msg = "it is not a dead letter of redelivery's: its bytes were never a message, or somebody else put it here"
         raise RedriveError(msg)
@@ -161,7 +161,7 @@ def _moved(letter: Letter, homes: Homes, name: str, target: str, now_ms: int) ->
     living = redriven(message, home.address)
     again = dead(
         living,
-        name,
+        homes.dead_letter_queue,
         dead_letter_queue=target,
         reason=Reason.OPERATOR,
         at_ms=now_ms,
@@ -174,6 +174,6 @@ def _moved(letter: Letter, homes: Homes, name: str, target: str, now_ms: int) ->
     if failure is not None:
         header["failure"] = dict(failure)
     header["attempt"] = letter.envelope.attempt
-    opened = letter.event(Outcome.REDRIVEN, home.queue, generation=letter.generation + 1)
+    opened = letter.event(Outcome.REDRIVEN, home.queue, generation=letter.generation + 1, actor=actor)
     died = replace(opened, outcome=Outcome.DEAD_LETTERED, reason=Reason.OPERATOR)
     return _Moved((letter.raw, sealed(again), home.queue, (opened, died)))

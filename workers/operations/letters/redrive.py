@@ -92,7 +92,7 @@ def redrive(
     guard: Guard | None = None,
     on_progress: Callable[[Redrive], None] = lambda _: None,
     pace: Pace | None = None,
-    actor: str | None = None,  # noqa: ARG001 - events name no actor yet
+    actor: str | None = None,
 ) -> Redrive:
     """Send letters of one dead-letter queue back: at most `limit` of them, at most `rate` a second, changed as `edit` says.
 
@@ -123,7 +123,7 @@ def redrive(
         transport=transport,
         chosen=chosen,
         result=result,
-        prepare=lambda letter: returned(letter, homes, edit),
+        prepare=lambda letter: returned(letter, homes, edit, actor),
         carry=carry,
         count=result.count,
         on_progress=on_progress,
@@ -157,7 +157,7 @@ class _Move:
     left_chord: bool
 
 
-def returned(letter: Letter, homes: Homes, edit: Edit | None = None) -> _Move:
+def returned(letter: Letter, homes: Homes, edit: Edit | None = None, actor: str | None = None) -> _Move:
     """The letter as it goes back to its origin, where that is a queue of the app.
 
     Raises `RedriveError`, whose message is the reason why it cannot.
@@ -171,7 +171,7 @@ def returned(letter: Letter, homes: Homes, edit: Edit | None = None) -> _Move:
     assert letter.message is not None  # noqa: S101 - a message has been seen just above
     wanted: dict[str, Any] = {} if edit is None else {"to": edit.queue, "args": edit.args, "kwargs": edit.kwargs, "task": edit.task}
     try:
-        back = go_back(letter.message, letter.raw, homes.dead_letter_queue, letter.envelope, homes, **wanted)
+        back = go_back(letter.message, letter.raw, homes.dead_letter_queue, letter.envelope, homes, actor=actor, **wanted)
     except EnvelopeError as exc:
         raise RedriveError(str(exc)) from exc
     parts = letter.raw, homes.transport.keys.list_name(back.home.queue, back.priority), back.raw, back.event

@@ -1,0 +1,28 @@
+"""Who does it, and why: the options of every command that changes something."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ..operations.audit import os_user
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def acting(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The options `--as` and `--why`; without `--as` it is the user of the operating system."""
+    options = (
+        click.option("--as", "actor", metavar="NAME", default=os_user, help="Who does it, for the audit; else your user name."),
+        click.option("--why", default="", metavar="TEXT", help="Why, for the audit."),
+    )
+    return functools.reduce(lambda decorated, option: option(decorated), reversed(options), command)
+
+
+def detaching(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The option `--detach`."""
+    text = "Hand it over: whichever worker leads carries it out, and `redelivery ops` shows and controls it."
+    return click.option("--detach", is_flag=True, help=text)(command)

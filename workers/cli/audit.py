@@ -1,0 +1,91 @@
+"""`redelivery audit`: what operators did: who, when, what, on which messages, why, and with what result.
+
+On Redis it lists the records of operations and commands; on RabbitMQ, which has no place for these, the newest events that have an
+actor, of those that are still in the outcome log.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ..operations.audit import entries
+from ..operations.operation import is_kept
+from ..operations.words import moment
+from .context import Context, json_option, pass_context
+from .output import Column, print_json, say, table
+
+if TYPE_CHECKING:
+    from redelivery.middleware.messages.events import Event
+
+    from ..operations.audit import Entry
+
+ENTRIES = (
+    Column("when", 1, 10, keeps_end=True),
+    Column("who", 2, 6),
+    Column("what", 1, 8),
+    Column("queue", 3, 12, keeps_end=True),
+    Column("operation", is_id=True, leaves=3),
+    Column("on", 5, 12, leaves=2),
+    Column("result", 4, 12, leaves=1),
+    Column("why", 6, 10, leaves=4),
+)
+EVENTS = (
+    Column("when", 1, 10, keeps_end=True),
+    Column("who", 2, 6),
+    Column("outcome", is_coloured=True),
+    Column("task id", is_id=True),
+    Column("task", 3, 14, keeps_end=True),
+    Column("queue", 3, 12, keeps_end=True),
+)
+#: Events that are looked through for those with an actor.
+MOST = 10_000
+
+
+@click.command()
+@click.option("--by", "actor", default="", metavar="NAME", help="What this one did.")
+@click.option("--operation", default="", metavar="ID", help="What was done with this operation; its id, or the beginning of it.")
+@click.option("--letters", is_flag=True, help="The single messages instead, of the outcome log's newest events.")
+@click.option("--limit", type=click.IntRange(1), default=50, show_default=True, help="The newest so many.")
+@json_option
+@pass_context
+def audit(context: Context, *, actor: str, operation: str, letters: bool, limit: int) -> None:
+    """What operators did: who, when, what, on which messages, why, and with what result. The newest first.
+
+    The broker keeps the last 10,000 records. Besides, each message that was changed has an event with its actor, which is exported
+    with all others: --letters shows those that are still in the outcome log, `task show` those of one task.
+    """
+    if letters or not is_kept(context.transport):
+        _tell_events(context, actor, limit)
+        return
+    found = entries(context.transport, limit, actor=actor, operation=operation)
+    if context.as_json:
+        print_json([each.to_dict() for each in found])
+    elif not found:
+        say("Nothing was done that is still recorded.")
+    else:
+        click.echo(table(list(map(_row, found)), ENTRIES))
+
+
+def _row(each: Entry) -> tuple[str, ...]:
+    on = ", ".join(each.tasks) or _words(each.filter) or ("all" if each.acted == "begun" else "")
+    result = each.message or _words(each.result)
+    return moment(each.at_ms), each.actor, f"{each.act} {each.acted}", each.queue, each.operation, on, result, each.why
+
+
+def _words(values: Any) -> str:
+    return "; ".join(f"{name} {', '.join(map(str, value)) if isinstance(value, list) else value}" for name, value in values.items())
+
+
+def _tell_events(context: Context, actor: str, limit: int) -> None:
+    with context.outcomes.tail(MOST, is_followed=False) as tail:
+        acts = [each for each in tail.events if each.actor and (not actor or each.actor == actor)]
+    found: list[Event] = acts[::-1][:limit]
+    if context.as_json:
+        print_json([each.to_dict() for each in found])
+    elif not found:
+        say("No event that is still in the outcome log has an actor.")
+    else:
+        rows = [(moment(each.at_ms), each.actor, each.outcome, each.task_id, each.task, each.queue) for each in found]
+        click.echo(table(rows, EVENTS))

@@ -1,0 +1,157 @@
+"""`redelivery ops`: the operations that the broker keeps and a worker carries out: how far they are, and pausing and ending them.
+
+They are begun by `--detach` (`dlq redrive`, `dlq move`, `dlq purge`, `delayed cancel`), or by the page.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from redelivery.display import safe
+
+from ..operations import operation as operations
+from ..operations.words import age, counted, moment, span
+from .acting import acting
+from .context import Context, json_option, pass_context
+from .output import Column, facts, lines, print_json, say, table
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ..operations.operation import Operation
+
+OPERATIONS = (
+    Column("id", is_id=True),
+    "kind",
+    Column("queue", 2, 12, keeps_end=True),
+    Column("state", is_coloured=True),
+    Column("moved", leaves=4),
+    Column("by", 1, 6, leaves=3),
+    Column("begun", leaves=2),
+    Column("says", 3, 16, leaves=1),
+)
+DEATHS = (
+    Column("task id", is_id=True),
+    Column("queue", 2, 12, keeps_end=True),
+    Column("reason", is_coloured=True),
+    Column("exception", 3, 20),
+)
+
+
+@click.group()
+def ops() -> None:
+    """Operations that workers carry out: how far they are; pause, resume, abort them."""
+
+
+@ops.command("list")
+@click.option("--open", "is_open", is_flag=True, help="Those alone that have not ended.")
+@click.option("--limit", type=click.IntRange(1), default=20, show_default=True, help="The newest so many.")
+@json_option
+@pass_context
+def list_(context: Context, *, is_open: bool, limit: int) -> None:
+    """The operations, the newest first. The broker keeps the last 1,000."""
+    found, now = operations.listed(context.runtime, limit=limit, is_open=is_open), context.transport.now_ms()
+    if context.as_json:
+        print_json([each.to_dict() for each in found])
+        return
+    if not found:
+        say("No operation is under way." if is_open else "There is no operation.")
+        return
+    click.echo(table([_row(each, now) for each in found], OPERATIONS))
+
+
+@ops.command()
+@click.argument("operation_id", metavar="ID")
+@json_option
+@pass_context
+def show(context: Context, operation_id: str) -> None:
+    """One operation, by its id or the beginning of it: what was asked for, how far it is, and what stays."""
+    found = operations.found(context.runtime, operation_id)
+    _tell(context, found)
+
+
+def _change(name: str, text: str) -> None:
+    change = getattr(operations, name)
+
+    @ops.command(name, help=text)
+    @click.argument("operation_id", metavar="ID")
+    @acting
+    @json_option
+    @pass_context
+    def command(context: Context, operation_id: str, *, actor: str, why: str) -> None:
+        done = change(context.runtime, operation_id, actor, why)
+        if context.as_json:
+            print_json(done.to_dict())
+        else:
+            say(f"The {done.kind} {done.id[:8]} of {safe(done.queue or 'all queues')} is {done.state}: {_moved(done)}.")
+
+
+_change("pause", "Stop an operation until it is resumed. Once this returns, no message of it moves.")
+_change("resume", "Have an operation that was paused go on, where it was.")
+_change("abort", "End an operation. Once this returns, no message of it moves; what has moved stays where it is.")
+
+
+def _row(found: Operation, now: int) -> tuple[str, ...]:
+    begun, says = age(found.created_ms, now), found.message or found.why
+    return found.id, found.kind, found.queue or "all", found.state, _how_far(found), found.actor, begun, says
+
+
+def _how_far(found: Operation) -> str:
+    return f"{found.moved} of {found.total}" if found.total else str(found.moved)
+
+
+def _moved(found: Operation) -> str:
+    return f"{counted(found.moved, 'message has', 'messages have')} moved"
+
+
+def tell_begun(context: Context, begun: Operation) -> None:
+    """Say that an operation was handed over."""
+    if context.as_json:
+        print_json(begun.to_dict())
+        return
+    short = begun.id[:8]
+    say(f"The {begun.kind} of {safe(begun.queue or 'all queues')} was begun as operation {begun.id}; a worker carries it out.")
+    say(f"`redelivery ops show {short}` tells how far it is, `redelivery ops abort {short}` ends it.")
+
+
+def _tell(context: Context, found: Operation) -> None:
+    if context.as_json:
+        print_json(found.to_dict())
+        return
+    now = context.transport.now_ms()
+    ended = found.ended_ms or now
+    shown = {
+        "id": found.id,
+        "operation": found.kind,
+        "queue": found.queue or "all",
+        "state": found.state,
+        "says": found.message,
+        "chosen": _words(found.filter.to_dict()) or "all",
+        "options": _words(found.options.to_dict()),
+        "by": found.actor,
+        "why": found.why,
+        "begun": moment(found.created_ms),
+        "ran": "" if found.started_ms is None else span((ended - found.started_ms) / 1000),
+        "ended": "" if found.ended_ms is None else moment(found.ended_ms),
+        "last heard of": "" if found.has_ended or found.heartbeat_ms is None else age(found.heartbeat_ms, now),
+        "looked at": f"{found.looked_at} of {found.total}",
+        "chosen so far": found.matched,
+        "moved": found.moved,
+        "died again": found.died_again or "",
+        "left meanwhile": found.gone or "",
+    }
+    click.echo(facts(shown))
+    if found.by_target:
+        went = sorted(found.by_target.items(), key=lambda each: each[1], reverse=True)
+        click.echo("\n" + table(went, (Column("went to", 1), "messages")))
+    if found.left:
+        click.echo("\ncannot go\n" + lines("\n".join(f"{count}: {why}" for why, count in found.left.items())))
+    if found.deaths:
+        rows = [tuple(str(each.get(name) or "-") for name in ("task_id", "queue", "reason", "exception")) for each in found.deaths]
+        click.echo("\n" + table(rows, DEATHS))
+
+
+def _words(values: Mapping[str, object]) -> str:
+    return "; ".join(f"{name} {', '.join(map(str, value)) if isinstance(value, list) else value}" for name, value in values.items())
