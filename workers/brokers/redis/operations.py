@@ -65,8 +65,8 @@ class RedisOperationStore:
         old: Any = self._client.zrange(self._keys.operations, 0, -(MAX_OPERATIONS + 1))
         if not old:
             return
-        is_open: Any = self._client.smismember(self._keys.open_operations, old)
-        for each in (text_of(each) for each, still in zip(old, is_open, strict=True) if not still):
+        still: Any = self._client.smembers(self._keys.open_operations)
+        for each in (each.decode("utf-8", "replace") for each in old if each not in still):
             with self._client.pipeline() as pipe:
                 pipe.delete(self._keys.operation(each), self._keys.followed(each))
                 pipe.zrem(self._keys.operations, each)
@@ -79,8 +79,8 @@ class RedisOperationStore:
         return self._read(self.ids()[:limit])
 
     def ids(self) -> list[str]:
-        found: Any = self._client.zrevrange(self._keys.operations, 0, -1)
-        return [each.decode("utf-8", "replace") for each in found]
+        found: Any = self._client.zrange(self._keys.operations, 0, -1)
+        return [each.decode("utf-8", "replace") for each in reversed(found)]
 
     def has_unended(self) -> bool:
         return bool(self._client.exists(self._keys.open_operations))

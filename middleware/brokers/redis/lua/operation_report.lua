@@ -5,7 +5,7 @@
 -- uses: clock
 local read = redis.call('HMGET', KEYS[1], 'state', 'token')
 if read[1] ~= 'running' or read[2] ~= ARGV[1] then return 'refused' end
-redis.call('SCARD', KEYS[2])
+redis.call('SREM', KEYS[2], '')
 redis.call('HDEL', KEYS[1], 'progress')
 redis.call('HSET', KEYS[1], 'progress', ARGV[2], 'message', ARGV[3], 'heartbeat_ms', string.format('%.0f', now_ms()))
 for at = 4, #ARGV do redis.call('SREM', KEYS[2], ARGV[at]) end

@@ -9,7 +9,7 @@ local read = redis.call('HMGET', KEYS[1], 'state', 'token')
 if redis.call('EXISTS', KEYS[1]) == 0 then return 'missing' end
 if not string.find(ARGV[2], ',' .. (read[1] or '') .. ',', 1, true) then return 'refused' end
 if ARGV[3] ~= '' and read[2] ~= ARGV[3] then return 'refused' end
-redis.call('SCARD', KEYS[2])
+redis.call('SREM', KEYS[2], '')
 redis.call('XLEN', KEYS[3])
 redis.call('HDEL', KEYS[1], 'token')
 local now = string.format('%.0f', now_ms())
