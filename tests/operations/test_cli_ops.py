@@ -1,0 +1,192 @@
+"""`redelivery ops`, `redelivery audit`, `--detach`, `--as` and `--why`, as an operator types them."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from redelivery.workers.duties.operation_runner import OperationRunner
+from redelivery.workers.operations import operation
+from redelivery.workers.operations.audit import os_user
+from tests.support.desk import LETTERS, Desk, copies, task_message
+from tests.support.running import until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.support.servers import Server
+
+
+@pytest.fixture
+def desk(server: Server) -> Iterator[Desk]:
+    """A desk on a private broker."""
+    desk = Desk(server)
+    yield desk
+    desk.transport.close()
+
+
+def actors(desk: Desk) -> list[tuple[str, str | None]]:
+    """What was recorded of messages by somebody, and by whom."""
+    return [(str(event.outcome), event.actor) for event in desk.events if event.actor]
+
+
+def test_a_redrive_is_handed_over_shown_paused_and_ended(desk: Desk) -> None:
+    """Nothing moves before somebody carries it out; ids may be shortened."""
+    copies(desk, 5)
+    begun = desk.json("dlq", "redrive", LETTERS, "--all", "--rate", "50/s", "--detach", "--as", "ana", "--why", "fixed in 4.2")
+    assert (begun["kind"], begun["state"], begun["actor"], begun["why"]) == ("redrive", "waiting", "ana", "fixed in 4.2")
+    assert begun["options"] == {"rate": 50.0}
+    assert len(desk.ids(LETTERS)) == 5
+    short = begun["id"][:8]
+    assert [each["id"] for each in desk.json("ops", "list", "--open")] == [begun["id"]]
+    assert "fixed in 4.2" in desk.run("ops", "list").stdout
+    assert desk.json("ops", "pause", short, "--as", "ben")["state"] == "paused"
+    assert "paused by ben" in desk.run("ops", "show", short).stdout
+    assert desk.json("ops", "resume", short)["state"] == "waiting"
+    ended = desk.run("ops", "abort", short, "--why", "wrong queue")
+    assert "is aborted: 0 messages have moved" in ended.stdout
+    assert desk.json("ops", "show", short)["message"] == f"aborted by {os_user()}: wrong queue"
+    assert desk.run("ops", "list", "--open").stdout == "No operation is under way.\n"
+    again = desk.run("ops", "resume", short)
+    assert again.exit_code == 2
+    assert "is aborted, and cannot be resumed" in again.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "kind"),
+    [
+        (("dlq", "purge", LETTERS, "--all", "--yes"), "purge"),
+        (("dlq", "move", LETTERS, "--all", "--to", "DLQ.kept", "--create"), "move"),
+        (("delayed", "cancel", "--task", "desk.*", "--yes"), "cancel"),
+    ],
+)
+def test_each_change_can_be_handed_over(desk: Desk, words: tuple[str, ...], kind: str) -> None:
+    """And is carried out by whichever process leads."""
+    copies(desk, 3)
+    desk.delay(task_message())
+    begun = desk.json(*words, "--detach")
+    assert (begun["kind"], begun["actor"]) == (kind, os_user())
+    runner = OperationRunner(desk.install)
+    runner.start()
+    until(lambda: operation.found(desk.install, begun["id"]).has_ended, 30)
+    runner.stop()
+    done = desk.json("ops", "show", begun["id"])
+    assert (done["state"], done["moved"]) == ("done", 1 if kind == "cancel" else 3)
+    assert {actor for _, actor in actors(desk)} == {os_user()}
+
+
+def test_a_dry_run_hands_nothing_over_and_leaves_no_record(desk: Desk) -> None:
+    """Whatever else is said."""
+    copies(desk, 2)
+    desk.json("dlq", "redrive", LETTERS, "--all", "--dry-run", "--detach")
+    desk.json("dlq", "purge", LETTERS, "--all", "--dry-run")
+    assert desk.json("ops", "list") == desk.json("audit") == []
+
+
+def test_who_changed_what_by_a_command_is_recorded(desk: Desk) -> None:
+    """In an event of each message, and in the audit: begun and done, or why not."""
+    copies(desk, 4)
+    waits = [desk.delay(task_message()) for _ in range(3)]
+    desk.json("dlq", "redrive", LETTERS, "--all", "--limit", "1", "--as", "ana", "--why", "one first")
+    desk.json("dlq", "purge", LETTERS, "--all", "--limit", "1", "--yes", "--as", "ben")
+    desk.json("dlq", "move", LETTERS, "--all", "--limit", "1", "--to", "DLQ.kept", "--create", "--as", "cat")
+    desk.json("delayed", "cancel", waits[0], "--as", "dan")
+    desk.json("delayed", "promote", waits[1], "--as", "eva")
+    desk.json("delayed", "reschedule", waits[2], "--in", "5m", "--as", "fay")
+    assert actors(desk) == [
+        ("redriven", "ana"),
+        ("purged", "ben"),
+        ("redriven", "cat"),
+        ("dead_lettered", "cat"),
+        ("cancelled", "dan"),
+        ("deferred", "eva"),
+        ("deferred", "fay"),
+    ]
+    told = desk.json("audit")[::-1]
+    assert [(each["actor"], each["act"], each["acted"]) for each in told] == [
+        ("ana", "redrive", "begun"),
+        ("ana", "redrive", "done"),
+        ("ben", "purge", "begun"),
+        ("ben", "purge", "done"),
+        ("cat", "move", "begun"),
+        ("cat", "move", "done"),
+        ("dan", "cancel", "done"),
+        ("eva", "promote", "done"),
+        ("fay", "reschedule", "done"),
+    ]
+    assert told[0]["why"] == "one first"
+    assert told[1]["result"] == {"matched": 1, "moved": 1}
+    assert told[6]["tasks"] == [waits[0]]
+    assert [each["actor"] for each in desk.json("audit", "--by", "eva")] == ["eva"]
+    assert [each["actor"] for each in desk.json("audit", "--letters", "--by", "ana")] == ["ana"]
+    assert "one first" in desk.run("audit").stdout
+
+
+def test_the_audit_of_one_operation_tells_its_whole_story(desk: Desk) -> None:
+    """By the beginning of its id; what strangers wrote among the records is left out."""
+    copies(desk, 2)
+    begun = desk.json("dlq", "redrive", LETTERS, "--all", "--detach", "--as", "ana")
+    desk.json("dlq", "redrive", LETTERS, "--all", "--detach", "--as", "ben")
+    desk.client.xadd(desk.keys.audit, {"record": "{"})
+    desk.client.xadd(desk.keys.audit, {"other": b"\xff"})
+    desk.client.xadd(desk.keys.audit, {"record": json.dumps({"actor": 1, "act": "redrive", "acted": "done", "queue": ""})})
+    desk.json("ops", "abort", begun["id"], "--as", "cat")
+    told = desk.json("audit", "--operation", begun["id"][:8])
+    assert [(each["actor"], each["acted"]) for each in told] == [("cat", "aborted"), ("ana", "begun")]
+    assert len(desk.json("audit")) == 3
+
+
+def test_a_command_that_fails_is_recorded_as_failed(desk: Desk) -> None:
+    """With why."""
+    copies(desk, 2)
+    done = desk.run("dlq", "purge", LETTERS, "--all", "--yes", "--archive", "/dev/null/below", "--as", "ana")
+    assert done.exit_code == 2
+    assert [each["acted"] for each in desk.json("audit")] == ["failed", "begun"]
+    assert desk.json("audit")[0]["message"]
+
+
+def test_many_delayed_messages_are_cancelled_by_their_task(desk: Desk) -> None:
+    """At once, without a worker; a script says --yes."""
+    for number in range(6):
+        desk.delay(task_message(task="desk.pack" if number % 2 else "desk.send"))
+    refused = desk.run("delayed", "cancel", "--task", "*.pack")
+    assert refused.exit_code == 2
+    assert "--yes" in refused.stderr
+    assert desk.json("delayed", "cancel", "--task", "*.pack", "--dry-run")["moved"] == 3
+    done = desk.json("delayed", "cancel", "--task", "*.pack", "--yes", "--as", "ana")
+    assert (done["total"], done["matched"], done["moved"]) == (6, 3, 3)
+    assert desk.json("delayed", "list")["totals"] == {"orders": 3}
+    assert desk.json("delayed", "cancel", "--all", "--yes", "--limit", "2")["moved"] == 2
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("delayed", "cancel"),
+        ("delayed", "cancel", "abcdefgh", "--all"),
+        ("delayed", "cancel", "--all", "--task", "x"),
+        ("delayed", "cancel", "abcdefgh", "--detach"),
+        ("dlq", "redrive", LETTERS, "--all", "--detach", "--abort-after", "3"),
+        ("ops", "show", "abcdefgh"),
+        ("ops", "pause", "abcdefgh"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(desk: Desk, words: tuple[str, ...]) -> None:
+    """With exit code 2, and nothing begun."""
+    copies(desk, 1)
+    assert desk.run(*words).exit_code == 2
+    assert desk.json("ops", "list") == []
+
+
+@pytest.mark.parametrize("said", ["\x1b[2Jana", "<script>", "ana\nben", "a" * 10_000])
+def test_a_hostile_name_moves_no_cursor(desk: Desk, said: str) -> None:
+    """It is kept as text, cut to what a name may be, and shown as escapes."""
+    copies(desk, 1)
+    begun = desk.json("dlq", "redrive", LETTERS, "--all", "--detach", "--as", said, "--why", said)
+    assert begun["actor"] == said[:200]
+    for words in (("ops", "list"), ("ops", "show", begun["id"]), ("audit",)):
+        shown = desk.run(*words)
+        assert shown.exit_code == 0
+        assert "\x1b" not in shown.stdout
