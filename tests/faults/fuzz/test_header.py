@@ -53,7 +53,8 @@ REASONS = ("exhausted", "expired", "rejected", "worker_lost", "operator", "non_r
 OWN = re.compile(
     r"""
     (DLQ\.)*(celery|handled|other)(\x06\x16[369])? | unacked | unacked_index | _kombu\.binding(\.|_permanent\.|_deadlines).*
-    | redelivery:(leases|owners|starts|outcomes(:.*)?|dead_letter_queues|dispatcher|letter_keeper|letter_watcher|exporter|operator|audit|operations(:open)?)
+    | redelivery:(leases|owners|starts|outcomes(:.*)?|dead_letter_queues|dispatcher|letter_keeper|letter_watcher|exporter)
+    | redelivery:(operator|audit|operations(:open)?)
     | redelivery:(received|slots):.* | redelivery:delayed(:tasks)?
     | redelivery:(armed|delayed:due|delayed:messages):(DLQ\.)*(celery|handled|other)(\x06\x16[369])?
     | redelivery\.(outcomes|watching|journal) | redelivery\.start\.[0-9a-f]{40} | redelivery_delayed_.*
