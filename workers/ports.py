@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from .letters import Contents, Letter
 
+
 Format = Literal["parquet", "jsonl"]
 #: A broker's transitions, for an operator.
 Transitions = Transport
@@ -402,6 +403,90 @@ class Gauges(Protocol):
 
         `living` counts the workers that live, of the leases that there are.
         """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class NotKnown:
+    """What a broker or a worker does not say: what, why not, and how it can be known."""
+
+    what: str
+    why: str
+    fix: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """Something of the broker's own that ends messages of these queues: a policy, or a queue's declaration.
+
+    `kind` is `policy` or `declaration`; `name` is the policy's, or the queue's; `by` are its definitions or arguments.
+    """
+
+    kind: Literal["policy", "declaration"]
+    name: str
+    queues: tuple[str, ...]
+    by: tuple[str, ...]
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Condition:
+    """What a broker says of itself. None is what it does not say, or what does not exist there; `not_known` has what it does not.
+
+    - `evicts`: the policy by which a full server deletes messages; empty where it deletes none.
+    - `keeps`: what is left after a restart: `log`, `snapshots` or `nothing`.
+    - `failing`: what it has tried to write to its disk, and could not.
+    - `memory`: the bytes it uses, and the most it may use.
+    - `is_replica`: whether it takes no writes; `replicas`: how many replicas are connected to it.
+    - `alarm`: why it takes no publications now; empty where it takes them.
+    - `endings`: what ends messages past every policy here.
+    """
+
+    evicts: str | None = None
+    keeps: Literal["log", "snapshots", "nothing"] | None = None
+    failing: tuple[str, ...] = ()
+    memory: tuple[int, int] | None = None
+    is_replica: bool | None = None
+    replicas: int | None = None
+    alarm: str | None = None
+    endings: tuple[Ending, ...] = ()
+    not_known: tuple[NotKnown, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogState:
+    """The outcome log at one moment. None is what the broker does not say.
+
+    `oldest_ms` is when its oldest event was recorded, None where there is none; `bytes` is what it takes; `lost` how many events
+    left it unexported since the last export.
+    """
+
+    oldest_ms: int | None
+    bytes: int | None = None
+    lost: int | None = None
+
+
+class Checkup(Protocol):
+    """What `redelivery doctor` asks a broker. Every method raises what the broker's driver does, and changes nothing."""
+
+    def condition(self, queues: Sequence[str], letters: Collection[str], management_url: str | None) -> Condition:
+        """What the broker says of itself, and of what ends messages of these queues and dead-letter queues."""
+        ...
+
+    def log_state(self) -> LogState:
+        """How the outcome log is."""
+        ...
+
+    def leases(self) -> dict[str, str]:
+        """The leases that there are, each with a counter that its worker moves once a second; none where there are no leases."""
+        ...
+
+    def consumers(self, queues: Collection[str]) -> dict[str, int] | None:
+        """How many consumers each of these queues has, where it exists; None where the broker does not know its consumers."""
+        ...
+
+    def wrong_clocks(self) -> dict[str, int] | None:
+        """The hosts of producers whose clocks were wrong lately, each with the milliseconds it was ahead; None where unknown."""
         ...
 
 

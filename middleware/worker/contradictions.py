@@ -5,7 +5,7 @@ Only what breaks a guarantee is refused; `redelivery adopt` reports settings tha
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kombu.transport import virtual
 
@@ -40,8 +40,24 @@ REFUSED: tuple[tuple[str, Any, str, str], ...] = (
 )
 
 
+class Contradiction(NamedTuple):
+    """What cannot be, why (empty where `what` says it), and what to do."""
+
+    what: str
+    why: str
+    fix: str
+
+    def __str__(self) -> str:
+        return f"{self.what}: {self.why}; {self.fix}" if self.why else f"{self.what}: {self.fix}"
+
+
 def contradictions(runtime: Runtime) -> list[str]:
     """What must be changed before a worker of this app can start, a line each. In `mode="observe"` only the broker is looked at."""
+    return [str(each) for each in found_contradictions(runtime)]
+
+
+def found_contradictions(runtime: Runtime) -> list[Contradiction]:
+    """The same, in its parts."""
     app = runtime.app
     found = list(_broker(app))
     if runtime.enforces:
@@ -50,14 +66,14 @@ def contradictions(runtime: Runtime) -> list[str]:
     return found
 
 
-def _settings(app: Celery) -> Iterator[str]:
+def _settings(app: Celery) -> Iterator[Contradiction]:
     for setting, value, why, fix in REFUSED:
         said = explicit_app_setting(app, setting)
         if said is not UNSET and said == value:
-            yield f"{setting} = {value!r} contradicts Redelivery: {why}; {fix}"
+            yield Contradiction(f"{setting} = {value!r} contradicts Redelivery", why, fix)
 
 
-def _tasks(runtime: Runtime) -> Iterator[str]:
+def _tasks(runtime: Runtime) -> Iterator[Contradiction]:
     queues = list(runtime.app.amqp.queues.consume_from)
     for name, task in sorted(runtime.app.tasks.items()):
         if not any(runtime.policies.is_enabled(name, queue) for queue in queues):
@@ -68,7 +84,8 @@ def _tasks(runtime: Runtime) -> Iterator[str]:
                 continue
             said = explicit_task_option(task, attribute) if setting.startswith("task_") else UNSET
             if said is not UNSET and said == value:
-                yield f"task {name!r}: {attribute}={value!r} contradicts Redelivery: {why}; {fix.replace('setting', 'option')}"
+                what = f"task {name!r}: {attribute}={value!r} contradicts Redelivery"
+                yield Contradiction(what, why, fix.replace("setting", "option"))
 
 
 #: Policy fields that only Redis's transport keeps, and what does the same on RabbitMQ.
@@ -98,44 +115,50 @@ def _rows(app: Celery) -> list[Mapping[str, Any]]:
     return [*rows, *(options.fields for name in app.tasks if (options := runtime.policies.options_of(name)) is not None)]
 
 
-def _not_kept(app: Celery, broker: str, instead: Mapping[str, str]) -> Iterator[str]:
+def _not_kept(app: Celery, broker: str, instead: Mapping[str, str]) -> Iterator[Contradiction]:
     """What the policies ask for and this broker cannot keep: refused, rather than left out in silence."""
     rows = _rows(app)
     for field, remedy in instead.items():
         if any(fields.get(field) for fields in rows):
-            yield f"{field} is not kept on {broker}: take it out; {remedy}"
+            yield Contradiction(f"{field} is not kept on {broker}", "", f"take it out; {remedy}")
 
 
-def _on_rabbitmq(app: Celery) -> Iterator[str]:
+def _on_rabbitmq(app: Celery) -> Iterator[Contradiction]:
     yield from _not_kept(app, "RabbitMQ", ON_RABBITMQ)
     if app.redelivery.settings.wait_replicas:
-        yield "wait_replicas is Redis's: take it out; a quorum queue confirms what most of its replicas have"
+        yield Contradiction("wait_replicas is Redis's", "", "take it out; a quorum queue confirms what most of its replicas have")
 
 
-def _elsewhere(app: Celery, broker: str) -> Iterator[str]:
+def _elsewhere(app: Celery, broker: str) -> Iterator[Contradiction]:
     """The same for a broker that is neither Redis nor RabbitMQ (`transports.generic`)."""
     settings, rows = app.redelivery.settings, _rows(app)
     yield from _not_kept(app, broker, ELSEWHERE)
     if any(fields.get("persist_delivery_count") == "always" for fields in rows):
-        yield f"persist_delivery_count is not kept on {broker}: take it out; nothing there can record a start"
+        yield Contradiction(f"persist_delivery_count is not kept on {broker}", "", "take it out; nothing there can record a start")
     if any(fields.get("auto_create_dead_letter_resources") is False for fields in rows):
-        yield f"auto_create_dead_letter_resources = False is not kept on {broker}: take it out; nobody can see its queues"
+        yield Contradiction(
+            f"auto_create_dead_letter_resources = False is not kept on {broker}", "", "take it out; nobody can see its queues"
+        )
     if settings.wait_replicas:
-        yield f"wait_replicas is Redis's, and not kept on {broker}: take it out"
+        yield Contradiction(f"wait_replicas is Redis's, and not kept on {broker}", "", "take it out")
     if settings.outcome_export is not None:
-        yield f"outcome_export finds no outcome log on {broker}: take it out; the workers' logs say it (outcome.recorded)"
+        yield Contradiction(
+            f"outcome_export finds no outcome log on {broker}", "", "take it out; the workers' logs say it (outcome.recorded)"
+        )
 
 
-def _broker(app: Celery) -> Iterator[str]:
+def _broker(app: Celery) -> Iterator[Contradiction]:
     read, write = app.conf.broker_read_url, app.conf.broker_write_url
     if read != write:
-        yield "broker_read_url and broker_write_url differ: a message is moved where it was received; set broker_url alone"
+        yield Contradiction(
+            "broker_read_url and broker_write_url differ", "a message is moved where it was received", "set broker_url alone"
+        )
         return
     try:
         connection: Connection = app.connection_for_write()
         transport = connection.get_transport_cls()
     except KeyError as exc:
-        yield f"broker_url cannot be used: {exc.args[0]}; it looks like redis://host:6379/0"
+        yield Contradiction("broker_url cannot be used", str(exc.args[0]), "it looks like redis://host:6379/0")
         return
     if getattr(transport, "driver_type", None) == "amqp":
         yield from _on_rabbitmq(app)
@@ -145,9 +168,13 @@ def _broker(app: Celery) -> Iterator[str]:
             yield from _elsewhere(app, f"{connection.transport_cls}://")
         else:
             named = f"{connection.transport_cls}://"
-            yield f"broker {named} is none that redelivery can work on: use redis://, amqp:// or a virtual transport of kombu's"
+            yield Contradiction(
+                f"broker {named} is none that redelivery can work on", "", "use redis://, amqp:// or a virtual transport of kombu's"
+            )
         return
     if len(connection.alt) > 1 and not all(str(each).startswith("sentinel") for each in connection.alt):
-        yield "broker_url names several servers: a message lives on one; use Sentinel (sentinel://…), or name one"
+        yield Contradiction(
+            "broker_url names several servers", "a message lives on one", "use Sentinel (sentinel://…), or name one"
+        )
     if (connection.transport_options or {}).get("ack_emulation", True) is False:
-        yield "broker_transport_options: ack_emulation = False loses what a dying worker holds; remove it"
+        yield Contradiction("broker_transport_options", "ack_emulation = False loses what a dying worker holds", "remove it")

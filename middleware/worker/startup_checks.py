@@ -6,7 +6,7 @@ not be made by us. Every other broker discards in that case; we do not start.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from redelivery.errors import ConfigurationError
 from redelivery.settings import UNLIMITED
@@ -18,7 +18,7 @@ from ..transitions.homes import objection
 from .own_strategy import WHY, own_strategies
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from celery.worker.consumer import Consumer
 
@@ -40,22 +40,37 @@ def check_policies(runtime: Runtime) -> None:
 
 
 def check_dead_letter_queues(runtime: Runtime) -> None:
+    """Refuse a dead-letter queue that cannot take dead letters. Raises `ConfigurationError`."""
+    for fault in dead_letter_queue_faults(runtime):
+        raise ConfigurationError(str(fault))
+
+
+def dead_letter_queue_faults(runtime: Runtime) -> Iterator[DeadLetterQueueFault]:
     """Look for dead-letter queues whose names are taken, or that may not be made on the way; to observe, none is needed."""
     if not runtime.enforces:
         return
     for queue in runtime.app.amqp.queues.consume_from:
         for target in targets_of(runtime, queue, lambda policy: policy.enabled):
             if (why := objection(runtime.transport, target)) is not None:
-                msg = f"queue {queue!r}: dead-letter queue {target!r} {why}; name another with dead_letter_queue or expiry_queue"
-                raise ConfigurationError(msg)
+                yield DeadLetterQueueFault(queue, target, why, "name another with dead_letter_queue or expiry_queue", is_taken=True)
         for target in targets_of(runtime, queue, lambda policy: policy.enabled and not policy.auto_create_dead_letter_resources):
             if not runtime.transport.has_queue(target):
                 words = f"Queue({target!r}, Exchange({target!r}), routing_key={target!r})(channel).declare()"
-                msg = (
-                    f"queue {queue!r}: dead-letter queue {target!r} does not exist, and auto_create_dead_letter_resources is off; "
-                    f"declare it (kombu: {words}), or let it be created"
-                )
-                raise ConfigurationError(msg)
+                why = "does not exist, and auto_create_dead_letter_resources is off"
+                yield DeadLetterQueueFault(queue, target, why, f"declare it (kombu: {words}), or let it be created", is_taken=False)
+
+
+class DeadLetterQueueFault(NamedTuple):
+    """A dead-letter queue that cannot take the dead letters of a queue; `is_taken`: its name is something else's."""
+
+    queue: str
+    dead_letter_queue: str
+    why: str
+    fix: str
+    is_taken: bool
+
+    def __str__(self) -> str:
+        return f"queue {self.queue!r}: dead-letter queue {self.dead_letter_queue!r} {self.why}; {self.fix}"
 
 
 def targets_of(runtime: Runtime, queue: str, which: Callable[[RedeliveryPolicy], bool] = lambda _: True) -> list[str]:

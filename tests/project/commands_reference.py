@@ -25,7 +25,7 @@ from the code, and a test compares the two.
 | exit code | meaning |
 |---|---|
 | 0 | the command did what it was asked to do |
-| 1 | the command found something (`reconcile`: the books do not balance) |
+| 1 | the command found something (`reconcile`: the books do not balance; `doctor`: something will hurt) |
 | 2 | the arguments are wrong, or the command failed; one line says why |
 | 130 | you interrupted the command |
 """

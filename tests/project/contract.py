@@ -182,6 +182,7 @@ def _redis_keys() -> dict[str, str]:
     keys = Keys(prefix="p:")
     found = {name: getattr(keys, name) for name, value in inspect.getmembers_static(Keys) if isinstance(value, (property, Own))}
     parts = {"queue": "Q", "list_name": "Q", "token": "T", "exchange": "E", "per_second": 1.5, "priority": 6, "operation_id": "O"}
+    parts["day"] = 1
     for name, value in inspect.getmembers_static(Keys):
         if name.startswith("_") or not inspect.isfunction(value):
             continue

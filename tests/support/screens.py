@@ -67,6 +67,7 @@ SCREENS: Mapping[str, str] = {
     "dlq-redrive": "-A shop dlq redrive DLQ.orders --dry-run",
     "dlq-show": "-A shop dlq show DLQ.orders",
     "dlq-show-id": "-A shop dlq show DLQ.orders --id 3f2a9c1e",
+    "doctor": "-A shop doctor",
     "inventory-export": "-A shop inventory export --to inventory",
     "leave": "-A shop leave --dry-run",
     "metrics": "-A shop metrics",

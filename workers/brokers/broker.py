@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 from redelivery.errors import BrokerError
 
 if TYPE_CHECKING:
-    from ..ports import DelayStore, Gauges, LetterStore, OperationStore, OutcomeLog, Transitions
+    from ..ports import Checkup, DelayStore, Gauges, LetterStore, OperationStore, OutcomeLog, Transitions
 
 Feature = TypeVar("Feature")
 
@@ -22,6 +22,7 @@ class Broker:
     letters: LetterStore | None = None
     gauges: Gauges | None = None
     operations: OperationStore | None = None
+    checkup: Checkup | None = None
 
 
 def broker_of(transport: Transitions) -> Broker:
@@ -31,6 +32,7 @@ def broker_of(transport: Transitions) -> Broker:
     )
 
     if isinstance(transport, RedisTransport):
+        from .redis.checkup import RedisCheckup  # noqa: PLC0415 - as above
         from .redis.delay_store import RedisDelayStore  # noqa: PLC0415 - as above
         from .redis.gauges import RedisGauges  # noqa: PLC0415 - as above
         from .redis.letters import RedisLetterStore  # noqa: PLC0415 - as above
@@ -43,16 +45,24 @@ def broker_of(transport: Transitions) -> Broker:
             RedisLetterStore(transport),
             RedisGauges(transport),
             RedisOperationStore(transport),
+            checkup=RedisCheckup(transport),
         )
     from redelivery.middleware.brokers.rabbitmq.transport import AmqpTransport  # noqa: PLC0415 - as above
 
     if isinstance(transport, AmqpTransport):
+        from .rabbitmq.checkup import AmqpCheckup  # noqa: PLC0415 - as above
         from .rabbitmq.delay_store import AmqpDelayStore  # noqa: PLC0415 - as above
         from .rabbitmq.letters import AmqpLetterStore  # noqa: PLC0415 - as above
         from .rabbitmq.metrics import AmqpGauges  # noqa: PLC0415 - as above
         from .rabbitmq.outcome_log import AmqpOutcomeLog  # noqa: PLC0415 - as above
 
-        return Broker(AmqpDelayStore(transport), AmqpOutcomeLog(transport), AmqpLetterStore(transport), AmqpGauges(transport))
+        return Broker(
+            AmqpDelayStore(transport),
+            AmqpOutcomeLog(transport),
+            AmqpLetterStore(transport),
+            AmqpGauges(transport),
+            checkup=AmqpCheckup(transport),
+        )
     return Broker()
 
 

@@ -37,7 +37,7 @@ EXTRAS = {
 } | dict.fromkeys(("starlette", "uvicorn", "a2wsgi", "anyio"), "web")
 
 #: Commands that look at single tasks, whose modules must have been imported for it.
-WITH_TASKS = {"adopt", "policy", "task", "web"}
+WITH_TASKS = {"adopt", "doctor", "policy", "task", "web"}
 
 #: Command → where it is, and what its group's help says of it.
 COMMANDS: Mapping[str, tuple[str, str]] = {
@@ -47,6 +47,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "delayed": ("redelivery.workers.cli.delayed:delayed", "Messages that wait: look at them, cancel, promote, reschedule them."),
     "dispatcher": ("redelivery.workers.cli.dispatcher:dispatcher", "Move delayed messages that are due, until stopped."),
     "dlq": ("redelivery.workers.cli.dlq:dlq", "Dead letters: look at them, send them back, move or remove them."),
+    "doctor": ("redelivery.workers.cli.doctor:doctor", "What will hurt: in settings, broker and workers, each with its fix."),
     "inventory": ("redelivery.workers.cli.inventory:inventory", "What the broker holds at this moment."),
     "leave": ("redelivery.workers.cli.leave:leave", "Hand what waits back to plain Celery, and say what is left."),
     "metrics": ("redelivery.workers.cli.metrics:metrics", "The broker's figures, once or for Prometheus to scrape."),

@@ -27,9 +27,9 @@ MEANINGS: Mapping[str, Mapping[str, object]] = {
     **dict.fromkeys(("succeeded", "balanced", "redriven"), _GOOD),
     **dict.fromkeys(("dead_lettered", "exhausted", "max_age", "worker_lost", "time_limit", "undecodable", "unknown_task"), _BAD),
     **dict.fromkeys(("lost", "duplicated", "missing_dead_letter", "phantom_dead_letter", "resurrected", "orphaned"), _BAD),
-    **dict.fromkeys(("REFUSED", "error:"), _LOUD),
+    **dict.fromkeys(("REFUSED", "error:", "danger"), _LOUD),
     **dict.fromkeys(("discarded", "expired", "revoked", "cancelled", "purged", "ignored", "unobserved", "stuck"), _ODD),
-    **dict.fromkeys(("non_retryable", "rejected", "max_length", "invalid", "not_eligible", "operator", "look at"), _ODD),
+    **dict.fromkeys(("non_retryable", "rejected", "max_length", "invalid", "not_eligible", "operator", "look at", "warning"), _ODD),
     **dict.fromkeys(("published", "received", "deferred", "redelivery_scheduled", "snoozed", "in_flight"), _QUIET),
 }
 

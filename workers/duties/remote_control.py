@@ -9,6 +9,8 @@ and then:
   later is revoked when it is due, by any worker that remembers the stamps, as Celery does with every delayed message;
 - `inspect scheduled` lists, after what waits in the worker, what waits for its queues in the store, the first to become due.
 
+Beside these, the command `redelivery` says which version of redelivery the worker has, its mode, and what its clock says.
+
 Where the broker does not answer nothing is lost: the worker remembers the revoked ids, as Celery's does, and the task is revoked
 when it is due.
 """
@@ -16,8 +18,10 @@ when it is due.
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Callable
 from datetime import UTC, datetime
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from celery import bootsteps
@@ -41,6 +45,8 @@ if TYPE_CHECKING:
 
     from ..ports import Delayed, DelayStore
 
+#: The command of our own.
+ABOUT = "redelivery"
 #: How many waiting messages `inspect scheduled` lists, and how many are looked at for stamps.
 MAX_LISTED, MAX_SEARCHED = 500, 2000
 #: What Celery gives an ETA in its own timer, and so shows.
@@ -63,11 +69,12 @@ class RemoteControl(bootsteps.StartStopStep):
     def start(self, consumer: Consumer) -> None:
         """Stand in front of the commands, once: the consumer's mailbox outlives its connection."""
         control = next((step for step in consumer.blueprint.order if isinstance(step, Control)), None)
-        if Capability.CANCEL_DELAYED not in self._runtime.transport.capabilities:
-            return  # Celery's own: a revoked task is remembered, and revoked when it is due
-        if control is None or self._stands or not self._runtime.enforces:
+        if control is None or self._stands:
             return
         node, self._stands = control.box.node, True
+        node.handlers = {**node.handlers, ABOUT: self._about}
+        if Capability.CANCEL_DELAYED not in self._runtime.transport.capabilities or not self._runtime.enforces:
+            return  # Celery's own: a revoked task is remembered, and revoked when it is due
         ours = {
             "revoke": self._revoking,
             "terminate": self._revoking,
@@ -77,6 +84,10 @@ class RemoteControl(bootsteps.StartStopStep):
         }
         standing = {name: wrap(node.handlers[name]) for name, wrap in ours.items() if name in node.handlers}
         node.handlers = {**node.handlers, **standing}
+
+    def _about(self, _: Any) -> dict[str, Any]:
+        """What `redelivery doctor` asks of a worker."""
+        return {"version": version("redelivery"), "mode": self._runtime.settings.mode, "now_ms": int(time.time() * 1000)}
 
     def _revoking(self, command: Command) -> Command:
         @functools.wraps(command)

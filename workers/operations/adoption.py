@@ -89,7 +89,7 @@ def adoption_of(runtime: Runtime) -> Adoption:
 
 
 def _change(runtime: Runtime, task: Task) -> Change:
-    queue = _queue_of(runtime.app, task.name)
+    queue = queue_of(runtime.app, task.name)
     policy = runtime.policies.policy_for(queue, task.name)
     late, rejects = bool(task.acks_late), bool(task.reject_on_worker_lost)
     acts = runtime.enforces and policy.enabled
@@ -116,7 +116,7 @@ def _then(task: Task, attribute: str, now: bool) -> bool:
     return True if said is UNSET else now
 
 
-def _queue_of(app: Celery, name: str) -> str:
+def queue_of(app: Celery, name: str) -> str:
     """Where a publication without options goes."""
     route = app.amqp.router.route({}, name)
     queue = route.get("queue")

@@ -54,6 +54,15 @@ class Policy:
     queues: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Bypass:
+    """A queue whose declaration lets the broker end messages: by these arguments, and what is to be done."""
+
+    queue: str
+    arguments: tuple[str, ...]
+    why: str
+
+
 class _NoRedirects(HTTPRedirectHandler):
     """Leaves a redirection as what it is: no answer."""
 
@@ -115,29 +124,45 @@ def _checked(rows: Any) -> Iterator[dict[str, Any]]:
         yield {**row, "name": str(row["name"]), "priority": int(row["priority"]), "definition": dict(row["definition"])}
 
 
-def warn_of_bypasses(app: Celery, queues: Iterable[str]) -> None:
-    """Say where these queues' own declarations let RabbitMQ end messages by itself."""
+def bypasses_of(app: Celery, queues: Iterable[str]) -> Iterator[Bypass]:
+    """Where these queues' own declarations let RabbitMQ end messages by itself."""
     for name in queues:
         queue = app.amqp.queues[name]
         said = {**(queue.queue_arguments or {}), **({"x-message-ttl": queue.message_ttl} if queue.message_ttl is not None else {})}
         said.update({"x-expires": queue.expires} if queue.expires is not None else {})
         said.update({"x-max-length": queue.max_length} if queue.max_length is not None else {})
         said.update({"x-max-length-bytes": queue.max_length_bytes} if queue.max_length_bytes is not None else {})
-        found = [argument for argument in BYPASSES if argument in said]
+        found = tuple(argument for argument in BYPASSES if argument in said)
         if found:
-            why = _KEPT if BYPASSES[0] in found else _DROPPED
-            log.warning("broker.bypasses", queue=name, arguments=",".join(found), why=why)
+            yield Bypass(name, found, _KEPT if BYPASSES[0] in found else _DROPPED)
+
+
+def bypassing_policies(
+    url: str, app: Celery, consumed: Sequence[str], letters: Iterable[str], names: AmqpNames
+) -> list[tuple[Policy, str]]:
+    """The broker's own policies that end messages, each with what is to be done. Raises `BrokerError`.
+
+    They end those of the app's queues, past every policy here, or ours, for good.
+    """
+    ours = {*letters, names.outcomes, *map(names.level, range(BITS))} - {*consumed}
+    found = ending_policies(url, app.connection_for_write(), [*consumed, *ours])
+    whys = [_ENDS_OURS if ours & {*each.queues} else _KEPT if each.definitions[0] == ENDING[0] else _DROPPED for each in found]
+    return list(zip(found, whys, strict=True))
+
+
+def warn_of_bypasses(app: Celery, queues: Iterable[str]) -> None:
+    """Say where these queues' own declarations let RabbitMQ end messages by itself."""
+    for each in bypasses_of(app, queues):
+        log.warning("broker.bypasses", queue=each.queue, arguments=",".join(each.arguments), why=each.why)
 
 
 def warn_of_policies(url: str, app: Celery, consumed: Sequence[str], letters: Iterable[str], names: AmqpNames) -> None:
     """Say which of the broker's own policies end messages: in the app's queues, past every policy here, or in ours, for good."""
-    ours = {*letters, names.outcomes, *map(names.level, range(BITS))} - {*consumed}
     try:
-        found = ending_policies(url, app.connection_for_write(), [*consumed, *ours])
+        found = bypassing_policies(url, app, consumed, letters, names)
     except BrokerError as exc:
         log.warning("broker.policies_unknown", error=str(exc), why="look with `rabbitmqctl list_policies`")
         return
-    for policy in found:
-        why = _ENDS_OURS if ours & {*policy.queues} else _KEPT if policy.definitions[0] == "dead-letter-exchange" else _DROPPED
+    for policy, why in found:
         facts = {"queues": ",".join(policy.queues), "definitions": ",".join(policy.definitions)}
         log.warning("broker.policy_bypasses", policy=policy.name, **facts, why=why)

@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 
     from ...ports import Deliveries, FastPath, Held, Pipeline, Registry
 
+NO_EVICTION = "noeviction"
+#: What follows from any other policy of a server with a limit.
+EVICTS = "a full server deletes messages without a record: set maxmemory-policy noeviction"
+
 
 class RedisBroker(RedisTransport):
     """The broker of an app (`Transport`)."""
@@ -80,8 +84,13 @@ class RedisBroker(RedisTransport):
 
     def warn(self, queues: Sequence[str], letters: Iterable[str], management_url: str | None) -> None:  # noqa: ARG002 - the port's
         """Say where the server may throw messages away by itself: the only deaths on Redis that nobody records."""
-        memory: Any = self.client.info("memory")
-        policy = memory.get("maxmemory_policy", "noeviction")
-        if memory.get("maxmemory") and policy != "noeviction":
-            why = "a full server deletes messages without a record: set maxmemory-policy noeviction"
-            log.warning("broker.evicts", maxmemory_policy=policy, maxmemory=memory["maxmemory"], why=why)
+        eviction = eviction_of(self.client.info("memory"))
+        if eviction is not None:
+            policy, maxmemory = eviction
+            log.warning("broker.evicts", maxmemory_policy=policy, maxmemory=maxmemory, why=EVICTS)
+
+
+def eviction_of(memory: Any) -> tuple[str, int] | None:
+    """The policy by which a full server deletes messages, and its `maxmemory`, from `INFO memory`; None where it deletes none."""
+    policy, maxmemory = str(memory.get("maxmemory_policy", NO_EVICTION)), int(memory.get("maxmemory") or 0)
+    return (policy, maxmemory) if maxmemory and policy != NO_EVICTION else None

@@ -145,6 +145,10 @@ class Keys:
         """Zset: where a stretch of taken slots begins → where it ends (milliseconds); one for each retry budget of a queue."""
         return self._own(f"slots:{per_second!r}:{queue}")
 
+    def clocks(self, day: int) -> str:
+        """Hash: host of a producer whose clock was wrong on this day (since the epoch) → JSON (by how much, and when)."""
+        return self._own(f"clocks:{day}")
+
     def operation(self, operation_id: str) -> str:
         """Hash: one operation: what is to be done, its state, whose it is, how far it is."""
         return self._own(f"operation:{operation_id}")

@@ -16,6 +16,7 @@ from ...messages.recording import published
 from ...messages.ttl import is_dated
 from .bounds import publish_within
 from .keys import Keys
+from .producer_clock import ProducerClock
 from .purging import purge
 from .replicas import ConfirmedRedis
 from .scripts import Script, encoded
@@ -80,11 +81,15 @@ class Publishing:
             bounds = runtime.policies.bounds_of(queue, event.task)
             if bounds is not None or is_dated(message["headers"]):
                 where = {"queue": queue, "list_name": list_name, "expires": expires}
-                return publish_within(client, keys, runtime, bounds, message=message, event=event, **where)
+                publish_within(client, keys, runtime, bounds, message=message, event=event, **where)
+                _CLOCK.look(client, keys)
+                return None
         name = keys.list(list_name)
         lists = [keys.list(each) for each in keys.list_names(queue)] if expires != "" else []
         text, gaps = with_gaps(message, from_now(message["headers"]))
-        return _PUBLISH(client, [keys.outcomes, name, *lists], [text, expires, *encoded(event), gaps])
+        answer = _PUBLISH(client, [keys.outcomes, name, *lists], [text, expires, *encoded(event), gaps])
+        _CLOCK.look(client, keys)
+        return answer
 
     def _purge(self: Any, queue: str) -> int:
         """Discard what waits in a queue, as kombu does, and record it: `celery purge` is an operator's hand."""
@@ -103,3 +108,4 @@ class Publishing:
 
 _PUBLISH = Script("publish", answers_last=True)
 _BIND = Script("bind")
+_CLOCK = ProducerClock()

@@ -72,7 +72,7 @@ def export_outcomes(
     publishers = Publishers.read(destination)
     left = depth_of(connection, names.outcomes) or 0
     while left > 0:
-        with Look(connection, names.outcomes, most=left, read=_body) as look:
+        with Look(connection, names.outcomes, most=left, read=body_of) as look:
             taken, messages = Batch(), []
             for found in look:
                 messages.append(found)
@@ -105,7 +105,7 @@ def newest(connection: Connection, names: AmqpNames, limit: int, *, most: int = 
     """The `limit` newest events, the oldest of them first, and how many messages of the log were not looked at (`most` were)."""
     kept: deque[Event] = deque(maxlen=max(limit, 1))
     depth = depth_of(connection, names.outcomes) or 0
-    with Look(connection, names.outcomes, most=min(depth, most), read=_body) as look:
+    with Look(connection, names.outcomes, most=min(depth, most), read=body_of) as look:
         for found in look:
             kept.extend(each for each in _read(found.raw) if not isinstance(each, Refused))
         looked_at = look.held
@@ -166,7 +166,7 @@ class Listening:
     def heard(self) -> Iterator[Event]:
         """What was recorded since it was last asked."""
         while (message := self._channel.basic_get(self._queue, no_ack=True)) is not None:
-            yield from (each for each in _read(_body(message)) if not isinstance(each, Refused))
+            yield from (each for each in _read(body_of(message)) if not isinstance(each, Refused))
 
     def follow(self) -> Iterator[Event]:
         """What is recorded, as it is recorded, for ever."""
@@ -174,14 +174,15 @@ class Listening:
         self._channel.basic_consume(self._queue, no_ack=True, callback=arrived.append)
         while True:
             while arrived:
-                yield from (each for each in _read(_body(arrived.popleft())) if not isinstance(each, Refused))
+                yield from (each for each in _read(body_of(arrived.popleft())) if not isinstance(each, Refused))
             try:
                 self._connection.drain_events(timeout=BEAT)
             except TimeoutError:
                 self._connection.heartbeat_check()
 
 
-def _body(message: Any) -> bytes:
+def body_of(message: Any) -> bytes:
+    """The bytes of a message of the log."""
     body = message.body
     return body.encode("utf-8", "replace") if isinstance(body, str) else bytes(body)
 

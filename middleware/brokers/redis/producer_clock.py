@@ -1,0 +1,69 @@
+"""A producer's clock: compared with the server's now and then, and noted where it is wrong, so that somebody may hear of it.
+
+Countdowns do not need it (`messages/countdown`), but a time that a producer makes by itself (`eta=`, `expires=` as a time) is as
+wrong as its clock. The first publication of a process looks, and one of each hour after it. A right clock leaves nothing on the
+server. A wrong one is noted under its host's name for a day or two, and a line of the log says so; a host that was mended says so
+where the note still stands. No publication fails because of it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import socket
+import time
+from typing import TYPE_CHECKING, Any
+
+from ...logs import log
+from ...policy.clock_skew import skew_ms
+from ..errors import REDIS_ERRORS
+
+if TYPE_CHECKING:
+    from redis import Redis
+
+    from .keys import Keys
+
+#: Seconds between two looks of one process.
+EVERY = 3600.0
+DAY_MS = 86_400_000
+#: Hosts that are noted on one day at the most.
+MAX_HOSTS = 1000
+WHY = "times that it makes by itself (eta, expires) are as wrong: set its clock (NTP), or publish with countdown"
+
+
+class ProducerClock:
+    """The clock of this process' machine."""
+
+    def __init__(self) -> None:
+        self._next = -math.inf
+
+    def look(self, client: Redis, keys: Keys) -> None:
+        """Compare it with the server's, where it is time for that."""
+        now = time.monotonic()
+        if now < self._next:
+            return
+        self._next = now + EVERY
+        try:
+            self._compare(client, keys)
+        except REDIS_ERRORS as exc:
+            log.debug("clock.not_seen", error=str(exc))
+
+    @staticmethod
+    def _compare(client: Redis, keys: Keys) -> None:
+        asked_ms = _now_ms()
+        said: Any = client.time()
+        answered_ms = _now_ms()
+        server_ms = int(said[0]) * 1000 + int(said[1]) // 1000
+        ahead = -skew_ms(asked_ms, server_ms, answered_ms)
+        noted, host = keys.clocks(server_ms // DAY_MS), socket.gethostname()
+        if ahead:
+            log.warning("clock.differs", host=host, seconds=round(ahead / 1000, 3), why=WHY)
+        elif not client.exists(noted):
+            return
+        if int(client.hlen(noted)) < MAX_HOSTS:
+            client.hset(noted, host, json.dumps({"ahead_ms": ahead, "at_ms": server_ms}))
+            client.pexpire(noted, 2 * DAY_MS)
+
+
+def _now_ms() -> int:
+    return int(time.time() * 1000)

@@ -1,0 +1,39 @@
+"""The app that the doctor examines: one queue and one task, with the options that the environment says."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from celery import Celery
+from celery.signals import worker_ready
+from celery.worker.strategy import default
+from kombu import Queue
+
+from redelivery import Redelivery
+
+app = Celery("shop", broker=os.environ["SHOP_BROKER"], backend=os.environ.get("SHOP_BACKEND"))
+app.conf.update(json.loads(os.environ.get("SHOP_CONF", "{}")))
+app.conf.broker_connection_retry_on_startup = True
+app.conf.task_default_queue = "orders"
+app.conf.task_queues = [Queue("orders", **json.loads(os.environ.get("SHOP_QUEUE", "{}")))]
+if not os.environ.get("SHOP_PLAIN"):
+    Redelivery(app, json.loads(os.environ.get("SHOP_SETTINGS", "{}")))
+
+
+def gathering(*args: Any, **options: Any) -> Any:
+    """A strategy of the task's own."""
+    return default(*args, **options)
+
+
+@worker_ready.connect
+def ready(**_: Any) -> None:
+    """Say that the worker consumes."""
+    Path(os.environ["SHOP_READY"]).touch()
+
+
+@app.task(name="shop.pack", **json.loads(os.environ.get("SHOP_TASK", "{}")))
+def pack() -> None:
+    """Succeeds."""

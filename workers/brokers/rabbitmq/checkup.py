@@ -1,0 +1,103 @@
+"""What `redelivery doctor` asks of RabbitMQ: whether it takes publications, what ends messages there, and its outcome log's head.
+
+An alarm is told to nobody before he publishes. So one empty message is published to a queue of this connection alone: it comes
+back, or the broker says that it is blocked. The broker's policies are told by its management plugin alone; where no
+`management_url` is set, or it does not answer, they are not known.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import amqp
+from amqp.exceptions import NotFound
+
+from redelivery.errors import BrokerError
+from redelivery.middleware.brokers.rabbitmq.events import events_of
+from redelivery.middleware.brokers.rabbitmq.policies import bypasses_of, bypassing_policies
+
+from ...ports import Condition, Ending, LogState, NotKnown
+from .outcome_log import body_of
+from .peek import Look
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+    from redelivery.middleware.brokers.rabbitmq.transport import AmqpTransport
+
+#: Seconds that the broker may take to hand the empty message back, or to say that it is blocked.
+PATIENCE = 5.0
+_ALARMS = NotKnown("whether the broker has an alarm", "it did not answer a publication in time", "rabbitmq-diagnostics alarms")
+_POLICIES = "whether the broker's own policies end messages"
+_LIST = "rabbitmqctl list_policies"
+
+
+class AmqpCheckup:
+    """See `Checkup`."""
+
+    def __init__(self, transport: AmqpTransport) -> None:
+        self._transport = transport
+
+    def condition(self, queues: Sequence[str], letters: Collection[str], management_url: str | None) -> Condition:
+        app, not_known = self._transport.app, []
+        endings = [Ending("declaration", each.queue, (each.queue,), each.arguments, each.why) for each in bypasses_of(app, queues)]
+        if management_url is None:
+            not_known.append(NotKnown(_POLICIES, "AMQP does not tell", f"set management_url, or run: {_LIST}"))
+        else:
+            try:
+                found = bypassing_policies(management_url, app, queues, letters, self._transport.keys)
+                endings += [Ending("policy", policy.name, policy.queues, policy.definitions, why) for policy, why in found]
+            except BrokerError as exc:
+                not_known.append(NotKnown(_POLICIES, str(exc), f"mend management_url, or run: {_LIST}"))
+        alarm = self._alarm()
+        if alarm is None:
+            not_known.append(_ALARMS)
+        return Condition(alarm=alarm, endings=tuple(endings), not_known=tuple(not_known))
+
+    def _alarm(self) -> str | None:
+        """Why the broker takes no publications; empty where it takes them, None where it says neither."""
+        connection = self._transport.connect()
+        said: list[Any] = []
+        came: list[Any] = []
+        made: Any = connection.connection
+        made.on_blocked = said.append
+        try:
+            channel = made.channel()
+            name = channel.queue_declare("", exclusive=True, auto_delete=True).queue
+            channel.basic_consume(name, no_ack=True, callback=came.append)
+            channel.basic_publish(amqp.Message(b""), "", name)
+            until = time.monotonic() + PATIENCE
+            while not said and not came and (left := until - time.monotonic()) > 0:
+                try:
+                    made.drain_events(timeout=left)
+                except TimeoutError:
+                    break
+        finally:
+            connection.collect(socket_timeout=1.0)  # a broker that is blocked does not answer a goodbye
+        return str(said[0]) or "an alarm" if said else "" if came else None
+
+    def log_state(self) -> LogState:
+        """As `Checkup.log_state`, by a look at its first message alone."""
+        with self._transport.connect() as connection, Look(connection, self._transport.keys.outcomes, most=1, read=body_of) as look:
+            found = next(iter(look), None)
+            first = None if found is None else next(iter(events_of(found.raw)), None)
+        return LogState(oldest_ms=None if first is None else first.at_ms)
+
+    def leases(self) -> dict[str, str]:
+        """As `Checkup.leases`: the broker itself gives back what a dead worker held."""
+        return {}
+
+    def consumers(self, queues: Collection[str]) -> dict[str, int]:
+        found = {}
+        with self._transport.connect() as connection:
+            for name in queues:
+                try:
+                    found[name] = int(connection.default_channel.queue_declare(name, passive=True).consumer_count)
+                except NotFound:
+                    continue
+        return found
+
+    def wrong_clocks(self) -> None:
+        """As `Checkup.wrong_clocks`: RabbitMQ tells nobody its time, so that a producer has nothing to compare its clock with."""
+        return

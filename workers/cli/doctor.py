@@ -1,0 +1,92 @@
+"""`redelivery doctor`: what will hurt, with why, and the exact fix."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import click
+
+from redelivery.display import safe
+from redelivery.errors import InputError
+
+from ..operations.doctor.examination import examine
+from .context import Context, json_option, pass_context
+from .output import SECONDS, counted, print_json, table, wrapped
+from .screen import coloured
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ..operations.doctor.examination import Diagnosis
+
+#: How wide the words before each line are.
+MARK = 9
+
+
+@click.command()
+@click.option("--ignore", "ignored", multiple=True, metavar="NAME", help="Leave out findings of this name; may be repeated.")
+@click.option(
+    "--timeout", type=SECONDS, default="15s", show_default=True, help="For how long the broker and the workers are asked."
+)
+@json_option
+@pass_context
+@click.pass_context
+def doctor(ctx: click.Context, context: Context, ignored: tuple[str, ...], timeout: float) -> None:
+    """Look for what will hurt: in the settings, in the broker, and in the workers that run.
+
+    Each finding has why it hurts, and the fix to paste. What the broker or a worker does not tell is listed as not known. Nothing
+    is changed. Exit code 0 where nothing was found, 1 where something was.
+    """
+    if timeout <= 0:
+        msg = "--timeout: give more than 0 seconds"
+        raise InputError(msg)
+    context.transport  # noqa: B018 - a broker that is not there is said in one line
+    diagnosis = examine(context.runtime, timeout)
+    found = [each for each in diagnosis.findings if each.name not in ignored]
+    if context.as_json:
+        print_json(
+            {
+                "sound": not found,
+                "findings": [asdict(each) for each in found],
+                "ignored": sorted({each.name for each in diagnosis.findings} & {*ignored}),
+                "not_known": [asdict(each) for each in diagnosis.not_known],
+                "workers": diagnosis.workers,
+            },
+        )
+    elif sys.stdout.isatty():
+        click.echo("\n".join(_lines(diagnosis, ignored)))
+    else:
+        rows = [(each.severity, each.name, each.what, each.why, each.fix) for each in found]
+        rows += [("not known", "-", each.what, each.why, each.fix) for each in diagnosis.not_known]
+        click.echo(table(rows, ("severity", "name", "what", "why", "fix")))
+    ctx.exit(1 if found else 0)
+
+
+def _lines(diagnosis: Diagnosis, ignored: tuple[str, ...]) -> Iterator[str]:
+    found = [each for each in diagnosis.findings if each.name not in ignored]
+    for each in found:
+        yield _marked(each.severity, f"{each.name}: {each.what}")
+        yield _marked("why", each.why)
+        yield _marked("fix", each.fix)
+        yield ""
+    for unknown in diagnosis.not_known:
+        yield _marked("not known", f"{unknown.what}: {unknown.why}")
+        yield _marked("fix", unknown.fix)
+        yield ""
+    dangers = sum(each.severity == "danger" for each in found)
+    workers = (
+        "no worker could be asked"
+        if diagnosis.workers is None
+        else counted(diagnosis.workers, "worker answered", "workers answered")
+    )
+    left_out = len(diagnosis.findings) - len(found)
+    tail = f"; {left_out} ignored" if left_out else ""
+    warnings = counted(len(found) - dangers, "warning", "warnings")
+    yield wrapped(f"{counted(dangers, 'danger', 'dangers')}, {warnings}; {workers}{tail}.")
+
+
+def _marked(mark: str, text: str) -> str:
+    line = wrapped(f"{mark:<{MARK}}  {safe(text)}", MARK + 2)
+    return coloured(mark, mark) + line.removeprefix(mark)

@@ -1,0 +1,55 @@
+"""Checks of the dead-letter queues: those that cannot take dead letters, and those that nobody reads."""
+
+from __future__ import annotations
+
+import shlex
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from redelivery.display import safe
+
+from .finding import Finding
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ...ports import DeadLetterQueue
+    from .seen import Seen
+
+#: For so long a dead letter may lie before somebody should have looked at it; the alarm of `docs/metrics.md` says the same.
+UNREAD = timedelta(days=1)
+#: What is new since then still arrives.
+RECENT = timedelta(hours=1)
+
+
+def check_queues(seen: Seen) -> Iterator[Finding]:
+    """Those that are missing and may not be made, and those whose names are taken; a worker refuses to start with either."""
+    for each in seen.letter_faults or ():
+        name = "dead_letter_queue.taken" if each.is_taken else "dead_letter_queue.missing"
+        what = f"queue {each.queue!r}: dead-letter queue {each.dead_letter_queue!r} {each.why}"
+        yield Finding(name, "danger", what, "no worker starts with it; those that run cannot keep dead letters", each.fix)
+
+
+def check_unread(seen: Seen) -> Iterator[Finding]:
+    """Letters that have lain for a day, or, where their ages are not known, in a queue without a consumer."""
+    for each in seen.letters or ():
+        if not each.letters or seen.letter_readers.get(each.name):
+            continue
+        if each.oldest_ms is not None and seen.now_ms - each.oldest_ms < UNREAD / timedelta(milliseconds=1):
+            continue
+        what = f"{safe(each.name)} has {each.letters} dead letters that nobody takes{_since(each, seen.now_ms)}"
+        why = "each is a task that did not happen" + _growing(each, seen.now_ms)
+        fix = f"redelivery -A {seen.runtime.app.main or 'APP'} dlq show {shlex.quote(safe(each.name))}; then redrive or purge them"
+        yield Finding("dead_letter_queue.unread", "warning", what, why, fix)
+
+
+def _since(each: DeadLetterQueue, now_ms: int) -> str:
+    if each.oldest_ms is None:
+        return " (it has no consumer)"
+    days = (now_ms - each.oldest_ms) // 86_400_000
+    return f", the oldest for {days} {'day' if days == 1 else 'days'}"
+
+
+def _growing(each: DeadLetterQueue, now_ms: int) -> str:
+    is_new = each.newest_ms is not None and now_ms - each.newest_ms < RECENT / timedelta(milliseconds=1)
+    return ", and more arrive: the newest died within the last hour" if is_new else ""

@@ -1,0 +1,184 @@
+"""The examination: ask the broker and the workers, all at once and for a bounded time, and put what they say before every check.
+
+Each question has a thread of its own. What is not answered in time, or refused, is `NotKnown`; the checks that need it yield
+nothing. Nothing is changed: on RabbitMQ one empty message goes to a queue of one connection alone, and a look at the outcome log
+marks its first message.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from redelivery.errors import RedeliveryError
+from redelivery.middleware.brokers import kind_of
+from redelivery.middleware.brokers.errors import BROKER_ERRORS
+from redelivery.middleware.ports import Capability
+from redelivery.middleware.worker.startup_checks import dead_letter_queue_faults, targets_of
+
+from ...brokers.broker import broker_of, needed
+from ..letters import dead_letters
+from .dead_letters import check_queues, check_unread
+from .finding import Check, Finding, NotKnown
+from .fleet import ask, own_clock
+from .outcome_log import check_bytes, check_export
+from .queues import check_consumers, check_dispatcher
+from .seen import Queues, Seen
+from .server import check_endings, check_memory, check_persistence, check_replicas
+from .settings import check_celery, check_patterns, check_refused, check_results, check_retention
+from .tasks import check_acknowledgement, check_strategies
+from .workers import check_clocks, check_mixture, check_versions, check_visibility
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from redelivery.middleware.runtime import Runtime
+
+    from ...ports import Checkup
+
+Answered = TypeVar("Answered")
+
+#: Seconds between two looks at the leases: a living worker renews its own once a second.
+STILL = 2.5
+#: All checks; the dangerous ones first.
+CHECKS: tuple[Check, ...] = (
+    check_refused,
+    check_memory,
+    check_persistence,
+    check_replicas,
+    check_endings,
+    check_queues,
+    check_consumers,
+    check_dispatcher,
+    check_visibility,
+    check_mixture,
+    check_versions,
+    check_clocks,
+    check_unread,
+    check_export,
+    check_bytes,
+    check_acknowledgement,
+    check_strategies,
+    check_patterns,
+    check_retention,
+    check_results,
+    check_celery,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """What was found, the dangers first, and what is not known; `workers` is how many answered, None where none could be asked."""
+
+    findings: tuple[Finding, ...]
+    not_known: tuple[NotKnown, ...]
+    workers: int | None
+
+
+def examine(runtime: Runtime, seconds: float) -> Diagnosis:
+    """Look at everything, for so many seconds at the most. Raises `ConfigurationError` where the settings cannot hold."""
+    runtime.app.finalize(auto=True)
+    seen, missing = _seen(runtime, seconds)
+    told = [each for check in CHECKS for each in check(seen)]
+    findings = sorted((each for each in told if isinstance(each, Finding)), key=lambda each: each.severity != "danger")
+    not_known = (*missing, *(each for each in told if isinstance(each, NotKnown)))
+    return Diagnosis(tuple(findings), not_known, None if seen.fleet is None else len(seen.fleet.workers))
+
+
+def _seen(runtime: Runtime, seconds: float) -> tuple[Seen, list[NotKnown]]:
+    broker, kind = broker_of(runtime.transport), kind_of(runtime.app)
+    checkup = needed(broker.checkup)
+    queues = list(runtime.app.amqp.queues.consume_from)
+    letters = dead_letters.known(runtime)
+    now_ms: Callable[[], int] = runtime.transport.now_ms if Capability.SERVER_TIME in runtime.transport.capabilities else own_clock
+    names = [name for name in runtime.app.amqp.queues if name not in letters]
+    targets = {*letters, *(target for queue in queues for target in targets_of(runtime, queue))}
+    url = runtime.settings.management_url
+    asked = _Questions(seconds)
+    condition = asked.ask("the broker's own state", lambda: checkup.condition(queues, sorted(targets), url))
+    waiting = asked.ask("the queues", lambda: _queues(runtime, checkup, names, letters))
+    summaries = asked.ask("the dead letters", lambda: dead_letters.summaries(runtime))
+    faults = asked.ask("the dead-letter queues", lambda: list(dead_letter_queue_faults(runtime)))
+    log = asked.ask("the outcome log", checkup.log_state)
+    fleet = asked.ask("the workers", lambda: ask(runtime.app, now_ms))
+    leases = asked.ask("the leases", lambda: _moving(checkup))
+    clocks = asked.ask("the producers' clocks", checkup.wrong_clocks)
+    readers = asked.ask("who reads the dead letters", lambda: checkup.consumers(letters))
+    answered = fleet()
+    ours = 0 if answered is None else len(answered.ours)
+    on_queues = {} if answered is None else {name: len(answered.consumers_of(name)) for name in letters}
+    return (
+        Seen(
+            runtime=runtime,
+            kind=kind,
+            now_ms=now_ms(),
+            condition=condition(),
+            queues=waiting(),
+            letters=summaries(),
+            letter_faults=faults(),
+            log=log(),
+            fleet=answered,
+            silent=max((leases() or 0) - ours, 0),
+            wrong_clocks=clocks(),
+            letter_readers=on_queues | dict(readers() or {}),
+        ),
+        asked.missing,
+    )
+
+
+def _queues(runtime: Runtime, checkup: Checkup, names: list[str], letters: Mapping[str, str]) -> Queues:
+    gauges = needed(broker_of(runtime.transport).gauges)
+    return Queues.of(list(gauges.sample(names, letters, len)), checkup.consumers(names))
+
+
+def _moving(checkup: Checkup) -> int:
+    """How many leases are renewed."""
+    before = checkup.leases()
+    if not before:
+        return 0
+    time.sleep(STILL)
+    return sum(before.get(token) != counter for token, counter in checkup.leases().items())
+
+
+class _Questions:
+    """Questions that are asked at once, and answered until one moment, or not at all."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds, self._until = seconds, time.monotonic() + seconds
+        self.missing: list[NotKnown] = []
+
+    def ask(self, what: str, question: Callable[[], Answered]) -> Callable[[], Answered | None]:
+        """Ask; the answer is waited for where it is called for. None, and a line in `missing`, where there is none."""
+        answers: list[Answered] = []
+        failures: list[Exception] = []
+
+        def run() -> None:
+            try:
+                answers.append(question())
+            except Exception as exc:  # noqa: BLE001 - raised again where the answer is called for
+                failures.append(exc)
+
+        thread = threading.Thread(target=run, name="redelivery-doctor", daemon=True)
+        thread.start()
+
+        def answer() -> Answered | None:
+            thread.join(max(self._until - time.monotonic(), 0))
+            if answers:
+                return answers[0]
+            self._explain(what, failures)
+            return None
+
+        return answer
+
+    def _explain(self, what: str, failures: list[Any]) -> None:
+        if not failures:
+            why = f"the broker did not answer within {self._seconds:g} s"
+            self.missing.append(NotKnown(what, why, "run doctor again, with a longer --timeout"))
+            return
+        if not isinstance(failures[0], (RedeliveryError, *BROKER_ERRORS)):
+            raise failures[0]
+        self.missing.append(
+            NotKnown(what, f"{type(failures[0]).__name__}: {failures[0]}", "see the broker's log, or its user's rights")
+        )

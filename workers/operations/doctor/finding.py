@@ -1,0 +1,43 @@
+"""What the doctor finds, and what a check is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, Protocol
+
+from ...ports import NotKnown
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from .seen import Seen
+
+#: `danger`: messages are lost, run twice or not at all. `warning`: a guarantee is weaker than it looks, or will be soon.
+Severity = Literal["danger", "warning"]
+#: Names that a sentence lists.
+MAX_NAMED = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that will hurt: what it is, why it hurts, and what to do (a command or a setting to paste)."""
+
+    name: str
+    severity: Severity
+    what: str
+    why: str
+    fix: str
+
+
+class Check(Protocol):
+    """One kind of check: a pure function of what was seen; what was not seen yields nothing."""
+
+    def __call__(self, seen: Seen) -> Iterator[Finding | NotKnown]:
+        """What is wrong, and what cannot be told."""
+        ...
+
+
+def named(names: list[str] | tuple[str, ...]) -> str:
+    """These names in a sentence: the first, and how many more there are."""
+    shown = ", ".join(names[:MAX_NAMED])
+    return shown if len(names) <= MAX_NAMED else f"{shown} and {len(names) - MAX_NAMED} more"

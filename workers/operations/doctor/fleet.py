@@ -1,0 +1,145 @@
+"""The workers that answer remote control: plain Celery's and ours, what each consumes, its version, and its clock.
+
+Celery's own commands tell which queues a worker consumes, and that its requests are ours. Only then is each of ours asked for what
+ours alone knows, so that no plain worker is asked for a command that it would log as an error. Limits: a worker without remote
+control, or a solo worker in the middle of a task, does not answer.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from redelivery.middleware.policy.clock_skew import skew_ms
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from celery import Celery
+    from kombu import Connection
+
+#: Our workers' own command.
+ABOUT = "redelivery"
+#: Seconds in which a worker answers.
+PATIENCE = 2.0
+#: Where the requests of our workers come from.
+OURS = "redelivery.middleware.worker.request"
+#: kombu's own, in seconds.
+VISIBILITY_TIMEOUT = 3600.0
+
+Clock = Callable[[], int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Worker:
+    """One worker that answers. `version` is redelivery's: None where the worker is too old to tell.
+
+    `ahead_ms` is by how much its clock is ahead of the broker's, at the least; None where it does not tell. `visibility_timeout`
+    (seconds) is a plain worker's.
+    """
+
+    name: str
+    queues: tuple[str, ...]
+    is_ours: bool
+    version: str | None = None
+    ahead_ms: int | None = None
+    visibility_timeout: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fleet:
+    """All that answer."""
+
+    workers: tuple[Worker, ...] = field(default=())
+
+    @property
+    def ours(self) -> list[Worker]:
+        """Those with redelivery."""
+        return [each for each in self.workers if each.is_ours]
+
+    @property
+    def plain(self) -> list[Worker]:
+        """Celery's own."""
+        return [each for each in self.workers if not each.is_ours]
+
+    def consumers_of(self, queue: str) -> list[Worker]:
+        """Those that consume a queue."""
+        return [each for each in self.workers if queue in each.queues]
+
+
+def ask(app: Celery, now_ms: Clock) -> Fleet:
+    """Ask all workers; `now_ms` is the clock that theirs are compared with. Raises what the broker's driver does."""
+    with app.connection_for_write() as connection:
+        asked = _Asked(app, connection)
+        queues = {name: _names(said) for name, said in asked.all("active_queues").items()}
+        requests = asked.these("registered", queues, taskinfoitems=["Request"], builtins=True)
+        ours = {name for name, said in requests.items() if OURS in str(said)}
+        before = now_ms()
+        told = asked.these(ABOUT, ours)
+        after = now_ms()
+        plain = queues.keys() - ours
+        conf = asked.these("conf", plain)
+    workers = [
+        Worker(
+            name=name,
+            queues=queues[name],
+            is_ours=name in ours,
+            version=_version(told.get(name)),
+            ahead_ms=_ahead(told.get(name), before, after),
+            visibility_timeout=_visibility(conf.get(name)) if name in plain else None,
+        )
+        for name in sorted(queues)
+    ]
+    return Fleet(workers=tuple(workers))
+
+
+class _Asked:
+    """Remote control on one connection."""
+
+    def __init__(self, app: Celery, connection: Connection) -> None:
+        self._app, self._connection = app, connection
+
+    def all(self, command: str) -> dict[str, Any]:
+        """What every worker answers in time."""
+        return self._ask(command, None, {}, None)
+
+    def these(self, command: str, names: Iterable[str], **arguments: Any) -> dict[str, Any]:
+        """What these workers answer; no longer than until all have."""
+        wanted = sorted(names)
+        return self._ask(command, wanted, arguments, len(wanted)) if wanted else {}
+
+    def _ask(self, command: str, names: list[str] | None, arguments: dict[str, Any], limit: int | None) -> dict[str, Any]:
+        control = self._app.control
+        options: dict[str, Any] = {"reply": True, "timeout": PATIENCE, "limit": limit, "connection": self._connection}
+        answers = control.broadcast(command, arguments, names, **options) or []
+        return {name: said for answer in answers for name, said in answer.items()}
+
+
+def _names(said: Any) -> tuple[str, ...]:
+    """The queues in an answer to `active_queues`."""
+    return tuple(str(each["name"]) for each in said if isinstance(each, dict) and "name" in each) if isinstance(said, list) else ()
+
+
+def _version(said: Any) -> str | None:
+    return str(said["version"]) if isinstance(said, dict) and "version" in said else None
+
+
+def _ahead(said: Any, before_ms: int, after_ms: int) -> int | None:
+    told = said.get("now_ms") if isinstance(said, dict) else None
+    return skew_ms(before_ms, told, after_ms) if isinstance(told, int) else None
+
+
+def _visibility(said: Mapping[str, Any] | Any) -> float | None:
+    """A plain worker's `visibility_timeout`; None where it does not tell its configuration."""
+    if not isinstance(said, dict) or "error" in said:
+        return None
+    options = said.get("broker_transport_options")
+    value = options.get("visibility_timeout") if isinstance(options, dict) else None
+    return float(value) if isinstance(value, (int, float)) else VISIBILITY_TIMEOUT
+
+
+def own_clock() -> int:
+    """This machine's, where the broker tells nobody its own."""
+    return int(time.time() * 1000)

@@ -1,0 +1,48 @@
+"""Checks of the outcome log: one that nobody exports, and one that is full."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ...brokers.redis.outcome_log import FILLING
+from .finding import Finding
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from .seen import Seen
+
+#: Seconds for which an event may wait for its export; three rounds of an exporter that is slower than that.
+UNEXPORTED, ROUNDS = 3600.0, 3
+
+
+def _export(seen: Seen) -> str:
+    return f"redelivery -A {seen.runtime.app.main or 'APP'} outcomes export --to books/outcomes"
+
+
+def check_export(seen: Seen) -> Iterator[Finding]:
+    """Events that have waited for their export for more than an hour."""
+    settings = seen.runtime.settings
+    if seen.log is None or seen.log.oldest_ms is None:
+        return
+    waited = (seen.now_ms - seen.log.oldest_ms) / 1000
+    if waited <= max(UNEXPORTED, ROUNDS * settings.outcome_export_every):
+        return
+    why = "the log fills until its oldest events are removed: then the books have a gap, and prove nothing"
+    fix = f'outcome_export = "books/outcomes", or run: {_export(seen)} --every 60s'
+    what = f"the oldest event of the outcome log has waited for {waited / 3600:.1f} h: nobody exports it"
+    yield Finding("outcome_log.not_exported", "warning", what, why, fix)
+
+
+def check_bytes(seen: Seen) -> Iterator[Finding]:
+    """A log that is near its cap, or has lost events."""
+    log, cap = seen.log, seen.runtime.settings.outcome_log_max_bytes
+    if log is None:
+        return
+    if log.lost:
+        what = f"{log.lost} events left the outcome log unexported since the last export"
+        why = "the books have a gap there: what they say of that time is no proof"
+        yield Finding("outcome_log.lost", "danger", what, why, f"{_export(seen)}; and a greater outcome_log_max_bytes")
+    elif log.bytes is not None and log.bytes >= FILLING * cap:
+        what = f"the outcome log takes {log.bytes * 100 // cap} % of outcome_log_max_bytes"
+        yield Finding("outcome_log.filling", "danger", what, "beyond it the oldest events are removed, unexported", _export(seen))

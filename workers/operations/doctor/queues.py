@@ -1,0 +1,61 @@
+"""Checks of what waits: queues that nobody consumes, and delayed messages that nobody moves."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from redelivery.display import safe
+
+from .finding import Finding, NotKnown, named
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from .seen import Seen
+
+#: Seconds that a message may be overdue; the alarm of `docs/metrics.md` says the same.
+OVERDUE = 60.0
+
+
+def check_consumers(seen: Seen) -> Iterator[Finding | NotKnown]:
+    """Messages in a queue that no worker consumes."""
+    queues, fleet = seen.queues, seen.fleet
+    if queues is None:
+        return
+    waiting = {name: count for name, count in queues.waiting.items() if count}
+    if queues.consumers is not None:
+        alone = {name: count for name, count in waiting.items() if not queues.consumers.get(name)}
+    elif fleet is None:
+        return
+    else:
+        alone = {name: count for name, count in waiting.items() if not fleet.consumers_of(name)}
+        if alone and seen.silent:
+            why = (
+                f"{seen.silent} workers renew their lease and do not answer remote control (a busy solo worker, or it is disabled)"
+            )
+            yield NotKnown(
+                f"whether a worker consumes {named(sorted(alone))}", why, "run doctor again; worker_enable_remote_control = True"
+            )
+            return
+    for name, count in sorted(alone.items()):
+        fix = f"celery -A {seen.runtime.app.main or 'APP'} worker -Q {safe(name)}"
+        what = f"{count} messages wait in {safe(name)}, and no worker consumes it"
+        yield Finding("queue.unconsumed", "danger", what, "these tasks do not run", fix)
+
+
+def check_dispatcher(seen: Seen) -> Iterator[Finding]:
+    """Delayed messages without a dispatcher, or that are overdue although there is one."""
+    queues = seen.queues
+    if queues is None or queues.dispatchers is None:
+        return
+    has_workers = seen.fleet is not None and bool(seen.fleet.ours)
+    if not queues.dispatchers and (queues.delayed or has_workers):
+        what = f"no dispatcher is alive, and {queues.delayed} delayed messages wait"
+        why = "messages that become due stay in the delay store: no retry and no ETA happens"
+        fix = f"redelivery -A {seen.runtime.app.main or 'APP'} dispatcher, or dispatcher = true for the workers"
+        yield Finding("dispatcher.none", "danger", what, why, fix)
+    elif queues.overdue > OVERDUE:
+        what = f"a delayed message is overdue by {round(queues.overdue)} s"
+        why = "a dispatcher leads and cannot move it: its queue refuses messages (delayed.refused in the log)"
+        fix = f"redelivery -A {seen.runtime.app.main or 'APP'} delayed list"
+        yield Finding("delays.overdue", "danger", what, why, fix)

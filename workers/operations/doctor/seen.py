@@ -1,0 +1,66 @@
+"""What an examination has seen: the app, and what its broker and its workers say. None is what did not answer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from redelivery.middleware.runtime import Runtime
+    from redelivery.middleware.worker.startup_checks import DeadLetterQueueFault
+
+    from ...ports import Condition, DeadLetterQueue, Gauge, LogState
+    from .fleet import Fleet
+
+
+@dataclass(frozen=True, slots=True)
+class Queues:
+    """How much lies where: messages that wait in each queue; of the delay store, how many wait, and how long the first is overdue.
+
+    `dispatchers` is None where the broker needs none. `consumers` are those of each queue, None where the broker does not know.
+    """
+
+    waiting: Mapping[str, int]
+    delayed: int = 0
+    overdue: float = 0
+    dispatchers: int | None = None
+    consumers: Mapping[str, int] | None = None
+
+    @classmethod
+    def of(cls, gauges: list[Gauge], consumers: Mapping[str, int] | None) -> Queues:
+        """As the gauges have it."""
+        values: dict[str, list[float]] = {}
+        for each in gauges:
+            values.setdefault(each.name, []).append(each.value)
+        waiting = {each.labels["queue"]: int(each.value) for each in gauges if each.name == "queue_messages"}
+        dispatchers = values.get("dispatchers")
+        return cls(
+            waiting,
+            delayed=int(sum(values.get("delayed_messages", ()))),
+            overdue=max(values.get("overdue_seconds", ()), default=0),
+            dispatchers=None if dispatchers is None else int(dispatchers[0]),
+            consumers=consumers,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """All of it. `kind` is `redis` or `amqp`; `now_ms` the broker's time, or this machine's where it tells nobody.
+
+    `silent` is how many leases are renewed by workers that do not answer remote control.
+    """
+
+    runtime: Runtime
+    kind: str
+    now_ms: int
+    condition: Condition | None = None
+    queues: Queues | None = None
+    letters: list[DeadLetterQueue] | None = None
+    letter_faults: list[DeadLetterQueueFault] | None = None
+    log: LogState | None = None
+    fleet: Fleet | None = None
+    silent: int = 0
+    wrong_clocks: Mapping[str, int] | None = None
+    letter_readers: Mapping[str, int] = field(default_factory=dict)

@@ -1,0 +1,81 @@
+"""Checks of the broker itself: what it deletes, what it keeps, and what it refuses."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from redelivery.middleware.brokers.redis.broker import EVICTS
+
+from .finding import Finding, named
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ...ports import NotKnown
+    from .seen import Seen
+
+#: The part of its memory from which on a server is nearly full.
+FULL = 0.9
+
+
+def check_memory(seen: Seen) -> Iterator[Finding]:
+    """A server that deletes messages, is nearly full, or takes no publications."""
+    condition = seen.condition
+    if condition is None:
+        return
+    if condition.evicts:
+        fix = "redis-cli config set maxmemory-policy noeviction, and the same line in redis.conf"
+        yield Finding("broker.evicts", "danger", f"maxmemory-policy is {condition.evicts}", EVICTS.partition(":")[0], fix)
+    used, most = condition.memory or (0, 0)
+    if most and used >= FULL * most:
+        what = f"the server uses {used * 100 // most} % of its maxmemory"
+        why = "a full server refuses publications, and with them your producers"
+        yield Finding("broker.filling", "danger", what, why, f"redis-cli config set maxmemory {2 * most}")
+    if condition.alarm:
+        what = f"the broker takes no publications: {condition.alarm}"
+        why = "producers wait, and nothing that workers end is acknowledged"
+        yield Finding("broker.alarm", "danger", what, why, "rabbitmq-diagnostics alarms; then free the memory or the disk it names")
+
+
+def check_persistence(seen: Seen) -> Iterator[Finding | NotKnown]:
+    """A server that forgets."""
+    condition = seen.condition
+    if condition is None:
+        return
+    yield from condition.not_known
+    if condition.keeps == "nothing":
+        what = "the server keeps nothing on its disk (appendonly no, save empty)"
+        why = "a restart loses every message, dead letter and outcome"
+        fix = "redis-cli config set appendonly yes, and the same line in redis.conf"
+        yield Finding("broker.forgets", "danger", what, why, fix)
+    for each in condition.failing:
+        why = "what came since then is lost in a restart, and the server may refuse writes (MISCONF)"
+        yield Finding("broker.save_failing", "danger", each, why, "make room on its disk, mend its directory; redis-cli bgsave")
+
+
+def check_replicas(seen: Seen) -> Iterator[Finding]:
+    """A server that is a replica, or lacks some."""
+    condition, wanted = seen.condition, seen.runtime.settings.wait_replicas
+    if condition is None:
+        return
+    if condition.is_replica:
+        why = "a replica takes no writes: nothing can be published or acknowledged"
+        yield Finding("broker.replica", "danger", "broker_url names a replica", why, "name the master, or Sentinel (sentinel://…)")
+    elif condition.replicas is not None and condition.replicas < wanted:
+        what = f"wait_replicas = {wanted}, and {condition.replicas} replicas are connected"
+        why = "each publication and transition waits a second, and is not confirmed by replicas"
+        fix = f"start the replicas (redis-cli info replication), or wait_replicas = {condition.replicas}"
+        yield Finding("broker.replicas_missing", "danger", what, why, fix)
+
+
+def check_endings(seen: Seen) -> Iterator[Finding]:
+    """What of the broker's own ends messages past every policy."""
+    for each in () if seen.condition is None else seen.condition.endings:
+        of = named(each.queues)
+        if each.kind == "policy":
+            what = f"the broker's policy {each.name!r} ends messages of {of} ({', '.join(each.by)})"
+            yield Finding("broker.policy_bypasses", "danger", what, each.why, f"rabbitmqctl clear_policy {each.name!r}")
+        else:
+            what = f"queue {of} is declared with {', '.join(each.by)}"
+            fix = "max_time_to_live in our settings instead; then delete and declare the queue anew"
+            yield Finding("broker.bypasses", "danger", what, each.why, fix)

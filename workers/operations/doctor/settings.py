@@ -1,0 +1,124 @@
+"""Checks of the settings, Celery's and ours: what a worker refuses, what has no effect, what ends too early. No broker is asked."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from celery.backends.base import DisabledBackend
+
+from redelivery.middleware.worker.contradictions import found_contradictions
+from redelivery.settings import UNLIMITED
+from redelivery.settings.sources import OVERRIDE_QUEUES, QUEUES
+
+from ..adoption import queue_of
+from .finding import Finding, NotKnown, named
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from redelivery.settings import RedeliveryPolicy
+
+    from .seen import Seen
+
+#: Deliveries of which the waits are added up, where a policy has no limit.
+MANY = 1000
+RETENTION = ("dead_letter_time_to_live", "max_dead_letters")
+
+
+def check_refused(seen: Seen) -> Iterator[Finding]:
+    """What no worker of this app starts with."""
+    for each in found_contradictions(seen.runtime):
+        yield Finding("settings.refused", "danger", each.what, each.why or "no worker of this app starts with it", each.fix)
+
+
+def check_patterns(seen: Seen) -> Iterator[Finding | NotKnown]:
+    """Rows of the settings whose patterns speak of no queue and no task of the app."""
+    tasks = {name for name in seen.runtime.app.tasks if not name.startswith("celery.")}
+    queues, workers = _queues(seen, tasks), [] if seen.fleet is None else seen.fleet.workers
+    for row in seen.runtime.settings.rows:
+        is_of_queues = row.table in {QUEUES, OVERRIDE_QUEUES}
+        known = queues if is_of_queues else tasks
+        if not known or any(row.pattern.matches(each) for each in known):
+            continue
+        what = f"{row.table}[{row.pattern.text!r}] matches no {'queue' if is_of_queues else 'task'} of this app"
+        if is_of_queues and not workers and seen.runtime.app.conf.task_create_missing_queues:
+            why = "no worker answers, and a worker may consume queues that the app does not declare (-Q)"
+            yield NotKnown(f"whether {row.table}[{row.pattern.text!r}] matches a queue", why, "run doctor while the workers run")
+            continue
+        fix = f"correct the pattern (there are: {named(sorted(known))}), or take the row out"
+        yield Finding("policy.matches_nothing", "warning", what, "its values hold for nothing: the defaults hold instead", fix)
+
+
+def _queues(seen: Seen, tasks: set[str]) -> set[str]:
+    """The queues that the app declares, sends its tasks to, or has messages in, and those that a worker consumes."""
+    app = seen.runtime.app
+    routed = {queue_of(app, name) for name in tasks}
+    consumed = {queue for worker in ([] if seen.fleet is None else seen.fleet.workers) for queue in worker.queues}
+    return {*app.amqp.queues, *routed, *consumed, *([] if seen.queues is None else seen.queues.waiting)}
+
+
+def check_retention(seen: Seen) -> Iterator[Finding]:
+    """Retention that removes nothing."""
+    settings = seen.runtime.settings
+    fields = sorted({name for row in settings.rows for name in RETENTION if row.fields.get(name) is not None})
+    if fields and settings.dead_letter_archive is None:
+        what = f"{' and '.join(fields)} without dead_letter_archive"
+        why = "no dead letter is removed before it is in an archive, so these remove none"
+        yield Finding("retention.no_archive", "warning", what, why, 'dead_letter_archive = "/var/lib/shop/letters" (a path or URI)')
+
+
+def check_results(seen: Seen) -> Iterator[Finding]:
+    """Results that expire while their task still waits for its next attempt."""
+    app = seen.runtime.app
+    expires = app.conf.result_expires
+    seconds = expires.total_seconds() if isinstance(expires, timedelta) else float(expires or 0)
+    if not seconds or isinstance(app.backend, DisabledBackend) or app.conf.task_ignore_result:
+        return
+    waits = {queue: _longest(seen.runtime.policies.policy_for(queue)) for queue in app.amqp.queues.consume_from}
+    queue, longest = max(waits.items(), key=lambda each: each[1], default=("", 0.0))
+    if longest > seconds:
+        what = f"result_expires is {seconds:g} s, and a message of queue {queue!r} may wait {longest:g} s between attempts"
+        why = "the state RETRY expires meanwhile: the caller sees PENDING, and may take the task for lost"
+        yield Finding("results.expire_early", "warning", what, why, f"result_expires = {round(2 * longest)}")
+
+
+def _longest(policy: RedeliveryPolicy) -> float:
+    """The longest single wait that a message may have: for its first delivery, or between two attempts."""
+    if not policy.enabled:
+        return 0
+    attempts = MANY if policy.max_delivery_attempts == UNLIMITED else min(policy.max_delivery_attempts, MANY)
+    wait = longest = float(policy.redelivery_delay)
+    for _ in range(attempts - 2):
+        wait = min(wait * policy.redelivery_delay_multiplier, policy.cap)
+        longest = max(longest, wait)
+    return max(min(longest, policy.cap) if attempts > 1 else 0, policy.delivery_delay)
+
+
+def check_celery(seen: Seen) -> Iterator[Finding]:
+    """Settings of Celery's that take the broker's part away."""
+    conf = seen.runtime.app.conf
+    if conf.task_always_eager:
+        why = "nothing goes through the broker, so that nothing is redelivered and no dead letter is kept"
+        yield Finding("app.always_eager", "danger", "task_always_eager = True", why, "task_always_eager = False")
+    if conf.worker_prefetch_multiplier == 0:
+        why = "one worker takes all that waits: others stay idle, and its death puts all of it back"
+        yield Finding("prefetch.unlimited", "warning", "worker_prefetch_multiplier = 0", why, "worker_prefetch_multiplier = 4")
+    if seen.kind != "redis" and not (conf.broker_transport_options or {}).get("confirm_publish"):
+        why = "a producer is not told when the broker did not take its task: a restart or an alarm loses it in silence"
+        fix = 'broker_transport_options = {"confirm_publish": True}'
+        yield Finding("publications.unconfirmed", "warning", "confirm_publish is not set", why, fix)
+    if seen.kind != "redis":
+        yield from _transient(seen)
+
+
+def _transient(seen: Seen) -> Iterator[Finding]:
+    queues = seen.runtime.app.amqp.queues
+    transient = sorted(name for name, queue in queues.items() if not queue.durable or queue.auto_delete)
+    why = "a restart of the broker loses its messages"
+    if transient:
+        fix = f"Queue({transient[0]!r}, durable=True, auto_delete=False), and delete the old queue"
+        yield Finding("queue.transient", "danger", f"a queue that does not last: {named(transient)}", why, fix)
+    if seen.runtime.app.conf.task_default_delivery_mode in {1, "transient"}:
+        fix = 'task_default_delivery_mode = "persistent"'
+        yield Finding("publications.transient", "danger", "task_default_delivery_mode is transient", why, fix)

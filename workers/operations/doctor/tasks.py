@@ -1,0 +1,43 @@
+"""Checks of the tasks: explicit options of theirs that weaken the guarantee."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from redelivery.middleware.child.task_defaults import explicit_app_setting, explicit_task_option
+from redelivery.middleware.worker.own_strategy import WHY, own_strategies
+
+from .finding import Finding, named
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from .seen import Seen
+
+LOST = "a worker that dies in the middle of the task ends it, and the task never runs again"
+
+
+def check_acknowledgement(seen: Seen) -> Iterator[Finding]:
+    """`acks_late=False`, of the app and of single tasks."""
+    app, policies = seen.runtime.app, seen.runtime.policies
+    if not seen.runtime.enforces:
+        return
+    if explicit_app_setting(app, "task_acks_late") is False:
+        yield Finding("app.acks_early", "warning", "task_acks_late = False in the app's settings", LOST, "task_acks_late = True")
+    early = sorted(
+        name
+        for name, task in app.tasks.items()
+        if policies.is_enabled(name) and not name.startswith("celery.") and explicit_task_option(task, "acks_late") is False
+    )
+    if early:
+        fix = "@app.task(acks_late=True) where the task may run twice; else doctor --ignore task.acks_early"
+        yield Finding("task.acks_early", "warning", f"acks_late=False: {named(early)}", LOST, fix)
+
+
+def check_strategies(seen: Seen) -> Iterator[Finding]:
+    """Tasks whose end is not seen."""
+    own = {name: each for name, each in own_strategies(seen.runtime.app).items() if seen.runtime.policies.is_enabled(name)}
+    if own:
+        what = f"a Strategy of their own: {named([f'{name} ({each})' for name, each in sorted(own.items())])}"
+        fix = "catch failures in the task and publish it again from there, or doctor --ignore task.unobserved"
+        yield Finding("task.unobserved", "warning", what, WHY, fix)

@@ -1,0 +1,99 @@
+"""Checks of the workers beside each other: plain ones among ours, several versions, and clocks that differ."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from redelivery.display import safe
+
+from .finding import Finding, NotKnown, named
+from .fleet import VISIBILITY_TIMEOUT
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from .fleet import Worker
+    from .seen import Seen
+
+NTP = "timedatectl set-ntp true, on that machine"
+
+
+def check_mixture(seen: Seen) -> Iterator[Finding]:
+    """Queues that plain workers and ours consume."""
+    if seen.fleet is None:
+        return
+    ours = {queue for worker in seen.fleet.ours for queue in worker.queues}
+    for queue in sorted(ours & {queue for worker in seen.fleet.plain for queue in worker.queues}):
+        plain = [safe(worker.name) for worker in seen.fleet.plain if queue in worker.queues]
+        what = f"{safe(queue)} is consumed by workers with redelivery and by plain ones: {named(plain)}"
+        why = "what a plain worker takes has no policy, no dead letter and no outcome: the books call it lost"
+        fix = f"Redelivery(app) in their app; or celery -A APP control cancel_consumer {safe(queue)} -d {plain[0]}"
+        yield Finding("queue.mixed", "warning", what, why, fix)
+
+
+def check_visibility(seen: Seen) -> Iterator[Finding | NotKnown]:
+    """`visibility_timeout`, where it still counts: of plain workers, and of ours that leave receiving to kombu."""
+    if seen.kind != "redis" or seen.fleet is None:
+        return
+    consumed = {*seen.runtime.app.amqp.queues, *(queue for worker in seen.fleet.ours for queue in worker.queues)}
+    for worker in (each for each in seen.fleet.plain if consumed & {*each.queues}):
+        if worker.visibility_timeout is None:
+            yield NotKnown(
+                f"the visibility_timeout of {safe(worker.name)}", "it does not tell its settings", "look at its settings"
+            )
+        else:
+            yield from _short(seen, f"the plain worker {safe(worker.name)}", worker.visibility_timeout)
+    if not seen.runtime.settings.fast_receive:
+        options = seen.runtime.app.conf.broker_transport_options or {}
+        yield from _short(seen, "fast_receive = false", float(options.get("visibility_timeout") or VISIBILITY_TIMEOUT))
+
+
+def _short(seen: Seen, who: str, timeout: float) -> Iterator[Finding]:
+    """A timeout that is shorter than a task may take, or than kombu's own."""
+    limits = [float(task.time_limit) for task in seen.runtime.app.tasks.values() if task.time_limit]
+    limits += [float(seen.runtime.app.conf.task_time_limit)] if seen.runtime.app.conf.task_time_limit else []
+    needed = max([*limits, VISIBILITY_TIMEOUT])
+    if timeout < needed:
+        longest = (
+            f"the longest time limit of a task is {max(limits):g} s"
+            if limits and max(limits) > timeout
+            else "kombu's own is 3600 s"
+        )
+        what = f"{who} has visibility_timeout = {timeout:g} s, and {longest}"
+        why = "a task, or an ETA, that takes longer is delivered a second time while it still runs"
+        fix = f'broker_transport_options = {{"visibility_timeout": {round(2 * needed)}}} for that worker'
+        yield Finding("visibility_timeout.short", "danger", what, why, fix)
+
+
+def check_versions(seen: Seen) -> Iterator[Finding]:
+    """Several versions of redelivery: an upgrade that rolls, or that has stopped half-way."""
+    by_version: dict[str, list[str]] = {}
+    for worker in [] if seen.fleet is None else seen.fleet.ours:
+        by_version.setdefault(worker.version or "a version that does not tell", []).append(safe(worker.name))
+    if len(by_version) > 1:
+        what = "; ".join(f"{version}: {named(names)}" for version, names in sorted(by_version.items()))
+        why = "each reads what the others write, but a repair holds only where the newer one runs"
+        fix = f"restart the workers of {min(by_version, key=lambda each: len(by_version[each]))} with the other version"
+        yield Finding("versions.mixed", "warning", f"workers of several versions: {what}", why, fix)
+
+
+def check_clocks(seen: Seen) -> Iterator[Finding]:
+    """Clocks of workers, and of producers that have noted that theirs is wrong."""
+    than = "the broker's" if seen.kind == "redis" else "this machine's"
+    for worker in [] if seen.fleet is None else seen.fleet.ours:
+        if worker.ahead_ms:
+            yield _clock(f"worker {safe(worker.name)}", worker.ahead_ms, than, "clock.worker", _why(seen, worker))
+    for host, ahead_ms in sorted((seen.wrong_clocks or {}).items()):
+        why = "times that it makes itself (eta, expires) are as wrong: tasks run early or late, or expire unrun"
+        yield _clock(f"producers on {safe(host)}", ahead_ms, than, "clock.producer", why)
+
+
+def _clock(who: str, ahead_ms: int, than: str, name: str, why: str) -> Finding:
+    word = "ahead of" if ahead_ms > 0 else "behind"
+    return Finding(name, "danger", f"the clock of {who} is {abs(ahead_ms) / 1000:.1f} s {word} {than}", why, NTP)
+
+
+def _why(seen: Seen, _: Worker) -> str:
+    if seen.kind == "redis":
+        return "times that its tasks make themselves (eta, expires) are as wrong; Celery's own times in its log are, too"
+    return "delays, expires and the times of the books follow the workers' clocks on this broker"
