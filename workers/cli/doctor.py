@@ -43,7 +43,7 @@ def doctor(ctx: click.Context, context: Context, ignored: tuple[str, ...], timeo
         msg = "--timeout: give more than 0 seconds"
         raise InputError(msg)
     context.transport  # noqa: B018 - a broker that is not there is said in one line
-    diagnosis = examine(context.runtime, timeout)
+    diagnosis = examine(context.runtime, context.name or context.runtime.app.main or "APP", timeout)
     found = [each for each in diagnosis.findings if each.name not in ignored]
     if context.as_json:
         print_json(

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import shlex
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from redelivery.display import safe
 
-from .finding import Finding
+from .finding import Finding, word
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,8 +37,8 @@ def check_unread(seen: Seen) -> Iterator[Finding]:
         if each.oldest_ms is not None and seen.now_ms - each.oldest_ms < UNREAD / timedelta(milliseconds=1):
             continue
         what = f"{safe(each.name)} has {each.letters} dead letters that nobody takes{_since(each, seen.now_ms)}"
-        why = "each is a task that did not happen" + _growing(each, seen.now_ms)
-        fix = f"redelivery -A {seen.runtime.app.main or 'APP'} dlq show {shlex.quote(safe(each.name))}; then redrive or purge them"
+        why = "each is a task that did not happen: redrive them, or purge them" + _growing(each, seen.now_ms)
+        fix = f"redelivery -A {seen.app} dlq show {word(each.name)}"
         yield Finding("dead_letter_queue.unread", "warning", what, why, fix)
 
 

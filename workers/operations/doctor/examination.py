@@ -19,9 +19,10 @@ from redelivery.middleware.ports import Capability
 from redelivery.middleware.worker.startup_checks import dead_letter_queue_faults, targets_of
 
 from ...brokers.broker import broker_of, needed
+from ...ports import NotKnown
 from ..letters import dead_letters
 from .dead_letters import check_queues, check_unread
-from .finding import Check, Finding, NotKnown
+from .finding import Check, Finding
 from .fleet import ask, own_clock
 from .outcome_log import check_bytes, check_export
 from .queues import check_consumers, check_dispatcher
@@ -77,17 +78,20 @@ class Diagnosis:
     workers: int | None
 
 
-def examine(runtime: Runtime, seconds: float) -> Diagnosis:
-    """Look at everything, for so many seconds at the most. Raises `ConfigurationError` where the settings cannot hold."""
+def examine(runtime: Runtime, app: str, seconds: float) -> Diagnosis:
+    """Look at everything, for so many seconds at the most; `app` is what `-A` takes.
+
+    Raises `ConfigurationError` where the settings cannot hold, and what a broker that is away does before it is asked.
+    """
     runtime.app.finalize(auto=True)
-    seen, missing = _seen(runtime, seconds)
+    seen, missing = _seen(runtime, app, seconds)
     told = [each for check in CHECKS for each in check(seen)]
     findings = sorted((each for each in told if isinstance(each, Finding)), key=lambda each: each.severity != "danger")
     not_known = (*missing, *(each for each in told if isinstance(each, NotKnown)))
     return Diagnosis(tuple(findings), not_known, None if seen.fleet is None else len(seen.fleet.workers))
 
 
-def _seen(runtime: Runtime, seconds: float) -> tuple[Seen, list[NotKnown]]:
+def _seen(runtime: Runtime, app: str, seconds: float) -> tuple[Seen, list[NotKnown]]:
     broker, kind = broker_of(runtime.transport), kind_of(runtime.app)
     checkup = needed(broker.checkup)
     queues = list(runtime.app.amqp.queues.consume_from)
@@ -112,6 +116,7 @@ def _seen(runtime: Runtime, seconds: float) -> tuple[Seen, list[NotKnown]]:
     return (
         Seen(
             runtime=runtime,
+            app=app,
             kind=kind,
             now_ms=now_ms(),
             condition=condition(),

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from ...ports import NotKnown
+from redelivery.display import safe
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from ...ports import NotKnown
     from .seen import Seen
 
 #: `danger`: messages are lost, run twice or not at all. `warning`: a guarantee is weaker than it looks, or will be soon.
@@ -37,7 +39,12 @@ class Check(Protocol):
         ...
 
 
+def word(text: str) -> str:
+    """A name as a word of a command to paste, whatever a stranger has called it."""
+    return shlex.quote(safe(text))
+
+
 def named(names: list[str] | tuple[str, ...]) -> str:
     """These names in a sentence: the first, and how many more there are."""
-    shown = ", ".join(names[:MAX_NAMED])
+    shown = ", ".join(map(safe, names[:MAX_NAMED]))
     return shown if len(names) <= MAX_NAMED else f"{shown} and {len(names) - MAX_NAMED} more"

@@ -17,7 +17,7 @@ UNEXPORTED, ROUNDS = 3600.0, 3
 
 
 def _export(seen: Seen) -> str:
-    return f"redelivery -A {seen.runtime.app.main or 'APP'} outcomes export --to books/outcomes"
+    return f"redelivery -A {seen.app} outcomes export --to books/outcomes"
 
 
 def check_export(seen: Seen) -> Iterator[Finding]:
@@ -28,8 +28,8 @@ def check_export(seen: Seen) -> Iterator[Finding]:
     waited = (seen.now_ms - seen.log.oldest_ms) / 1000
     if waited <= max(UNEXPORTED, ROUNDS * settings.outcome_export_every):
         return
-    why = "the log fills until its oldest events are removed: then the books have a gap, and prove nothing"
-    fix = f'outcome_export = "books/outcomes", or run: {_export(seen)} --every 60s'
+    why = "the log fills until its oldest events are removed: then the books have a gap (outcome_export lets a worker export)"
+    fix = f"{_export(seen)} --every 60s"
     what = f"the oldest event of the outcome log has waited for {waited / 3600:.1f} h: nobody exports it"
     yield Finding("outcome_log.not_exported", "warning", what, why, fix)
 
@@ -41,8 +41,8 @@ def check_bytes(seen: Seen) -> Iterator[Finding]:
         return
     if log.lost:
         what = f"{log.lost} events left the outcome log unexported since the last export"
-        why = "the books have a gap there: what they say of that time is no proof"
-        yield Finding("outcome_log.lost", "danger", what, why, f"{_export(seen)}; and a greater outcome_log_max_bytes")
+        why = "the books have a gap there: export more often, or raise outcome_log_max_bytes"
+        yield Finding("outcome_log.lost", "danger", what, why, f"{_export(seen)} --every 60s")
     elif log.bytes is not None and log.bytes >= FILLING * cap:
         what = f"the outcome log takes {log.bytes * 100 // cap} % of outcome_log_max_bytes"
         yield Finding("outcome_log.filling", "danger", what, "beyond it the oldest events are removed, unexported", _export(seen))

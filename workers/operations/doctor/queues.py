@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 from redelivery.display import safe
 
-from .finding import Finding, NotKnown, named
+from ...ports import NotKnown
+from .finding import Finding, named, word
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,7 +39,7 @@ def check_consumers(seen: Seen) -> Iterator[Finding | NotKnown]:
             )
             return
     for name, count in sorted(alone.items()):
-        fix = f"celery -A {seen.runtime.app.main or 'APP'} worker -Q {safe(name)}"
+        fix = f"celery -A {seen.app} worker -Q {word(name)}"
         what = f"{count} messages wait in {safe(name)}, and no worker consumes it"
         yield Finding("queue.unconsumed", "danger", what, "these tasks do not run", fix)
 
@@ -51,11 +52,11 @@ def check_dispatcher(seen: Seen) -> Iterator[Finding]:
     has_workers = seen.fleet is not None and bool(seen.fleet.ours)
     if not queues.dispatchers and (queues.delayed or has_workers):
         what = f"no dispatcher is alive, and {queues.delayed} delayed messages wait"
-        why = "messages that become due stay in the delay store: no retry and no ETA happens"
-        fix = f"redelivery -A {seen.runtime.app.main or 'APP'} dispatcher, or dispatcher = true for the workers"
+        why = "what becomes due stays in the delay store: no retry, no ETA (dispatcher = true lets the workers do it)"
+        fix = f"redelivery -A {seen.app} dispatcher"
         yield Finding("dispatcher.none", "danger", what, why, fix)
     elif queues.overdue > OVERDUE:
         what = f"a delayed message is overdue by {round(queues.overdue)} s"
         why = "a dispatcher leads and cannot move it: its queue refuses messages (delayed.refused in the log)"
-        fix = f"redelivery -A {seen.runtime.app.main or 'APP'} delayed list"
+        fix = f"redelivery -A {seen.app} delayed list"
         yield Finding("delays.overdue", "danger", what, why, fix)

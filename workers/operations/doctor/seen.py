@@ -47,12 +47,14 @@ class Queues:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """All of it. `kind` is `redis` or `amqp`; `now_ms` the broker's time, or this machine's where it tells nobody.
+    """All of it. `app` is what `-A` takes; `kind` is `redis` or `amqp`.
 
+    `now_ms` is the broker's time, or this machine's where it tells nobody.
     `silent` is how many leases are renewed by workers that do not answer remote control.
     """
 
     runtime: Runtime
+    app: str
     kind: str
     now_ms: int
     condition: Condition | None = None

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from redelivery.middleware.brokers.redis.broker import EVICTS
 
-from .finding import Finding, named
+from .finding import Finding, named, word
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,8 +24,9 @@ def check_memory(seen: Seen) -> Iterator[Finding]:
     if condition is None:
         return
     if condition.evicts:
-        fix = "redis-cli config set maxmemory-policy noeviction, and the same line in redis.conf"
-        yield Finding("broker.evicts", "danger", f"maxmemory-policy is {condition.evicts}", EVICTS.partition(":")[0], fix)
+        why = f"{EVICTS.partition(':')[0]} (redis.conf needs the line, too)"
+        fix = "redis-cli config set maxmemory-policy noeviction"
+        yield Finding("broker.evicts", "danger", f"maxmemory-policy is {condition.evicts}", why, fix)
     used, most = condition.memory or (0, 0)
     if most and used >= FULL * most:
         what = f"the server uses {used * 100 // most} % of its maxmemory"
@@ -33,8 +34,8 @@ def check_memory(seen: Seen) -> Iterator[Finding]:
         yield Finding("broker.filling", "danger", what, why, f"redis-cli config set maxmemory {2 * most}")
     if condition.alarm:
         what = f"the broker takes no publications: {condition.alarm}"
-        why = "producers wait, and nothing that workers end is acknowledged"
-        yield Finding("broker.alarm", "danger", what, why, "rabbitmq-diagnostics alarms; then free the memory or the disk it names")
+        why = "producers wait, and nothing that workers end is acknowledged: free the memory or the disk that the alarm names"
+        yield Finding("broker.alarm", "danger", what, why, "rabbitmq-diagnostics alarms")
 
 
 def check_persistence(seen: Seen) -> Iterator[Finding | NotKnown]:
@@ -45,12 +46,12 @@ def check_persistence(seen: Seen) -> Iterator[Finding | NotKnown]:
     yield from condition.not_known
     if condition.keeps == "nothing":
         what = "the server keeps nothing on its disk (appendonly no, save empty)"
-        why = "a restart loses every message, dead letter and outcome"
-        fix = "redis-cli config set appendonly yes, and the same line in redis.conf"
+        why = "a restart loses every message, dead letter and outcome (redis.conf needs the line, too)"
+        fix = "redis-cli config set appendonly yes"
         yield Finding("broker.forgets", "danger", what, why, fix)
     for each in condition.failing:
-        why = "what came since then is lost in a restart, and the server may refuse writes (MISCONF)"
-        yield Finding("broker.save_failing", "danger", each, why, "make room on its disk, mend its directory; redis-cli bgsave")
+        why = "what came since is lost in a restart, and the server may refuse writes (MISCONF): make room on its disk first"
+        yield Finding("broker.save_failing", "danger", each, why, "redis-cli bgsave")
 
 
 def check_replicas(seen: Seen) -> Iterator[Finding]:
@@ -60,22 +61,25 @@ def check_replicas(seen: Seen) -> Iterator[Finding]:
         return
     if condition.is_replica:
         why = "a replica takes no writes: nothing can be published or acknowledged"
-        yield Finding("broker.replica", "danger", "broker_url names a replica", why, "name the master, or Sentinel (sentinel://…)")
+        yield Finding("broker.replica", "danger", "broker_url names a replica", why, 'broker_url = "sentinel://…", or the master')
     elif condition.replicas is not None and condition.replicas < wanted:
         what = f"wait_replicas = {wanted}, and {condition.replicas} replicas are connected"
-        why = "each publication and transition waits a second, and is not confirmed by replicas"
-        fix = f"start the replicas (redis-cli info replication), or wait_replicas = {condition.replicas}"
+        why = "each publication and transition waits a second, and no replica confirms it: start them, or expect fewer"
+        fix = f"wait_replicas = {condition.replicas}"
         yield Finding("broker.replicas_missing", "danger", what, why, fix)
 
 
 def check_endings(seen: Seen) -> Iterator[Finding]:
     """What of the broker's own ends messages past every policy."""
+    vhost = str(seen.runtime.app.connection_for_write().virtual_host or "/")
     for each in () if seen.condition is None else seen.condition.endings:
         of = named(each.queues)
         if each.kind == "policy":
             what = f"the broker's policy {each.name!r} ends messages of {of} ({', '.join(each.by)})"
-            yield Finding("broker.policy_bypasses", "danger", what, each.why, f"rabbitmqctl clear_policy {each.name!r}")
+            yield Finding(
+                "broker.policy_bypasses", "danger", what, each.why, f"rabbitmqctl clear_policy -p {word(vhost)} {word(each.name)}"
+            )
         else:
             what = f"queue {of} is declared with {', '.join(each.by)}"
-            fix = "max_time_to_live in our settings instead; then delete and declare the queue anew"
-            yield Finding("broker.bypasses", "danger", what, each.why, fix)
+            fix = f"Queue({each.name!r}), and max_time_to_live in the settings"
+            yield Finding("broker.bypasses", "danger", what, f"{each.why}; delete the queue and declare it anew", fix)

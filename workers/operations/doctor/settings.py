@@ -11,8 +11,9 @@ from redelivery.middleware.worker.contradictions import found_contradictions
 from redelivery.settings import UNLIMITED
 from redelivery.settings.sources import OVERRIDE_QUEUES, QUEUES
 
+from ...ports import NotKnown
 from ..adoption import queue_of
-from .finding import Finding, NotKnown, named
+from .finding import Finding, named
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -30,8 +30,8 @@ def check_acknowledgement(seen: Seen) -> Iterator[Finding]:
         if policies.is_enabled(name) and not name.startswith("celery.") and explicit_task_option(task, "acks_late") is False
     )
     if early:
-        fix = "@app.task(acks_late=True) where the task may run twice; else doctor --ignore task.acks_early"
-        yield Finding("task.acks_early", "warning", f"acks_late=False: {named(early)}", LOST, fix)
+        why = f"{LOST}; if it must not run twice, --ignore this"
+        yield Finding("task.acks_early", "warning", f"acks_late=False: {named(early)}", why, "@app.task(acks_late=True)")
 
 
 def check_strategies(seen: Seen) -> Iterator[Finding]:
@@ -39,5 +39,5 @@ def check_strategies(seen: Seen) -> Iterator[Finding]:
     own = {name: each for name, each in own_strategies(seen.runtime.app).items() if seen.runtime.policies.is_enabled(name)}
     if own:
         what = f"a Strategy of their own: {named([f'{name} ({each})' for name, each in sorted(own.items())])}"
-        fix = "catch failures in the task and publish it again from there, or doctor --ignore task.unobserved"
+        fix = "catch failures in the task, and publish it again from there"
         yield Finding("task.unobserved", "warning", what, WHY, fix)

@@ -6,16 +6,18 @@ from typing import TYPE_CHECKING
 
 from redelivery.display import safe
 
-from .finding import Finding, NotKnown, named
+from ...ports import NotKnown
+from .finding import Finding, named, word
 from .fleet import VISIBILITY_TIMEOUT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from .fleet import Worker
     from .seen import Seen
 
-NTP = "timedatectl set-ntp true, on that machine"
+NTP = "timedatectl set-ntp true"
+#: Stands for the version of a worker that is too old to tell it.
+UNTOLD = "a version that does not tell"
 
 
 def check_mixture(seen: Seen) -> Iterator[Finding]:
@@ -26,8 +28,8 @@ def check_mixture(seen: Seen) -> Iterator[Finding]:
     for queue in sorted(ours & {queue for worker in seen.fleet.plain for queue in worker.queues}):
         plain = [safe(worker.name) for worker in seen.fleet.plain if queue in worker.queues]
         what = f"{safe(queue)} is consumed by workers with redelivery and by plain ones: {named(plain)}"
-        why = "what a plain worker takes has no policy, no dead letter and no outcome: the books call it lost"
-        fix = f"Redelivery(app) in their app; or celery -A APP control cancel_consumer {safe(queue)} -d {plain[0]}"
+        why = "what a plain worker takes has no policy, no dead letter and no outcome: add Redelivery(app) to its app"
+        fix = f"celery -A {seen.app} control cancel_consumer {word(queue)} -d {word(plain[0])}"
         yield Finding("queue.mixed", "warning", what, why, fix)
 
 
@@ -60,8 +62,8 @@ def _short(seen: Seen, who: str, timeout: float) -> Iterator[Finding]:
             else "kombu's own is 3600 s"
         )
         what = f"{who} has visibility_timeout = {timeout:g} s, and {longest}"
-        why = "a task, or an ETA, that takes longer is delivered a second time while it still runs"
-        fix = f'broker_transport_options = {{"visibility_timeout": {round(2 * needed)}}} for that worker'
+        why = "a task, or an ETA, that takes longer is delivered a second time while the first still runs"
+        fix = f'broker_transport_options = {{"visibility_timeout": {round(2 * needed)}}}'
         yield Finding("visibility_timeout.short", "danger", what, why, fix)
 
 
@@ -69,11 +71,13 @@ def check_versions(seen: Seen) -> Iterator[Finding]:
     """Several versions of redelivery: an upgrade that rolls, or that has stopped half-way."""
     by_version: dict[str, list[str]] = {}
     for worker in [] if seen.fleet is None else seen.fleet.ours:
-        by_version.setdefault(worker.version or "a version that does not tell", []).append(safe(worker.name))
+        by_version.setdefault(worker.version or UNTOLD, []).append(safe(worker.name))
+    known = sorted(by_version.keys() - {UNTOLD})
     if len(by_version) > 1:
         what = "; ".join(f"{version}: {named(names)}" for version, names in sorted(by_version.items()))
         why = "each reads what the others write, but a repair holds only where the newer one runs"
-        fix = f"restart the workers of {min(by_version, key=lambda each: len(by_version[each]))} with the other version"
+        most = max(known, key=lambda each: len(by_version[each]))
+        fix = f"pip install redelivery=={most}, and restart the others"
         yield Finding("versions.mixed", "warning", f"workers of several versions: {what}", why, fix)
 
 
@@ -82,7 +86,7 @@ def check_clocks(seen: Seen) -> Iterator[Finding]:
     than = "the broker's" if seen.kind == "redis" else "this machine's"
     for worker in [] if seen.fleet is None else seen.fleet.ours:
         if worker.ahead_ms:
-            yield _clock(f"worker {safe(worker.name)}", worker.ahead_ms, than, "clock.worker", _why(seen, worker))
+            yield _clock(f"worker {safe(worker.name)}", worker.ahead_ms, than, "clock.worker", _why(seen))
     for host, ahead_ms in sorted((seen.wrong_clocks or {}).items()):
         why = "times that it makes itself (eta, expires) are as wrong: tasks run early or late, or expire unrun"
         yield _clock(f"producers on {safe(host)}", ahead_ms, than, "clock.producer", why)
@@ -90,10 +94,10 @@ def check_clocks(seen: Seen) -> Iterator[Finding]:
 
 def _clock(who: str, ahead_ms: int, than: str, name: str, why: str) -> Finding:
     word = "ahead of" if ahead_ms > 0 else "behind"
-    return Finding(name, "danger", f"the clock of {who} is {abs(ahead_ms) / 1000:.1f} s {word} {than}", why, NTP)
+    return Finding(name, "danger", f"the clock of {who} is {abs(ahead_ms) / 1000:.1f} s {word} {than}", f"{why}; set it there", NTP)
 
 
-def _why(seen: Seen, _: Worker) -> str:
+def _why(seen: Seen) -> str:
     if seen.kind == "redis":
         return "times that its tasks make themselves (eta, expires) are as wrong; Celery's own times in its log are, too"
     return "delays, expires and the times of the books follow the workers' clocks on this broker"
