@@ -57,7 +57,24 @@ def conf(**changed: Any) -> Plant:
 
 def config(**changed: str) -> Plant:
     """Of the server."""
-    return lambda clinic: [clinic.server.client.config_set(name.replace("_", "-"), value) for name, value in changed.items()][:0]
+
+    def plant(clinic: Clinic) -> None:
+        for name, value in changed.items():
+            clinic.server.client.config_set(name.replace("_", "-"), value)
+
+    return plant
+
+
+def short_results(clinic: Clinic) -> None:
+    """They expire after a minute, and a message may wait for four."""
+    clinic.backend = True
+    clinic.conf["result_expires"] = 60
+
+
+def slow_receive(clinic: Clinic) -> None:
+    """Receiving is kombu's, which gives a message to another worker after a minute."""
+    clinic.settings["fast_receive"] = False
+    clinic.conf["broker_transport_options"] = {"visibility_timeout": 60}
 
 
 def without_export(clinic: Clinic) -> None:
@@ -137,13 +154,7 @@ FAULTS = {
         after=lambda clinic: clinic.start_plain(broker_transport_options={"visibility_timeout": 60}),
         also=("queue.mixed",),
     ),
-    "visibility_timeout of kombu's receive": Fault(
-        "visibility_timeout.short",
-        before=lambda clinic: (
-            settings(fast_receive=False)(clinic),
-            conf(broker_transport_options={"visibility_timeout": 60})(clinic),
-        )[0],
-    ),
+    "visibility_timeout of kombu's receive": Fault("visibility_timeout.short", before=slow_receive),
     "plain neighbours": Fault("queue.mixed", ("valkey", *AMQP), after=Clinic.start_plain),
     "a worker's clock": Fault("clock.worker", ("valkey", *AMQP), after=lambda clinic: clinic.start_skewed(600)),
     "a worker's clock, behind": Fault("clock.worker", after=lambda clinic: clinic.start_skewed(-600)),
@@ -174,9 +185,7 @@ FAULTS = {
         "policy.matches_nothing", before=settings(override={"tasks": {"shop.pakc": {"enabled": False}}})
     ),
     "retention without archive": Fault("retention.no_archive", before=settings(queues={"#": {"max_dead_letters": 5}})),
-    "result_expires": Fault(
-        "results.expire_early", before=lambda clinic: (setattr(clinic, "backend", True), clinic.conf.update(result_expires=60))[0]
-    ),
+    "result_expires": Fault("results.expire_early", before=short_results),
     "always eager": Fault("app.always_eager", before=conf(task_always_eager=True)),
     "an unlimited prefetch": Fault("prefetch.unlimited", before=conf(worker_prefetch_multiplier=0)),
     "unconfirmed": Fault("publications.unconfirmed", AMQP, before=conf(broker_transport_options={})),

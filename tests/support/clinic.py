@@ -149,11 +149,12 @@ class Clinic(Shop):
     def record_long_ago(self) -> None:
         """An event in the outcome log that is two hours old, before any worker has come."""
         event = Event(task_id="a", outcome=Outcome.SUCCEEDED, task="shop.pack", queue="orders")
-        if isinstance(self.server, Server):
-            ident = f"{self.server.now_ms() - 2 * HOUR_MS}-1"
-            self.server.client.xadd("redelivery:outcomes", dict(zip(ENTRY, event.to_entry(), strict=True)), id=ident)
+        server: Any = self.server
+        if self.is_redis:
+            ident = f"{server.now_ms() - 2 * HOUR_MS}-1"
+            server.client.xadd("redelivery:outcomes", dict(zip(ENTRY, event.to_entry(), strict=True)), id=ident)
             return
-        with self.server.connection() as connection:
+        with server.connection() as connection:
             made = connection.connection
             declare_outcomes(made, AmqpNames(), 2**28)
             body = packed([(f"{int(time.time() * 1000) - 2 * HOUR_MS}-tests-1", event)])
@@ -164,11 +165,12 @@ class Clinic(Shop):
     def put_letter(self, ago_ms: int = 3 * 24 * HOUR_MS) -> None:
         """A dead letter that died so long ago."""
         raw = letter(died_ms=int(time.time() * 1000) - ago_ms, into="DLQ.orders")
-        if isinstance(self.server, Server):
-            self.server.client.lpush("DLQ.orders", raw)
-            self.server.client.hset("redelivery:dead_letter_queues", "DLQ.orders", "orders")
+        server: Any = self.server
+        if self.is_redis:
+            server.client.lpush("DLQ.orders", raw)
+            server.client.hset("redelivery:dead_letter_queues", "DLQ.orders", "orders")
             return
-        with self.server.connection() as connection:
+        with server.connection() as connection:
             channel = connection.connection.channel()
             channel.confirm_select()
             channel.queue_declare("DLQ.orders", durable=True, auto_delete=False)

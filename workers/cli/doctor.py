@@ -12,8 +12,9 @@ from redelivery.display import safe
 from redelivery.errors import InputError
 
 from ..operations.doctor.examination import examine
+from ..operations.words import counted
 from .context import Context, json_option, pass_context
-from .output import SECONDS, counted, print_json, table, wrapped
+from .output import SECONDS, print_json, table, wrapped
 from .screen import coloured
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ def doctor(ctx: click.Context, context: Context, ignored: tuple[str, ...], timeo
     elif sys.stdout.isatty():
         click.echo("\n".join(_lines(diagnosis, ignored)))
     else:
-        rows = [(each.severity, each.name, each.what, each.why, each.fix) for each in found]
+        rows: list[tuple[str, ...]] = [(each.severity, each.name, each.what, each.why, each.fix) for each in found]
         rows += [("not known", "-", each.what, each.why, each.fix) for each in diagnosis.not_known]
         click.echo(table(rows, ("severity", "name", "what", "why", "fix")))
     ctx.exit(1 if found else 0)
