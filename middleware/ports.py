@@ -132,23 +132,18 @@ class Lease(Protocol):
 
     def begin(self, instead_of: str) -> None:
         """Take a new token, and open its lease; `instead_of` is the one that was lost."""
-        ...
 
     def is_alive(self) -> bool:
         """Renew the lease; False where the token has been fenced."""
-        ...
 
     def part(self) -> None:
         """Nothing is held any more: end the lease."""
-        ...
 
     def has_minted(self, tag: str) -> bool:
         """Whether this tag is held under a lease."""
-        ...
 
     def accept(self, tag: str) -> Answer:
         """Record that the message counts as acknowledged from here on, though it is held."""
-        ...
 
 
 class Deliveries(Protocol):
@@ -164,27 +159,21 @@ class Deliveries(Protocol):
     @property
     def lease(self) -> Lease | None:
         """The lease that they are held under, where the broker has leases."""
-        ...
 
     def holds(self, tag: str) -> bool:
         """Whether this tag was minted under the token, or the connection, that there is now."""
-        ...
 
     def take(self, message: Any) -> Held | None:
         """A message of kombu's as this worker holds it, from now on; None where it is none of a task queue's."""
-        ...
 
     def drop(self, tag: str) -> None:
         """Its transition has been answered: the message is no longer held."""
-        ...
 
     def release(self, keep: set[str]) -> int:
         """Give back, uncounted, what is held, but for the tags to `keep`; how many went back."""
-        ...
 
     def now_ms(self) -> int:
         """The broker's time, as far as this worker can tell without asking."""
-        ...
 
 
 class Pipeline(Protocol):
@@ -194,19 +183,15 @@ class Pipeline(Protocol):
 
     def tags(self) -> set[str]:
         """The tags of the messages whose transitions are under way."""
-        ...
 
     def is_here(self) -> bool:
         """Whether this thread may ask."""
-        ...
 
     def begin(self, tag: str, transition: Callable[[Moves], Answer], then: Callable[[Answer], None]) -> None:
         """Ask for the transition; `then` gets the answer, here or later."""
-        ...
 
     def settle(self) -> None:
         """Wait for every answer."""
-        ...
 
 
 class Carrier(Protocol):
@@ -218,23 +203,18 @@ class Carrier(Protocol):
 
     def tags(self) -> set[str]:
         """The tags of the messages whose transitions are not carried out yet."""
-        ...
 
     def ask(self, tag: str, transition: Callable[[Moves], Answer], then: Callable[[Answer], None], transport: Moves) -> None:
         """As `carry_out`, of a transition that is told the transport; nobody waits for its answer, where that can be."""
-        ...
 
     def carry_out(self, tag: str, transition: Callable[[], Answer], then: Callable[[Answer], None]) -> None:
         """Try the transition now; `then` gets the answer, here or later."""
-        ...
 
     def settle(self) -> None:
         """From here on every answer is waited for."""
-        ...
 
     def drain(self, seconds: float) -> bool:
         """Wait until nothing is in line any more, at most this long; False where something still is."""
-        ...
 
 
 class Names(Protocol):
@@ -250,7 +230,6 @@ class Moves(Protocol):
 
     def acknowledge(self, tag: str, event: Event | None) -> Answer:
         """End the message."""
-        ...
 
     def defer(
         self,
@@ -269,7 +248,6 @@ class Moves(Protocol):
 
         With `pace` (`REDELIVERY_BUDGETS`) it waits for its turn among what is delivered again, too.
         """
-        ...
 
     def dead_letter(
         self,
@@ -282,15 +260,12 @@ class Moves(Protocol):
         must_exist: bool = False,
     ) -> Answer:
         """Move the message to a dead-letter queue, where that is there, or (unless it `must_exist`) may be made."""
-        ...
 
     def start(self, tag: str) -> Answer:
         """Record that the message is about to run."""
-        ...
 
     def release(self, held: Sequence[Held]) -> int:
         """Put messages that were not run back to where they were taken from."""
-        ...
 
 
 class Session(Protocol):
@@ -298,11 +273,9 @@ class Session(Protocol):
 
     def attach(self, consumer: Consumer) -> None:
         """From here on this consumer's deliveries are ours. Raises `BrokerError`."""
-        ...
 
     def drain(self, seconds: float) -> int:
         """Wait for what the broker has not answered, at most this long; how many moves are left where that was not enough."""
-        ...
 
 
 class Redeliveries(Protocol):
@@ -310,11 +283,9 @@ class Redeliveries(Protocol):
 
     def recorded_start(self, held: Held) -> str | None:
         """How the start of a message that came again was recorded, where the broker says so: `ACCEPTED`, or when, or not at all."""
-        ...
 
     def ask_moved(self, held: Held, then: Callable[[Successor], None]) -> None:
         """Tell `then`, now or later, from any thread, whether the message was moved on already."""
-        ...
 
 
 class FastPath(Protocol):
@@ -324,11 +295,9 @@ class FastPath(Protocol):
         self, consumer: Consumer, owner: Deliveries, limit: Callable[[], int], on_garbage: Callable[[Held, Exception], None]
     ) -> bool:
         """Receive by ourselves from now on, `limit` messages at the most; False where kombu is one that we do not know."""
-        ...
 
     def pipeline(self, hub: Any, wait_for: Callable[..., None]) -> Pipeline | None:
         """Transitions whose answers this event loop reads; None where each is waited for. `wait_for` is `Carrier.carry_out`."""
-        ...
 
 
 class Registry(Protocol):
@@ -336,11 +305,9 @@ class Registry(Protocol):
 
     def objection_to(self, queue: str) -> str | None:
         """Why nothing may be sent to a queue of this name, beside what every broker refuses; None where it may."""
-        ...
 
     def origin_of(self, dead_letter_queue: str) -> str | None:
         """The queue whose worker used this dead-letter queue last."""
-        ...
 
 
 class Transport(Moves, Protocol):
@@ -352,57 +319,44 @@ class Transport(Moves, Protocol):
     @property
     def capabilities(self) -> frozenset[Capability]:
         """What this kind of broker can do."""
-        ...
 
     @property
     def session(self) -> Session | None:
         """What holds deliveries by their connection; None where they are held under leases."""
-        ...
 
     @property
     def redeliveries(self) -> Redeliveries | None:
         """What is known of messages that the broker hands over again."""
-        ...
 
     @property
     def fast_path(self) -> FastPath | None:
         """Receiving and asking without kombu."""
-        ...
 
     @property
     def registry(self) -> Registry | None:
         """What the broker knows of names; None where any name is a queue's."""
-        ...
 
     @property
     def keys(self) -> Names:
         """How this broker calls its places."""
-        ...
 
     def claim_for(self, worker: str) -> Deliveries:
         """What holds this worker's messages. Raises `BrokerError`."""
-        ...
 
     def is_transient(self, exc: BaseException) -> bool:
         """Whether this failure is the broker's for now: the same transition may be carried out a little later."""
-        ...
 
     def is_driver_error(self, exc: BaseException) -> bool:
         """Whether the driver says by this that the broker refuses, or is away."""
-        ...
 
     def has_queue(self, name: str) -> bool:
         """Whether the broker has this queue."""
-        ...
 
     def warn(self, queues: Sequence[str], letters: Iterable[str], management_url: str | None) -> None:
         """Say in the log where the broker ends messages by itself: of the queues that are consumed, or of their dead letters."""
-        ...
 
     def now_ms(self) -> int:
         """The broker's time, or this machine's where it tells nobody; milliseconds since the epoch."""
-        ...
 
     def close(self) -> None:
         """Close the connections."""
-        ...

@@ -7,7 +7,7 @@ before are no longer ours to end. The clock is this machine's: such brokers tell
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..ports import Held
 
@@ -64,9 +64,6 @@ class Claim:
     def holds(self, tag: str) -> bool:
         """Whether this tag was given under the channel that the consumer has now."""
         return not tag or tag.startswith(self.token)
-
-    def take(self, message: Any) -> Held | None:
-        raise NotImplementedError
 
     def now_ms(self) -> int:
         """This machine's time."""

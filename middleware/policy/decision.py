@@ -92,7 +92,7 @@ def decide(policy: RedeliveryPolicy, failure: Failure, random: Randomness) -> De
         return forbidden
     wanted = asked_delay(failure)
     if wanted is None:
-        wanted = backoff.delay(_ruled(policy, failure), failure.attempt, random)
+        wanted = backoff.delay(ruled(policy, failure), failure.attempt, random)
     return limited(policy, failure, wanted)
 
 
@@ -125,15 +125,15 @@ def asked_delay(failure: Failure) -> float | None:
 def limited(policy: RedeliveryPolicy, failure: Failure, delay: float) -> Decision:
     """Redelivery after `delay` seconds, or the end where a limit stands in the way (rules 3 to 6)."""
     delay = min(max(delay, 0.0), MAX_DELAY)
-    ruled = _ruled(policy, failure)
-    limit, eligible = ruled.max_delivery_attempts, failure.eligible
+    policy = ruled(policy, failure)
+    limit, eligible = policy.max_delivery_attempts, failure.eligible
     if limit != UNLIMITED and failure.attempt >= limit:
         reason = Reason.EXHAUSTED if failure.cause is None else failure.cause
         return ending(policy, reason, f"attempt {failure.attempt} of {limit} (max_delivery_attempts)", eligible=eligible)
     if failure.retries_left is not None and failure.retries_left <= 0:
         return ending(policy, Reason.EXHAUSTED, f"attempt {failure.attempt} used up the task's own max_retries", eligible=eligible)
-    if ruled.max_age is not None and failure.age + delay > ruled.max_age:
-        text = f"{failure.age:.3f} s old, and the next delay of {delay:.3f} s would pass max_age ({ruled.max_age:g} s)"
+    if policy.max_age is not None and failure.age + delay > policy.max_age:
+        text = f"{failure.age:.3f} s old, and the next delay of {delay:.3f} s would pass max_age ({policy.max_age:g} s)"
         return ending(policy, Reason.MAX_AGE, text, eligible=eligible)
     return Redeliver(delay)
 
@@ -150,5 +150,6 @@ def ending(policy: RedeliveryPolicy, reason: Reason, detail: str = "", *, eligib
     return DeadLetter(reason, detail) if is_kept else Discard(reason, detail)
 
 
-def _ruled(policy: RedeliveryPolicy, failure: Failure) -> RedeliveryPolicy:
+def ruled(policy: RedeliveryPolicy, failure: Failure) -> RedeliveryPolicy:
+    """The policy as its rule for this failure's exception changes it."""
     return policy if failure.exception is None else policy.for_exception(type(failure.exception))

@@ -154,9 +154,7 @@ class _Asking:
         return self.options.stop is not None and bool(self._ask("stop", self.options.stop))
 
     def _own_wait(self, _state: tenacity.RetryCallState) -> float:
-        exception, policy = self.failure.exception, self.policy
-        ruled = policy if exception is None else policy.for_exception(type(exception))
-        return backoff.delay(ruled, self.failure.attempt, self.random)
+        return backoff.delay(decision.ruled(self.policy, self.failure), self.failure.attempt, self.random)
 
     def _ask(self, name: str, strategy: Callable[[Any], Any], read: Callable[[Any], Any] = bool) -> Any:
         try:
