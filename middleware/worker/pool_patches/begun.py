@@ -14,7 +14,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from .processes import PoolProcesses
+from .processes import PoolProcesses, take_back
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -52,19 +52,13 @@ class ReadingReports:
             until = time.monotonic() + TIMEOUT
             while self._has_unread() and time.monotonic() < until:
                 self._pool.turn(TURN)
-            self._take_back({job for job in self._pool.not_begun() if _child_of(job) is None})
+            take_back(self._owner, {job for job in self._pool.not_begun() if _child_of(job) is None})
         self.flush()
 
     def _has_unread(self) -> bool:
         """Whether a child was given a task and has not said that it began it."""
         children = [child for job in self._pool.not_begun() if (child := _child_of(job)) is not None]
         return any(child._is_alive() for child in children)  # noqa: SLF001 - Celery's
-
-    def _take_back(self, jobs: set[Any]) -> None:
-        """No child was given these: they are no suspects."""
-        for held in list(self._owner.held.values()):
-            if held.request is not None and held.request.is_one_of(jobs):
-                held.request.take_back()
 
 
 def _child_of(job: Any) -> Any:

@@ -26,6 +26,8 @@ from ...logs import log
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from ...ports import Deliveries
+
 #: Seconds that children have to end after they were told to at once; then they are killed.
 GRACE = 3.0
 #: How long a killed child is waited for, in seconds.
@@ -200,3 +202,10 @@ class PoolProcesses:
             if self.inner._fileno_to_outq.get(child.outqR_fd) is not child:  # noqa: SLF001
                 return
             self._read(child.outqR_fd)
+
+
+def take_back(owner: Deliveries, jobs: set[Any]) -> None:
+    """No child has begun these jobs: their messages are no suspects."""
+    for held in list(owner.held.values()):
+        if held.request is not None and held.request.is_one_of(jobs):
+            held.request.take_back()

@@ -37,7 +37,7 @@ from ... import known
 from ...logs import log
 from .handler_words import hear_first
 from .last_resort import LastResort
-from .processes import PoolProcesses
+from .processes import PoolProcesses, take_back
 from .threads import PoolThreads
 
 if TYPE_CHECKING:
@@ -197,7 +197,8 @@ class Stop:
                 self._cut()
         finally:
             tasks.kill()
-            self._take_back(set(tasks.not_begun()))
+            if jobs := set(tasks.not_begun()):
+                take_back(self._runtime.owner, jobs)
             tasks.close(celerys_own)
 
     def _end_as_celery_does(self, celerys_own: Callable[[], None]) -> None:
@@ -239,12 +240,6 @@ class Stop:
     def _turn(self) -> None:
         self._tasks.tell()
         self._tasks.turn(TURN)
-
-    def _take_back(self, jobs: set[Any]) -> None:
-        """No child had begun these: they are no suspects."""
-        for held in list(self._runtime.owner.held.values()) if jobs else ():
-            if held.request is not None and held.request.is_one_of(jobs):
-                held.request.take_back()
 
 
 def _in_handler() -> bool:
