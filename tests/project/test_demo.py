@@ -14,8 +14,8 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from webhooks.rabbit_node import MISSING, is_installed
 
-from redelivery.workers.testing.rabbit_node import MISSING, is_installed
 from tests.support.running import ROOT
 
 if TYPE_CHECKING:

@@ -27,13 +27,13 @@ from typing import IO, TYPE_CHECKING, Any
 import amqp
 import pytest
 from kombu import Connection
+from webhooks.rabbit_node import TIMEOUT as NODE_PATIENCE
+from webhooks.rabbit_node import USER, RabbitNode, is_installed
 
 from redelivery.middleware.brokers.rabbitmq.events import events_of
 from redelivery.middleware.brokers.rabbitmq.names import DELAY_PREFIX, JOURNAL, OUTCOMES, OUTCOMES_EXCHANGE
 from redelivery.middleware.messages.steps import opened
 from redelivery.workers.brokers.rabbitmq.peek import Look
-from redelivery.workers.testing.rabbit_node import TIMEOUT as NODE_PATIENCE
-from redelivery.workers.testing.rabbit_node import USER, RabbitNode, is_installed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -1,8 +1,8 @@
 """The broker of a test: an app that is lent one, and gets its own back.
 
-Enters: an app with `Redelivery`, the address of a private broker or None for the app's own, and a key prefix. For as long as the
-loan lasts, the app, its connections and its Redis results live below that prefix, so that no test sees another's messages and
-nothing of the app's own is touched; then the prefix's keys are deleted and the app's configuration is as it was.
+The app is lent a private broker, or its own below a key prefix. For as long as the loan lasts, the app, its connections and its
+Redis results live below that prefix, so that no test sees another's messages and nothing of the app's own is touched; then the
+prefix's keys are deleted and the app's configuration is as it was.
 
 Refuses what cannot be tested on: an app without `Redelivery`, and one that runs its tasks eagerly.
 """

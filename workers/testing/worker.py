@@ -1,9 +1,8 @@
 """A worker in a thread of the test's own process: the user's app, its tasks, its settings, a real broker.
 
-Enters: an app that has been lent a broker. Leaves: a worker that consumes, answers remote control and has its duties running before
-the test begins. Limits: tasks run in threads of the process that tests, so a task that kills its process kills the test, and time
-limits do not hold (Celery has none for threads). What the test's thread has patched or opened (a database transaction, say) is seen
-or not as in any other thread.
+It consumes, answers remote control and has its duties running before the test begins. Limits: tasks run in threads of the process
+that tests, so a task that kills its process kills the test, and time limits do not hold (Celery has none for threads). What the
+test's thread has patched or opened (a database transaction, say) is seen or not as in any other thread.
 """
 
 from __future__ import annotations

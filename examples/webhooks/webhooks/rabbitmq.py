@@ -18,7 +18,7 @@ from kombu import Connection
 from redelivery.middleware.brokers.rabbitmq.names import BITS, AmqpNames
 from redelivery.workers.brokers.rabbitmq.outcome_log import Listening
 from redelivery.workers.brokers.rabbitmq.peek import depth_of
-from redelivery.workers.testing.rabbit_node import RabbitNode
+from webhooks.rabbit_node import RabbitNode
 
 if TYPE_CHECKING:
     from redelivery.middleware.messages.events import Event

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 import amqp
 import pytest
 from structlog.testing import capture_logs
+from webhooks.rabbit_node import USER
 
 from redelivery.middleware.brokers.rabbitmq import journal as amqp_journal
 from redelivery.middleware.brokers.rabbitmq.journal import (
@@ -27,7 +28,6 @@ from redelivery.middleware.brokers.rabbitmq.names import JOURNAL
 from redelivery.middleware.brokers.rabbitmq.topology import declare_journal
 from redelivery.middleware.messages.steps import deferred, redelivered, redriven, sealed
 from redelivery.middleware.ports import Successor
-from redelivery.workers.testing.rabbit_node import USER
 from tests.support.desk import task_message
 from tests.support.rabbit import TAP
 from tests.support.running import Shop, until

@@ -11,8 +11,8 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
+from webhooks.rabbit_node import EPMD
 
-from redelivery.workers.testing.rabbit_node import EPMD
 from tests.support.rabbit import Node, need_rabbit
 from tests.support.running import ROOT, until
 

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 from kombu import Connection
 from structlog.testing import capture_logs
+from webhooks.rabbit_node import USER
 
 from redelivery.errors import BrokerUnavailable
 from redelivery.middleware.brokers.rabbitmq.names import START
 from redelivery.middleware.brokers.rabbitmq.start_markers import Starts, start_of
 from redelivery.middleware.messages.envelope import HEADER, Envelope
 from redelivery.middleware.worker.admission import MAX_UNCOUNTED
-from redelivery.workers.testing.rabbit_node import USER
 from tests.faults.chaos.proxy import Proxy
 from tests.support.lanes import first_quick
 from tests.support.running import Shop, until

@@ -18,9 +18,10 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from webhooks.rabbit_node import USER
+
 from redelivery.middleware.brokers.rabbitmq.names import JOURNAL
 from redelivery.middleware.messages.events import Outcome
-from redelivery.workers.testing.rabbit_node import USER
 from tests.support.rabbit import Node, Rabbit
 from tests.support.running import Shop, until
 

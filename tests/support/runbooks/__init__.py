@@ -12,7 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from redelivery.workers.testing.rabbit_node import PROGRAMS, RabbitNode
+from webhooks.rabbit_node import PROGRAMS, RabbitNode
+
 from tests.support.servers import Server, binaries
 from tests.support.walkthrough import Shell, View
 

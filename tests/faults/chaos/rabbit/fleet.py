@@ -11,11 +11,11 @@ import time
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from kombu import Queue
+from webhooks.rabbit_node import USER
 
 from redelivery.middleware.brokers.rabbitmq.names import JOURNAL, OUTCOMES
 from redelivery.workers.brokers.rabbitmq.peek import Look
 from redelivery.workers.letters import Letter
-from redelivery.workers.testing.rabbit_node import USER
 from tests.faults.chaos.fleet import Fleet
 from tests.faults.chaos.proxy import Proxy
 from tests.support.rabbit import TAP, Node

@@ -1,10 +1,8 @@
-"""A private RabbitMQ node, from the distribution's package: for this project's tests and its demo.
+"""A private RabbitMQ node, from the distribution's package: for the demo, and for the project's tests.
 
-Enters: a folder. Leaves: a node that listens on the loopback alone, with ports, an epmd, a cookie and data of its own; it is ended
-by its process id, and starts again with its data where it was ended. Nothing of the machine's own RabbitMQ is touched: no service,
-no configuration, no user. Both end with the process that started them, even where that is killed.
-
-Refuses: a machine that has no RabbitMQ. It takes 6 s to start on an idle machine.
+It listens on the loopback alone, with ports, an epmd, a cookie and data of its own; it is ended by its process id, and starts
+again with its data where it was ended. Nothing of the machine's own RabbitMQ is touched: no service, no configuration, no user.
+Both end with the process that started them, even where that is killed. It takes 6 s to start on an idle machine.
 """
 
 from __future__ import annotations
@@ -143,9 +141,7 @@ class RabbitNode:
     def ctl(self, *words: str) -> str:
         """Run `rabbitmqctl`, which takes a second or two of CPU: what it said. Raises `BrokerError` where it fails."""
         command = [str(PROGRAMS / "rabbitmqctl"), "-n", self.name, "--quiet", *words]
-        done = subprocess.run(  # noqa: S603 - Debian's own program
-            command, env=self.environment, capture_output=True, text=True, timeout=COMMAND_TIMEOUT, check=False
-        )
+        done = subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=COMMAND_TIMEOUT, check=False)
         if done.returncode:
             msg = f"rabbitmqctl {' '.join(words)} failed: {(done.stdout + done.stderr)[-MAX_SAID:].strip()}"
             raise BrokerError(msg)
@@ -163,7 +159,7 @@ class RabbitNode:
 
     def _run(self, *command: str) -> subprocess.Popen[bytes]:
         with (self.folder / "node.log").open("ab") as log:
-            return subprocess.Popen(  # noqa: S603 - Debian's own programs
+            return subprocess.Popen(
                 ["/bin/sh", "-c", LIFELINE, "sh", *command],
                 env=self.environment,
                 cwd=self.folder,
