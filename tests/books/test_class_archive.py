@@ -9,8 +9,7 @@ from pathlib import Path
 import pyspark
 import pytest
 
-from redelivery.workers.reconciliation.class_archive import ClassArchive
-from redelivery.workers.reconciliation.java import ensure_java
+from redelivery.workers.reconciliation.java import ClassArchive, ensure_java
 from tests.support.running import until
 
 JAR = str(next((Path(pyspark.__file__).parent / "jars").glob("spark-launcher_*.jar")))

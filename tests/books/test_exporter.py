@@ -13,7 +13,7 @@ from pyarrow import dataset
 from redis import Redis
 from structlog.testing import capture_logs
 
-from redelivery.workers.brokers.redis.outcomes import RedisOutcomeLog
+from redelivery.workers.brokers.redis.outcome_log import RedisOutcomeLog
 from redelivery.workers.duties.exporter import Exporter
 from redelivery.workers.export.tables import EVENTS
 from tests.support.desk import Desk

@@ -12,9 +12,8 @@ import pytest
 from pyarrow import parquet
 
 from benchmarks.proof import prove, prove_by_day
-from redelivery.workers.reconciliation.announced import NOTHING_TOLD
 from redelivery.workers.reconciliation.job import reconcile
-from redelivery.workers.reconciliation.plain import sort_out
+from redelivery.workers.reconciliation.plain import NOTHING_TOLD, sort_out
 from redelivery.workers.reconciliation.rules import VERDICTS
 from redelivery.workers.reconciliation.schema import EVENTS
 from tests.books.test_oracle import told_at_random

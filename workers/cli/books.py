@@ -7,7 +7,7 @@ import click
 from redelivery.display import harmless
 
 from ..reconciliation.rules import VERDICTS
-from ..reconciliation.terminal import lives_told
+from ..reconciliation.wording import lives_told
 from .context import Context, json_option, pass_context
 from .output import print_json
 from .screen import screen_width

@@ -26,8 +26,7 @@ import click
 from redelivery.display import harmless
 from redelivery.errors import InputError, RedeliveryError
 
-from ..reconciliation.terminal import lives_told
-from ..reconciliation.wording import counted
+from ..reconciliation.wording import counted, lives_told
 from .screen import screen_width
 
 if TYPE_CHECKING:
@@ -116,9 +115,12 @@ def _reconciled(progress: Progress, size: Size | None, **books: Any) -> Summary:
 
 def _run(books: Books, progress: Progress, size: Size | None) -> Summary:
     """Start Spark, reconcile, stop Spark. Raises `InputError` for whatever Spark could not do."""
-    from ..reconciliation.faults import FAULTS, explain  # noqa: PLC0415 - pyspark is an optional dependency
     from ..reconciliation.job import reconcile as run  # noqa: PLC0415 - as above
-    from ..reconciliation.session import session  # noqa: PLC0415 - as above
+    from ..reconciliation.session import (  # noqa: PLC0415 - pyspark is an optional dependency
+        FAULTS,
+        explain,
+        session,
+    )
 
     with tempfile.TemporaryDirectory(prefix="redelivery-reconcile-") as folder:
         log = Path(folder) / "spark.log"

@@ -40,9 +40,10 @@ class Sight(NamedTuple):
 
 @dataclass(slots=True)
 class Inventory:
-    """The lives that were seen; a later sight replaces an earlier one."""
+    """The lives that were seen; a later sight replaces an earlier one. `unlisted` counts messages of queues that cannot be seen."""
 
     lives: dict[Life, Sight] = field(default_factory=dict)
+    unlisted: Mapping[str, int] = field(default_factory=dict)
 
     def see(self, contents: Contents, queue: str, place: str, seen_ms: int, *, due_ms: int | None = None, owner: str = "") -> None:
         """A message was met. A dead letter is one wherever it is: its handler may hold it, or it waits to be handled again."""

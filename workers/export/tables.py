@@ -12,6 +12,7 @@ import json
 import os
 import re
 import uuid
+from dataclasses import fields
 from itertools import islice
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -21,6 +22,7 @@ from pyarrow import fs, parquet
 
 from redelivery.display import scrubbed
 from redelivery.errors import InputError
+from redelivery.middleware.messages.events import Event
 
 from .private_files import private_folder, private_opener
 
@@ -37,36 +39,8 @@ ROW_GROUP = 20_000
 
 _TEXT, _COUNT, _MS = pa.string(), pa.int64(), pa.int64()
 
-#: An outcome event, in the order of `redelivery.middleware.messages.events.Event`. Times are milliseconds since the epoch.
-EVENTS = pa.schema(
-    {
-        "task_id": _TEXT,
-        "outcome": _TEXT,
-        "event_id": _TEXT,
-        "generation": _COUNT,
-        "task": _TEXT,
-        "queue": _TEXT,
-        "reason": _TEXT,
-        "attempt": _COUNT,
-        "delivery": _COUNT,
-        "delay_ms": _MS,
-        "due_ms": _MS,
-        "at_ms": _MS,
-        "clock": _TEXT,
-        "worker": _TEXT,
-        "exception": _TEXT,
-        "fingerprint": _TEXT,
-        "root_id": _TEXT,
-        "parent_id": _TEXT,
-        "nesting": _COUNT,
-        "schema_version": _COUNT,
-        "started_ms": _MS,
-        "run_ms": _MS,
-        "waited_ms": _MS,
-        "release": _TEXT,
-        "actor": _TEXT,
-    },
-)
+#: An outcome event: a column for each field of it. Times are milliseconds since the epoch.
+EVENTS = pa.schema({each.name: _COUNT if "int" in str(each.type) else _TEXT for each in fields(Event)})
 
 #: A message that the broker holds; `owner` is the owner token of the worker that has it, empty where that worker is gone, and
 #: `message` what the exception of a dead letter said.

@@ -1,7 +1,7 @@
 """Carrying over: what a run knows of the lives that earlier runs left open, and of events that came too late for theirs.
 
-Most lives begin and end within one run, and pass by here; so do those that were announced, and went as they should
-(`announced.py`). Of the others:
+Most lives begin and end within one run, and pass by here; so do those that were announced, and went as they should (`plain.py`). Of
+the others:
 
 - a task that was carried over: what is known of its lives is joined with what is new of them;
 - a task with an event from before the last run's end (it came late, or a second time), or one whose opening is in no event of this
@@ -10,9 +10,6 @@ Most lives begin and end within one run, and pass by here; so do those that were
 A life is settled when nothing more is expected of it: it balances, and no dead-letter queue should hold it; or its discrepancy was
 reported. A settled life whose verdict is another one now is a *correction*; one whose verdict is the same is *standing*: it was
 reported once, and is not reported again.
-
-Enters: the lives of this run's events and inventory, and of the last run's state. Leaves: `Carried`: all lives, judged, and what
-earlier runs had counted of them already.
 
 Limit: events that have no file any more cannot be compared with: what comes late of such a task is added to what is known.
 """
@@ -145,7 +142,7 @@ def marked(judged: DataFrame, known: DataFrame | None) -> DataFrame:
 def to_hold(
     judged: DataFrame, columns: list[str], sent: Callable[[DataFrame], DataFrame], *, as_of_ms: int, keep_ms: int
 ) -> DataFrame:
-    """The lives that the next run must know: all lives of every task of which one is not settled.
+    """The lives that the next run must know: all lives of every task that has one which is not settled.
 
     What was reported is known for `keep_ms` after its last event, and for as long as the broker has it. `sent` is as for `carried`.
     """

@@ -1,9 +1,8 @@
 """Evidence: why a life does not balance, what happened to it step by step, and what to do.
 
-Enters: judged lives, and the events that they were folded from. Leaves: the rows of `verdicts/`: for a discrepancy, `cause` says
-what is known and what it likely means, `advice` what to do, and `history` lists its events in order (by delivery and step, as they
-were judged), the last `LIMIT` of them. Only lives with a discrepancy, or with a correction, have their events looked up;
-`redelivery task show` lists those of a life that is merely open.
+For a discrepancy, `cause` says what is known and what it likely means, `advice` what to do, and `history` lists its events in order
+(by delivery and step, as they were judged), the last `LIMIT` of them. Only lives with a discrepancy, or with a correction, have
+their events looked up; `redelivery task show` lists those of a life that is merely open.
 
 Limit: a cause is the likely one. The books see what was recorded, and not who deleted a key.
 """

@@ -4,8 +4,6 @@ Most of the time over few lives goes into planning, compiling and waiting for on
 without how they were made, joined by sending them whole to where the other side lies, their queries are planned once, compiled only
 where that pays, and those that do not ask for each other run side by side. It is for a local session: an executor that dies takes a
 table with it that was kept so.
-
-Enters: tables and work of at most `FEW` rows. Leaves: the same tables, and what the work returned.
 """
 
 from __future__ import annotations

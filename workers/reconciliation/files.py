@@ -1,7 +1,7 @@
 """Files on whatever file system Spark can reach: the few operations that the job needs beyond reading and writing tables.
 
-Enters: URIs or plain paths. Leaves: names, sizes, text. Everything goes through Hadoop's FileSystem, so a path means the same
-here as where Spark reads it. Limit: on an object store a rename is a copy, and not atomic.
+Everything goes through Hadoop's FileSystem, so a path means the same here as where Spark reads it. Limit: on an object store a
+rename is a copy, and not atomic.
 """
 
 from __future__ import annotations

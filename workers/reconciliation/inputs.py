@@ -1,7 +1,7 @@
 """What one run reads: the events and the inventory; with a state, only the files that no earlier run has read.
 
-Enters: URIs, and the state. Leaves: `Inputs`. A run that is given what the last one was given, and finds no new file, is that run
-again: it begins where that one began, and gives the same books.
+A run that is given what the last one was given, and finds no new file, is that run again: it begins where that one began, and gives
+the same books.
 """
 
 from __future__ import annotations
@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from redelivery.errors import InputError
 
-from .announced import ANNOUNCED, NOTHING_TOLD, announced
-from .commits import Listing, date_of, listing
 from .few import side_by_side
-from .reading import Taken, find, paths_of, read_events, read_gaps, read_inventory, read_taken
+from .plain import ANNOUNCED, NOTHING_TOLD, announced
+from .reading import Listing, Taken, date_of, find, listing, paths_of, read_events, read_gaps, read_inventory, read_taken
 from .state import Run
 from .texts import row_of
 from .wording import counted

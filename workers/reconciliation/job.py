@@ -8,9 +8,9 @@
 5. Verdicts with their evidence (`evidence.py`), metrics, possible repeats and the summary are written, all of them or none
    (`writing.py`); and after them the state.
 
-Enters: URIs that Spark can read, a grace, and optionally the moment that ages are counted up to; without it that moment is the
-latest one in the inputs (when the inventory was taken among them), so that the same inputs give the same books whenever they are
-read. Leaves: the outputs and a `Summary`. Refuses, with `InputError`: inputs that are missing, empty, broken or of another shape.
+Without a moment that ages are counted up to, that is the latest one in the inputs (when the inventory was taken among them), so
+that the same inputs give the same books whenever they are read. Refused, with `InputError`: inputs that are missing, empty, broken
+or of another shape.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ from pyspark import StorageLevel
 from redelivery.errors import InputError
 from redelivery.middleware.messages.events import Outcome
 
-from .announced import still_open
 from .carrying import carried, held_schema, marked, may_be_late, to_hold
 from .evidence import EVIDENCE, advised, in_question, with_histories, without_histories
 from .few import FEW, Ways, few, is_local, many
@@ -35,13 +34,12 @@ from .figures import Figures, faults_of, figures_of
 from .files import Files
 from .inputs import Inputs, gather
 from .lives import fold, with_queues_named
-from .plain import SortedOut, sort_out
+from .plain import SortedOut, sort_out, still_open
 from .report import REPORT, page
 from .session import LOOKING, with_settings
 from .state import State
-from .summary import Summary, summarise
+from .summary import Line, Summary, line_of, merged, read_trend, summarise, write_trend
 from .texts import row_of
-from .trend import Line, line_of, merged, read_trend, write_trend
 from .verdicts import judge
 from .writing import check_apart, check_output, replacing, write_summary, write_table
 

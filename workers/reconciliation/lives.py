@@ -1,12 +1,12 @@
 """Folding: from events and inventory to one row for each life.
 
 A life is one (task id, nesting, generation, origin queue); `nesting` is Celery's, because a replaced task reuses its id. Events and
-inventory are put one below the other and folded together, so that one shuffle by task id does for all: removing what was
-exported twice (the same event id and task id), the fold, and whatever compares the lives of one task.
+inventory are put one below the other and folded together, so that one shuffle by task id does for all: removing what was exported
+twice (the same event id and task id), the fold, and whatever compares the lives of one task.
 
-Enters: the tables of `reading.py`. Leaves: `lives`, with what the verdicts, metrics and summary need of each: how often each
-outcome occurred (columns by the outcomes' names), positions (`steps.py`) of the first and last end and of the last step that was
-none, times, and where the broker held it. Rows without a queue belong to the only queue that their generation has.
+A life has what the verdicts, metrics and summary need of it: how often each outcome occurred (columns by the outcomes' names),
+positions (`steps.py`) of the first and last end and of the last step that was none, times, and where the broker held it. Rows
+without a queue belong to the only queue that their generation has.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def with_queues_named(lives: DataFrame) -> DataFrame:
 
 
 def merged(parts: DataFrame) -> DataFrame:
-    """Lives of which there may be several parts, as one row each."""
+    """Lives that may have several parts, as one row each."""
     return grouped(parts, KEY, _merges(parts))
 
 

@@ -5,15 +5,18 @@
 2. `metrics_by` folds the cells into one row for each origin queue, task and day (UTC) on which lives were opened, so that a row
    adds up: what was opened has ended one way or another, or is open or has a discrepancy.
 
-A life without any event has no day and is left to the verdicts. Times to success are counted in classes (`times.py`). What a delay
-was asked to be and how long it was are compared over whole lives: asked is the sum of a life's redelivery delays, waited is the
-time from its first redelivery to its end. So waited holds the run times of the later attempts as well: no event says when an
-attempt began. An attempt is wasted when it brought no success: it was redelivered, it ended in a death, or it succeeded where
-another had already.
+A life without any event has no day and is left to the verdicts. Times to success are counted in classes, 0.5 % wide, so that a
+percentile is right to within 0.25 %, and times of any length up to a century fill fewer than 6,000 of them. Counts of classes add
+up, where percentiles of parts do not: one fold of the lives serves a row of the metrics, a queue and the whole. What a delay was
+asked to be and how long it was are compared over whole lives: asked is the sum of a life's redelivery delays, waited is the time
+from its first redelivery to its end. So waited holds the run times of the later attempts as well: no event says when an attempt
+began. An attempt is wasted when it brought no success: it was redelivered, it ended in a death, or it succeeded where another had
+already.
 """
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Final
 
 from redelivery.middleware.messages.events import Outcome, Reason
@@ -21,10 +24,25 @@ from redelivery.middleware.messages.events import Outcome, Reason
 from .rules import DISCREPANCIES
 from .steps import BY_NOBODY
 from .texts import grouped, named, one_of
-from .times import PERCENTILES, percentiles, time_class
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+
+PERCENTILES: Final = (50, 95, 99)
+
+_WIDTH: Final = math.log(1.005)
+
+
+def time_class(time_ms: str) -> str:
+    """The class of a time in ms, in SQL; a negative one, which only clocks that differ can make, counts as 0."""
+    return f"CAST(floor(ln(greatest({time_ms}, 0) + 1D) / {_WIDTH!r}D) AS INT)"
+
+
+def percentiles(name: str, count: str) -> str:
+    """The `PERCENTILES` (ms, an array) of the classes in column `name`, each counted `count` times; null where there is none."""
+    shares = ", ".join(f"{each / 100!r}D" for each in PERCENTILES)
+    return f"percentile(expm1(({name} + 0.5D) * {_WIDTH!r}D), array({shares}), {count})"
+
 
 GROUP: Final = ("queue", "task", "day")
 

@@ -22,9 +22,13 @@ A task is plain when all of this holds; whatever else it is, the whole way finds
 So a plain task is one life, and that life is balanced: the rules of `verdicts.py` say so too, and the tests hold the two ways to
 each other.
 
-Enters: events, and the tasks that are not plain whatever their events say, or that an earlier run left open (`announced.py`).
-Leaves: `SortedOut`. An event without a task id is of no plain task, so that the whole way meets it, and refuses it; so is one
-without an id of its own, which only the second look reads, for such ids are many and long.
+Nearly every life that is open when a run ends is announced: earlier runs know nothing of it but its publication. So that it need
+not go the whole way the next day, its publication is told to the first look at that day's events in numbers; where the task turns
+out to be plain, its life is closed, and `carrying.py` does not meet it. A task that more is known of, or that has
+several lives, goes the whole way.
+
+An event without a task id is of no plain task, so that the whole way meets it, and refuses it; so is one without an id of its own,
+which only the second look reads, for such ids are many and long.
 """
 
 from __future__ import annotations
@@ -33,20 +37,64 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
+from pyspark.sql.types import BooleanType, LongType, StringType, StructField, StructType
 
 from redelivery.middleware.messages.events import Outcome, Reason
 
-from .hashes import ID, NAME, OF_THE_ID, WHOSE
 from .lives import RESTORED
-from .metrics import ENDS_AS_COUNTED, MAX_ATTEMPTS
+from .metrics import ENDS_AS_COUNTED, MAX_ATTEMPTS, time_class
 from .schema import or_default
+from .steps import STEPS
 from .texts import grouped, named, row_of
-from .times import time_class
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from pyspark.sql import DataFrame
+
+#: The columns of an earlier run's lives that say whether one was but announced: by one event, its publication.
+ANNOUNCED: Final = StructType(
+    [
+        *(StructField(name, StringType()) for name in ("task_id", "queue", "task")),
+        *(StructField(name, LongType()) for name in ("nesting", "generation", "events", str(Outcome.PUBLISHED), "last")),
+        *(StructField(name, LongType()) for name in ("first_ms", "attempts")),
+        StructField("settled", BooleanType()),
+    ]
+)
+_IS_ANNOUNCED: Final = (
+    f"NOT settled AND events = 1 AND {Outcome.PUBLISHED} = 1 AND last = {STEPS.index(Outcome.PUBLISHED)}"
+    " AND generation = 0 AND nesting = 0 AND queue != ''"
+)
+#: What is said of a task that is not plain whatever its events say, in SQL.
+NOTHING_TOLD: Final = (
+    "task_id",
+    "'' AS queue",
+    "'' AS task",
+    "CAST(NULL AS BIGINT) AS told_ms",
+    "CAST(NULL AS BIGINT) AS told_attempts",
+)
+
+
+def announced(lives: DataFrame) -> DataFrame:
+    """What the lives that earlier runs left say of their tasks: when one was published (`told_ms`), where nothing else is known."""
+    told = {"told_ms": f"CASE WHEN {_IS_ANNOUNCED} THEN first_ms END", "told_attempts": "attempts"}
+    return lives.selectExpr("task_id", "queue", "task", *named(told))
+
+
+def still_open(lives: DataFrame, closed: DataFrame) -> DataFrame:
+    """The lives of earlier runs without those of tasks that are `closed`."""
+    return lives.join(closed, F.expr(f"{ID} = id"), "left_anti")
+
+
+#: The bits of `WHOSE` that tell tasks apart whose ids have one hash; the others are the name's.
+OF_THE_ID: Final = (1 << 16) - 1
+
+#: A hash of the task's id; a hash of queue and task, without the bits that `WHOSE` takes; and that one with bits of a hash of the
+#: id that is made in another way, for else ids with one `ID` may agree here too.
+ID: Final = "xxhash64(task_id)"
+NAME: Final = f"(xxhash64({or_default('queue')}, {or_default('task')}) & {~OF_THE_ID}L)"
+WHOSE: Final = f"({NAME} | (CAST(hash(task_id) AS BIGINT) & {OF_THE_ID}L))"
+
 
 _DAY_MS: Final = 86_400_000
 

@@ -1,15 +1,20 @@
-"""Reading: from the files of an export to one table of rows, as the fold takes them.
+"""Reading: which files of an export are to be read, and one table of their rows, as the fold takes them.
 
-Enters: a URI of outcome events and one of an inventory, each a file or a folder (with any partition folders), Parquet or JSON
-lines by the endings of the files. Leaves: lazy DataFrames of the columns that `schema.py` names, and the gaps that the export
-noticed. Refuses, with `InputError`: what is not there, a folder without a file, an ending that is neither, a Parquet file with
-other columns. What only shows when the rows are read (a truncated file, a broken line, a row without a task id) is refused then.
+The export writes one commit for each batch, beside the files and after them. A commit names the batch's files, with their sizes. So
+a file that no commit names was left by an export that died, and is not read: the next export writes its events again. And a file
+that a commit names and that is not there is a missing part of the books, and is refused. A folder without commits (events that
+something else wrote) is read as it stands.
+
+Events and inventory are each a file or a folder (with any partition folders), Parquet or JSON lines by the endings of the files.
+Refused, with `InputError`: what is not there, a folder without a file, an ending that is neither, a Parquet file with other
+columns. What only shows when the rows are read (a truncated file, a broken line, a row without a task id) is refused then.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, field
 from functools import reduce
 from typing import TYPE_CHECKING, Any, Final
 
@@ -18,17 +23,120 @@ from pyspark.sql.types import IntegerType, LongType
 
 from redelivery.errors import InputError
 
-from .commits import check_size, root_of
 from .files import literal
 from .schema import ASIDE, EVENTS, EVENTS_REQUIRED, INVENTORY, INVENTORY_REQUIRED, empty
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+    from collections.abc import Set as AbstractSet
 
     from pyspark.sql import SparkSession
     from pyspark.sql.types import DataType, StructType
 
     from .files import File, Files
+
+#: Where the export puts its commits: `_commits/<date>/<name>.json`. Spark skips such names.
+COMMITS: Final = "_commits"
+
+#: A file that the export writes; whatever else lies there is somebody's, and is read without a commit.
+_OURS: Final = re.compile(r"outcomes-\d+-\d+-\d+-\d+\.(?:parquet|jsonl)$")
+_DATE: Final = re.compile(r"/date=(\d{4}-\d{2}-\d{2})(?=/)")
+
+
+@dataclass(slots=True)
+class Listing:
+    """What there is to read: `files` by key, the commits that name them, and how many files were left aside, uncommitted."""
+
+    files: dict[str, File] = field(default_factory=dict)
+    commits: set[str] = field(default_factory=set)
+    uncommitted: int = 0
+    gaps: list[dict[str, Any]] = field(default_factory=list)
+
+
+def root_of(uri: str) -> str:
+    """The folder of the whole export, where `uri` is one of its days or hours."""
+    found = _DATE.search(f"{uri.rstrip('/')}/")
+    return uri.rstrip("/") if found is None else uri[: found.start()]
+
+
+def key_of(path: str, root: str) -> str:
+    """What names a file wherever the export lies: its path from the date on, or from the folder's root."""
+    found = _DATE.search(path)
+    return path[found.start() + 1 :] if found is not None else path.removeprefix(root).lstrip("/")
+
+
+def date_of(key: str) -> str | None:
+    """The date of a file (`YYYY-MM-DD`, UTC), where its folder has one."""
+    found = _DATE.search(f"/{key}")
+    return None if found is None else found[1]
+
+
+def listing(files: Files, uri: str, found: Iterable[File], *, known: AbstractSet[str] = frozenset(), since: str = "") -> Listing:
+    """The files among `found` to read.
+
+    Left out are those and the commits that are `known`, and what is of a date before `since`.
+    """
+    root = files.absolute(root_of(uri))
+    whole, part = root.rstrip("/"), files.absolute(uri).rstrip("/")
+    here = {key: file for file in found if (key := key_of(file.path, whole)) not in known and (date_of(key) or "9") >= since}
+    result = Listing()
+    folder = f"{whole}/{COMMITS}"
+    if not files.exists(folder):
+        result.files = here
+        return result
+    named: dict[str, str] = {}
+    sizes: dict[str, int] = {}
+    for name, found_commit in _commits(files, folder, known, since):
+        keys = [str(each["file"]) for each in found_commit["files"]]
+        sizes |= {str(each["file"]): int(each["bytes"]) for each in found_commit["files"] if "bytes" in each}
+        result.gaps += found_commit.get("gaps", [])
+        inside = [key for key in keys if f"{whole}/{key}".startswith((f"{part}/", part))]
+        named |= dict.fromkeys(inside, name)
+        if len(inside) == len(keys):
+            result.commits.add(name)
+    missing = sorted(key for key in named if key not in here and key not in known and (date_of(key) or "9") >= since)
+    if missing:
+        raise InputError(_missing(uri, missing))
+    for key in named.keys() & here.keys() & sizes.keys():
+        check_size(here[key], sizes[key])
+    result.files = {key: file for key, file in here.items() if key in named or not _OURS.search(key)}
+    result.uncommitted = len(here) - len(result.files)
+    return result
+
+
+def check_size(file: File, size: int) -> None:
+    """Raises `InputError` where a file has not the size that it was written with: lines that end early look whole."""
+    if file.size != size:
+        msg = f"{file.path} has {file.size} bytes and was written with {size}: it is cut off, or was changed. Restore it"
+        raise InputError(msg)
+
+
+def _commits(files: Files, folder: str, known: AbstractSet[str], since: str) -> Iterable[tuple[str, dict[str, Any]]]:
+    """Commits by name."""
+    for date in files.names(folder):
+        if date < since:
+            continue
+        for name in files.names(f"{folder}/{date}"):
+            if f"{date}/{name}" in known or not name.endswith(".json") or name.startswith("."):
+                continue
+            text = files.read(f"{folder}/{date}/{name}")
+            try:
+                commit = json.loads(text or "")
+                [each["file"] for each in commit["files"]]
+            except (ValueError, TypeError, KeyError) as exc:
+                msg = f"{folder}/{date}/{name} is no commit of an export ({exc}): only `redelivery outcomes export` writes there"
+                raise InputError(msg) from exc
+            yield f"{date}/{name}", commit
+
+
+def _missing(uri: str, missing: list[str]) -> str:
+    dates = sorted({date_of(key) or "no date" for key in missing})
+    days = ", ".join(dates[:3]) + (f" and {len(dates) - 3} more" if len(dates) > 3 else "")  # noqa: PLR2004 - enough to find them
+    return (
+        f"{uri}: {len(missing)} files of {days} were exported and are not there, the first is {missing[0]}: restore them; "
+        f"what was removed on purpose needs its commits removed too ({COMMITS})"
+    )
+
 
 #: Where the export notes what left the outcome log before it was exported, one JSON object a line. Spark skips such names.
 GAPS: Final = "_gaps.jsonl"

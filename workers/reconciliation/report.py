@@ -15,9 +15,8 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup, escape
 
 from .figures import Figures
-from .flow import KINDS, NAMES, drawn
 from .metrics import SUMS, TIMES
-from .plots import course, over_time
+from .pictures import KINDS, NAMES, course, drawn, over_time
 from .rules import DISCREPANCIES, RULES, VERDICTS
 from .wording import change, count, counted, duration, moment, plain, share
 
@@ -27,8 +26,7 @@ if TYPE_CHECKING:
     from jinja2 import Template
 
     from .figures import Row
-    from .summary import Summary
-    from .trend import Line
+    from .summary import Line, Summary
 
 REPORT: Final = "report.html"
 #: Attempts that have a bar of their own; the rest share one.

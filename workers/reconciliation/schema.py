@@ -1,17 +1,20 @@
 """What the books read: the schemas of the outcome events and of the inventory.
 
-Both are written out, never inferred: a day without a single due time must not change a column's type, and a file of somebody
-else's must be refused rather than read as nothing. `REQUIRED` names the columns without which a row says nothing; every other
-column may be missing, and is then null or its default.
+Neither is inferred from a file: a day without a single due time must not change a column's type, and a file of somebody else's must
+be refused rather than read as nothing. `REQUIRED` names the columns without which a row says nothing; every other column may be
+missing, and is then null or its default.
 
-Imports pyspark alone, so that the job runs under `spark-submit` where Celery is not installed.
+No Celery is imported, so that the job runs under `spark-submit` where it is not installed.
 """
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import TYPE_CHECKING, Final
 
 from pyspark.sql.types import DataType, LongType, StringType, StructField, StructType
+
+from redelivery.middleware.messages.events import Event
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -32,35 +35,8 @@ def empty(spark: SparkSession, schema: StructType) -> DataFrame:
     return spark.range(1).selectExpr(*nothing).where("false")
 
 
-#: The outcome events, in the order of `redelivery.middleware.messages.events.Event`. Times and delays are milliseconds, times since
-#: the epoch.
-EVENTS: Final = _struct(
-    task_id=_TEXT,
-    outcome=_TEXT,
-    event_id=_TEXT,
-    generation=_NUMBER,
-    task=_TEXT,
-    queue=_TEXT,
-    reason=_TEXT,
-    attempt=_NUMBER,
-    delivery=_NUMBER,
-    delay_ms=_TIME,
-    due_ms=_TIME,
-    at_ms=_TIME,
-    clock=_TEXT,
-    worker=_TEXT,
-    exception=_TEXT,
-    fingerprint=_TEXT,
-    root_id=_TEXT,
-    parent_id=_TEXT,
-    nesting=_NUMBER,
-    schema_version=_NUMBER,
-    started_ms=_TIME,
-    run_ms=_TIME,
-    waited_ms=_TIME,
-    release=_TEXT,
-    actor=_TEXT,
-)
+#: The outcome events: a column for each field of one. Times and delays are milliseconds, times since the epoch.
+EVENTS: Final = _struct(**{each.name: _NUMBER if "int" in str(each.type) else _TEXT for each in fields(Event)})
 
 #: Columns of an event that nothing in the books asks for.
 ASIDE: Final = ("root_id", "parent_id", "schema_version", "started_ms", "run_ms", "waited_ms", "release", "actor")

@@ -9,8 +9,7 @@ system cannot rename over a file (object stores), a crash between the removal of
 Each run writes the open lives anew, which is the compaction: nothing piles up. What is older than `keep` is forgotten: files of
 such days count as read, and discrepancies of then are no longer known.
 
-Enters: a URI. Leaves: `Run`, what was left by the last run. Refuses, with `InputError`: a folder that is no state, and a state
-that another run moved meanwhile.
+Refused, with `InputError`: a folder that is no state, and a state that another run moved meanwhile.
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from redelivery.errors import InputError
 
-from .commits import date_of
 from .files import literal
+from .reading import date_of
 from .schema import empty
 from .steps import STEPS
 from .texts import row_of

@@ -3,8 +3,6 @@
 Java is told of a text in a call or three, and of the same made of `Column`s in one for each sign. A run of the books makes some
 thousands of expressions, which over few lives is a good part of its time. So what is long is text; what is short, or depends on
 what was found, may be either.
-
-Enters: texts in Spark's SQL, by name. Leaves: tables, rows, or texts for `selectExpr`.
 """
 
 from __future__ import annotations

@@ -6,8 +6,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from ..operations.living import Living
-from ..operations.metrics import measured
+from ..operations.metrics import Living, measured
 from ..operations.rates import Rates
 from .figures import Figures
 
