@@ -124,7 +124,7 @@ class Letter(Contents):
 
     @property
     def unreadable(self) -> list[str]:
-        """The fields of its header that cannot be read, whoever wrote them."""
+        """The fields of its header that cannot be read."""
         return unreadable(self.headers)
 
     @property

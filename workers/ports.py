@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from redelivery.middleware.messages.events import Event
     from redelivery.middleware.ports import Answer
+    from redelivery.middleware.runtime import Runtime
 
     from .letters import Contents, Letter
 
@@ -173,6 +174,40 @@ class LetterStore(Protocol):
         ...
 
 
+class OwnDeath(Protocol):
+    """A death that the broker itself brought about: why, and the dead-letter queue where it belongs."""
+
+    @property
+    def target(self) -> str: ...  # noqa: D102 - as above
+    @property
+    def reason(self) -> str: ...  # noqa: D102 - as above
+
+
+class DeathList(Protocol):
+    """The messages of a queue behind a dead-letter exchange."""
+
+    @property
+    def total(self) -> int:
+        """How many there were when it was opened."""
+        ...
+
+    def __iter__(self) -> Iterator[OwnDeath | str]:
+        """The death of each message, the oldest first, or why it stays."""
+        ...
+
+    def bury(self, deaths: Sequence[Any]) -> list[bool]:
+        """Record these deaths of the list, and move their letters; whether each has gone. Raises `BrokerError`."""
+        ...
+
+
+class OwnDeaths(Protocol):
+    """The letters that the broker itself made, past every policy here. Every method raises what the broker's driver does."""
+
+    def open(self, runtime: Runtime, name: str) -> AbstractContextManager[DeathList]:
+        """The letters of this queue, to be opened with `with`; their policies are the app's."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Gap:
     """Events that left the log before they were exported.
@@ -239,7 +274,7 @@ class OutcomeLog(Protocol):
 
         Where the log can be read back, it is what was recorded from `since_ms` on, by the broker's time.
 
-        Whoever asks waits so many seconds at the most, and has what was recorded since he asked last.
+        An asking waits so many seconds at the most, and answers with what was recorded since the last one.
         """
         ...
 
@@ -406,6 +441,31 @@ class Gauges(Protocol):
         ...
 
 
+class Sightings(Protocol):
+    """What an inventory is told."""
+
+    def see(self, contents: Contents, queue: str, place: str, seen_ms: int, *, due_ms: int | None = None, owner: str = "") -> None:
+        """A message was met in this place."""
+        ...
+
+    def hear(self, event: Event) -> None:
+        """This was recorded while the broker was walked."""
+        ...
+
+
+class InventorySource(Protocol):
+    """All messages of a broker, which goes on working. Raises what the broker's driver does."""
+
+    def walk(
+        self, inventory: Sightings, queues: Collection[str], letter_queues: Collection[str], *, look: bool
+    ) -> Mapping[str, int]:
+        """Tell the inventory of every message; the queues that hold messages which it is not told of, with their numbers.
+
+        `look` allows a look that counts as a delivery, where the broker has no other.
+        """
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class NotKnown:
     """What a broker or a worker does not say: what, why not, and how it can be known."""
@@ -522,3 +582,15 @@ class TaskLife:
         """The queue that it belongs to."""
         queues = [event.queue for event in self.events] + [place.name for place in self.places if place.place != "dead_letter"]
         return next((queue for queue in queues if queue), "")
+
+
+class TaskSource(Protocol):
+    """Where one task is looked for. Raises what the broker's driver does."""
+
+    def read_log(self, life: TaskLife, most: int) -> None:
+        """Add the events of every task whose id begins so; at most so many events are looked at."""
+        ...
+
+    def find(self, life: TaskLife, queues: Collection[str], letter_queues: Collection[str], most: int) -> None:
+        """Add every place where such a task is; at most so many messages of each list are looked at."""
+        ...

@@ -10,6 +10,7 @@ import pytest
 from redelivery.middleware.messages.events import Event, Outcome
 from redelivery.middleware.messages.steps import redelivered, sealed
 from redelivery.middleware.ports import Held
+from redelivery.workers.brokers.redis.inventory import _Walk
 from redelivery.workers.brokers.redis.unacked import PLAIN_WORKER
 from redelivery.workers.export.sightings import MAX_MESSAGE, Inventory
 from redelivery.workers.export.tables import is_on_this_machine
@@ -206,14 +207,14 @@ def test_a_message_that_moves_against_the_walk_is_found(desk: Desk, monkeypatch:
             delay_ms=60_000,
         ),
     ]
-    read = inventory._Walk.queues
+    read = _Walk.queues
 
     def queues(walk: Any) -> None:
         read(walk)
         while moves:
             moves.pop()()
 
-    monkeypatch.setattr(inventory._Walk, "queues", queues)
+    monkeypatch.setattr(_Walk, "queues", queues)
     assert {task_id: row["place"] for task_id, row in taken(desk).items()} == {back: "queue", deferred: "delayed"}
 
 

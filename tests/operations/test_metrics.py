@@ -16,8 +16,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from redelivery.workers.cli.exposition import exposition
-from redelivery.workers.operations.living import Living
-from redelivery.workers.operations.metrics import METRICS, Family, Measured, Sample, measured
+from redelivery.workers.operations.metrics import METRICS, Family, Living, families, measured
+from redelivery.workers.ports import Gauge
 from tests.conformance.brokers import Place, letter
 from tests.support.desk import LETTERS, QUEUE, Desk, task_message
 from tests.support.running import ROOT, Shop, until
@@ -162,13 +162,11 @@ def test_the_alarms_of_the_document_are_of_metrics_that_there_are() -> None:
 
 def test_labels_come_out_as_they_went_in() -> None:
     """Quotes and backslashes are escaped; what would move a cursor, or end the line, is shown as an escape."""
-    found = Measured()
-    for queue in ('a"b', "back\\slash", "line\nend", "täglich", "\x1b[2J"):
-        found.add("queue_messages", 1, queue=queue)
-    text = exposition(found.families)
+    queues = ('a"b', "back\\slash", "line\nend", "täglich", "\x1b[2J")
+    text = exposition(families(Gauge.of("queue_messages", 1, queue=queue) for queue in queues))
     assert [dict(labels)["queue"] for _, labels in read(text)] == ['a"b', "back\\slash", "line\\nend", "täglich", "\\x1b[2J"]
     assert text.isprintable() or text.replace("\n", "").isprintable()
-    family = Family("redelivery_x", "gauge", "two\nlines \\", [Sample(0.5)])
+    family = Family("redelivery_x", "gauge", "two\nlines \\", [Gauge.of("x", 0.5)])
     assert exposition([family]) == "# HELP redelivery_x two\\nlines \\\\\n# TYPE redelivery_x gauge\nredelivery_x 0.5\n"
 
 

@@ -83,7 +83,7 @@ def test_a_client_that_speaks_slowly_is_cut_off(server: MetricsServer, monkeypat
 
 def test_a_client_that_reads_slowly_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who does not take the page holds no thread for longer than a connection may last."""
-    monkeypatch.setattr(metrics_server, "MAX_MS", 0.5)
+    monkeypatch.setattr(metrics_server, "MAX_SECONDS", 0.5)
     server = MetricsServer("127.0.0.1", 0, lambda: "x" * 50_000_000, "text/plain")
     server.begin()
     before = serving()

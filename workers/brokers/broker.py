@@ -8,7 +8,18 @@ from typing import TYPE_CHECKING, TypeVar
 from redelivery.errors import BrokerError
 
 if TYPE_CHECKING:
-    from ..ports import Checkup, DelayStore, Gauges, LetterStore, OperationStore, OutcomeLog, Transitions
+    from ..ports import (
+        Checkup,
+        DelayStore,
+        Gauges,
+        InventorySource,
+        LetterStore,
+        OperationStore,
+        OutcomeLog,
+        OwnDeaths,
+        TaskSource,
+        Transitions,
+    )
 
 Feature = TypeVar("Feature")
 
@@ -21,7 +32,10 @@ class Broker:
     outcomes: OutcomeLog | None = None
     letters: LetterStore | None = None
     gauges: Gauges | None = None
+    inventory: InventorySource | None = None
+    tasks: TaskSource | None = None
     operations: OperationStore | None = None
+    deaths: OwnDeaths | None = None
     checkup: Checkup | None = None
 
 
@@ -35,32 +49,42 @@ def broker_of(transport: Transitions) -> Broker:
         from .redis.checkup import RedisCheckup  # noqa: PLC0415 - as above
         from .redis.delay_store import RedisDelayStore  # noqa: PLC0415 - as above
         from .redis.gauges import RedisGauges  # noqa: PLC0415 - as above
+        from .redis.inventory import RedisInventory  # noqa: PLC0415 - as above
         from .redis.letters import RedisLetterStore  # noqa: PLC0415 - as above
         from .redis.operations import RedisOperationStore  # noqa: PLC0415 - as above
-        from .redis.outcomes import RedisOutcomeLog  # noqa: PLC0415 - as above
+        from .redis.outcome_log import RedisOutcomeLog  # noqa: PLC0415 - as above
+        from .redis.task_life import RedisTasks  # noqa: PLC0415 - as above
 
         return Broker(
-            RedisDelayStore(transport),
-            RedisOutcomeLog(transport),
-            RedisLetterStore(transport),
-            RedisGauges(transport),
-            RedisOperationStore(transport),
+            delayed=RedisDelayStore(transport),
+            outcomes=RedisOutcomeLog(transport),
+            letters=RedisLetterStore(transport),
+            gauges=RedisGauges(transport),
+            inventory=RedisInventory(transport),
+            tasks=RedisTasks(transport),
+            operations=RedisOperationStore(transport),
             checkup=RedisCheckup(transport),
         )
     from redelivery.middleware.brokers.rabbitmq.transport import AmqpTransport  # noqa: PLC0415 - as above
 
     if isinstance(transport, AmqpTransport):
         from .rabbitmq.checkup import AmqpCheckup  # noqa: PLC0415 - as above
+        from .rabbitmq.deaths import AmqpDeaths  # noqa: PLC0415 - as above
         from .rabbitmq.delay_store import AmqpDelayStore  # noqa: PLC0415 - as above
+        from .rabbitmq.inventory import AmqpInventory  # noqa: PLC0415 - as above
         from .rabbitmq.letters import AmqpLetterStore  # noqa: PLC0415 - as above
         from .rabbitmq.metrics import AmqpGauges  # noqa: PLC0415 - as above
         from .rabbitmq.outcome_log import AmqpOutcomeLog  # noqa: PLC0415 - as above
+        from .rabbitmq.task_life import AmqpTasks  # noqa: PLC0415 - as above
 
         return Broker(
-            AmqpDelayStore(transport),
-            AmqpOutcomeLog(transport),
-            AmqpLetterStore(transport),
-            AmqpGauges(transport),
+            delayed=AmqpDelayStore(transport),
+            outcomes=AmqpOutcomeLog(transport),
+            letters=AmqpLetterStore(transport),
+            gauges=AmqpGauges(transport),
+            inventory=AmqpInventory(transport),
+            tasks=AmqpTasks(transport),
+            deaths=AmqpDeaths(transport),
             checkup=AmqpCheckup(transport),
         )
     return Broker()

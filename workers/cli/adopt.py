@@ -79,7 +79,7 @@ def _lines(found: Adoption, *, is_installed: bool) -> Iterator[str]:
 
 
 def _grouped(pairs: Iterable[tuple[Key, str]]) -> dict[Key, list[str]]:
-    """The tasks of which the same is to be said."""
+    """The tasks that the same is said of."""
     groups: dict[Key, list[str]] = {}
     for key, task in pairs:
         groups.setdefault(key, []).append(task)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import signal
-
 import click
 
 from redelivery.middleware.ports import Capability
@@ -15,8 +12,7 @@ from ..duties.dispatcher import Dispatcher
 from ..duties.duty import TIMEOUT
 from ..duties.operation_runner import OperationRunner
 from .context import Context, json_option, pass_context
-
-ENDING = {signal.SIGINT, signal.SIGTERM}
+from .serving import served
 
 
 @click.command()
@@ -30,16 +26,11 @@ def dispatcher(ctx: click.Context, context: Context) -> None:
     """
     instead = "on RabbitMQ delayed messages go to their queues by themselves: neither workers nor you need a dispatcher"
     context.needs(Capability.LEASES, instead)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    # The signals are waited for, not handled: blocked here, before the thread begins, they are blocked in it too.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
     running = Dispatcher(redis_of(context.runtime)), OperationRunner(context.runtime)
-    try:
+
+    def start() -> None:
         for duty in running:
             duty.start()
         click.echo("dispatcher: running; SIGTERM or Ctrl-C ends it", err=True)
-        number = signal.sigwait(ENDING)
-        end_together(running, TIMEOUT)
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    ctx.exit(0 if number == signal.SIGTERM else 130)
+
+    ctx.exit(served(start, lambda: end_together(running, TIMEOUT)))

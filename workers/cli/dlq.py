@@ -1,8 +1,7 @@
 """`redelivery dlq`: the dead letters, to look at, to send back, to move and to remove.
 
-Enters: names and filters. Leaves: tables, or JSON. A payload is shown escaped, only where it is JSON, and not at all where the
-settings say `redact`; files that are exported are complete. Refuses a name that is no dead-letter queue, and whatever changes
-letters and does not say which.
+A payload is shown escaped, only where it is JSON, and not at all where the settings say `redact`; files that are exported are
+complete. Refused: a name that is no dead-letter queue, and whatever changes letters and does not say which.
 """
 
 from __future__ import annotations

@@ -129,7 +129,7 @@ def purge_(
     if context.as_json:
         print_json(done.to_dict())
         return
-    _tell_walk(done, "would be purged" if dry_run else "purged")
+    tell_walk(done, "would be purged" if dry_run else "purged")
     if done.files:
         say(f"They are in {harmless(archive or '')}: {counted(len(done.files), 'file', 'files')}.")
 
@@ -197,16 +197,23 @@ def move_(
     if context.as_json:
         print_json(done.to_dict())
     else:
-        _tell_walk(done, f"would move to {safe(target)}" if dry_run else f"moved to {safe(target)}")
+        tell_walk(done, f"would move to {safe(target)}" if dry_run else f"moved to {safe(target)}")
 
 
-def _tell_walk(done: Walked, verb: str) -> None:
+def tell_walk(done: Walked, verb: str, *notes: str, cannot: str = "") -> None:
+    """Say what went, what is to be noted of it, and what stayed."""
     name = safe(done.dead_letter_queue)
     if not done.matched:
         say(f"No dead letter of {name} was chosen; {counted(done.looked_at, 'was', 'were')} looked at.")
         return
-    say(f"{counted(done.moved, 'dead letter', 'dead letters')} of {name} {verb}.")
+    for note in (f"{counted(done.moved, 'dead letter', 'dead letters')} of {name} {verb}.", *notes):
+        say(note)
+    tell_left(done, cannot)
+
+
+def tell_left(done: Walked, cannot: str = "") -> None:
+    """Say what stayed, and why, and what had gone by itself."""
     for why, count in done.left.most_common():
-        say(f"{counted(count, 'dead letter', 'dead letters')} {'stays' if count == 1 else 'stay'}: {safe(why)}.")
+        say(f"{counted(count, 'dead letter', 'dead letters')} {cannot}{'stays' if count == 1 else 'stay'}: {safe(why)}.")
     if done.gone:
         say(f"{counted(done.gone, 'dead letter', 'dead letters')} had left the queue meanwhile.")

@@ -1,7 +1,6 @@
 """`redelivery dlq import`: letters that RabbitMQ itself made come into the books, and to the dead letters of their queue.
 
-Enters: the name of the queue behind a dead-letter exchange. Leaves: counts. Refuses: Redis, where nothing dies past us, and a queue
-that the app runs.
+Refused: Redis, where nothing dies past us, and a queue that the app runs.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ from redelivery.middleware.ports import Capability
 
 from ..operations.words import counted
 from .context import Context, json_option, pass_context
+from .dlq_changes import tell_left
 from .output import print_json, say
 from .progress import Progress
 
@@ -52,5 +52,4 @@ def import_(context: Context, /, name: str, *, dry_run: bool, limit: int | None)
     for target, count in done.targets.most_common():
         verb = "went" if not dry_run else "goes" if count == 1 else "go"
         say(f"{counted(count, 'dead letter', 'dead letters')} {verb} to {safe(target)}.")
-    for why, count in done.left.most_common():
-        say(f"{counted(count, 'dead letter', 'dead letters')} {'stays' if count == 1 else 'stay'}: {safe(why)}.")
+    tell_left(done)

@@ -1,7 +1,7 @@
 """`redelivery dlq redrive`: dead letters go back, all that were chosen, or as many as a canary lets through.
 
-Enters: a dead-letter queue, filters, what is to be changed. Leaves: counts, and, of a guarded redrive, what became of the letters.
-A redrive that its guard stopped is an error: exit code 2, after the counts.
+A redrive that its guard stopped is an error: exit code 2, after the counts. How a letter is changed is said in a file: what `dlq
+export NAME --id ID` prints is one.
 """
 
 from __future__ import annotations
@@ -18,25 +18,35 @@ from redelivery.errors import InputError, RedriveError
 from ..operations.audit import Act, recording, result_of
 from ..operations.letters import dead_letters
 from ..operations.letters.choice import filter_of
+from ..operations.letters.edits import edit_of_json
 from ..operations.letters.fates import watched
 from ..operations.letters.guard import CANARY_WAIT, Guard
-from ..operations.letters.redrive import Redrive, redrive
+from ..operations.letters.redrive import Edit, Redrive, redrive
 from ..operations.operation import Kind, Options, begin
 from ..operations.queues import declare, require_queue
 from ..operations.words import counted, rate_of
 from .acting import acting, detaching
-from .changes import edit_of
 from .choosing import choosing, require_choice, require_tasks
 from .context import Context, json_option, pass_context
-from .dlq_changes import changing, is_agreed, targets_of
+from .dlq_changes import changing, is_agreed, targets_of, tell_walk
 from .ops import tell_begun
 from .output import SECONDS, print_json, say
 from .progress import Progress
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from ..ports import Transitions
+
+
+def edit_of(file: IO[str] | None, task_ids: Sequence[str], queue: str | None) -> Edit | None:
+    """What the file and `--to` ask for; None where neither is given."""
+    if file is None:
+        return None if queue is None else Edit(queue=queue)
+    if len(task_ids) != 1:
+        msg = "--with changes one dead letter: name it with --id"
+        raise InputError(msg)
+    return edit_of_json(file.read(), file.name, task_ids[0], queue)
 
 
 class _Rate(click.ParamType[float]):
@@ -214,19 +224,10 @@ def _require_queues(context: Context, name: str, wanted: Options) -> None:
 
 
 def _tell(done: Redrive) -> None:
-    name = safe(done.dead_letter_queue)
-    if not done.matched:
-        say(f"No dead letter of {name} was chosen; {counted(done.looked_at, 'was', 'were')} looked at.")
-        return
-    verb = "would go back" if done.dry_run else "went back"
-    where = targets_of(done)
-    say(f"{counted(done.moved, 'dead letter', 'dead letters')} of {name} {verb}{f': {where}' if where else ''}.")
+    verb, where, notes = "would go back" if done.dry_run else "went back", targets_of(done), []
     if done.chords:
         its, they = ("its failure", "it runs by itself") if done.chords == 1 else ("their failures", "they run by themselves")
-        say(f"{done.chords} of them belonged to a chord, which has counted {its}: {they}.")
-    for why, count in done.left.most_common():
-        say(f"{counted(count, 'dead letter', 'dead letters')} cannot go back and {'stays' if count == 1 else 'stay'}: {safe(why)}.")
-    if done.gone:
-        say(f"{counted(done.gone, 'dead letter', 'dead letters')} had left the queue meanwhile.")
+        notes.append(f"{done.chords} of them belonged to a chord, which has counted {its}: {they}.")
+    tell_walk(done, f"{verb}{f': {where}' if where else ''}", *notes, cannot="cannot go back and ")
     if done.died_again and not done.stopped:
         say(f"{counted(len(done.died_again), 'dead letter', 'dead letters')} of them died again so far.")

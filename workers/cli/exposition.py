@@ -1,7 +1,7 @@
 """The exposition: metrics in Prometheus' text format, version 0.0.4.
 
-Enters: families. Leaves: text, a line for each sample, behind a HELP and a TYPE line for each metric. A label's value is what
-`safe` makes of it, for a queue's name may be a stranger's; then the backslash, the quote and the line's end are escaped.
+A label's value is what `safe` makes of it, for a queue's name may be a stranger's; then the backslash, the quote and the line's end
+are escaped.
 """
 
 from __future__ import annotations

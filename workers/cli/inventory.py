@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, cast
 
 import click
 
 from redelivery.display import harmless, safe, scrubbed
 
-from ..operations import inventory as broker
-from ..operations.letters import dead_letters
+from ..operations.inventory import take
 from ..operations.words import counted
 from .context import Context, json_option, pass_context
 from .output import print_json, say
-
-if TYPE_CHECKING:
-    from redelivery.middleware.brokers.rabbitmq.transport import AmqpTransport
-
-    from ..export.sightings import Inventory
 
 
 @click.group()
@@ -55,7 +48,7 @@ def export(context: Context, uri: str, kind: str, *, look: bool, messages: bool 
 
     context.transport  # noqa: B018 - whether the broker answers is known before it is walked
     looked_ms = context.transport.now_ms()
-    taken, unlisted = _taken(context, look=look)
+    taken = take(context.runtime, look=look)
     has_messages = is_on_this_machine(uri) if messages is None else messages
     rows = taken.rows(redact=context.settings.redact or not has_messages)
     write_rows(rows, uri, INVENTORY, name="inventory", format="jsonl" if kind == "jsonl" else "parquet")
@@ -63,27 +56,15 @@ def export(context: Context, uri: str, kind: str, *, look: bool, messages: bool 
     written = {"file": f"inventory.{kind}", "bytes": size_of(uri, f"inventory.{kind}")}
     app = context.runtime.app
     whose = {"app": str(app.main or ""), "broker": scrubbed(app.connection_for_write().as_uri())}
-    said = {"seen_ms": looked_ms, **written, **whose, **({"unlisted": unlisted} if unlisted else {})}
+    said = {"seen_ms": looked_ms, **written, **whose, **({"unlisted": taken.unlisted} if taken.unlisted else {})}
     write_text(json.dumps(said), uri, "_taken.json")
     counts = taken.counts()
     if context.as_json:
         done = {"destination": scrubbed(uri), "file": f"inventory.{kind}", "messages": sum(counts.values()), "places": counts}
-        print_json(done if context.is_redis else {**done, "unlisted": unlisted})
+        print_json(done if context.is_redis else {**done, "unlisted": taken.unlisted})
         return
     places = ", ".join(f"{count} {place}" for place, count in counts.items())
     say(f"{counted(sum(counts.values()), 'message', 'messages')} ({places}) written to {harmless(uri)}/inventory.{kind}.")
-    for queue, count in unlisted.items():
+    for queue, count in taken.unlisted.items():
         held = counted(count, "message", "messages")
         say(f"{safe(queue)}: {held} counted and not listed; the books may call them lost. See --look.", err=True)
-
-
-def _taken(context: Context, *, look: bool) -> tuple[Inventory, dict[str, int]]:
-    """The inventory, and what it does not list."""
-    if context.is_redis:
-        return broker.take(context.runtime), {}
-    from ..brokers.rabbitmq import inventory as amqp_inventory  # noqa: PLC0415 - only where the broker is RabbitMQ
-
-    runtime = context.runtime
-    letter_queues = list(dead_letters.known(runtime))
-    queues = sorted(set(runtime.app.amqp.queues) - set(letter_queues))
-    return amqp_inventory.take(cast("AmqpTransport", runtime.transport), queues, letter_queues, look=look)

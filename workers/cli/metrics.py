@@ -1,24 +1,21 @@
-"""`redelivery metrics`: the broker's figures for Prometheus, once, or for whoever scrapes them."""
+"""`redelivery metrics`: the broker's figures for Prometheus, once, or at each scrape."""
 
 from __future__ import annotations
 
 import ipaddress
-import logging
-import signal
 from typing import Any
 
 import click
 
 from redelivery.errors import InputError
 
-from ..operations.living import Living
-from ..operations.metrics import measured
+from ..operations.metrics import Living, measured
 from ..operations.metrics_server import MetricsServer
 from .context import Context, json_option, pass_context
 from .exposition import CONTENT_TYPE, exposition
 from .output import print_json
+from .serving import served
 
-ENDING = {signal.SIGINT, signal.SIGTERM}
 LOOPBACK, LAST_PORT = "127.0.0.1", 65_535
 
 
@@ -69,25 +66,20 @@ def metrics(ctx: click.Context, context: Context, listen: tuple[str, int] | None
 
 def _serve(context: Context, host: str, port: int) -> int:
     """Serve until a signal comes; the exit code."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     living = Living(context.runtime.settings.lease)
     try:
         server = MetricsServer(host, port, lambda: exposition(measured(context.runtime, living)), CONTENT_TYPE)
     except OSError as exc:
         msg = f"nothing can listen on {host}:{port} ({exc.strerror or exc}): choose another address with --listen"
         raise InputError(msg) from exc
-    # The signals are waited for, not handled: blocked here, before the thread begins, they are blocked in it too.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
-    try:
+
+    def begin() -> None:
         server.begin()
         click.echo(f"metrics: {server.url}; SIGTERM or Ctrl-C ends it", err=True)
         if not _is_loopback(host):
             click.echo("metrics: whoever reaches this address may read them: there is no password", err=True)
-        number = signal.sigwait(ENDING)
-        server.end()
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    return 0 if number == signal.SIGTERM else 130
+
+    return served(begin, server.end)
 
 
 def _is_loopback(host: str) -> bool:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import signal
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +14,7 @@ from ..duties.exporter import Exporter
 from ..operations.words import counted, moment, span
 from .context import Context, json_option, pass_context
 from .output import SECONDS, Column, print_json, say, table
+from .serving import served
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,7 +29,6 @@ EVENTS = (
     Column("queue", 2, keeps_end=True, usual=8, leaves=1),
     Column("details", 4, 20),
 )
-ENDING = {signal.SIGINT, signal.SIGTERM}
 
 
 @click.group()
@@ -88,19 +86,13 @@ def _keep_exporting(context: Context, uri: str, kind: str, every: float) -> int:
     if every < 1:
         msg = "--every: give 1s or more"
         raise InputError(msg)
-    log = context.outcomes
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    exporter = Exporter(log, uri, every=every, format="jsonl" if kind == "jsonl" else "parquet")
-    # The signals are waited for, not handled: blocked here, before the thread begins, they are blocked in it too.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
-    try:
+    exporter = Exporter(context.outcomes, uri, every=every, format="jsonl" if kind == "jsonl" else "parquet")
+
+    def start() -> None:
         exporter.start()
         say("exporter: running; SIGTERM or Ctrl-C ends it", err=True)
-        number = signal.sigwait(ENDING)
-        exporter.stop()
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    return 0 if number == signal.SIGTERM else 130
+
+    return served(start, exporter.stop)
 
 
 @outcomes.command()

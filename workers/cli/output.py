@@ -1,7 +1,7 @@
 """Output: how what was read is shown, to a person as tables and to a program as JSON.
 
-Enters: rows and values, many of them written by strangers. Leaves: text that moves no cursor: every control character, and every
-invisible or direction-changing one, is shown as an escape. JSON is ASCII. Times are UTC.
+Strangers may have written any value, and no text moves the cursor: every control character, and every invisible or
+direction-changing one, is shown as an escape. JSON is ASCII. Times are UTC.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""`redelivery policy`: what holds for a queue and a task, and why.
-
-Enters: the settings that the root command has read, and the names on the command line. Leaves: a table, or with `--json` one
-object. Refuses, with exit code 2 and one line, settings that cannot hold.
-"""
+"""`redelivery policy`: what holds for a queue and a task, and why."""
 
 from __future__ import annotations
 

@@ -28,6 +28,8 @@ class Dispatcher(Duty):
     """One dispatcher. A step of it lasts until it is stopped, or the broker does not answer."""
 
     title = "dispatcher"
+    line_if_unanswered = "warning", "dispatcher.waiting"
+    line_if_failed = "error", "dispatcher.failed"
     begins_at_once = True
 
     def __init__(self, transport: RedisTransport) -> None:
@@ -35,14 +37,6 @@ class Dispatcher(Duty):
         self._transport = transport
         self._token = uuid.uuid4().hex
         self._leads = False
-
-    def unanswered(self, exc: Exception) -> None:
-        """It goes on in a second."""
-        log.warning("dispatcher.waiting", error=str(exc))
-
-    def failed(self, exc: Exception) -> None:  # noqa: ARG002 - the line has what is being handled
-        """A fault of ours."""
-        log.exception("dispatcher.failed")
 
     def step(self) -> None:
         """Dispatch until stopped, then hand the lead on. Raises whatever the broker does."""

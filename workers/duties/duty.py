@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from typing import ClassVar
 
 from redelivery.middleware.brokers.errors import REDIS_ERRORS
+from redelivery.middleware.logs import log
 
 #: How long a stop waits for the steps that are under way (seconds).
 TIMEOUT = 5.0
@@ -20,6 +21,9 @@ class Duty(ABC):
     """Takes a step every so many seconds, from `start` to `stop`. `title` names its thread."""
 
     title: ClassVar[str]
+    #: The log's lines, each a level and a name: the broker did not answer a step, or refused it; it failed by something else.
+    line_if_unanswered: ClassVar[tuple[str, str]]
+    line_if_failed: ClassVar[tuple[str, str]]
     #: Whether the first step is taken at once, or after the first wait.
     begins_at_once: ClassVar[bool] = False
 
@@ -48,13 +52,14 @@ class Duty(ABC):
     def step(self) -> object:
         """Do it once. Raises whatever the broker does."""
 
-    @abstractmethod
     def unanswered(self, exc: Exception) -> None:
         """The broker did not answer a step, or refused it."""
+        level, event = self.line_if_unanswered
+        getattr(log, level)(event, error=str(exc))
 
-    @abstractmethod
-    def failed(self, exc: Exception) -> None:
+    def failed(self, exc: Exception) -> None:  # noqa: ARG002 - the line has what is being handled
         """A step failed by something else; called where `exc` is being handled."""
+        log.exception(self.line_if_failed[1])
 
     def leads(self) -> bool:
         """Whether the step is this worker's to take. Raises whatever the broker does."""

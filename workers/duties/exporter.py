@@ -31,6 +31,7 @@ class Exporter(Duty):
     """Exports every so many seconds."""
 
     title = "exporter"
+    line_if_unanswered = "warning", "outcome_log.export_waiting"
     begins_at_once = True
 
     def __init__(self, outcomes: OutcomeLog, destination: str, *, every: float = EVERY, format: Format = "parquet") -> None:  # noqa: A002
@@ -55,10 +56,6 @@ class Exporter(Duty):
             seconds = round(time.monotonic() - began, 3)
             log.info("outcome_log.exported", to=self._destination, events=done.events, files=len(done.files), seconds=seconds)
         return done.events
-
-    def unanswered(self, exc: Exception) -> None:
-        """It tries again at the next step."""
-        log.warning("outcome_log.export_waiting", error=str(exc))
 
     def failed(self, exc: Exception) -> None:
         """The destination cannot be written, or there is no pyarrow: somebody must mend it, and no event is lost before the cap."""

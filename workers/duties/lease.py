@@ -33,6 +33,7 @@ class Lease(Duty):
     """Renews this worker's lease, and fences those of dead ones. `on_fenced` is called where something is to be recovered."""
 
     title = "lease"
+    line_if_failed = "error", "lease.failed"
 
     def __init__(self, runtime: Runtime, on_fenced: Callable[[], None]) -> None:
         super().__init__(min(EVERY, runtime.settings.lease / 8))
@@ -44,15 +45,15 @@ class Lease(Duty):
         self._refreshed = time.monotonic()
 
     def unanswered(self, exc: Exception) -> None:
-        """Whoever was watched is watched from the beginning."""
+        """All others are watched from the beginning."""
         if self._seen:
             log.warning("lease.watch_restarted", error=str(exc))
         self._seen.clear()
 
-    def failed(self, exc: Exception) -> None:  # noqa: ARG002 - the line has what is being handled
+    def failed(self, exc: Exception) -> None:
         """The lease must be renewed whatever else fails."""
         self._seen.clear()
-        log.exception("lease.failed")
+        super().failed(exc)
 
     def step(self) -> None:
         """Renew once, look once, fence who is dead. Raises whatever the broker does."""

@@ -1,7 +1,7 @@
 """The watch over the dead letters: a line where letters lie in a dead-letter queue and nobody takes them, or not fast enough.
 
 A duty of every worker; one of them does it, by a lease on the broker. A queue is *unread* where its oldest letter is the one that
-was its oldest at the look before: whoever consumes a queue takes the oldest first, be it a worker with a handler, a plain Celery
+was its oldest at the look before: any consumer takes the oldest first, be it a worker with a handler, a plain Celery
 worker, an operator or the retention. It *grows* where letters are taken, and yet it is longer at each of ten looks in a row. Both
 are said again when the letters are twice as many, and once a day.
 
@@ -64,6 +64,8 @@ class LetterWatch(Duty):
     """Looks at the dead-letter queues twice a minute."""
 
     title = "letters"
+    line_if_unanswered = "debug", "letters.not_seen"
+    line_if_failed = "error", "letters.failed"
     begins_at_once = True
 
     def __init__(self, runtime: Runtime) -> None:
@@ -79,14 +81,6 @@ class LetterWatch(Duty):
         if not leads:
             self._watched.clear()
         return leads
-
-    def unanswered(self, exc: Exception) -> None:
-        """It looks again in half a minute."""
-        log.debug("letters.not_seen", error=str(exc))
-
-    def failed(self, exc: Exception) -> None:  # noqa: ARG002 - the line has what is being handled
-        """A fault of ours."""
-        log.exception("letters.failed")
 
     def step(self) -> None:
         """Look once at every dead-letter queue. Raises whatever the broker does."""

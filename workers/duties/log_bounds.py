@@ -23,20 +23,14 @@ class LogKeeper(Duty):
     """Looks at the outcome log once a second."""
 
     title = "log"
+    line_if_unanswered = "debug", "outcome_log.not_seen"
+    line_if_failed = "error", "outcome_log.failed"
 
     def __init__(self, transport: RedisTransport, max_bytes: int) -> None:
         super().__init__(EVERY)
         self._transport = transport
         self._max_bytes = max_bytes
         self._quiet = 0
-
-    def unanswered(self, exc: Exception) -> None:
-        """It looks again in a second."""
-        log.debug("outcome_log.not_seen", error=str(exc))
-
-    def failed(self, exc: Exception) -> None:  # noqa: ARG002 - the line has what is being handled
-        """A fault of ours."""
-        log.exception("outcome_log.failed")
 
     def step(self) -> None:
         """Look once. Raises whatever the broker does."""

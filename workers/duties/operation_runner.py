@@ -37,6 +37,8 @@ class OperationRunner(Duty):
     """Looks for operations, and carries them out where it leads."""
 
     title = "operations"
+    line_if_unanswered = "warning", "operations.waiting"
+    line_if_failed = "error", "operations.failed"
     begins_at_once = True
 
     def __init__(self, runtime: Runtime) -> None:
@@ -62,11 +64,7 @@ class OperationRunner(Duty):
     def unanswered(self, exc: Exception) -> None:
         """It looks again."""
         self._leads = False
-        log.warning("operations.waiting", error=str(exc))
-
-    def failed(self, exc: Exception) -> None:  # noqa: ARG002 - the line has what is being handled
-        """A fault of ours."""
-        log.exception("operations.failed")
+        super().unanswered(exc)
 
     def stop(self, seconds: float = TIMEOUT) -> None:
         """End: what it carries out waits for another process, and the lead is handed on."""

@@ -1,4 +1,4 @@
-"""The queue keeper: one thread in each worker that keeps queues within what their policies say, whoever published to them.
+"""The queue keeper: one thread in each worker that keeps queues within what their policies say, from any publisher.
 
 Once a second it looks
 
@@ -46,20 +46,14 @@ class QueueKeeper(Duty):
     """Looks at the queues once a second."""
 
     title = "queues"
+    line_if_unanswered = "debug", "queue.not_seen"
+    line_if_failed = "error", "queue.failed"
 
     def __init__(self, runtime: Runtime) -> None:
         super().__init__(EVERY)
         self._runtime = runtime
         self._quiet: dict[str, int] = {}
         self._forget = Script("forget")
-
-    def unanswered(self, exc: Exception) -> None:
-        """It looks again in a second."""
-        log.debug("queue.not_seen", error=str(exc))
-
-    def failed(self, exc: Exception) -> None:  # noqa: ARG002 - the line has what is being handled
-        """A fault of ours."""
-        log.exception("queue.failed")
 
     def step(self) -> None:
         """Look once. Raises whatever the broker does."""

@@ -10,8 +10,6 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
-from redelivery.middleware.logs import log
-
 from ..operations.recovery import Recovery
 from .duty import Duty
 
@@ -26,6 +24,8 @@ class Recoverer(Duty):
     """Recovers the messages of all fenced owners."""
 
     title = "recoverer"
+    line_if_unanswered = "warning", "recoverer.waiting"
+    line_if_failed = "error", "recoverer.failed"
 
     def __init__(self, runtime: Runtime) -> None:
         super().__init__(EVERY)
@@ -46,14 +46,6 @@ class Recoverer(Duty):
         self._woken.wait(self._every)
         self._woken.clear()
 
-    def unanswered(self, exc: Exception) -> None:
-        """It goes on in a second."""
-        log.warning("recoverer.waiting", error=str(exc))
-
-    def failed(self, exc: Exception) -> None:  # noqa: ARG002 - the line has what is being handled
-        """A fault of ours."""
-        log.exception("recoverer.failed")
-
     def step(self) -> None:
-        """Recover whoever is to be recovered. Raises what the broker does where it is away."""
+        """Recover all that were fenced. Raises what the broker does where it is away."""
         self._recovery.step()

@@ -123,7 +123,7 @@ class RemoteControl(bootsteps.StartStopStep):
         return scheduled
 
     def _cancel(self, found: Iterable[Delayed]) -> None:
-        """Take these out of the store, and tell whoever waits for them, as Celery does with a revoked task."""
+        """Take these out of the store, and tell those who wait for them, as Celery does with a revoked task."""
         try:
             for each in found:
                 self._cancel_one(each)

@@ -42,7 +42,7 @@ QUIET = 120
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What holds for one dead-letter queue: its cap, and of its letters those of which queue are kept how long (seconds)."""
+    """What holds for one dead-letter queue: its cap, and for how long (seconds) the letters of each origin queue are kept."""
 
     most: int | None
     lifetimes: dict[str, float | None]
@@ -52,6 +52,8 @@ class Retention(Duty):
     """Keeps the dead letters within their bounds, where any setting asks for it."""
 
     title = "retention"
+    line_if_unanswered = "warning", "retention.waiting"
+    line_if_failed = "error", "retention.failed"
     begins_at_once = True
 
     def __init__(self, runtime: Runtime) -> None:
@@ -76,16 +78,12 @@ class Retention(Duty):
         transport = redis_of(self._runtime)
         return transport.leases.lead(transport.keys.letter_keeper, self._token, LEAD)
 
-    def unanswered(self, exc: Exception) -> None:
-        """It looks again in half a minute."""
-        log.warning("retention.waiting", error=str(exc))
-
     def failed(self, exc: Exception) -> None:
         """The archive cannot be written, or a fault of ours."""
         if isinstance(exc, RedeliveryError):
             log.error("retention.failed", error=str(exc))
         else:
-            log.exception("retention.failed")
+            super().failed(exc)
 
     def step(self) -> int:
         """Look once at every dead-letter queue; how many letters went. Raises what the broker and the archive do."""

@@ -1,15 +1,20 @@
 """Adoption: what `Redelivery(app)` changes for each task of an app, and what its people must look at.
 
-Enters: an installation, whose app has its tasks. Leaves: an `Adoption`, a row for each task, with what Celery does now and what
-will be done, and lines on whatever somebody wrote that has no effect, another effect, or cannot be. Reads settings and tasks; asks
-no broker. Celery's own tasks (`celery.*`) are left out.
+A row for each task says what Celery does now and what will be done, and lines name whatever somebody wrote that has no effect,
+another effect, or cannot be. Settings and tasks are read; no broker is asked. Celery's own tasks (`celery.*`) are left out.
 
 Rules: what a task says explicitly wins (`acks_late`, `throws`, `countdown`, `retry_backoff`); of two retry limits the lower stops.
+
+The libraries beside Celery of `docs/integrations.md` have a line each. One that works inside the app is known by its module, which
+is loaded when the app is; one that runs beside it (Flower, a scheduler of beat's, stubs) by its distribution, which is installed
+where the app is.
 """
 
 from __future__ import annotations
 
+import sys
 from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, distribution
 from typing import TYPE_CHECKING, Any
 
 from redelivery.middleware.brokers.kombu.generic import capabilities_of
@@ -19,8 +24,6 @@ from redelivery.middleware.worker.contradictions import contradictions
 from redelivery.middleware.worker.own_strategy import WHY, strategy_of
 from redelivery.middleware.worker.startup_checks import summary
 from redelivery.settings import UNLIMITED
-
-from .adoption_neighbours import neighbours_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -169,3 +172,88 @@ def _of_app(app: Celery) -> Iterator[str]:
         yield "visibility_timeout is without effect on what our workers hold: a lease of seconds takes its place"
     if app.conf.task_always_eager:
         yield "task_always_eager: nothing goes through the broker, and nothing is redelivered"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Neighbour:
+    """One library: its distribution's name, the module that an app which uses it has loaded, if any, and what to know."""
+
+    name: str
+    module: str = ""
+    know: str
+
+
+NEIGHBOURS = (
+    Neighbour(
+        name="sentry-sdk",
+        module="sentry_sdk",
+        know="one event for each death, none for a redelivery; of each lost child Python's `multiprocessing` logs an error besides",
+    ),
+    Neighbour(
+        name="opentelemetry-instrumentation-celery",
+        module="opentelemetry.instrumentation.celery",
+        know="one span for each attempt, all under the span that published it; an attempt whose process dies has none",
+    ),
+    Neighbour(
+        name="celery-batches",
+        module="celery_batches",
+        know="its tasks are not retried: a failed batch makes no redelivery and no dead letter; only a crash counts",
+    ),
+    Neighbour(
+        name="celery-once",
+        module="celery_once",
+        know="the lock is held until the last attempt ends; after `worker_lost` it stays until its timeout; a redrive takes none",
+    ),
+    Neighbour(
+        name="celery-singleton",
+        module="celery_singleton",
+        know="the lock is held until the last attempt ends; after `worker_lost` it stays for ever: set singleton_lock_expiry",
+    ),
+    Neighbour(
+        name="django-celery-results",
+        module="django_celery_results",
+        know="one row for a task: RETRY while it waits, FAILURE when it is dead; a redriven one is overwritten",
+    ),
+    Neighbour(
+        name="django-celery-beat",
+        module="django_celery_beat",
+        know="its ticks are published as all else, and redelivered; let beat's process load this app, so that they are recorded",
+    ),
+    Neighbour(
+        name="celery-redbeat",
+        know="its ticks are published as all else, and redelivered; let beat's process load this app, so that they are recorded",
+    ),
+    Neighbour(
+        name="flower",
+        know="shows a redelivery as RETRY, and a death as FAILURE; `dlq list` has what is dead, and `delayed list` what waits",
+    ),
+    Neighbour(
+        name="celery-progress",
+        module="celery_progress",
+        know="shows a redelivery as complete and failed until the next attempt begins, as it does with any retry",
+    ),
+    Neighbour(
+        name="apache-airflow-providers-celery",
+        module="airflow.providers.celery",
+        know="retries by itself: set max_delivery_attempts = 1 and persist_delivery_count = always for `execute_workload`",
+    ),
+    Neighbour(
+        name="celery-types",
+        know="`@redeliver` keeps the type of what it decorates; under `@app.task` these stubs themselves say Task[Any, Any]",
+    ),
+)
+
+
+def neighbours_of() -> Iterator[str]:
+    """A line for each library that is there, by what this process has loaded and what is installed beside it."""
+    for each in NEIGHBOURS:
+        if each.module in sys.modules if each.module else _is_installed(each.name):
+            yield f"{each.name}: {each.know}"
+
+
+def _is_installed(name: str) -> bool:
+    try:
+        distribution(name)
+    except PackageNotFoundError:
+        return False
+    return True

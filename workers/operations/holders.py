@@ -49,7 +49,7 @@ def holders(runtime: Runtime, *, most: int, named: int) -> Holders:
         name = str(about.get("worker") or token.decode(errors="replace"))
         found[name] = Holder(name, _number(about.get("pid")), _number(about.get("since")))
     looked_at, is_cut = 0, False
-    for _, page in held_pages(runtime):
+    for _, page in held_pages(redis_of(runtime)):
         for held in page:
             name = held.owner or "(gone: its messages are given back)"
             holder = found.setdefault(name, Holder(name, has_lease=False))

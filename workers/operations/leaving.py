@@ -1,6 +1,6 @@
 """Leaving: what waits in the broker in our ways is handed back to plain Celery, and what is left is named.
 
-1. Workers of ours must have stopped: a living one would take the messages back. Whoever has died with messages in hand is fenced,
+1. Workers of ours must have stopped: a living one would take the messages back. A worker that died with messages in hand is fenced,
    after it was watched for a whole lease, and its messages are given back as after any crash.
 2. Every delayed message goes into its queue as a plain Celery message with its ETA: a plain worker takes it and waits. Its history
    stays in its header, so that coming back goes on where it was.

@@ -1,25 +1,46 @@
 """The metrics: what an alarm asks of a broker, at one moment.
 
-Enters: the app and its broker. Leaves: families of samples; their names are a promise (`docs/metrics.md`). Nothing is changed. No
-message is looked at but, on Redis, the oldest letter of each dead-letter queue.
+Their names are a promise (`docs/metrics.md`). Nothing is changed, and no message is looked at but, on Redis, the oldest letter of
+each dead-letter queue. The numbers of one look are read one after the other; they cost some commands for each queue, in three round
+trips, whatever the queues hold.
 
-Cost: some commands for each queue, in three round trips, whatever the queues hold. Limits: the numbers of one look are read one
-after the other.
+A worker renews its lease once a second; where all workers are gone nobody is left to end the leases of the dead, so that the number
+of leases says little. One that has stood still for a whole lease, between two looks, is a dead worker's. Limits: at the first look
+every lease counts.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..brokers.broker import broker_of, needed
+from ..ports import Gauge
 from .letters import dead_letters
-from .living import Living
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from redelivery.middleware.runtime import Runtime
+
+
+class Living:
+    """Counts living workers, look by look. `lease` is how long (seconds) a counter may stand still."""
+
+    def __init__(self, lease: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._lease, self._clock = lease, clock
+        self._seen: dict[bytes, tuple[bytes, float]] = {}
+
+    def count(self, counters: Mapping[bytes, bytes]) -> int:
+        """How many of these counters are renewed, as far as the looks so far can tell."""
+        now = self._clock()
+        before, self._seen = self._seen, {}
+        for token, counter in counters.items():
+            known = before.get(token)
+            self._seen[token] = known if known is not None and known[0] == counter else (counter, now)
+        return sum(now - since < self._lease for _, since in self._seen.values())
+
 
 Kind = Literal["gauge", "counter"]
 
@@ -54,21 +75,13 @@ METRICS: Mapping[str, tuple[Kind, str]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
-    """One value, with its labels."""
-
-    value: float
-    labels: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
 class Family:
     """One metric, and its samples."""
 
     name: str
     kind: Kind
     help: str
-    samples: list[Sample]
+    samples: list[Gauge]
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON has it."""
@@ -76,33 +89,22 @@ class Family:
         return {"name": self.name, "type": self.kind, "help": self.help, "samples": samples}
 
 
-class Measured:
-    """Samples, as they are found."""
-
-    def __init__(self) -> None:
-        self._samples: dict[str, list[Sample]] = {}
-
-    def add(self, name: str, value: float, **labels: str) -> None:
-        """One more sample of the metric `redelivery_<name>`."""
-        self._samples.setdefault(f"redelivery_{name}", []).append(Sample(value, labels))
-
-    @property
-    def families(self) -> list[Family]:
-        """What was found, in the order of `METRICS`; a metric without a sample is left out."""
-        assert self._samples.keys() <= METRICS.keys()  # noqa: S101 - each is named above
-        return [Family(name, *METRICS[name], self._samples[name]) for name in METRICS if name in self._samples]
-
-
 def measured(runtime: Runtime, living: Living | None = None) -> list[Family]:
     """Look once. Raises whatever the broker does.
 
     `living` remembers the workers of the looks before; without it every worker with a lease counts as living.
     """
-    found = Measured()
-    found.add("outcome_log_max_bytes", runtime.settings.outcome_log_max_bytes)
     letter_queues = dead_letters.known(runtime)
     queues = sorted(set(runtime.app.amqp.queues) - letter_queues.keys())
     living = Living(runtime.settings.lease) if living is None else living
-    for each in needed(broker_of(runtime.transport).gauges).sample(queues, letter_queues, living.count):
-        found.add(each.name, each.value, **each.labels)
-    return found.families
+    looked = needed(broker_of(runtime.transport).gauges).sample(queues, letter_queues, living.count)
+    return families([Gauge.of("outcome_log_max_bytes", runtime.settings.outcome_log_max_bytes), *looked])
+
+
+def families(gauges: Iterable[Gauge]) -> list[Family]:
+    """What was found by its metric, in the order of `METRICS`; a metric without a sample is left out."""
+    found: dict[str, list[Gauge]] = {}
+    for each in gauges:
+        found.setdefault(f"redelivery_{each.name}", []).append(each)
+    assert found.keys() <= METRICS.keys()  # noqa: S101 - each is named above
+    return [Family(name, *METRICS[name], found[name]) for name in METRICS if name in found]

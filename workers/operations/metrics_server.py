@@ -1,10 +1,9 @@
 """The metrics' server: `/metrics` over plain HTTP, for a Prometheus that scrapes it.
 
-Enters: an address, and what makes the page. Leaves: the page, made anew for each request, one at a time. Where the broker does not
-answer it says 503 and why, so that the scrape fails and the alarm `up == 0` is heard; it goes on, and asks again at the next
-request. It has a bounded number of connections, each with a thread, and a bounded time for each; where all are taken, the one that
-has for longest not said what it wants makes room. Limits: there is no password and no TLS; whoever reaches the address may read
-it, so the loopback's is the default.
+The page is made anew for each request, one at a time. Where the broker does not answer it says 503 and why, so that the scrape
+fails and the alarm `up == 0` is heard; it goes on, and asks again at the next request. It has a bounded number of connections, each
+with a thread, and a bounded time for each; where all are taken, the one that has for longest not said what it wants makes room.
+Limits: there is no password and no TLS; anybody who reaches the address may read it, so the loopback's is the default.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
 
 PATH = "/metrics"
 #: Seconds that a client may take to say what it wants, and that a connection may last in all.
-TIMEOUT, MAX_MS = 10.0, 60.0
+TIMEOUT, MAX_SECONDS = 10.0, 60.0
 #: Connections at once, each with a thread.
 LIMIT = 16
 #: Seconds between two looks for connections whose time is over.
@@ -83,7 +82,7 @@ class _Open:
     is_cut_off: bool = False
 
     def cut_off(self, request: Any) -> None:
-        """Whoever reads from the connection, or writes to it, comes back at once."""
+        """What reads from the connection, or writes to it, comes back at once."""
         self.is_cut_off = True
         with contextlib.suppress(OSError):
             request.shutdown(socket.SHUT_RDWR)
@@ -135,7 +134,7 @@ class MetricsServer(ThreadingHTTPServer):
         now = time.monotonic()
         with self._lock:
             for request, state in self._open.items():
-                if now - state.since > (MAX_MS if state.is_heard else TIMEOUT):
+                if now - state.since > (MAX_SECONDS if state.is_heard else TIMEOUT):
                     state.cut_off(request)
 
     def _make_room(self) -> None:

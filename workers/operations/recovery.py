@@ -35,7 +35,7 @@ class Recovery:
         self._pauses: dict[str, tuple[float, float]] = {}  # token → how long, until when
 
     def step(self) -> None:
-        """Recover whoever is to be recovered. Raises what the broker does where it is away."""
+        """Recover all that were fenced. Raises what the broker does where it is away."""
         transport = redis_of(self._runtime)
         fenced: Any = transport.client.hkeys(transport.keys.recovering)
         tokens = [token.decode() for token in fenced]

@@ -1,8 +1,8 @@
 """Redaction: a dead letter as it is shown where the settings say `redact`.
 
-Arguments, what exceptions and handlers said, and tracebacks are hidden; types, fingerprints, reasons, places and times stay.
-What is known to be harmless is named here, and all else in a record is hidden, so that a field of a newer version, or of a
-stranger's, is hidden as well. Nothing that is stored is changed.
+Arguments, what exceptions and handlers said, and tracebacks are hidden; types, fingerprints, reasons, places and times stay. What
+is known to be harmless is named here, and all else in a record is hidden, so that a field of a newer version, or of a stranger's,
+is hidden as well. Nothing that is stored is changed.
 """
 
 from __future__ import annotations

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[3]
 CALL = re.compile(r"\blog\.(debug|info|warning|error|exception|critical)\(\s*\"([a-z_]+\.[a-z_]+)\"")
+#: The lines of a duty, which its base class writes.
+OF_A_DUTY = re.compile(r"line_if_\w+ = \"(\w+)\", \"([a-z_]+\.[a-z_]+)\"")
 ROW = re.compile(r"^\| `([a-z_]+\.[a-z_]+)` \| (\w+) \|", re.MULTILINE)
 
 
@@ -39,6 +41,7 @@ def written() -> Iterator[tuple[str, str]]:
         for path in (ROOT / room).rglob("*.py"):
             for level, event in CALL.findall(path.read_text()):
                 yield event, "error" if level == "exception" else level
+            yield from ((event, level) for level, event in OF_A_DUTY.findall(path.read_text()))
 
 
 def test_every_event_is_documented_with_its_level_and_nothing_else_is() -> None:

@@ -1,9 +1,9 @@
 """A letter that RabbitMQ itself made: read, and given the death record that our own letters have.
 
-Enters: a message with the header `x-death`, as a dead-letter exchange has put it into a queue. Leaves: a `Death`: the move by which
-it becomes a letter of ours, in the dead-letter queue that the policy of its origin names, and the event of it. The event's id is
-made of the death itself, so that a death which is imported twice, by a crash or by two operators, counts once. Where nobody has
-recorded the message before, its life is opened by an event of its own.
+A dead-letter exchange has put it into a queue, with the header `x-death`. Its `Death` is the move by which it becomes a letter of
+ours, in the dead-letter queue that the policy of its origin names, and the event of it. The event's id is made of the death itself,
+so that a death which is imported twice, by a crash or by two operators, counts once. Where nobody has recorded the message before,
+its life is opened by an event of its own.
 
 Refuses, with `RedriveError`: what has no `x-death`, or only that of a delay level (which is how a delay ends, and no death); a
 reason that is not known here; and what died in a queue whose policy keeps no letters. Limits: RabbitMQ says when it died to the
@@ -14,29 +14,33 @@ from __future__ import annotations
 
 import hashlib
 import json
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from redelivery.errors import RedriveError
+from redelivery.errors import BrokerError, RedriveError
 from redelivery.middleware.brokers.rabbitmq.messages import envelope_of, message_of
 from redelivery.middleware.brokers.rabbitmq.names import DELAY_PREFIX
 from redelivery.middleware.brokers.rabbitmq.publisher import Move
 from redelivery.middleware.messages.envelope import ANNOUNCED, HEADER, mapping
 from redelivery.middleware.messages.events import Outcome, Reason
 from redelivery.middleware.messages.steps import dead, opened, sealed
-from redelivery.middleware.ports import ignore
+from redelivery.middleware.ports import Answer, ignore
 from redelivery.middleware.transitions.homes import Homes
 
 from ...letters import Contents
+from .letters import TIMEOUT, UNCONFIRMED, AmqpLetterStore
+from .peek import Look, depth_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
+    from redelivery.middleware.brokers.rabbitmq.transport import AmqpTransport
     from redelivery.middleware.runtime import Runtime
 
-    from .letters import AmqpLetterStore
+    from .peek import Found
 
 #: RabbitMQ's words for why it ended a message, and ours.
 REASONS = {
@@ -56,10 +60,60 @@ DEATHS, MESSAGE = "x-death", "message"
 class Death:
     """A letter of the broker's, read: how it comes into the books, what opens its life there before, and where it is to lie."""
 
+    found: Found
     move: Move
     opening: Move | None
     target: str
     reason: Reason
+
+
+class AmqpDeaths:
+    """See `OwnDeaths`."""
+
+    def __init__(self, transport: AmqpTransport) -> None:
+        self._store = AmqpLetterStore(transport)
+
+    @contextmanager
+    def open(self, runtime: Runtime, name: str) -> Iterator[AmqpDeathList]:
+        with self._store.transport.connect() as connection:
+            depth = depth_of(connection, name) or 0
+            with Look(connection, name, most=depth, read=read) as look:
+                yield AmqpDeathList(runtime, self._store, name, look, depth)
+
+
+@dataclass(frozen=True, slots=True)
+class AmqpDeathList:
+    """See `DeathList`."""
+
+    runtime: Runtime
+    store: AmqpLetterStore
+    name: str
+    look: Look
+    total: int
+
+    def __iter__(self) -> Iterator[Death | str]:
+        for found in self.look:
+            try:
+                death = death_of(self.runtime, self.store, found, self.name)
+            except RedriveError as exc:
+                yield str(exc)
+            else:
+                yield death
+
+    def bury(self, deaths: Sequence[Death]) -> list[bool]:
+        """Publish and record all of them; then take away what has arrived."""
+        for death in deaths:
+            for move in filter(None, (death.opening, death.move)):
+                self.store.transport.publisher.submit(move)
+        return [self._has_gone(death) for death in deaths]
+
+    def _has_gone(self, death: Death) -> bool:
+        if not all(move.wait(TIMEOUT) for move in (death.move, death.opening) if move is not None):
+            raise BrokerError(UNCONFIRMED)
+        if death.move.answer is not Answer.DONE:
+            return False
+        self.look.take(death.found)
+        return True
 
 
 def read(message: Any) -> bytes:
@@ -91,9 +145,9 @@ def _plain(written: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def death_of(runtime: Runtime, store: AmqpLetterStore, raw: bytes, name: str) -> Death:
+def death_of(runtime: Runtime, store: AmqpLetterStore, found: Found, name: str) -> Death:
     """What is to become of a letter. Raises `RedriveError`, whose message is the reason why it stays."""
-    letter = json.loads(raw)
+    letter = json.loads(found.raw)
     deaths, contents = letter[DEATHS], Contents.of(letter[MESSAGE].encode())
     if not deaths:
         msg = "it is none that RabbitMQ made: it has no x-death"
@@ -141,7 +195,7 @@ def death_of(runtime: Runtime, store: AmqpLetterStore, raw: bytes, name: str) ->
         may_wait=False,
         event_id=_event_id(contents, death, at_ms, "death"),
     )
-    return Death(move, opening, target, reason)
+    return Death(found, move, opening, target, reason)
 
 
 def _event_id(contents: Contents, death: Mapping[str, Any], at_ms: int, what: str) -> str:

@@ -4,11 +4,11 @@ The log is a durable queue, bound to one of the broker's own topic exchanges by 
 
 - An export takes events, writes them as `export` does, flushed to the disk, and acknowledges them only then. A crash in between
   exports some of them twice and loses none: an event keeps its id, and the books count each id once.
-- Whoever follows the log binds a queue of his own to the exchange: the log itself is not touched.
-- Whoever looks back holds the log's events for that long, and gives them back in their order; an export that runs meanwhile takes
+- A follower of the log binds a queue of its own to the exchange: the log itself is not touched.
+- A look back holds the log's events for that long, and gives them back in their order; an export that runs meanwhile takes
   the rest.
 
-One export runs at a time: it holds an exclusive queue, which goes with its connection, and whoever comes second is refused. What
+One export runs at a time: it holds an exclusive queue, which goes with its connection, and a second one is refused. What
 left the log before it was exported is seen by its publishers' numbers (`amqp_gaps`).
 """
 
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 BEAT = 1.0
 #: A connection's own queue is named by the broker.
 UNNAMED = ""
-#: The exclusive queue of whoever exports.
+#: The exclusive queue of the export that runs.
 EXPORTING = "redelivery.exporting"
 
 

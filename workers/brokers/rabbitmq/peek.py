@@ -144,10 +144,16 @@ class Look:
             time.sleep(0.001)  # the broker says nothing when a message is back
 
 
-def depth_of(connection: Connection, queue: str) -> int | None:
-    """How many messages are ready in a queue; None where there is none of this name."""
-    channel = connection.default_channel
+def counts_of(connection: Connection, queue: str) -> tuple[int, int] | None:
+    """How many messages are ready in a queue, and how many consumers it has; None where there is none of this name."""
     try:
-        return int(channel.queue_declare(queue, passive=True).message_count)
+        answer: Any = connection.default_channel.queue_declare(queue, passive=True)
     except NotFound:
         return None
+    return int(answer.message_count), int(answer.consumer_count)
+
+
+def depth_of(connection: Connection, queue: str) -> int | None:
+    """How many messages are ready in a queue; None where there is none of this name."""
+    counts = counts_of(connection, queue)
+    return None if counts is None else counts[0]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
-from amqp.exceptions import AMQPError, NotFound, ResourceLocked
+from amqp.exceptions import AMQPError, ResourceLocked
+
+from .peek import counts_of
 
 if TYPE_CHECKING:
     from kombu import Connection
@@ -12,7 +14,7 @@ if TYPE_CHECKING:
     from redelivery.middleware.brokers.rabbitmq.transport import AmqpTransport
     from redelivery.middleware.ports import Transport
 
-#: The exclusive queue of whoever watches.
+#: The exclusive queue of the worker that watches.
 WATCHING = "redelivery.watching"
 
 
@@ -42,13 +44,10 @@ class Watching:
         """How many messages and how many consumers a queue has; None where there is none. Raises `ConnectionError`."""
         assert self._connection is not None  # noqa: S101 - `begin` has opened it
         try:
-            answer: Any = self._connection.default_channel.queue_declare(name, passive=True)
-        except NotFound:
-            return None
+            return counts_of(self._connection, name)
         except (AMQPError, OSError) as exc:
             self.end()
             raise ConnectionError(str(exc)) from exc
-        return int(answer.message_count), int(answer.consumer_count)
 
     def end(self) -> None:
         """Close the connection, and let another worker watch."""

@@ -1,27 +1,34 @@
-"""The outcome log on Redis: kept below its cap, and read as it grows.
+"""The outcome log on Redis, a stream: kept below its cap, read as it grows, and exported, with a lease for the one that exports.
 
-The log is a stream. An export empties it (`redelivery.workers.export.export`); where nobody exports, it must not fill the broker:
-beyond the cap the oldest events go, and what went is noted, so that the next export reports the gap and the books show it. A worker
-calls `bound` every few seconds. In between the log may pass the cap by what is recorded in that time.
+An export empties it (`redelivery.workers.export.export`); where nobody exports, it must not fill the broker: beyond the cap the
+oldest events go, and what went is noted, so that the next export reports the gap and the books show it. A worker calls `bound`
+every few seconds. In between the log may pass the cap by what is recorded in that time.
 """
 
 from __future__ import annotations
 
+import time
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from redelivery.middleware.brokers.redis.scripts import Script
 from redelivery.middleware.logs import log
-from redelivery.middleware.messages.events import Event
+from redelivery.middleware.messages.events import Event, Outcome
 
 from ...export.batch import Refused, decoded
+from ...letters import Letter
+from ...ports import Tail
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from redis import Redis
 
     from redelivery.middleware.brokers.redis.keys import Keys
+    from redelivery.middleware.brokers.redis.transport import RedisTransport
+
+    from ...ports import ExportResult, Format
 
 #: What is left of the cap where it was passed: the next time is some way off then, and a gap is one gap and not many.
 LEAVE = 0.9
@@ -32,7 +39,7 @@ EXACT = 0.3
 #: Entries of one answer.
 PAGE = 500
 
-_BOUND = Script("bound")
+_BOUND, _LEAD = Script("bound"), Script("lead")
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,3 +113,83 @@ def newest_id(client: Redis, stream: str) -> str:
 
 def _text(value: bytes | str) -> str:
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
+
+
+#: Of the log, answers of one look; of a dead-letter queue, letters of one look and of one answer behind the first.
+MAX_ANSWERS, MAX_LETTERS, SOME_LETTERS = 100, 1000, 20
+#: Seconds between two looks at a log that is busy.
+PAUSE = 0.02
+
+
+class Reading:
+    """Reads on where it stood; an export may take events out of the log, so that the newest letters are looked at besides."""
+
+    def __init__(self, transport: RedisTransport, name: str, since_ms: int | None = None) -> None:
+        self._client, self._log = transport.client, transport.keys.outcomes
+        self._letters = transport.keys.list(name)
+        self._began_ms = transport.now_ms() if since_ms is None else since_ms
+        self._newest: Any = self._client.lindex(self._letters, 0) if since_ms is None else None
+        self._at = newest_id(self._client, self._log) if since_ms is None else f"{since_ms}-0"
+
+    def heard(self, seconds: float) -> Iterator[Event]:
+        """What was recorded since it was last asked; waits so many seconds at the most for the first."""
+        block_ms = max(round(seconds * 1000), 1) if seconds > 0 else None  # 0 would be for ever
+        is_busy = False
+        for answers in range(MAX_ANSWERS):
+            read, self._at = read_on(self._client, self._log, self._at, block_ms=None if answers else block_ms)
+            yield from (each for each in read if isinstance(each, Event))
+            is_busy = is_busy or bool(read)
+            if len(read) < PAGE:
+                break
+        yield from self._arrived()
+        if is_busy and seconds > 0:
+            time.sleep(PAUSE)
+
+    def _arrived(self) -> Iterator[Event]:
+        """Letters that arrived since the last look, the newest first; what died before the redrive began ends the look."""
+        known, at, size = self._newest, 0, 1
+        while at < MAX_LETTERS:
+            page: Any = self._client.lrange(self._letters, at, at + size - 1)
+            if page and at == 0:
+                self._newest = page[0]
+            for raw in page:
+                letter = Letter.of(raw)
+                if raw == known or (letter.died_ms is not None and letter.died_ms < self._began_ms):
+                    return
+                yield _death(letter)
+            if len(page) < size:
+                return
+            at, size = at + size, SOME_LETTERS
+
+
+def _death(letter: Letter) -> Event:
+    """A letter as the event that its death has recorded."""
+    raised = str(letter.failure.get("type") or "")
+    return letter.event(Outcome.DEAD_LETTERED, letter.queue, reason=letter.reason, exception=raised)
+
+
+class RedisOutcomeLog:
+    """See `OutcomeLog`."""
+
+    def __init__(self, transport: RedisTransport) -> None:
+        self._transport, self._client, self._keys = transport, transport.client, transport.keys
+
+    def lead(self, token: str, lead_ms: int) -> bool:
+        """As `OutcomeLog.lead`: one of all exporters does, by a lease."""
+        return bool(_LEAD(self._client, [self._keys.exporter], [token, lead_ms]))
+
+    def export(self, destination: str, *, format: Format = "parquet", batch: int = 50_000) -> ExportResult:  # noqa: A002 - as `OutcomeLog`
+        from ...export.export import export_outcomes  # noqa: PLC0415 - pyarrow is an optional dependency
+
+        return export_outcomes(self._client, self._keys, destination, format=format, batch=batch)
+
+    @contextmanager
+    def tail(self, limit: int, *, is_followed: bool) -> Iterator[Tail]:  # noqa: ARG002 - the log is read on from where it stood
+        raw: Any = self._client.xrevrange(self._keys.outcomes, count=max(limit, 1))
+        last = raw[0][0].decode() if raw else "0"
+        events = [each for each in decoded(reversed(raw[:limit])) if isinstance(each, Event)]
+        yield Tail(events, 0, lambda: follow(self._client, self._keys.outcomes, last))
+
+    @contextmanager
+    def hear(self, dead_letter_queue: str, *, since_ms: int | None = None) -> Iterator[Callable[[float], Iterable[Event]]]:
+        yield Reading(self._transport, dead_letter_queue, since_ms).heard

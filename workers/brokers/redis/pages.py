@@ -1,8 +1,8 @@
 """Pages: reading what may be huge, a bounded piece at a time, so that the broker serves others in between.
 
-Enters: a list or a hash. Leaves: its elements in pages, the same one perhaps twice. What stays in it from the first page to the
-last is not missed, though others come and go meanwhile: taking an element from the middle of a list moves those behind it, so
-each page begins with the last element of the one before, and where that is not found in it, the reading goes back.
+An element of a list or a hash may come twice. What stays in it from the first page to the last is not missed, though others come
+and go meanwhile: taking an element from the middle of a list moves those behind it, so each page begins with the last element of
+the one before, and where that is not found in it, the reading goes back.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What workers hold: the messages in `unacked`, with the worker that holds each.
 
-Enters: the broker. Leaves: messages in pages, whoever received them: a worker of ours, whose lease says whether it lives, or a
-plain Celery worker. What is no message of either is passed over.
+They were received by a worker of ours, whose lease says whether it lives, or by a plain Celery worker. What is no message of either
+is passed over.
 """
 
 from __future__ import annotations
@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, Any
 from redelivery.middleware.brokers.redis.keys import split_unacked
 
 from .pages import hash_pages
-from .transport import redis_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from redelivery.middleware.runtime import Runtime
+    from redelivery.middleware.brokers.redis.transport import RedisTransport
 
 #: Who holds what was received without a lease: nobody can tell whether that worker lives; the visibility timeout will.
 PLAIN_WORKER = "(plain worker)"
@@ -33,24 +32,24 @@ class HeldMessage:
     owner: str
 
 
-def held_pages(runtime: Runtime) -> Iterator[tuple[int, list[HeldMessage]]]:
+def held_pages(transport: RedisTransport) -> Iterator[tuple[int, list[HeldMessage]]]:
     """What is held, in no order, each page with the server's time (ms) of its reading."""
-    client, keys = redis_of(runtime).client, redis_of(runtime).keys
+    client, keys = transport.client, transport.keys
     leases: Any = client.hkeys(keys.leases)
     abouts: Any = client.hgetall(keys.owners)
     living = {token: _name(abouts.get(token)) or token.decode() for token in leases}
-    routes = bindings(runtime)
+    routes = bindings(transport)
     for now, page in hash_pages(client, keys.unacked):
         yield now, [held for tag, value in page.items() if (held := _held(tag, value, living, routes)) is not None]
 
 
-def bindings(runtime: Runtime) -> dict[tuple[str, str], str]:
+def bindings(transport: RedisTransport) -> dict[tuple[str, str], str]:
     """(exchange, routing key) → queue, from kombu's tables for the exchanges that the app knows."""
-    client, keys, found = redis_of(runtime).client, redis_of(runtime).keys, {}
-    for exchange in {queue.exchange.name for queue in runtime.app.amqp.queues.values() if queue.exchange is not None}:
-        members: Any = client.smembers(keys.bindings(exchange))
+    queues, found = {} if transport.app is None else transport.app.amqp.queues, {}
+    for exchange in {queue.exchange.name for queue in queues.values() if queue.exchange is not None}:
+        members: Any = transport.client.smembers(transport.keys.bindings(exchange))
         for member in members:
-            routing_key, _, queue = [*member.decode(errors="replace").split(keys.separator), "", ""][:3]
+            routing_key, _, queue = [*member.decode(errors="replace").split(transport.keys.separator), "", ""][:3]
             found[exchange, routing_key] = queue
     return found
 

@@ -1,10 +1,10 @@
 """The archive of dead letters: whole letters in files, before they leave the broker or without their leaving it.
 
-Enters: letters. Leaves: a file for each batch, `<uri>/dead_letter_queue=<name>/letters-<digest>.parquet`, by the export path of
-the books; where pyarrow is not installed, JSON lines below a local path. A file is complete or not there at all, and is named
-by what is in it: the same letters written twice, after a crash say, are the same file. A letter has its `letter_id`, so that one
-which stands in two files is known. Refuses, with `InputError`, a destination that cannot be written. Nothing is hidden here,
-whatever `redact` says: an archive is to be complete. On a local disk only its owner may read it (0600, new folders 0700).
+Each batch is a file, `<uri>/dead_letter_queue=<name>/letters-<digest>.parquet`, by the export path of the books; where pyarrow is
+not installed, JSON lines below a local path. A file is complete or not there at all, and is named by what is in it: the same
+letters written twice, after a crash say, are the same file. A letter has its `letter_id`, so that one which stands in two files is
+known. A destination that cannot be written is refused (`InputError`). Nothing is hidden here, whatever `redact` says: an archive is
+to be complete. On a local disk only its owner may read it (0600, new folders 0700).
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
 """The causes of a dead-letter queue: its letters grouped by the fingerprint of what they died of.
 
-Enters: one dead-letter queue or all. Leaves: a row for each cause, the most frequent first, with an example. Nothing is changed.
 Memory: one row for each cause, and a number for each minute in which any died; what has no fingerprint is grouped by its reason.
 """
 

@@ -1,8 +1,7 @@
 """Dead letters: what lies in the dead-letter queues, and why it died.
 
-Enters: the broker, and the app's settings, which say what dead-letter queues there may be. Leaves: queues with their counts, and
-letters, a page or one by one. Nothing is changed. Refuses, with `InputError`, the name of a queue that is no dead-letter queue:
-what waits in an ordinary queue is alive.
+Nothing is changed. The name of a queue that is no dead-letter queue is refused (`InputError`): what waits in an ordinary queue is
+alive.
 """
 
 from __future__ import annotations

@@ -1,8 +1,5 @@
 """The fates of the letters that a redrive sent: which of them have ended since, and which died again.
 
-Enters: the lives that were opened, each by its event, and what is recorded from then on. Leaves: the last word about each life.
-Nothing is changed.
-
 On Redis the outcome log is read on from where it stood when the redrive began. An export takes events out of the log, and may be
 faster; so the newest letters of the dead-letter queue are looked at besides. On RabbitMQ a queue of its own, behind the log's
 exchange, hears what is recorded, and no letter is looked at.

@@ -3,7 +3,7 @@
 A queue whose arguments, or a policy of the broker's, give it `x-message-ttl`, a length limit or a delivery limit lets RabbitMQ end
 messages by itself, past every policy here and unrecorded. Where it has a dead-letter exchange, they come out at its other end.
 
-1. The queue behind that exchange is looked at, from its oldest message on; what RabbitMQ made is read (`amqp_deaths`).
+1. The queue behind that exchange is looked at, from its oldest message on; what RabbitMQ made is read (`brokers.rabbitmq.deaths`).
 2. Each such letter is published to the dead-letter queue of its origin, with a death record, and confirmed;
 3. it is recorded as `dead_lettered`, under an id that is always the same for this death, and before that as `received`, where
    nobody has recorded that it was there;
@@ -18,27 +18,22 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, cast
+from typing import TYPE_CHECKING, ClassVar
 
-from redelivery.errors import BrokerError, InputError, RedriveError
+from redelivery.errors import BrokerError, InputError
 from redelivery.middleware.brokers.errors import BROKER_ERRORS
-from redelivery.middleware.ports import Answer
 from redelivery.settings import names
 
-from ...brokers.rabbitmq.deaths import death_of, read
-from ...brokers.rabbitmq.letters import TIMEOUT, UNCONFIRMED, AmqpLetterStore
-from ...brokers.rabbitmq.peek import Look, depth_of
+from ...brokers.broker import broker_of, needed
 from . import dead_letters
 from .walk import BATCH, Walked
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
-    from redelivery.middleware.brokers.rabbitmq.transport import AmqpTransport
     from redelivery.middleware.runtime import Runtime
 
-    from ...brokers.rabbitmq.deaths import Death
-    from ...brokers.rabbitmq.peek import Found
+    from ...ports import DeathList, OwnDeath
 
 
 @dataclass(slots=True, kw_only=True)
@@ -50,6 +45,15 @@ class Import(Walked):
 
     reasons: Counter[str] = field(default_factory=Counter)
     targets: Counter[str] = field(default_factory=Counter)
+
+    def count(self, death: OwnDeath, *, has_gone: bool) -> None:
+        """A letter went, or nothing takes it."""
+        if not has_gone:
+            self.left[f"nothing takes it to {death.target!r}"] += 1
+            return
+        self.moved += 1
+        self.reasons[str(death.reason)] += 1
+        self.targets[death.target] += 1
 
 
 def import_letters(
@@ -65,74 +69,43 @@ def import_letters(
     Raises `InputError` where there is no such queue, or its name is one of ours, kombu's or Celery's, or the app runs it;
     `BrokerError` where the broker refuses or does not answer: it says how many letters had been imported.
     """
-    store, result = AmqpLetterStore(cast("AmqpTransport", runtime.transport)), Import(dead_letter_queue=name, dry_run=dry_run)
+    broker, result = broker_of(runtime.transport), Import(dead_letter_queue=name, dry_run=dry_run)
     if (why := names.objection(name)) is not None:
         msg = f"{name!r} {why}: name the queue behind the dead-letter exchange"
         raise InputError(msg)
     if name in runtime.app.amqp.queues and name not in dead_letters.known(runtime):
         msg = f"{name!r} is a queue that the app runs: the messages there are alive; name the queue behind the dead-letter exchange"
         raise InputError(msg)
-    with store.transport.connect() as connection:
-        depth = depth_of(connection, name)
-        if depth is None:
-            msg = f"there is no queue {name!r} on the broker: name the queue that is bound to the dead-letter exchange"
-            raise InputError(msg)
-        result.total = depth
-        try:
-            with Look(connection, name, most=depth, read=read) as look:
-                _Walk(runtime, store, look, result, on_progress).run(limit)
-        except BROKER_ERRORS as exc:
-            msg = f"the import of {name!r} stopped when {result.moved} dead letters {result.went}: {exc}; the same command goes on"
-            raise BrokerError(msg) from exc
+    if not needed(broker.letters).has_queue(name):
+        msg = f"there is no queue {name!r} on the broker: name the queue that is bound to the dead-letter exchange"
+        raise InputError(msg)
+    try:
+        with needed(broker.deaths).open(runtime, name) as found:
+            result.total = found.total
+            for batch in _batches(found, result, limit):
+                gone = [True] * len(batch) if dry_run else found.bury(batch)
+                for death, has_gone in zip(batch, gone, strict=True):
+                    result.count(death, has_gone=has_gone)
+                on_progress(result)
+    except BROKER_ERRORS as exc:
+        msg = f"the import of {name!r} stopped when {result.moved} dead letters {result.went}: {exc}; the same command goes on"
+        raise BrokerError(msg) from exc
     return result
 
 
-@dataclass(slots=True)
-class _Walk:
-    """One way through the queue."""
-
-    runtime: Runtime
-    store: AmqpLetterStore
-    look: Look
-    result: Import
-    on_progress: Callable[[Import], None]
-
-    def run(self, limit: int | None) -> None:
-        batch: list[tuple[Found, Death]] = []
-        for found in self.look:
-            self.result.looked_at += 1
-            try:
-                death = death_of(self.runtime, self.store, found.raw, self.result.dead_letter_queue)
-            except RedriveError as exc:
-                self.result.left[str(exc)] += 1
-                continue
-            self.result.matched += 1
-            batch.append((found, death))
-            if self.result.matched == limit:
-                break
-            if len(batch) >= BATCH:
-                self._carry(batch)
-                batch = []
-        self._carry(batch)
-
-    def _carry(self, batch: list[tuple[Found, Death]]) -> None:
-        """Publish and record all of them; then take away what has arrived."""
-        if not self.result.dry_run:
-            for _, death in batch:
-                for move in filter(None, (death.opening, death.move)):
-                    self.store.transport.publisher.submit(move)
-        for found, death in batch:
-            if self.result.dry_run or self._has_gone(found, death):
-                self.result.moved += 1
-                self.result.reasons[str(death.reason)] += 1
-                self.result.targets[death.target] += 1
-        self.on_progress(self.result)
-
-    def _has_gone(self, found: Found, death: Death) -> bool:
-        if not all(move.wait(TIMEOUT) for move in (death.move, death.opening) if move is not None):
-            raise BrokerError(UNCONFIRMED)
-        if death.move.answer is not Answer.DONE:
-            self.result.left[f"nothing takes it to {death.target!r}"] += 1
-            return False
-        self.look.take(found)
-        return True
+def _batches(found: DeathList, result: Import, limit: int | None) -> Iterator[list[OwnDeath]]:
+    """The deaths that go, in batches; the last is empty perhaps."""
+    batch: list[OwnDeath] = []
+    for death in found:
+        result.looked_at += 1
+        if isinstance(death, str):
+            result.left[death] += 1
+            continue
+        result.matched += 1
+        batch.append(death)
+        if result.matched == limit:
+            break
+        if len(batch) >= BATCH:
+            yield batch
+            batch = []
+    yield batch

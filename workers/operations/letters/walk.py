@@ -1,8 +1,7 @@
 """The walk through a dead-letter queue: every letter that was there when it began, the oldest first, in batches.
 
-Enters: a queue, a filter, and what is to become of a letter that passes it. Leaves: the counts. What dies again meanwhile is left
-alone. Each letter is read once, and each is moved whole or not at all; a walk that is interrupted has moved some and not the
-others, and the same walk goes on. With a rate, letters go evenly.
+What dies again meanwhile is left alone. Each letter is read once, and each is moved whole or not at all; a walk that is interrupted
+has moved some and not the others, and the same walk goes on. With a rate, letters go evenly.
 """
 
 from __future__ import annotations

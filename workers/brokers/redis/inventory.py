@@ -1,0 +1,140 @@
+"""The inventory of Redis: every message that the broker holds, where it is, and who holds it.
+
+A message that moves while the broker is walked must not be missed. Messages flow delay store → queue → unacked → dead-letter queue;
+reading in that order meets a message that moves on at its old place or at its new one, perhaps at both, and the later sight
+counts. The ways back are these:
+
+- into the delay store, and out of a dead-letter queue: the outcome log tells of each. So the events that were recorded since the
+  walk began are read last. They correct the rows, add what was never met, and take away what has ended.
+- from unacked to its queue, without an event: a worker gives back what it has not run. So these two are read twice.
+
+Limits: a message that is given back and received twice, each time just ahead of the walk, is missed. So is one that moved against
+the order when no event told of it: moved by a plain Celery worker, or beside a log that was cut meanwhile. Memory: 0.5 kB for each.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from redelivery.middleware.messages.events import Event
+
+from ...export.batch import decoded
+from ...export.sightings import DEAD_LETTER, DELAYED, QUEUE, UNACKED
+from ...letters import Contents, Letter
+from .pages import hash_pages, list_pages
+from .unacked import bindings, held_pages
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Iterator
+
+    from redelivery.middleware.brokers.redis.transport import RedisTransport
+
+    from ...ports import Sightings
+
+EVENTS = 1000
+
+
+class RedisInventory:
+    """See `InventorySource`."""
+
+    def __init__(self, transport: RedisTransport) -> None:
+        self._transport = transport
+
+    def walk(
+        self,
+        inventory: Sightings,
+        queues: Collection[str],
+        letter_queues: Collection[str],
+        *,
+        look: bool,  # noqa: ARG002 - reading marks nothing
+    ) -> dict[str, int]:
+        walk = _Walk(self._transport, inventory, queues, letter_queues)
+        began_ms = self._transport.now_ms()
+        walk.delay_store()
+        for _ in range(2):
+            walk.queues()
+            walk.unacked()
+        walk.dead_letter_queues()
+        walk.unacked()  # once more: a dead-letter handler may have taken a letter from ahead of the walk
+        for event in self._events_since(began_ms):
+            inventory.hear(event)
+        return {}
+
+    def _events_since(self, began_ms: int) -> Iterable[Event]:
+        """What was recorded from then to now, the oldest first."""
+        client, stream = self._transport.client, self._transport.keys.outcomes
+        until_ms, start = self._transport.now_ms(), f"{began_ms}-0"
+        while True:
+            entries: Any = client.xrange(stream, start, str(until_ms), count=EVENTS)
+            yield from (each for each in decoded(entries) if isinstance(each, Event))
+            if len(entries) < EVENTS:
+                return
+            start = f"({entries[-1][0].decode()}"
+
+
+class _Walk:
+    """One walk; each place is read in pages."""
+
+    def __init__(
+        self, transport: RedisTransport, inventory: Sightings, queues: Collection[str], letter_queues: Collection[str]
+    ) -> None:
+        self._inventory, self._transport = inventory, transport
+        self._client, self._keys = transport.client, transport.keys
+        self._letter_queues = sorted(letter_queues)
+        names = {*queues, *bindings(transport).values(), *map(self._keys.queue_of, self._destinations())}
+        self._queues = sorted(names - {"", *self._letter_queues})
+
+    def _destinations(self) -> list[str]:
+        names: Any = self._client.zrange(self._keys.destinations, 0, -1)
+        return [name.decode() for name in names]
+
+    def delay_store(self) -> None:
+        """What waits for its time."""
+        for list_name in self._destinations():
+            queue = self._keys.queue_of(list_name)
+            for now, page in hash_pages(self._client, self._keys.waiting(list_name)):
+                ids: list[Any] = list(page)
+                scores: Any = self._client.zmscore(self._keys.due(list_name), ids)
+                for raw, score in zip(page.values(), scores, strict=True):
+                    due_ms = None if score is None else round(score)
+                    self._inventory.see(Contents.of(raw), queue, DELAYED, now, due_ms=due_ms)
+
+    def queues(self) -> None:
+        """What waits to be received: the app's queues whole, and of other lists those that hold tasks."""
+        known = {self._keys.list(name): queue for queue in self._queues for name in self._keys.list_names(queue)}
+        letters = {self._keys.list(name) for name in self._letter_queues}
+        for key, queue in known.items():
+            self._list(key, queue)
+        for key in self._other_lists({*known, *letters}):
+            self._list(key, self._keys.queue_of(key.removeprefix(self._keys.prefix)), tasks_only=True)
+
+    def _list(self, key: str, queue: str, *, tasks_only: bool = False) -> None:
+        for now, page in list_pages(self._client, key):
+            for raw in page:
+                contents = Contents.of(raw)
+                if contents.is_task or not tasks_only:
+                    self._inventory.see(contents, queue, QUEUE, now)
+
+    def _other_lists(self, known: set[str]) -> Iterator[str]:
+        """Lists below the prefix whose newest element is a task: queues that this app does not name."""
+        pattern = "".join(f"\\{char}" if char in "*?[]^\\" else char for char in self._keys.prefix) + "*"
+        for found in self._client.scan_iter(match=pattern, count=1000, _type="list"):
+            key = found.decode(errors="replace")
+            if key not in known:
+                newest: Any = self._client.lindex(found, 0)
+                if newest is not None and Contents.of(newest).is_task:
+                    yield key
+
+    def unacked(self) -> None:
+        """What workers hold."""
+        for now, page in held_pages(self._transport):
+            for held in page:
+                self._inventory.see(Contents.of(held.raw), held.queue, UNACKED, now, owner=held.owner)
+
+    def dead_letter_queues(self) -> None:
+        """What died."""
+        for name in self._letter_queues:
+            for now, page in list_pages(self._client, self._keys.list(name)):
+                for raw in page:
+                    letter = Letter.of(raw)
+                    self._inventory.see(letter, letter.queue or name, DEAD_LETTER, now)

@@ -1,0 +1,89 @@
+"""A task's life on Redis: its events in the log, and where it waits, is held or lies dead.
+
+The delay store has an index by task. The log, the queues and what is held have none: they are read in pages, from the newest on, up
+to a bound, and where that is reached, it is said.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from redelivery.middleware.messages.events import Event
+
+from ...export.batch import decoded
+from ...letters import Contents, Letter, may_be
+from ...ports import Place
+from .delay_store import RedisDelayStore
+from .pages import list_pages
+from .unacked import held_pages
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator
+
+    from redelivery.middleware.brokers.redis.transport import RedisTransport
+
+    from ...ports import TaskLife
+
+#: Entries of the log in one answer, and waiting tasks that an id may mean.
+ENTRIES, MAX_TASKS = 2000, 11
+
+
+class RedisTasks:
+    """See `TaskSource`."""
+
+    def __init__(self, transport: RedisTransport) -> None:
+        self._transport, self._client, self._keys = transport, transport.client, transport.keys
+
+    def find(self, life: TaskLife, queues: Collection[str], letter_queues: Collection[str], most: int) -> None:
+        store = RedisDelayStore(self._transport)
+        for each in (each for task_id in store.ids_like(life.task_id, MAX_TASKS) for each in store.of_task(task_id)):
+            life.places.append(Place("delayed", each.queue, each.contents, {"due_ms": each.due_ms}))
+        for queue in queues:
+            for name in self._keys.list_names(queue):
+                life.places += [Place("queue", queue, Contents.of(raw)) for raw in self._matching(life, name, most)]
+        self._read_held(life, most)
+        for name in letter_queues:
+            life.places += [Place("dead_letter", name, Letter.of(raw)) for raw in self._matching(life, name, most)]
+        life.places = list({(place.place, place.name, place.contents.raw): place for place in life.places}.values())
+
+    def _matching(self, life: TaskLife, name: str, most: int) -> Iterator[bytes]:
+        """The task's messages in a list."""
+        key, looked = self._keys.list(name), 0
+        for _, page in list_pages(self._client, key):
+            yield from (raw for raw in page if _is_of(raw, life.task_id))
+            looked += len(page)
+            if looked >= most and looked < int(self._client.llen(key)):
+                life.cut.append(f"{name}: only the newest {looked} messages were looked at")
+                return
+
+    def _read_held(self, life: TaskLife, most: int) -> None:
+        """The task's messages that workers hold."""
+        looked = 0
+        for _, page in held_pages(self._transport):
+            for held in page:
+                if _is_of(held.raw, life.task_id):
+                    life.places.append(Place("unacked", held.queue, Contents.of(held.raw), {"owner": held.owner}))
+            looked += len(page)
+            if looked >= most:
+                life.cut.append(f"unacked: only {looked} messages were looked at")
+                return
+
+    def read_log(self, life: TaskLife, most: int) -> None:
+        """The task's events, the oldest first, from a log that is read from its newest entry back."""
+        stream, sought, end, looked = self._keys.outcomes, life.task_id.encode("utf-8", "replace"), "+", 0
+        while looked < most:
+            entries: Any = self._client.xrevrange(stream, end, "-", count=min(ENTRIES, most - looked))
+            if not entries:
+                break
+            own = decoded(entry for entry in entries if entry[1].get(b"t", b"").startswith(sought))
+            life.events += [each for each in own if isinstance(each, Event)]
+            looked += len(entries)
+            end = f"({entries[-1][0].decode()}"
+        life.events.reverse()
+        length: Any = self._client.xlen(stream)
+        if looked < length and looked >= most:
+            life.cut.append(f"outcome log: only the newest {looked} of {length} events were looked at")
+
+
+def _is_of(raw: bytes, task_id: str) -> bool:
+    return may_be(raw, {task_id}) and Contents.of(raw).task_id.startswith(task_id)

@@ -1,0 +1,26 @@
+"""Commands that run until a signal ends them: SIGTERM with exit code 0, SIGINT (Ctrl-C) with 130."""
+
+from __future__ import annotations
+
+import logging
+import signal
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+ENDING = {signal.SIGINT, signal.SIGTERM}
+
+
+def served(start: Callable[[], object], stop: Callable[[], object]) -> int:
+    """Start, wait for a signal, stop; the exit code."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    # The signals are waited for, not handled: blocked here, before a thread begins, they are blocked in it too.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
+    try:
+        start()
+        number = signal.sigwait(ENDING)
+        stop()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    return 0 if number == signal.SIGTERM else 130
