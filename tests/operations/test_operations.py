@@ -141,7 +141,9 @@ def test_an_operation_that_is_not_there_is_said_so(desk: Desk, given: str) -> No
     [
         (Kind.REDRIVE, {"to": "nowhere"}, "there is no queue"),
         (Kind.REDRIVE, {"to": LETTERS}, "is a dead-letter queue"),
-        (Kind.REDRIVE, {"abort_after": 3}, "needs a rate"),
+        (Kind.REDRIVE, {"abort_after": 3}, "need a rate"),
+        (Kind.REDRIVE, {"abort_share": 0.05}, "need a rate"),
+        (Kind.REDRIVE, {"abort_share": 1.5, "rate": 1.0}, "cannot be 1.5"),
         (Kind.REDRIVE, {"archive": "letters"}, "takes no 'archive'"),
         (Kind.REDRIVE, {"canary_wait": 3.0}, "for a canary"),
         (Kind.REDRIVE, {"limit": 0}, "cannot be 0"),

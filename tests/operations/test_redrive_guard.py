@@ -135,6 +135,36 @@ def test_it_stops_when_so_many_died_again(most: int, sent: int) -> None:
     assert all(f"{most} dead letters of this redrive died again" in str(answer) for answer in answers[sent:])
 
 
+@pytest.mark.parametrize(("every", "stopped_at"), [(1, 20), (2, 20), (4, 20), (5, None)])
+def test_it_stops_when_so_great_a_share_died_again(every: int, stopped_at: int | None) -> None:
+    """A quarter of those that ended; below twenty that ended, no share says anything. Each `every`th letter dies."""
+    broker = Broker(lambda each: succeeds(each) if (int(each) + 1) % every else dies(each))
+    guard = Guard(fates=Fates(broker.heard), abort_share=0.25)
+    answers = carried(guard, broker, *(range(number, number + 1) for number in range(60)))
+    assert answers.count(Answer.DONE) == len(broker.sent) == (60 if stopped_at is None else stopped_at)
+    assert all("of 20 that ended died again" in str(answer) for answer in answers[len(broker.sent) :])
+
+
+def test_lives_that_have_not_ended_are_no_part_of_a_share() -> None:
+    """However many wait: nineteen ends are too few."""
+    broker = Broker(lambda each: dies(each) if int(each) < 19 else None)
+    guard = Guard(fates=Fates(broker.heard), abort_share=0.01)
+    assert carried(guard, broker, *(range(number, number + 1) for number in range(60))) == [Answer.DONE] * 60
+
+
+def test_a_guard_goes_on_with_what_another_process_has_seen() -> None:
+    """The canary is not sent twice, and deaths of before count."""
+    broker = Broker(succeeds)
+    guard = Guard(fates=Fates(broker.heard), canary=3, sent=3)
+    guard.fates.sent(event("before", Outcome.REDRIVEN))
+    broker.sent.append("before")
+    assert carried(guard, broker, range(4)) == [Answer.DONE] * 4
+    assert broker.sent == ["before", "0", "1", "2", "3"]
+    dead = Guard(fates=Fates(broker.heard, died_before=2), abort_after=2)
+    (answer,) = carried(dead, broker, range(1))
+    assert "2 dead letters of this redrive died again" in str(answer)
+
+
 def test_only_what_died_for_good_in_a_life_that_was_sent_counts() -> None:
     """Other tasks, generations and queues, and attempts that failed, are none of this redrive's deaths; each counts once."""
     others = [

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import logging
 import os
 import pty
@@ -32,8 +33,11 @@ from kombu import Queue
 from redelivery import Redelivery
 from redelivery.workers.cli.main import redelivery
 from redelivery.workers.operations import adoption
+from redelivery.workers.operations.audit import Act, Acted, acted
+from redelivery.workers.operations.operation import State, pause, store_of
+from redelivery.workers.ports import Claim
 from redelivery.workers.reconciliation.session import session
-from tests.support.desk import Desk, body_of, task_message
+from tests.support.desk import LETTERS, Desk, body_of, task_message
 from tests.support.rabbit import Node, installed
 from tests.support.servers import Server, binaries
 from tests.support.spark_session import NOON, Histories, Row
@@ -51,6 +55,7 @@ WIDTHS = (80, 120, 200)
 SCREENS: Mapping[str, str] = {
     "help": "--help",
     "adopt": "adopt -A shop",
+    "audit": "-A shop audit",
     "books-show": "books show books",
     "delayed-cancel": "-A shop delayed cancel 9b1d7c --dry-run",
     "delayed-list": "-A shop delayed list",
@@ -71,6 +76,11 @@ SCREENS: Mapping[str, str] = {
     "inventory-export": "-A shop inventory export --to inventory",
     "leave": "-A shop leave --dry-run",
     "metrics": "-A shop metrics",
+    "ops-abort": "-A shop ops abort b7e4d2f1",
+    "ops-list": "-A shop ops list",
+    "ops-pause": "-A shop ops pause c3f8a6b2",
+    "ops-resume": "-A shop ops resume b7e4d2f1",
+    "ops-show": "-A shop ops show a1c9e5d3",
     "outcomes-export": "-A shop outcomes export --to outcomes",
     "outcomes-tail": "-A shop outcomes tail",
     "policy-explain": "-A shop policy explain --queue orders --task shop.payments.charge_card",
@@ -215,10 +225,48 @@ def screen(name: str, desk: Desk | None = None) -> str:
 
     def look(columns: int | None) -> str:
         with contextlib.nullcontext() if desk is None else _left_as_it_was(desk):
+            if desk is not None and name.startswith(("ops-", "audit")):
+                _begin_operations(desk)
             return _normal(shown(SCREENS[name].split(), columns))
 
     parts = [f"$ redelivery {SCREENS[name]}", *(f"--- {width} columns ---\n{look(width)}" for width in WIDTHS)]
     return "\n\n".join([*parts, f"--- piped ---\n{look(None)}"]) + "\n"
+
+
+def _begin_operations(desk: Desk) -> None:
+    """Three operations: one that its canary stopped, one that is paused, and one that waits."""
+    store, now = store_of(desk.transport), desk.transport.now_ms()
+    client: Any = desk.client
+    stopped, paused, waiting = (
+        "a1c9e5d3-0b7f-4e62-8d15-7c3a9f2e6b01",
+        "b7e4d2f1-5a3c-4b98-9e07-1d6f8c2a4b02",
+        "c3f8a6b2-9d1e-4c75-b240-6e8a1f3d5b03",
+    )
+    operations: dict[str, tuple[Act, dict[str, Any], dict[str, Any], str]] = {
+        stopped: (Act.REDRIVE, {"fingerprints": ["c1f0a77e"]}, {"canary": 10, "rate": 200.0}, "fixed in 4.2"),
+        paused: (Act.PURGE, {"reasons": ["worker_lost"]}, {"rate": 50.0}, "nobody needs these"),
+        waiting: (Act.REDRIVE, {}, {"canary": 10, "rate": 200.0}, "fixed in 4.3"),
+    }
+    for number, (operation_id, (act, chosen, options, why)) in enumerate(operations.items()):
+        about = {"kind": act, "queue": LETTERS, "filter": chosen, "options": options, "actor": "ana", "why": why}
+        record = acted(act, Acted.BEGUN, LETTERS, actor="ana", why=why, operation=operation_id, options=options)
+        store.begin(operation_id, json.dumps(about), record)
+        client.zadd(desk.keys.operations, {operation_id: now + number})
+        client.hset(desk.keys.operation(operation_id), "created_ms", str(now - YESTERDAY))
+    claim = Claim(stopped, "token")
+    store.turn(stopped, State.RUNNING, states={State.WAITING}, token=claim.token)
+    first = "3f2a9c1e-6d0b-4f7e-9a51-0c2f6b8e4d01"
+    died = {"task_id": first, "queue": "orders", "reason": "exhausted", "exception": "shop.errors.CardRefused"}
+    progress = {"total": 40_000, "looked_at": 10, "matched": 10, "died_again": 1, "deaths": [died]}
+    counts = {"moved": 10, "to:orders": 10}
+    client.hset(desk.keys.operation(stopped), mapping=counts)
+    store.report(claim, json.dumps(progress), "")
+    said = f"the canary died again: {first} (exhausted: shop.errors.CardRefused); repair the cause first"
+    record = acted(Act.REDRIVE, Acted.STOPPED, LETTERS, actor="ana", operation=stopped, result={"total": 40_000}, message=said)
+    store.turn(stopped, State.STOPPED, states={State.RUNNING}, held=claim.token, message=said, record=record, has_ended=True)
+    times = {"started_ms": now - YESTERDAY, "ended_ms": now - YESTERDAY + 4_000}
+    client.hset(desk.keys.operation(stopped), mapping=times)
+    pause(desk.install, paused, "ben", "ask first")
 
 
 @contextlib.contextmanager

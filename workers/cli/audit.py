@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 ENTRIES = (
     Column("when", 1, 10, keeps_end=True),
     Column("who", 2, 6),
-    Column("what", 1, 8),
+    "what",
     Column("queue", 3, 12, keeps_end=True),
     Column("operation", is_id=True, leaves=3),
-    Column("on", 5, 12, leaves=2),
-    Column("result", 4, 12, leaves=1),
-    Column("why", 6, 10, leaves=4),
+    Column("on", 5, 12, leaves=4),
+    Column("result", 6, 12, leaves=1),
+    Column("why", 4, 12, leaves=2),
 )
 EVENTS = (
     Column("when", 1, 10, keeps_end=True),

@@ -20,9 +20,9 @@ from ..operations.letters import dead_letters
 from ..operations.letters.choice import filter_of
 from ..operations.letters.edits import edit_of_json
 from ..operations.letters.fates import watched
-from ..operations.letters.guard import CANARY_WAIT, Guard
+from ..operations.letters.guard import Guard
 from ..operations.letters.redrive import Edit, Redrive, redrive
-from ..operations.operation import Kind, Options, begin
+from ..operations.operation import Kind, Options, begin, canary_wait_of
 from ..operations.queues import declare, require_queue
 from ..operations.words import counted, rate_of
 from .acting import acting, detaching
@@ -47,6 +47,24 @@ def edit_of(file: IO[str] | None, task_ids: Sequence[str], queue: str | None) ->
         msg = "--with changes one dead letter: name it with --id"
         raise InputError(msg)
     return edit_of_json(file.read(), file.name, task_ids[0], queue)
+
+
+class _Share(click.ParamType[float]):
+    """A part of all, in percent: `5%`, `0.5%`."""
+
+    name = "share"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Read it. Raises click's usage error."""
+        if isinstance(value, float):
+            return value
+        try:
+            share = float(str(value).removesuffix("%")) / 100
+        except ValueError:
+            share = 0.0
+        if not 0 < share <= 1:
+            self.fail(f"{value!r} is no share: write 5% or 0.5%", param, ctx)
+        return share
 
 
 class _Rate(click.ParamType[float]):
@@ -75,6 +93,12 @@ def _guarding(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option(
             "--abort-after", type=click.IntRange(1), metavar="N", help="Stop when N dead letters of this redrive have died again."
         ),
+        click.option(
+            "--abort-share",
+            type=_Share(),
+            metavar="P%",
+            help="Stop when P percent of those that ended have died again; 20 must have ended.",
+        ),
     )
     return functools.reduce(lambda decorated, option: option(decorated), reversed(options), command)
 
@@ -84,21 +108,20 @@ def _guard(
     transport: Transitions,
     name: str,
     *,
-    canary: int | None,
-    canary_wait: float | None,
-    abort_after: int | None,
+    wanted: Options,
     on_wait: Callable[[str], None],
 ) -> Iterator[Guard | None]:
     """A guard for a redrive of this queue, where one is asked for."""
-    if canary is None and abort_after is None:
+    if not wanted.is_guarded:
         yield None
         return
     with watched(transport, name) as fates:
         yield Guard(
             fates=fates,
-            canary=0 if canary is None else canary,
-            canary_wait=CANARY_WAIT if canary_wait is None else canary_wait,
-            abort_after=abort_after,
+            canary=wanted.canary or 0,
+            canary_wait=canary_wait_of(wanted),
+            abort_after=wanted.abort_after,
+            abort_share=wanted.abort_share,
             on_wait=on_wait,
         )
 
@@ -128,6 +151,7 @@ def redrive_(
     canary: int | None,
     canary_wait: float | None,
     abort_after: int | None,
+    abort_share: float | None,
     limit: int | None,
     yes: bool,
     queue: str | None,
@@ -143,8 +167,8 @@ def redrive_(
     The command sends only dead letters that were there when it began. On a terminal it asks first, unless you name the dead letters
     with --id. To edit one: `dlq export NAME --id ID` prints it, and --with reads it back.
 
-    With --canary, the first dead letters must end without dying again before the others follow. --abort-after keeps watching until
-    the end, and needs a --rate. A redrive that stops says why, and ends with exit code 2.
+    With --canary, the first dead letters must end without dying again before the others follow. --abort-after and --abort-share
+    keep watching until the end, and need a --rate. A redrive that stops says why, and ends with exit code 2.
 
     With --detach the command only hands the redrive over, and ends: a worker carries it out, and another one goes on if that worker
     dies. `redelivery ops` shows how far it is, pauses it and ends it.
@@ -154,7 +178,14 @@ def redrive_(
     """
     require_choice(options, dry_run=dry_run)
     wanted = Options(
-        to=queue, create=create, rate=rate, limit=limit, canary=canary, canary_wait=canary_wait, abort_after=abort_after
+        to=queue,
+        create=create,
+        rate=rate,
+        limit=limit,
+        canary=canary,
+        canary_wait=canary_wait,
+        abort_after=abort_after,
+        abort_share=abort_share,
     )
     _require_sense(wanted, is_edited=changes is not None, detach=detach)
     transport = context.transport
@@ -173,7 +204,7 @@ def redrive_(
     recorded = recording(
         transport, Act.REDRIVE, name, actor=actor, why=why, chosen=chosen, options=wanted.to_dict(), dry_run=dry_run
     )
-    guard_of = functools.partial(_guard, canary=canary, canary_wait=canary_wait, abort_after=abort_after)
+    guard_of = functools.partial(_guard, wanted=wanted)
     with (
         recorded as result,
         Progress() as progress,
@@ -200,8 +231,9 @@ def redrive_(
 
 def _require_sense(wanted: Options, *, is_edited: bool, detach: bool) -> None:
     """Raise click's usage error where two options contradict each other, or one lacks another."""
-    if wanted.abort_after is not None and wanted.rate is None:
-        msg = "--abort-after needs a --rate, such as 50/s: without one, all dead letters have gone before the first can die again"
+    if (wanted.abort_after is not None or wanted.abort_share is not None) and wanted.rate is None:
+        option = "--abort-share" if wanted.abort_after is None else "--abort-after"
+        msg = f"{option} needs a --rate, such as 50/s: without one, all dead letters have gone before the first can die again"
         raise click.UsageError(msg)
     if wanted.canary is None and wanted.canary_wait is not None:
         msg = "--canary-wait is for a canary: say how many dead letters go first with --canary"

@@ -27,9 +27,9 @@ OPERATIONS = (
     "kind",
     Column("queue", 2, 12, keeps_end=True),
     Column("state", is_coloured=True),
-    Column("moved", leaves=4),
+    Column("moved", leaves=2),
     Column("by", 1, 6, leaves=3),
-    Column("begun", leaves=2),
+    Column("begun", leaves=4),
     Column("says", 3, 16, leaves=1),
 )
 DEATHS = (

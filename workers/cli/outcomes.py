@@ -77,6 +77,7 @@ def _row(event: Event) -> tuple[str, ...]:
         f"delay={span(event.delay_ms / 1000)}" if event.delay_ms else "",
         f"exception={event.exception}" if event.exception else "",
         f"worker={event.worker}" if event.worker else "",
+        f"by={event.actor}" if event.actor else "",
     ]
     return moment(event.at_ms), event.outcome, event.task_id, event.task, event.queue, "  ".join(filter(None, more))
 

@@ -225,12 +225,12 @@ class Execution:
     def _follows(self) -> bool:
         """Whether the lives that it opens are kept: its guard will ask for them."""
         guard = self._guard
-        return guard is not None and (guard.abort_after is not None or not guard.may_follow)
+        return guard is not None and (guard.watches or not guard.may_follow)
 
     @contextmanager
     def _guarded(self) -> Iterator[None]:
         options, operation = self._it.options, self._it
-        if operation.kind is not Kind.REDRIVE or (options.canary is None and options.abort_after is None):
+        if operation.kind is not Kind.REDRIVE or not options.is_guarded:
             yield
             return
         heard_ms = max(operation.created_ms, (operation.heartbeat_ms or 0) - MARGIN_MS) if operation.moved else None
@@ -243,6 +243,7 @@ class Execution:
                 canary=options.canary or 0,
                 canary_wait=canary_wait_of(options),
                 abort_after=options.abort_after,
+                abort_share=options.abort_share,
                 on_wait=self._waits,
                 sent=operation.moved,
                 may_follow=self._has_canary_passed,

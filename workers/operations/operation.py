@@ -87,7 +87,8 @@ class Options:
     """How it is done; each as `redelivery dlq redrive` and its neighbours have it. None: not so.
 
     `to` is where letters go (a redrive: instead of their origin; a move: the other dead-letter queue), `create` makes that queue.
-    `rate` is in letters a second, `canary_wait` in seconds. `archive` is where a purge writes the letters first.
+    `rate` is in letters a second, `canary_wait` in seconds, `abort_share`
+    is a part of 1. `archive` is where a purge writes the letters first.
     """
 
     to: str | None = None
@@ -97,6 +98,7 @@ class Options:
     canary: int | None = None
     canary_wait: float | None = None
     abort_after: int | None = None
+    abort_share: float | None = None
     archive: str | None = None
 
     @classmethod
@@ -111,6 +113,11 @@ class Options:
                 msg = f"the option {name} of an operation cannot be {value!r}"[:200]
                 raise InputError(msg)
         return cls(**words)
+
+    @property
+    def is_guarded(self) -> bool:
+        """Whether a redrive is to stop where its letters die again."""
+        return self.canary is not None or self.abort_after is not None or self.abort_share is not None
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON has them; what is not set is left out."""
@@ -138,6 +145,7 @@ _CHECKS = {
     "canary": _is_count,
     "canary_wait": _is_positive,
     "abort_after": _is_count,
+    "abort_share": lambda value: _is_positive(value) and value <= 1,
     "archive": _is_text,
 }
 
@@ -313,8 +321,8 @@ def check(runtime: Runtime, kind: Kind, queue: str, chosen: Filter, options: Opt
     if wrong:
         msg = f"a {kind} takes no {wrong[0]!r}; it takes: {', '.join(sorted(_TAKES[kind]))}"
         raise InputError(msg)
-    if options.abort_after is not None and options.rate is None:
-        msg = "abort_after needs a rate: without one all letters have gone before the first can die again"
+    if (options.abort_after is not None or options.abort_share is not None) and options.rate is None:
+        msg = "abort_after and abort_share need a rate: without one all letters have gone before the first can die again"
         raise InputError(msg)
     if options.canary_wait is not None and options.canary is None:
         msg = "canary_wait is for a canary: say how many letters go first"
@@ -355,7 +363,7 @@ def _check_target(runtime: Runtime, target: str, options: Options) -> None:
 
 
 _TAKES = {
-    Kind.REDRIVE: {"to", "create", "rate", "limit", "canary", "canary_wait", "abort_after"},
+    Kind.REDRIVE: {"to", "create", "rate", "limit", "canary", "canary_wait", "abort_after", "abort_share"},
     Kind.MOVE: {"to", "create", "rate", "limit"},
     Kind.PURGE: {"rate", "limit", "archive"},
     Kind.CANCEL: {"rate", "limit"},

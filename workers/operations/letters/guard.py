@@ -3,7 +3,7 @@
 1. The first `canary` letters go back by themselves. Before any other follows, each of them must have ended, and none of them dead.
    The redrive stops at the first that died again, and where they have not all ended after `canary_wait` seconds.
 2. With `abort_after`, what became of all letters sent so far is looked at before each batch: the redrive stops when so many of
-   them have died again.
+   them have died again. With `abort_share` it stops when so great a part of those that have ended died again.
 
 What was sent stays sent: a stop leaves the others in the dead-letter queue, each of them whole, and says which letters died of
 what. Letters that cannot go back are no part of the canary. Limits: a task that is delivered again and again, with growing delays,
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 CANARY_WAIT = 60.0
 #: Seconds of one wait for news of the canary.
 BEAT = 0.25
+#: Lives that must have ended before a share of them says anything.
+LEAST_ENDED = 20
 #: Letters that a message names, and characters of an id and of what it died of.
 MAX_NAMED, MAX_ID, MAX_SAID = 5, 80, 120
 
@@ -47,9 +49,15 @@ class Guard:
     canary: int = 0
     canary_wait: float = CANARY_WAIT
     abort_after: int | None = None
+    abort_share: float | None = None
     on_wait: Callable[[str], None] = lambda _: None
     sent: int = 0
     may_follow: bool = False
+
+    @property
+    def watches(self) -> bool:
+        """Whether it looks at what becomes of all letters, to the end."""
+        return self.abort_after is not None or self.abort_share is not None
 
     @property
     def canaries(self) -> list[Event]:
@@ -99,8 +107,8 @@ class Guard:
         try:
             if self.canary and not self.may_follow and self.sent >= self.canary:
                 self._await_canary()
-            if self.abort_after is not None:
-                self._count_the_dead(self.abort_after)
+            if self.watches:
+                self._count_the_dead()
         except (RedriveError, *BROKER_ERRORS) as exc:
             return exc
         return None
@@ -125,11 +133,14 @@ class Guard:
                 )
                 raise RedriveError(msg)
 
-    def _count_the_dead(self, most: int) -> None:
-        """Raises `RedriveError` where so many letters of this redrive have died again."""
+    def _count_the_dead(self) -> None:
+        """Raises `RedriveError` where so many letters of this redrive have died again, or so great a part of those that ended."""
         self.fates.look()
-        if self.fates.deaths >= most:
-            msg = f"{self.fates.deaths} dead letters of this redrive died again: {_named(self.died_again, _death)}"
+        deaths, ended = self.fates.deaths, self.sent - len(self.fates.open)
+        is_share = self.abort_share is not None and ended >= LEAST_ENDED and deaths >= self.abort_share * ended
+        if is_share or (self.abort_after is not None and deaths >= self.abort_after):
+            share = f" of {ended} that ended" if is_share else ""
+            msg = f"{deaths} dead letters of this redrive{share} died again: {_named(self.died_again, _death)}"
             raise RedriveError(msg)
 
 
