@@ -139,14 +139,13 @@ class Stock:
         """The tags of the oldest `count` messages, now held."""
         keys, receive = self.keys, Script("receive")
         tags: list[str] = []
-        fixed = [keys.unacked, keys.unacked_index, keys.received(OWNER), keys.leases, keys.armed(QUEUE)]
+        fixed = [keys.unacked, keys.unacked_index, keys.received(OWNER), keys.leases, keys.woken(OWNER)]
+        fixed += [keys.watch(QUEUE), keys.idle(QUEUE)]
         names = [*fixed, *(keys.list(each) for each in keys.list_names(QUEUE))]
         while len(tags) < count:
             self._received += 1
             budget = min(RECEIVED, count - len(tags))
-            answer = receive(
-                self.client, names, [OWNER, self._received, budget, 10**9, 1, 16, 10_000, unacked_suffix(QUEUE), RECEIVED]
-            )
+            answer = receive(self.client, names, [OWNER, self._received, budget, 10**9, 1, -1, 0, unacked_suffix(QUEUE), RECEIVED])
             if answer[0] != b"ok" or len(answer) == 3:  # noqa: PLR2004 - what comes before the messages
                 msg = f"{count - len(tags)} messages were to be received, and the broker said {answer!r}"
                 raise RuntimeError(msg)

@@ -12,6 +12,8 @@ from redelivery.middleware.messages.events import Event, entries
 from tests.support.running import until
 
 if TYPE_CHECKING:
+    from redis import Redis
+
     from tests.support.servers import Server
 
 __all__ = ["QUEUE", "Bench"]
@@ -44,17 +46,19 @@ class Bench:
         token: str = "w",  # noqa: S107 - no password
         queues: tuple[str, ...] = (QUEUE,),
         room: int = 10**6,
-        most_armed: int = 16,
-        spare: int = 0,
+        client: Redis | None = None,
+        free: int = 0,
+        is_look: bool = False,
     ) -> list[Any]:
         """Call the script as the channel does; its answer."""
         keys = self.keys
         self.calls = self.calls + 1 if number is None else number
-        fixed = [keys.unacked, keys.unacked_index, keys.received(token), keys.leases]
+        fixed = [keys.unacked, keys.unacked_index, keys.received(token), keys.leases, keys.woken(token)]
         lists = [keys.list(keys.list_name(queue, step)) for step in keys.priority_steps for queue in queues]
         suffixes = [unacked_suffix(queue) for queue in queues]
-        args = [token, self.calls, budget, room, len(queues), most_armed, 10_000, *suffixes, 1, spare]
-        answer = self.receive_script(self.client, [*fixed, *map(keys.armed, queues), *lists], args)
+        args = [token, self.calls, budget, room, len(queues), free, int(is_look), *suffixes, 1]
+        names = [*fixed, *map(keys.watch, queues), *map(keys.idle, queues), *lists]
+        answer = self.receive_script(client or self.client, names, args)
         return list(answer)
 
     def bodies(self, answer: list[Any]) -> list[str]:

@@ -116,11 +116,10 @@ class Desk:
         if not self.client.hexists(keys.leases, owner):
             self.transport.leases.register(owner, {"worker": worker})
         number = int(self.client.hget(keys.received(owner), "number") or 0) + 1
-        fixed = [keys.unacked, keys.unacked_index, keys.received(owner), keys.leases, keys.armed(queue)]
+        fixed = [keys.unacked, keys.unacked_index, keys.received(owner), keys.leases, keys.woken(owner)]
+        fixed += [keys.watch(queue), keys.idle(queue)]
         lists = [keys.list(name) for name in keys.list_names(queue)]
-        answer = Script("receive")(
-            self.client, [*fixed, *lists], [owner, number, 1, 10**6, 1, 16, 10_000, f',"",{json.dumps(queue)}]']
-        )
+        answer = Script("receive")(self.client, [*fixed, *lists], [owner, number, 1, 10**6, 1, -1, 0, f',"",{json.dumps(queue)}]'])
         return str(answer[3].decode())
 
     def delay(self, message: dict[str, Any], delay_ms: int = 3_600_000) -> str:

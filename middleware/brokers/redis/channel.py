@@ -30,7 +30,7 @@ from .keys import Keys, split_unacked, unacked_suffix
 from .leases import priority_of
 from .poller import Wakeful
 from .publishing import Publishing
-from .receiver import FIRST_POLL, MAX_POLL, REST, SAFETY_NET, Receiver
+from .receiver import FIRST_POLL, MAX_POLL, REST, Receiver
 from .scripts import packed
 
 if TYPE_CHECKING:
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 
 MAX_MESSAGES = 64
 MAX_BYTES = 8 * 1024 * 1024
-MAX_ARMED = 16
 MAX_NAMES = 1000
 #: Seconds after which the rest of a batch waits for the next turn of the loop.
 MAX_HAND_OVER = 0.02
@@ -162,7 +161,7 @@ class Receiving:
                 self._hand_over()
             return
         budget = self._budget()
-        if budget <= 0 or receiver.seconds_to_wait() > 0:
+        if receiver.seconds_to_wait() > 0 or (budget <= 0 and not receiver.must_hand_on()):
             return
         rest = receiver.seconds_to_rest()
         if rest > 0:
@@ -176,8 +175,8 @@ class Receiving:
         owner = receiver.owner
         receiver.asked_as = token = owner.token  # another thread may change it while the answer is under way
         names, suffixes = self._names_of(tuple(queues), token)
-        bounds = [budget, MAX_BYTES, len(queues), MAX_ARMED, int(SAFETY_NET * 2000)]
-        args = [token, owner.calls + 1, *bounds, *suffixes, self._turn(), receiver.spare()]
+        bounds = [budget, MAX_BYTES, len(queues), receiver.free() if receiver.is_tracking else -1, int(not receiver.is_woken)]
+        args = [token, owner.calls + 1, *bounds, *suffixes, self._turn()]
         receiver.asked()
         self._in_poll = self.client.connection
         self._brpop_sent_at = time.monotonic()
@@ -189,9 +188,9 @@ class Receiving:
         if known is None:
             keys = Keys.of(self)
             lists = [keys.list(keys.list_name(queue, step)) for step in keys.priority_steps for queue in queues]
-            fixed = [keys.unacked, keys.unacked_index, keys.received(token), keys.leases]
-            known = [*fixed, *map(keys.armed, queues), *lists], [unacked_suffix(queue) for queue in queues]
-            self.receiver.lists |= {each.encode() for each in lists}
+            fixed = [keys.unacked, keys.unacked_index, keys.received(token), keys.leases, keys.woken(token)]
+            known = [*fixed, *map(keys.watch, queues), *map(keys.idle, queues), *lists], [unacked_suffix(queue) for queue in queues]
+            self.receiver.wakes_by |= {each.encode() for each in (keys.woken(token), *lists)}
             self.receiver.names = {**self.receiver.names, (queues, token): known} if len(self.receiver.names) < MAX_NAMES else {}
         return known  # type: ignore[no-any-return]
 
@@ -257,19 +256,21 @@ class Receiving:
         """Put the whole batch in line before any of it is handed over."""
         receiver: Receiver = self.receiver
         owner = receiver.owner
-        state, now_ms, armed = reply[0], int(reply[1]), int(reply[2])
+        state, now_ms, look_ms = reply[0], int(reply[1]), int(reply[2])
         owner.saw_server_time(now_ms)
         if state != b"ok":
             self._lost_claim(state)
             return
         if receiver.asked_as == owner.token:
             owner.calls += 1
-        is_armed, is_empty = armed == len(receiver.queues), len(reply) == 3  # noqa: PLR2004 - state, time, armed: no message
-        if is_empty or (is_armed and receiver.is_tracking):
-            receiver.found_nothing(is_armed=is_armed)
+        is_empty = len(reply) == 3  # noqa: PLR2004 - state, time, when to look: no message
+        if receiver.is_tracking and look_ms:
+            receiver.waits(look_ms)
+        elif is_empty and not receiver.is_tracking:
+            receiver.polls()
         else:
             receiver.found()
-        base = 5 + len(receiver.queues)
+        base = 6 + 2 * len(receiver.queues)
         for at in range(3, len(reply), 3):
             tag, index, raw = reply[at].decode(), int(reply[at + 1]), reply[at + 2]
             if index:

@@ -129,9 +129,17 @@ class Keys:
         """Hash: the last batch that an owner was given (its number, first and last tag)."""
         return self._own(f"received:{token}")
 
-    def armed(self, queue: str) -> str:
-        """Zset: owner token → until when (milliseconds) it is woken by a push for this queue."""
-        return self._own(f"armed:{queue}")
+    def watch(self, queue: str) -> str:
+        """Hash: which owner is woken by a push for this queue (`watcher`), until when (ms), and who stands in (`deputy`)."""
+        return self._own(f"watch:{queue}")
+
+    def idle(self, queue: str) -> str:
+        """Zset: owner tokens that wait to be the next watcher, by how long they have waited; those that are busy come last."""
+        return self._own(f"idle:{queue}")
+
+    def woken(self, token: str) -> str:
+        """String, empty: written to wake this owner, whose connection has looked at it."""
+        return self._own(f"woken:{token}")
 
     def due(self, list_name: str) -> str:
         """Zset: id of a delayed message → when it is due (milliseconds)."""

@@ -1,7 +1,8 @@
 """The receiver: what an armed channel knows of its receiving: whose messages they are, what is in line, and when to ask next.
 
-Where the server pushes, it asks when it is woken, and every five seconds to be safe. Where this owner was not armed (enough others
-are), it asks once a second. Where the server does not push at all, it polls, the less often the longer there is nothing.
+Where the server pushes, it asks when it is woken, and again after as long as the script says, to be safe. One push wakes one
+worker: the script says which (`receive.lua`). A worker that was busy when it last asked asks again when a process is free, so that
+it is woken before those that are busy. Where the server does not push at all, it polls, the less often the longer there is nothing.
 
 Under load there is always more to receive: while its pool has its next tasks already, it waits up to 20 ms for free slots, rather
 than ask for every single message.
@@ -22,9 +23,7 @@ if TYPE_CHECKING:
     from ...ports import Held
     from .owner import Owner
 
-#: Seconds between two askings.
-SAFETY_NET = 5.0
-UNARMED = 1.0
+#: Seconds between two polls.
 FIRST_POLL, MAX_POLL = 0.01, 1.0
 #: How long it waits for free slots (seconds).
 REST = 0.02
@@ -37,12 +36,13 @@ class Receiver:
         self,
         owner: Owner,
         limit: Callable[[], int],
-        enough: Callable[[], int],
+        processes: Callable[[], int],
         on_garbage: Callable[[Held, Exception], None],
     ) -> None:
         self.owner = owner
         self.limit = limit
-        self.enough = enough
+        #: How many tasks its pool runs at once.
+        self.processes = processes
         self.on_garbage = on_garbage
         #: The owner's token when the call that is under way was made.
         self.asked_as = ""
@@ -51,24 +51,28 @@ class Receiver:
         self.handed_over = 0
         self.was_cut_short = False
         self.queues: list[str] = []
-        self.lists: frozenset[bytes] = frozenset()
+        #: The keys that wake it: its lists, and its own.
+        self.wakes_by: frozenset[bytes] = frozenset()
         self.names: dict[tuple[tuple[str, ...], str], tuple[list[str], list[str]]] = {}
         self.is_tracking = True
         self._ask_at = 0.0
         self._poll = FIRST_POLL
         self._rest_until: float | None = None
         self.is_woken = True
+        self._was_busy = False
 
     def seconds_to_wait(self) -> float:
         """Until the next asking is due; 0 where it is due now."""
+        if self._was_busy and self.free() > 0:
+            return 0.0
         return max(self._ask_at - time.monotonic(), 0.0)
 
     def seconds_to_rest(self) -> float:
         """How much longer to wait for free slots; 0 where nothing is gained by it, or something was pushed.
 
-        `enough` is what this worker can hold and still have its next tasks at hand.
+        Twice as many as it runs at once is what a worker can hold and still have its next tasks at hand.
         """
-        if self.is_woken or len(self.owner.held) <= self.enough():
+        if self.is_woken or len(self.owner.held) <= 2 * self.processes():
             self._rest_until = None
             return 0.0
         now = time.monotonic()
@@ -78,12 +82,12 @@ class Receiver:
         return max(self._rest_until - now, 0.0)
 
     def pushed(self, push: list[Any]) -> None:
-        """The server says that keys changed which the last askings looked at: ask now, where a list of ours is among them.
+        """The server says that keys changed which the last askings looked at: ask now, where one that wakes us is among them.
 
         The other keys that the script looks at (leases, above all) change once a second with every worker of the fleet.
         """
         changed = push[1]
-        if changed is None or not self.lists.isdisjoint(changed):
+        if changed is None or not self.wakes_by.isdisjoint(changed):
             self.wake()
 
     def wake(self) -> None:
@@ -93,24 +97,33 @@ class Receiver:
 
     def asked(self) -> None:
         """An asking is under way: the next one is another."""
-        self._rest_until, self.is_woken = None, False
+        self._rest_until, self.is_woken, self._was_busy = None, False, False
 
-    def spare(self) -> int:
-        """How many messages this worker can take and still be at hand for the next one: armed with the same asking."""
-        return max(self.enough() - len(self.owner.held), 0)
+    def free(self) -> int:
+        """How many processes of the pool have nothing to do."""
+        return max(self.processes() - len(self.owner.held), 0)
 
-    def found_nothing(self, *, is_armed: bool) -> None:
-        """Nothing, or nothing more: choose when to ask next; at once where something has changed since it was asked."""
-        if self.is_woken:
-            return
-        if is_armed and self.is_tracking:
-            wait = SAFETY_NET
-        elif self.is_tracking:
-            wait = UNARMED
-        else:
-            wait = self._poll
+    def must_hand_on(self) -> bool:
+        """Whether it was woken, so that another must be where it has no room."""
+        return self.is_woken and self.is_tracking
+
+    def waits(self, look_ms: int) -> None:
+        """Nothing, or nothing more: it is woken, or looks again after so long; at once where something has changed since it asked.
+
+        Below zero: also when a process of its pool is free again.
+        """
+        if not self.is_woken:
+            self._was_busy = look_ms < 0
+            self._ask_in(abs(look_ms) / 1000)
+
+    def polls(self) -> None:
+        """Nothing, and the server does not push: choose when to ask next; at once where something has changed since it asked."""
+        if not self.is_woken:
+            self._ask_in(self._poll)
             self._poll = min(self._poll * 2, MAX_POLL)
-        self._ask_at = time.monotonic() + wait * random.uniform(0.8, 1.0)  # noqa: S311 - spreads askings, keeps no secret
+
+    def _ask_in(self, seconds: float) -> None:
+        self._ask_at = time.monotonic() + seconds * random.uniform(0.8, 1.0)  # noqa: S311 - spreads askings, keeps no secret
 
     def found(self) -> None:
         """There may be more: ask as soon as there is room."""

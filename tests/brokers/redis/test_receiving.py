@@ -105,14 +105,6 @@ def test_garbage_is_received_as_bytes(bench: Bench) -> None:
     assert bench.receive(1)[5] == b"\xff\x00{not json"
 
 
-def test_an_empty_receive_arms_a_push_for_at_most_so_many_owners(bench: Bench) -> None:
-    """The first owners are woken by the server; the others must ask."""
-    bench.transport.leases.register("v", {})
-    assert bench.receive(1, number=1, token="w", most_armed=1)[2] == 1
-    assert bench.receive(1, number=1, token="v", most_armed=1)[2] == 0
-    assert bench.receive(1, number=2, token="w", most_armed=1)[2] == 1
-
-
 def test_a_message_that_cannot_be_held_stays_in_its_list(bench: Bench) -> None:
     """Where the record fails, the message is put back in the same step."""
     bench.publish("a")
@@ -122,29 +114,18 @@ def test_a_message_that_cannot_be_held_stays_in_its_list(bench: Bench) -> None:
     assert bench.waiting() == ["a"]
 
 
-@pytest.mark.parametrize(("waiting", "budget", "spare", "is_armed"), [(2, 10, 2, True), (3, 10, 2, False), (2, 2, 4, False)])
-def test_who_has_taken_all_there_was_is_armed_with_the_same_call(
-    bench: Bench, waiting: int, budget: int, spare: int, is_armed: bool
-) -> None:
-    """Unless it has taken as much as it can use for now, or there may be more."""
-    bench.publish(*map(str, range(waiting)))
-    answer = bench.receive(budget, spare=spare)
-    assert (len(bench.bodies(answer)), answer[2]) == (min(waiting, budget), int(is_armed))
-    assert bool(bench.client.exists(bench.keys.armed(QUEUE))) is is_armed
-
-
-def test_a_list_of_another_type_arms_nobody(bench: Bench) -> None:
+def test_a_list_of_another_type_has_nobody_watch(bench: Bench) -> None:
     """What there is beside it is taken all the same, and the next call is told."""
     bench.publish("a")
     bench.client.set(bench.keys.list(bench.keys.list_name(QUEUE, 9)), "no list")
-    answer = bench.receive(10, spare=4)
+    answer = bench.receive(10, free=4)
     assert (bench.bodies(answer), answer[2]) == (["a"], 0)
     with pytest.raises(ResponseError, match="WRONGTYPE"):
-        bench.receive(10, spare=4)
+        bench.receive(10, free=4)
 
 
 def test_an_idle_worker_asks_once_for_each_task(shop: Callable[..., Shop]) -> None:
-    """It is woken, takes the task, and is armed for the next one; besides that it asks every four or five seconds, to be safe."""
+    """It is woken, takes the task, and watches for the next one; besides that it asks every four or five seconds, to be safe."""
     here = shop()
     here.start()
     client, keys = here.server.client, Keys()
@@ -154,7 +135,7 @@ def test_an_idle_worker_asks_once_for_each_task(shop: Callable[..., Shop]) -> No
         return int(client.hget(keys.received(token.decode()), "number") or 0)
 
     here.ended(here.send("ok"), "succeeded")
-    until(lambda: client.zcard(keys.armed("celery")) == 1, what="the worker to be armed")
+    until(lambda: client.hexists(keys.watch("celery"), "watcher"), what="the worker to watch")
     before, began = asked(), time.monotonic()
     for _ in range(20):
         here.ended(here.send("ok"), "succeeded")
@@ -175,11 +156,25 @@ def test_a_producer_is_answered_behind_a_word_and_by_its_own_answer(any_server: 
 def test_what_changes_while_it_asks_is_asked_about_at_once() -> None:
     """An answer that was under way knows nothing of a queue that has just been added."""
     owner: Any = type("Owner", (), {"held": {}})()
-    receiver = Receiver(owner, lambda: 8, lambda: 4, lambda *_: None)
+    receiver = Receiver(owner, lambda: 8, lambda: 2, lambda *_: None)
     receiver.asked()
     receiver.wake()
-    receiver.found_nothing(is_armed=True)
+    receiver.waits(5000)
     assert receiver.seconds_to_wait() == 0
     receiver.asked()
-    receiver.found_nothing(is_armed=True)
+    receiver.waits(5000)
+    assert receiver.seconds_to_wait() > 3
+
+
+def test_a_busy_worker_asks_again_when_a_process_is_free() -> None:
+    """Then it is woken before those that are still busy."""
+    owner: Any = type("Owner", (), {"held": {"w:1": None, "w:2": None}})()
+    receiver = Receiver(owner, lambda: 8, lambda: 2, lambda *_: None)
+    receiver.asked()
+    receiver.waits(-5000)
+    assert receiver.seconds_to_wait() > 3
+    del owner.held["w:1"]
+    assert receiver.seconds_to_wait() == 0
+    receiver.asked()
+    receiver.waits(5000)
     assert receiver.seconds_to_wait() > 3

@@ -121,9 +121,10 @@ class Broker:
     ) -> tuple[str, dict[str, bytes]]:
         """As the worker's channel does; the state, and the messages by tag."""
         keys = self.keys
-        fixed = [keys.unacked, keys.unacked_index, keys.received(token), keys.leases, *map(keys.armed, queues)]
+        fixed = [keys.unacked, keys.unacked_index, keys.received(token), keys.leases, keys.woken(token)]
+        fixed += [*map(keys.watch, queues), *map(keys.idle, queues)]
         lists = [keys.list(keys.list_name(queue, step)) for step in keys.priority_steps for queue in queues]
-        args = [token, number, budget, room, len(queues), 16, 10_000, *map(unacked_suffix, queues), turn]
+        args = [token, number, budget, room, len(queues), -1, 0, *map(unacked_suffix, queues), turn]
         state, _, _, *batch = self._receive(self.client, [*fixed, *lists], args)
         raws = [raw if int(index) else split_unacked(raw)[0] for index, raw in zip(batch[1::3], batch[2::3], strict=True)]
         return state.decode(), {tag.decode(): raw for tag, raw in zip(batch[::3], raws, strict=True)}

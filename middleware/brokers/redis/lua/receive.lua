@@ -1,16 +1,23 @@
 -- Hands a batch of messages to an owner: popped and recorded as held, both or neither.
--- KEYS[1] unacked, KEYS[2] unacked_index, KEYS[3] received:<token>, KEYS[4] leases,
--- KEYS[5 .. 4+Q] armed:<queue>, then the lists: for each priority, the most urgent first, one list for each of the Q queues.
+-- KEYS[1] unacked, KEYS[2] unacked_index, KEYS[3] received:<token>, KEYS[4] leases, KEYS[5] woken:<token>,
+-- KEYS[6 .. 5+Q] watch:<queue>, KEYS[6+Q .. 5+2Q] idle:<queue>, then the lists: for each priority, the most urgent first, one list
+-- for each of the Q queues.
 -- ARGV[1] token, ARGV[2] number of this call, ARGV[3] how many messages at most, ARGV[4] how many bytes at most,
--- ARGV[5] Q, ARGV[6] how many owners may be armed for one queue, ARGV[7] for how long (ms), ARGV[8 .. 7+Q] what follows the raw
--- message in `unacked`, for each queue; ARGV[8+Q] how many messages of one queue before it is the next one's turn; ARGV[9+Q] up to
--- how many messages an owner is armed that has taken all there was.
--- Returns {state, server time in ms, armed queues, then for each message: tag, index of its list, raw message}.
+-- ARGV[5] Q, ARGV[6] how many processes of this owner are free (-1: it hears no pushes), ARGV[7] 1 where nobody woke it,
+-- ARGV[8 .. 7+Q] what follows the raw message in `unacked`, for each queue; ARGV[8+Q] how many messages of one queue before it is
+-- the next one's turn.
+-- Returns {state, server time in ms, when to look again, then for each message: tag, index of its list, raw message}.
 -- state: 'ok', or 'fenced' (the owner's lease is gone), or 'stale' (a call that was overtaken by a later one).
+-- When to look again: in so many ms; below zero where it should also ask when a process is free again; 0 where it is to ask on.
 -- A repeated number returns the batch of that number again: a reply that was lost on its way is not a message lost.
--- It never decodes: a message is bytes. Bound: ARGV[3] messages, ARGV[4] bytes and one message.
+-- It never decodes: a message is bytes. Bound: ARGV[3] messages, ARGV[4] bytes and one message, and for each queue ten owners.
 -- Checked: a list of another type is left alone, and its error is returned where there was nothing else. A message that cannot be
 -- recorded as held is put back; that is so for the first one of a batch or for none, since all are recorded in the same two keys.
+--
+-- One push wakes one worker. For each queue one owner, its watcher, has looked at the lists (LLEN), so that the server pushes a line
+-- to its connection when one of them changes. The others wait in `idle`, the free ones first, each looking at its own `woken` key.
+-- A watcher that becomes busy, or cannot take all there is, makes the first of them the watcher, and wakes it by writing its key.
+-- A watcher whose lease has ended, or that does not come, has lost the watch: another one, the deputy, looks each second.
 -- uses: clock
 local token, number = ARGV[1], tonumber(ARGV[2])
 local now = now_ms()
@@ -37,7 +44,8 @@ if number ~= previous + 1 then return {'stale', now, 0} end
 
 local budget, room = tonumber(ARGV[3]), tonumber(ARGV[4])
 local answer, first, visible, refused = {'ok', now, 0}, next_tag, now / 1000 + 86400, nil
-local lists, turn = #KEYS - 4 - Q, tonumber(ARGV[8 + Q] or 1)
+local first_list = 5 + 2 * Q
+local lists, turn = #KEYS - first_list, tonumber(ARGV[8 + Q] or 1)
 for step = 0, lists / Q - 1 do
   local open = {}
   for q = 1, Q do open[q] = q end
@@ -45,7 +53,7 @@ for step = 0, lists / Q - 1 do
     local still = {}
     for _, q in ipairs(open) do
       if budget <= 0 or room <= 0 then break end
-      local at, taken, raw = 4 + Q + step * Q + q, 0, nil
+      local at, taken, raw = first_list + step * Q + q, 0, nil
       repeat
         raw = redis.pcall('RPOP', KEYS[at])
         if type(raw) == 'table' then
@@ -73,18 +81,86 @@ end
 
 if refused and next_tag == first then return refused end
 redis.call('HSET', KEYS[3], 'number', number, 'first', first, 'next', next_tag)
-if budget > 0 and room > 0 and not refused and next_tag - first <= tonumber(ARGV[9 + Q] or 0) then
-  -- Nothing is left: looking at the lists makes the server push a line to this connection when one of them changes.
-  local until_ms, most = now + tonumber(ARGV[7]), tonumber(ARGV[6])
-  for q = 1, Q do
-    local armed = KEYS[4 + q]
-    local cleared = redis.pcall('ZREMRANGEBYSCORE', armed, '-inf', now)
-    if type(cleared) == 'number' and (redis.call('ZSCORE', armed, token) or redis.call('ZCARD', armed) < most) then
-      redis.call('ZADD', armed, until_ms, token)
-      redis.call('PEXPIRE', armed, tonumber(ARGV[7]) * 2)
-      for step = 0, lists / Q - 1 do redis.call('LLEN', KEYS[4 + Q + step * Q + q]) end
-      answer[3] = answer[3] + 1
+
+-- Milliseconds: until the next look; until a deputy's; how long a watch lasts; and how soon one that was handed on is taken up.
+-- BUSY is added to when an owner began to wait: those that have a process free come before all that have none.
+local LOOK, SECOND_LOOK, WATCH, CLAIM, BUSY = 5000, 1000, 10000, 1000, 1e15
+local took, is_empty = next_tag - first, budget > 0 and room > 0 and not refused
+local free, is_look, hears = tonumber(ARGV[6]) - took, ARGV[7] == '1', ARGV[6] ~= '-1'
+
+-- Makes an owner the watcher, for so long.
+local function watch(key, owner, ms, is_free)
+  redis.call('HSET', key, 'watcher', owner, 'until', now + ms, 'free', is_free)
+end
+
+-- The first that waits and lives, taken out; a busy one only where `any`. False where there is none.
+local function next_idle(key, any)
+  for _ = 1, 10 do
+    local ahead = redis.call('ZRANGE', key, 0, 0, 'WITHSCORES')
+    if not ahead[1] or not any and tonumber(ahead[2]) > BUSY then return false end
+    redis.call('ZREM', key, ahead[1])
+    if ahead[1] ~= token and redis.call('HEXISTS', KEYS[4], ahead[1]) == 1 then return ahead[1] end
+  end
+  return false
+end
+
+-- Makes another owner the watcher, and wakes it. The key is only written to be heard: it is gone when it is looked at again.
+local function hand_on(key, owner, known)
+  watch(key, owner, CLAIM, 1)
+  redis.call('SET', string.sub(KEYS[5], 1, -1 - #token) .. owner, '', 'PX', 1)
+  if known[4] == owner then
+    redis.call('HDEL', key, 'deputy')
+    known[4] = false
+  end
+end
+
+-- What this owner is for a queue from now on: it watches, waits, or asks on. Returns when it looks again, as above.
+local function place_of(q)
+  local key, idle = KEYS[5 + q], KEYS[5 + Q + q]
+  local known = redis.call('HMGET', key, 'watcher', 'until', 'free', 'deputy', 'deputy_until')
+  local watcher, is_mine = known[1], known[1] == token
+  if watcher and not is_mine and (tonumber(known[2]) <= now or redis.call('HEXISTS', KEYS[4], watcher) == 0) then watcher = false end
+  if not is_empty or not hears then
+    local other = next_idle(idle, true)
+    if other then hand_on(key, other, known) elseif is_mine then redis.call('HDEL', key, 'watcher') end
+    redis.call('ZREM', idle, token)
+    return 0
+  end
+  local may_watch = not watcher or is_mine
+  if free > 0 then
+    may_watch = may_watch or known[3] == '0' or is_look and took > 0
+  elseif may_watch then
+    local other = next_idle(idle, false)
+    if other then
+      hand_on(key, other, known)
+      may_watch = false
     end
+  end
+  if may_watch then
+    redis.call('ZREM', idle, token)
+    watch(key, token, WATCH, free > 0 and 1 or 0)
+    if known[4] == token then redis.call('HDEL', key, 'deputy') end
+    for step = 0, lists / Q - 1 do redis.call('LLEN', KEYS[first_list + step * Q + q]) end
+    return LOOK
+  end
+  redis.call('ZADD', idle, free > 0 and now or now + BUSY, token)
+  redis.call('GET', KEYS[5])
+  if free <= 0 then return -LOOK end
+  if known[4] and known[4] ~= token and tonumber(known[5]) > now then return LOOK end
+  redis.call('HSET', key, 'deputy', token, 'deputy_until', now + 3 * SECOND_LOOK)
+  return SECOND_LOOK
+end
+
+for q = 1, Q do
+  local ok, look = pcall(place_of, q)
+  if not ok then look = SECOND_LOOK end -- keys of another type: everybody looks each second
+  if look == 0 or answer[3] == 0 and q > 1 then
+    answer[3] = 0
+  elseif q == 1 then
+    answer[3] = look
+  else
+    local sign = (answer[3] < 0 or look < 0) and -1 or 1
+    answer[3] = sign * math.min(math.abs(answer[3]), math.abs(look))
   end
 end
 return answer

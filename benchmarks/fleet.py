@@ -1,0 +1,63 @@
+"""A fleet of workers that are mostly idle: what one task costs the broker, less what the broker takes while nothing comes.
+
+Every worker has one process. The tasks do nothing and come at an even rate, so that most workers wait while one works.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.figures import less, more
+from benchmarks.processor import Spent
+from benchmarks.sides import side
+
+if TYPE_CHECKING:
+    from benchmarks.figures import Figure
+
+#: Seconds for what a worker does once after its start.
+SETTLING = 3.0
+
+
+def fleet(name: str, *, workers: int, seconds: int, per_second: int) -> dict[str, Figure]:
+    """So many workers; the tasks come for so many seconds, after as many in which none does.
+
+    Commands count those that a script runs, too. Raises `RuntimeError` where a task is left over.
+    """
+    with side(name) as here, here.idle_workers(workers) as parent:
+        time.sleep(SETTLING + workers * 0.05)
+        send = here.sender("noop")
+
+        def spent_in(publish: bool) -> tuple[Spent, int, float, int]:
+            commands, before, began, sent = _commands(here.client), Spent.now(here, parent.pid), time.monotonic(), 0
+            while (now := time.monotonic()) < began + seconds:
+                if publish:
+                    while sent < (now - began) * per_second:
+                        send()
+                        sent += 1
+                time.sleep(0.5 / per_second)
+            deadline = time.monotonic() + 30
+            while publish and here.waiting():
+                if time.monotonic() > deadline:
+                    msg = f"{here.waiting()} tasks are left over"
+                    raise RuntimeError(msg)
+                time.sleep(0.05)
+            return Spent.now(here, parent.pid).since(before), _commands(here.client) - commands, time.monotonic() - began, sent
+
+        idle, idle_commands, idle_took, _ = spent_in(publish=False)
+        busy, busy_commands, busy_took, sent = spent_in(publish=True)
+        connections = int(here.client.info("clients")["connected_clients"])
+    share = busy_took / idle_took
+    return {
+        "broker_us_per_task": less((busy.broker - idle.broker * share) / sent * 1e6, "µs"),
+        "commands_per_task": less((busy_commands - idle_commands * share) / sent, "commands"),
+        "idle_broker_processor": less(idle.broker / idle_took * 1e3, "ms/s"),
+        "idle_broker_commands": less(idle_commands / idle_took, "commands/s"),
+        "idle_worker_processor": less(idle.children / idle_took / workers * 1e3, "ms/s"),
+        "connections": less(connections, "connections"),
+        "tasks_per_second": more(sent / busy_took, "tasks/s"),
+    }
+
+
+def _commands(client: Any) -> int:
+    return int(client.info("stats")["total_commands_processed"])

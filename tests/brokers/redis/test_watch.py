@@ -1,0 +1,236 @@
+"""One push wakes one worker: who watches a queue, who is woken next, and what happens where the one that watches does not come."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from redis import Connection, ConnectionPool, Redis, UnixDomainSocketConnection
+
+from tests.support.bench import QUEUE, Bench
+from tests.support.running import until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from tests.support.servers import Server
+
+#: When an owner is to look again, in milliseconds: one that watches or waits, and a deputy.
+LOOK, SECOND_LOOK = 5000, 1000
+
+
+class OneConnection(ConnectionPool):
+    """A pool of one connection, on which pushes may wait."""
+
+    def __init__(self, kind: type[Connection], **kwargs: Any) -> None:
+        super().__init__(kind, **kwargs)
+        self.one = self.make_connection()
+        self.one.connect()
+
+    def get_connection(self, *_: Any, **__: Any) -> Any:
+        """As redis-py's, which would part with a connection on which something waits to be read."""
+        return self.one
+
+    def release(self, connection: Any) -> None:
+        """It stays."""
+
+
+class Owner:
+    """An owner without a worker: a connection that hears pushes, as a worker's does."""
+
+    def __init__(self, bench: Bench, server: Server, token: str, processes: int = 1) -> None:
+        self.bench, self.token, self.free, self.calls, self.pushes = bench, token, processes, 0, 0
+        bench.transport.leases.register(token, {})
+        self.client: Any = Redis(connection_pool=OneConnection(UnixDomainSocketConnection, path=server.socket, protocol=3))
+        self.connection: Any = self.client.connection_pool.one
+        self.connection._parser.set_invalidation_push_handler(self._pushed)
+        self.client.execute_command("CLIENT", "TRACKING", "ON", "NOLOOP")
+        self.wakes_by = {bench.keys.woken(token).encode()}
+
+    def _pushed(self, push: list[Any]) -> None:
+        self.pushes += any(key in self.wakes_by for key in push[1] or ())
+
+    def ask(self, budget: int = 10, *, is_look: bool = False, queues: tuple[str, ...] = (QUEUE,)) -> tuple[list[str], int]:
+        """The messages that it was given, and when it looks again; each message keeps a process busy."""
+        self.calls, keys = self.calls + 1, self.bench.keys
+        self.wakes_by |= {keys.list(each).encode() for queue in queues for each in keys.list_names(queue)}
+        answer = self.bench.receive(
+            budget, number=self.calls, token=self.token, queues=queues, free=self.free, is_look=is_look, client=self.client
+        )
+        bodies = self.bench.bodies(answer)
+        self.free -= len(bodies)
+        return bodies, int(answer[2])
+
+    def was_woken(self) -> bool:
+        """Whether the server has pushed since it was asked last."""
+        self.client.ping()  # what was pushed before is read before its answer
+        pushes, self.pushes = self.pushes, 0
+        return bool(pushes)
+
+
+@pytest.fixture
+def bench(any_server: Server) -> Bench:
+    """A bench on each kind of server."""
+    return Bench(any_server)
+
+
+@pytest.fixture
+def owners(bench: Bench, any_server: Server) -> Iterator[Callable[..., list[Owner]]]:
+    """Makes owners, each of which has asked and found nothing, one after the other; the first of them watches."""
+    made: list[Owner] = []
+
+    def make(count: int, processes: int = 1) -> list[Owner]:
+        fresh = [Owner(bench, any_server, f"o{len(made) + number}", processes) for number in range(count)]
+        for each in fresh:
+            assert each.ask()[0] == []
+            bench.let_pass(1)  # who has waited longer is known by the millisecond
+        made.extend(fresh)
+        return fresh
+
+    yield make
+    for each in made:
+        each.client.close()
+
+
+def woken(owners: list[Owner]) -> list[int]:
+    """Which of them were woken."""
+    return [number for number, each in enumerate(owners) if each.was_woken()]
+
+
+def test_one_push_wakes_one_of_many(bench: Bench, owners: Callable[..., list[Owner]]) -> None:
+    """A plain producer's, too, for it is the list that is looked at."""
+    five = owners(5)
+    bench.publish("a")
+    assert woken(five) == [0]
+
+
+def test_who_becomes_busy_wakes_the_one_that_has_waited_longest(bench: Bench, owners: Callable[..., list[Owner]]) -> None:
+    """And so on: each message wakes one, which takes it, and makes the next one the watcher."""
+    four = owners(4)
+    for number in range(3):
+        bench.publish(f"message {number}")
+        assert woken(four) == [number]
+        assert four[number].ask() == ([f"message {number}"], -LOOK)
+        assert woken(four) == [number + 1]
+        assert four[number + 1].ask() == ([], LOOK)
+
+
+def test_who_has_a_process_left_goes_on_watching(bench: Bench, owners: Callable[..., list[Owner]]) -> None:
+    """With two processes the first message wakes nobody else."""
+    two = owners(2, processes=2)
+    bench.publish("a")
+    assert woken(two) == [0]
+    assert two[0].ask() == (["a"], LOOK)
+    assert woken(two) == []
+    bench.publish("b")
+    assert woken(two) == [0]
+    assert two[0].ask() == (["b"], -LOOK)
+    assert woken(two) == [1]
+
+
+def test_as_many_are_woken_as_there_is_work_for(bench: Bench, owners: Callable[..., list[Owner]]) -> None:
+    """Who cannot take all there is wakes the next one."""
+    three = owners(3)
+    bench.publish("a", "b", "c", "d", "e")
+    assert woken(three) == [0]
+    assert three[0].ask(2) == (["a", "b"], 0)
+    assert woken(three) == [1]
+    assert three[1].ask(2) == (["c", "d"], 0)
+    assert woken(three) == [2]
+    assert three[2].ask(2) == (["e"], LOOK)  # nobody else waits
+
+
+def test_who_is_woken_without_room_hands_on(bench: Bench, owners: Callable[..., list[Owner]]) -> None:
+    """It asks for nothing, so that another one takes the message."""
+    two = owners(2)
+    bench.publish("a")
+    assert woken(two) == [0]
+    assert two[0].ask(0) == ([], 0)
+    assert woken(two) == [1]
+    assert two[1].ask()[0] == ["a"]
+
+
+def test_a_busy_owner_watches_where_all_are_busy_and_the_first_free_one_instead(
+    bench: Bench, owners: Callable[..., list[Owner]]
+) -> None:
+    """A worker that runs tasks in its main process hears nothing meanwhile: a free one takes the watch over."""
+    two = owners(2)
+    bench.publish("a", "b")
+    assert two[0].ask(1)[0] == ["a"]
+    assert two[1].ask()[0] == ["b"]
+    woken(two)
+    two[0].free = 1
+    assert two[0].ask() == ([], LOOK)
+    bench.publish("c")
+    assert 0 in woken(two)
+    assert two[0].ask()[0] == ["c"]
+
+
+def test_a_watcher_whose_lease_has_ended_has_lost_the_watch(bench: Bench, owners: Callable[..., list[Owner]]) -> None:
+    """The next one that asks has it."""
+    two = owners(2)
+    assert bench.transport.leases.fence("o0", b"0")
+    assert two[1].ask() == ([], LOOK)
+    bench.publish("a")
+    assert 1 in woken(two)
+
+
+def test_the_deputy_looks_each_second_and_takes_the_watch_from_one_that_does_not_come(
+    bench: Bench, owners: Callable[..., list[Owner]]
+) -> None:
+    """A watcher that was killed a moment ago has a lease still."""
+    three = owners(3, processes=2)
+    assert [each.ask()[1] for each in three] == [LOOK, SECOND_LOOK, LOOK]
+    bench.publish("a")
+    assert woken(three) == [0]
+    assert three[1].ask(is_look=True) == (["a"], LOOK)
+    bench.publish("b")
+    assert 1 in woken(three)
+
+
+def test_one_that_was_handed_the_watch_and_does_not_come_loses_it_within_a_second(
+    bench: Bench, owners: Callable[..., list[Owner]]
+) -> None:
+    """It died between the handing over and its asking."""
+    three = owners(3)
+    bench.publish("a")
+    assert three[0].ask()[0] == ["a"]
+    assert bench.client.hget(bench.keys.watch(QUEUE), "watcher") == b"o1"
+    bench.let_pass(1000)
+    assert three[2].ask()[1] == LOOK
+    bench.publish("b")
+    assert 2 in woken(three)
+
+
+def test_each_queue_has_a_watcher_of_its_own(bench: Bench, owners: Callable[..., list[Owner]], any_server: Server) -> None:
+    """An owner of two queues is woken by the one that it watches; while it is busy others come first for both."""
+    both = Owner(bench, any_server, "both", processes=2)
+    assert both.ask(queues=(QUEUE, "other")) == ([], LOOK)
+    (single,) = owners(1)
+    bench.publish("a", queue="other")
+    assert (both.was_woken(), single.was_woken()) == (True, False)
+    assert both.ask(queues=(QUEUE, "other")) == (["a"], LOOK)
+    bench.publish("b")
+    assert (both.was_woken(), single.was_woken()) == (True, False)
+    assert both.ask(queues=(QUEUE, "other")) == (["b"], -LOOK)
+    assert single.was_woken()
+    both.client.close()
+
+
+def test_a_watch_of_another_type_has_everybody_look_each_second(bench: Bench) -> None:
+    """Messages are received all the same."""
+    bench.client.set(bench.keys.watch(QUEUE), "no hash")
+    bench.publish("a")
+    answer = bench.receive(10, free=2)
+    assert (bench.bodies(answer), answer[2]) == (["a"], SECOND_LOOK)
+
+
+def test_who_hears_no_pushes_never_watches(bench: Bench, owners: Callable[..., list[Owner]]) -> None:
+    """It polls, and those that hear are woken as ever."""
+    (one,) = owners(1)
+    answer = bench.receive(10, free=-1)
+    assert answer[2] == 0
+    until(lambda: bench.client.hget(bench.keys.watch(QUEUE), "watcher") in {b"o0", None}, what="nobody else to watch")
+    one.ask()
+    bench.publish("a")
+    assert one.was_woken()
