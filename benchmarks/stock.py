@@ -146,10 +146,10 @@ class Stock:
             self._received += 1
             budget = min(RECEIVED, count - len(tags))
             answer = receive(self.client, names, [OWNER, self._received, budget, 10**9, 1, -1, 0, unacked_suffix(QUEUE), RECEIVED])
-            if answer[0] != b"ok" or len(answer) == 3:  # noqa: PLR2004 - what comes before the messages
+            if answer[0] != b"ok" or len(answer) == 4:  # noqa: PLR2004 - what comes before the messages
                 msg = f"{count - len(tags)} messages were to be received, and the broker said {answer!r}"
                 raise RuntimeError(msg)
-            tags += [tag.decode() for tag in answer[3::3]]
+            tags += [tag.decode() for tag in answer[4::3]]
         return tags
 
 

@@ -63,13 +63,13 @@ class Bench:
 
     def bodies(self, answer: list[Any]) -> list[str]:
         """The bodies of the messages that were received."""
-        raws = [answer[at + 2] if answer[at + 1] else split_unacked(answer[at + 2])[0] for at in range(3, len(answer), 3)]
+        raws = [answer[at + 2] if answer[at + 1] else split_unacked(answer[at + 2])[0] for at in range(4, len(answer), 3)]
         return [json.loads(raw)["body"] for raw in raws]
 
     def take(self, body: str = "a") -> str:
         """Publish and receive one message; its tag."""
         self.publish(body)
-        return str(self.receive(1)[3].decode())
+        return str(self.receive(1)[4].decode())
 
     def waiting(self, name: str = QUEUE) -> list[str]:
         """What lies in a list, the next to be taken first."""

@@ -120,7 +120,7 @@ class Desk:
         fixed += [keys.watch(queue), keys.idle(queue)]
         lists = [keys.list(name) for name in keys.list_names(queue)]
         answer = Script("receive")(self.client, [*fixed, *lists], [owner, number, 1, 10**6, 1, -1, 0, f',"",{json.dumps(queue)}]'])
-        return str(answer[3].decode())
+        return str(answer[4].decode())
 
     def delay(self, message: dict[str, Any], delay_ms: int = 3_600_000) -> str:
         """Publish, receive, and defer."""

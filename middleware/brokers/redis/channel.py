@@ -31,10 +31,10 @@ from .leases import priority_of
 from .poller import Wakeful
 from .publishing import Publishing
 from .receiver import FIRST_POLL, MAX_POLL, REST, Receiver
-from .scripts import packed
+from .scripts import command, packed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
     from .owner import Owner
 
@@ -132,19 +132,21 @@ class Receiving:
         if refusal and self.receiver.is_tracking:
             log.warning("receiver.tracking_refused", error=refusal, polling=f"{FIRST_POLL}-{MAX_POLL}s")
         self.receiver.is_tracking = not refusal
-        self.receiver.wake()
+        self.receiver.connected()
 
     def _track(self: Any, connection: Any) -> str:
-        """Have the server push what changes; empty, or why it does not. What nobody hears is not asked for."""
+        """Have the server push what changes of what is looked at; empty, or why it does not. What nobody hears is not asked for."""
         hear = getattr(getattr(connection, "_parser", None), "set_invalidation_push_handler", None)
         if hear is None or not is_known("redis"):
             return "this redis-py hears no pushes that we know of"
         hear(self.receiver.pushed)
-        connection.send_command("CLIENT", "TRACKING", "ON", "NOLOOP")
-        try:
-            connection.read_response()
-        except ResponseError as exc:
-            return str(exc)
+        tracking, caching = ("CLIENT", "TRACKING", "ON", "OPTIN", "NOLOOP"), ("CLIENT", "CACHING", "YES")
+        for words in (tracking, caching, ("EXISTS", Keys.of(self).leases)):
+            connection.send_command(*words)
+            try:
+                connection.read_response()
+            except ResponseError as exc:
+                return str(exc)
         return ""
 
     # the names are kombu's: its poller calls them for the connection that fetches messages
@@ -159,6 +161,9 @@ class Receiving:
                 receiver.was_cut_short = False
             else:
                 self._hand_over()
+            return
+        if receiver.is_tracking and receiver.must_look():
+            self._send(self._looks(receiver.watched, "watched"))
             return
         budget = self._budget()
         if receiver.seconds_to_wait() > 0 or (budget <= 0 and not receiver.must_hand_on()):
@@ -178,9 +183,24 @@ class Receiving:
         bounds = [budget, MAX_BYTES, len(queues), receiver.free() if receiver.is_tracking else -1, int(not receiver.is_woken)]
         args = [token, owner.calls + 1, *bounds, *suffixes, self._turn()]
         receiver.asked()
+        commands = [packed(receiver.script.sha, names, args)]
+        receiver.own = names[4].encode()
+        if receiver.is_tracking and receiver.own not in receiver.told_of:  # before it waits: from then on it may be woken
+            commands = [*self._looks({receiver.own}, "own"), *commands]
+        receiver.under_way.append("batch")
+        self._send(commands)
+
+    def _send(self: Any, commands: list[bytes]) -> None:
         self._in_poll = self.client.connection
         self._brpop_sent_at = time.monotonic()
-        self._in_poll.send_packed_command([packed(receiver.script.sha, names, args)])
+        self._in_poll.send_packed_command([b"".join(commands)])
+
+    def _looks(self: Any, keys: Collection[bytes], kind: str) -> list[bytes]:
+        """What has the server tell of these keys, once, when one of them changes, and say whether there is one now."""
+        receiver: Receiver = self.receiver
+        receiver.under_way += ["", kind]
+        receiver.told_of |= keys
+        return [command(b"CLIENT", b"CACHING", b"YES"), command(b"EXISTS", *keys)]
 
     def _names_of(self: Any, queues: tuple[str, ...], token: str) -> tuple[list[str], list[str]]:
         """What the script is given for these queues, in this order; remembered, since the order only rotates."""
@@ -190,9 +210,14 @@ class Receiving:
             lists = [keys.list(keys.list_name(queue, step)) for step in keys.priority_steps for queue in queues]
             fixed = [keys.unacked, keys.unacked_index, keys.received(token), keys.leases, keys.woken(token)]
             known = [*fixed, *map(keys.watch, queues), *map(keys.idle, queues), *lists], [unacked_suffix(queue) for queue in queues]
-            self.receiver.wakes_by |= {each.encode() for each in (keys.woken(token), *lists)}
             self.receiver.names = {**self.receiver.names, (queues, token): known} if len(self.receiver.names) < MAX_NAMES else {}
         return known  # type: ignore[no-any-return]
+
+    def _lists_of(self: Any, at: int) -> list[bytes]:
+        """The lists of one of the queues that were asked for."""
+        queues = self.receiver.queues
+        names, _ = self._names_of(tuple(queues), self.receiver.asked_as)
+        return [name.encode() for name in names[5 + 2 * len(queues) + at :: len(queues)]]
 
     def _turn(self: Any) -> int:
         """How many messages of one queue before it is the next one's turn: one, unless the app has given its queues an order."""
@@ -239,14 +264,31 @@ class Receiving:
     def _read(self: Any, connection: Any) -> None:
         """The reply that is under way, and pushes, until there are no more or one says that there is something to ask for."""
         if self._in_poll:
-            reply = connection.read_response()
-            self._in_poll = None
-            # Before the pushes behind it are looked at: each of them is news to a reply that found nothing.
-            self._take_in(reply)
+            self._read_answers(connection)
         else:
             connection.read_response(**self._as_push())
         while not self.receiver.is_woken and connection.can_read(0):
             connection.read_response(**self._as_push())
+
+    def _read_answers(self: Any, connection: Any) -> None:
+        """The answers that are under way. A batch is put in line before the pushes behind it are looked at: each is news to it."""
+        receiver, refused = self.receiver, None
+        while receiver.under_way:
+            kind = receiver.under_way.popleft()
+            try:
+                reply = connection.read_response()
+            except NoScriptError:
+                raise
+            except ResponseError as exc:
+                refused = exc
+                continue
+            if kind == "batch":
+                self._take_in(reply)
+            elif kind == "watched" and reply:
+                receiver.wake()
+        self._in_poll = None
+        if refused is not None:
+            raise refused
 
     def _as_push(self: Any) -> dict[str, bool]:
         """How redis-py is asked for what the server pushes; one that was not asked to push is read as any other."""
@@ -256,14 +298,17 @@ class Receiving:
         """Put the whole batch in line before any of it is handed over."""
         receiver: Receiver = self.receiver
         owner = receiver.owner
-        state, now_ms, look_ms = reply[0], int(reply[1]), int(reply[2])
+        state, now_ms, look_ms, watches = reply[0], int(reply[1]), int(reply[2]), reply[3]
         owner.saw_server_time(now_ms)
         if state != b"ok":
             self._lost_claim(state)
             return
         if receiver.asked_as == owner.token:
             owner.calls += 1
-        is_empty = len(reply) == 3  # noqa: PLR2004 - state, time, when to look: no message
+        is_empty = len(reply) == 4  # noqa: PLR2004 - state, time, when to look, what it watches: no message
+        receiver.watched = frozenset(each for at, flag in enumerate(watches) if flag == ord("1") for each in self._lists_of(at))
+        if not is_empty:
+            receiver.told_of &= {receiver.own}  # what this connection changes itself it is not told of, nor what changes next
         if receiver.is_tracking and look_ms:
             receiver.waits(look_ms)
         elif is_empty and not receiver.is_tracking:
@@ -271,7 +316,7 @@ class Receiving:
         else:
             receiver.found()
         base = 6 + 2 * len(receiver.queues)
-        for at in range(3, len(reply), 3):
+        for at in range(4, len(reply), 3):
             tag, index, raw = reply[at].decode(), int(reply[at + 1]), reply[at + 2]
             if index:
                 queue = receiver.queues[(index - base) % len(receiver.queues)]

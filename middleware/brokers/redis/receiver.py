@@ -51,8 +51,12 @@ class Receiver:
         self.handed_over = 0
         self.was_cut_short = False
         self.queues: list[str] = []
-        #: The keys that wake it: its lists, and its own.
-        self.wakes_by: frozenset[bytes] = frozenset()
+        #: The lists that it watches; what the server tells of, once, when it changes; and the key that others wake it by.
+        self.watched: frozenset[bytes] = frozenset()
+        self.told_of: frozenset[bytes] = frozenset()
+        self.own = b""
+        #: Of which commands the answers are under way, in their order.
+        self.under_way: deque[str] = deque()
         self.names: dict[tuple[tuple[str, ...], str], tuple[list[str], list[str]]] = {}
         self.is_tracking = True
         self._ask_at = 0.0
@@ -82,13 +86,21 @@ class Receiver:
         return max(self._rest_until - now, 0.0)
 
     def pushed(self, push: list[Any]) -> None:
-        """The server says that keys changed which the last askings looked at: ask now, where one that wakes us is among them.
-
-        The other keys that the script looks at (leases, above all) change once a second with every worker of the fleet.
-        """
-        changed = push[1]
-        if changed is None or not self.wakes_by.isdisjoint(changed):
+        """The server says that keys changed which this connection has looked at: ask now, where one that wakes us is among them."""
+        changed = frozenset(self.told_of if push[1] is None else push[1])
+        self.told_of -= changed
+        if self.own in changed or not self.watched.isdisjoint(changed):
             self.wake()
+
+    def connected(self) -> None:
+        """The connection is a new one: nothing is under way, and the server tells of nothing yet."""
+        self.under_way.clear()
+        self.told_of = frozenset()
+        self.wake()
+
+    def must_look(self) -> bool:
+        """Whether it watches lists that the server would not tell of."""
+        return not self.watched <= self.told_of
 
     def wake(self) -> None:
         """Something changed: ask now."""

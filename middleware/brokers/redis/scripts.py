@@ -78,7 +78,7 @@ class Script:
     def many(self, client: Redis, calls: Iterable[tuple[Sequence[str], Sequence[Any]]]) -> list[Any]:
         """Run it for each of these names and arguments, in one round trip; each has its answer, or its error as an exception."""
         replicas = getattr(client, "replicas", None)
-        commands = [_command(b"SCRIPT", b"LOAD", self.text.encode()), *(packed(self.sha, keys, args) for keys, args in calls)]
+        commands = [command(b"SCRIPT", b"LOAD", self.text.encode()), *(packed(self.sha, keys, args) for keys, args in calls)]
         if replicas is not None:
             commands.append(replicas.question)
         _, *answers = _answers(client, commands)
@@ -104,7 +104,8 @@ def _packed_names(sha: str, keys: tuple[str, ...]) -> bytes:
     return b"".join(b"$%d\r\n%b\r\n" % (len(value), value) for value in values)
 
 
-def _command(*words: bytes) -> bytes:
+def command(*words: bytes) -> bytes:
+    """A command as it goes over the wire."""
     return b"".join([b"*%d\r\n" % len(words), *(b"$%d\r\n%b\r\n" % (len(word), word) for word in words)])
 
 

@@ -35,7 +35,7 @@ def test_receive_takes_in_the_order_of_publication_and_holds_what_it_takes(bench
     bench.publish("a", "b", "c")
     answer = bench.receive(2)
     assert bench.bodies(answer) == ["a", "b"]
-    assert [answer[3], answer[6]] == [b"w:1", b"w:2"]
+    assert [answer[4], answer[7]] == [b"w:1", b"w:2"]
     assert bench.waiting() == ["c"]
     raw, exchange, queue = json.loads(bench.client.hget("unacked", "w:1"))
     assert (raw["body"], exchange, queue) == ("a", "", QUEUE)
@@ -102,7 +102,7 @@ def test_a_fenced_owner_is_given_nothing(bench: Bench) -> None:
 def test_garbage_is_received_as_bytes(bench: Bench) -> None:
     """The script never decodes, so what cannot be decoded does not stop it."""
     bench.client.lpush(QUEUE, b"\xff\x00{not json")
-    assert bench.receive(1)[5] == b"\xff\x00{not json"
+    assert bench.receive(1)[6] == b"\xff\x00{not json"
 
 
 def test_a_message_that_cannot_be_held_stays_in_its_list(bench: Bench) -> None:

@@ -44,21 +44,29 @@ class Owner:
         self.client: Any = Redis(connection_pool=OneConnection(UnixDomainSocketConnection, path=server.socket, protocol=3))
         self.connection: Any = self.client.connection_pool.one
         self.connection._parser.set_invalidation_push_handler(self._pushed)
-        self.client.execute_command("CLIENT", "TRACKING", "ON", "NOLOOP")
-        self.wakes_by = {bench.keys.woken(token).encode()}
+        self.client.execute_command("CLIENT", "TRACKING", "ON", "OPTIN", "NOLOOP")
+        self._look(bench.keys.woken(token))
 
     def _pushed(self, push: list[Any]) -> None:
-        self.pushes += any(key in self.wakes_by for key in push[1] or ())
+        self.pushes += len(push[1])
+
+    def _look(self, *keys: str) -> int:
+        """Have the server tell when one of these keys changes; how many there are."""
+        self.client.execute_command("CLIENT", "CACHING", "YES")
+        return int(self.client.exists(*keys))
 
     def ask(self, budget: int = 10, *, is_look: bool = False, queues: tuple[str, ...] = (QUEUE,)) -> tuple[list[str], int]:
         """The messages that it was given, and when it looks again; each message keeps a process busy."""
         self.calls, keys = self.calls + 1, self.bench.keys
-        self.wakes_by |= {keys.list(each).encode() for queue in queues for each in keys.list_names(queue)}
+        self._look(keys.woken(self.token))
         answer = self.bench.receive(
             budget, number=self.calls, token=self.token, queues=queues, free=self.free, is_look=is_look, client=self.client
         )
         bodies = self.bench.bodies(answer)
         self.free -= len(bodies)
+        watched = [queue for queue, flag in zip(queues, answer[3].decode(), strict=True) if flag == "1"]
+        if watched:
+            assert not self._look(*(keys.list(each) for queue in watched for each in keys.list_names(queue)))
         return bodies, int(answer[2])
 
     def was_woken(self) -> bool:

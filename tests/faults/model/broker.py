@@ -125,7 +125,7 @@ class Broker:
         fixed += [*map(keys.watch, queues), *map(keys.idle, queues)]
         lists = [keys.list(keys.list_name(queue, step)) for step in keys.priority_steps for queue in queues]
         args = [token, number, budget, room, len(queues), -1, 0, *map(unacked_suffix, queues), turn]
-        state, _, _, *batch = self._receive(self.client, [*fixed, *lists], args)
+        state, _, _, _, *batch = self._receive(self.client, [*fixed, *lists], args)
         raws = [raw if int(index) else split_unacked(raw)[0] for index, raw in zip(batch[1::3], batch[2::3], strict=True)]
         return state.decode(), {tag.decode(): raw for tag, raw in zip(batch[::3], raws, strict=True)}
 

@@ -6,29 +6,31 @@
 -- ARGV[5] Q, ARGV[6] how many processes of this owner are free (-1: it hears no pushes), ARGV[7] 1 where nobody woke it,
 -- ARGV[8 .. 7+Q] what follows the raw message in `unacked`, for each queue; ARGV[8+Q] how many messages of one queue before it is
 -- the next one's turn.
--- Returns {state, server time in ms, when to look again, then for each message: tag, index of its list, raw message}.
+-- Returns {state, server time in ms, when to look again, the queues it watches, then for each message: tag, index of its list, raw}.
 -- state: 'ok', or 'fenced' (the owner's lease is gone), or 'stale' (a call that was overtaken by a later one).
 -- When to look again: in so many ms; below zero where it should also ask when a process is free again; 0 where it is to ask on.
+-- The queues it watches: a text with a 1 for each that it does, and a 0 for each other.
 -- A repeated number returns the batch of that number again: a reply that was lost on its way is not a message lost.
 -- It never decodes: a message is bytes. Bound: ARGV[3] messages, ARGV[4] bytes and one message, and for each queue ten owners.
 -- Checked: a list of another type is left alone, and its error is returned where there was nothing else. A message that cannot be
 -- recorded as held is put back; that is so for the first one of a batch or for none, since all are recorded in the same two keys.
 --
--- One push wakes one worker. For each queue one owner, its watcher, has looked at the lists (LLEN), so that the server pushes a line
--- to its connection when one of them changes. The others wait in `idle`, the free ones first, each looking at its own `woken` key.
--- A watcher that becomes busy, or cannot take all there is, makes the first of them the watcher, and wakes it by writing its key.
--- A watcher whose lease has ended, or that does not come, has lost the watch: another one, the deputy, looks each second.
+-- One push wakes one worker. For each queue one owner, its watcher, looks at the lists behind this call (EXISTS, with tracking on),
+-- so that the server pushes a line to its connection when one of them changes. The others wait in `idle`, the free ones first, each
+-- of which has looked at its own `woken` key. A watcher that becomes busy, or cannot take all there is, makes the first of them the
+-- watcher, and wakes it by writing its key. A watcher whose lease has ended, or that does not come, has lost the watch: another one,
+-- the deputy, looks each second.
 -- uses: clock
 local token, number = ARGV[1], tonumber(ARGV[2])
 local now = now_ms()
-if redis.call('HEXISTS', KEYS[4], token) == 0 then return {'fenced', now, 0} end
+if redis.call('HEXISTS', KEYS[4], token) == 0 then return {'fenced', now, 0, ''} end
 
 local Q = tonumber(ARGV[5])
 local last = redis.call('HMGET', KEYS[3], 'number', 'first', 'next')
 local previous, next_tag = tonumber(last[1] or 0), tonumber(last[3] or 1)
 
 if previous == number then
-  local answer = {'ok', now, 0}
+  local answer = {'ok', now, 0, ''}
   for i = tonumber(last[2]), next_tag - 1 do
     local tag = token .. ':' .. i
     local value = redis.call('HGET', KEYS[1], tag)
@@ -40,10 +42,10 @@ if previous == number then
   end
   return answer
 end
-if number ~= previous + 1 then return {'stale', now, 0} end
+if number ~= previous + 1 then return {'stale', now, 0, ''} end
 
 local budget, room = tonumber(ARGV[3]), tonumber(ARGV[4])
-local answer, first, visible, refused = {'ok', now, 0}, next_tag, now / 1000 + 86400, nil
+local answer, first, visible, refused = {'ok', now, 0, ''}, next_tag, now / 1000 + 86400, nil
 local first_list = 5 + 2 * Q
 local lists, turn = #KEYS - first_list, tonumber(ARGV[8 + Q] or 1)
 for step = 0, lists / Q - 1 do
@@ -114,7 +116,8 @@ local function hand_on(key, owner, known)
   end
 end
 
--- What this owner is for a queue from now on: it watches, waits, or asks on. Returns when it looks again, as above.
+-- What this owner is for a queue from now on: it watches, waits, or asks on. Returns when it looks again, as above, and
+-- '1' where it watches.
 local function place_of(q)
   local key, idle = KEYS[5 + q], KEYS[5 + Q + q]
   local known = redis.call('HMGET', key, 'watcher', 'until', 'free', 'deputy', 'deputy_until')
@@ -124,7 +127,7 @@ local function place_of(q)
     local other = next_idle(idle, true)
     if other then hand_on(key, other, known) elseif is_mine then redis.call('HDEL', key, 'watcher') end
     redis.call('ZREM', idle, token)
-    return 0
+    return 0, '0'
   end
   local may_watch = not watcher or is_mine
   if free > 0 then
@@ -140,20 +143,19 @@ local function place_of(q)
     redis.call('ZREM', idle, token)
     watch(key, token, WATCH, free > 0 and 1 or 0)
     if known[4] == token then redis.call('HDEL', key, 'deputy') end
-    for step = 0, lists / Q - 1 do redis.call('LLEN', KEYS[first_list + step * Q + q]) end
-    return LOOK
+    return LOOK, '1'
   end
   redis.call('ZADD', idle, free > 0 and now or now + BUSY, token)
-  redis.call('GET', KEYS[5])
-  if free <= 0 then return -LOOK end
-  if known[4] and known[4] ~= token and tonumber(known[5]) > now then return LOOK end
+  if free <= 0 then return -LOOK, '0' end
+  if known[4] and known[4] ~= token and tonumber(known[5]) > now then return LOOK, '0' end
   redis.call('HSET', key, 'deputy', token, 'deputy_until', now + 3 * SECOND_LOOK)
-  return SECOND_LOOK
+  return SECOND_LOOK, '0'
 end
 
 for q = 1, Q do
-  local ok, look = pcall(place_of, q)
-  if not ok then look = SECOND_LOOK end -- keys of another type: everybody looks each second
+  local ok, look, watches = pcall(place_of, q)
+  if not ok then look, watches = SECOND_LOOK, '0' end -- keys of another type: everybody looks each second
+  answer[4] = answer[4] .. watches
   if look == 0 or answer[3] == 0 and q > 1 then
     answer[3] = 0
   elseif q == 1 then
