@@ -94,6 +94,13 @@ def _idle(workers: int, sides: tuple[str, ...]) -> Comparison:
     return Comparison(f"idle-{workers}", title, "benchmarks.idle:idle", sides, {"seconds": Amount(15, 3)}, {"workers": workers})
 
 
+def _fleet(workers: int) -> Comparison:
+    title = f"250 tasks a second for {workers} worker{'s' if workers > 1 else ''} of one process"
+    options = {"workers": workers, "per_second": 250}
+    aims = {"broker_us_per_task": 1.3, "idle_broker_processor": 1.5, "idle_broker_commands": 1.5}
+    return Comparison(f"fleet-{workers}", title, "benchmarks.fleet:fleet", TWO, {"seconds": Amount(15, 3)}, options, aims)
+
+
 def _delays(name: str, title: str, sides: tuple[str, ...], tasks: int, per_second: int) -> Comparison:
     amounts = {"tasks": Amount(tasks, 50)}
     return Comparison(name, title, "benchmarks.delays:lateness", sides, amounts, {"per_second": per_second}, {"late_p99": 1.0})
@@ -214,6 +221,9 @@ COMPARISONS: Mapping[str, Comparison] = {
             "benchmarks.broker_bytes:broker_bytes",
             amounts={"tasks": Amount(10_000, 500)},
         ),
+        _fleet(1),
+        _fleet(16),
+        _fleet(64),
         _idle(1, FOUR),
         _idle(10, FOUR),
         _idle(100, TWO),

@@ -142,9 +142,9 @@ def test_a_batch_that_is_asked_for_again_knows_where_it_came_from(any_server: Se
     keys, receiver = desk.keys, channel.receiver
     receiver.queues, receiver.asked_as = [QUEUE], owner.token
     names, suffixes = channel._names_of((QUEUE,), owner.token)  # what the poller does
-    args = [owner.token, 1, 10, 10**6, 1, 16, 10_000, *suffixes, 1]
+    args = [owner.token, 1, 10, 10**6, 1, 1, 0, *suffixes, 1]
     lost, again = (Script("receive")(desk.client, names, args) for _ in range(2))
-    assert (int(lost[4]) > 0, again[4]) == (True, 0)
+    assert (int(lost[5]) > 0, again[5]) == (True, 0)
     channel._take_in(again)
     (held,) = receiver.pending
     assert (held.list_name, owner.calls) == (keys.list_name(QUEUE, priority), 1)

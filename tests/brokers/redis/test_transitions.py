@@ -136,7 +136,7 @@ def test_release_restores_the_order(bench: Bench) -> None:
     """What was not run is taken next again, as it was."""
     bench.publish("a", "b", "c")
     answer = bench.receive(2)
-    held = [Held(answer[at].decode(), QUEUE, QUEUE, answer[at + 2], 0) for at in (3, 6)]
+    held = [Held(answer[at].decode(), QUEUE, QUEUE, answer[at + 2], 0) for at in (4, 7)]
     assert bench.transport.release(held) == 2
     assert bench.waiting() == ["a", "b", "c"]
     assert bench.transport.release(held) == 0
