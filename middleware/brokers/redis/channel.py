@@ -34,7 +34,7 @@ from .receiver import FIRST_POLL, MAX_POLL, REST, Receiver
 from .scripts import command, packed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Set
+    from collections.abc import Callable
 
     from .owner import Owner
 
@@ -186,7 +186,7 @@ class Receiving:
         commands = [packed(receiver.script.sha, names, args)]
         receiver.own = names[4].encode()
         if receiver.is_tracking and receiver.own not in receiver.told_of:  # before it waits: from then on it may be woken
-            commands = [*self._looks({receiver.own}, "own"), *commands]
+            commands = [*self._looks(frozenset((receiver.own,)), "own"), *commands]
         receiver.under_way.append("batch")
         self._send(commands)
 
@@ -195,7 +195,7 @@ class Receiving:
         self._brpop_sent_at = time.monotonic()
         self._in_poll.send_packed_command([b"".join(commands)])
 
-    def _looks(self: Any, keys: Set[bytes], kind: str) -> list[bytes]:
+    def _looks(self: Any, keys: frozenset[bytes], kind: str) -> list[bytes]:
         """What has the server tell of these keys, once, when one of them changes, and say whether there is one now."""
         receiver: Receiver = self.receiver
         receiver.under_way += ["", kind]
