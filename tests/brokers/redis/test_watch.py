@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from redis import Connection, ConnectionPool, Redis, UnixDomainSocketConnection
+from redis import ConnectionPool, Redis, UnixDomainSocketConnection
 
 from tests.support.bench import QUEUE, Bench
 from tests.support.running import until
@@ -22,9 +22,9 @@ LOOK, SECOND_LOOK = 5000, 1000
 class OneConnection(ConnectionPool):
     """A pool of one connection, on which pushes may wait."""
 
-    def __init__(self, kind: type[Connection], **kwargs: Any) -> None:
-        super().__init__(kind, **kwargs)
-        self.one = self.make_connection()
+    def __init__(self, path: str) -> None:
+        super().__init__(UnixDomainSocketConnection, path=path, protocol=3)
+        self.one: Any = self.make_connection()
         self.one.connect()
 
     def get_connection(self, *_: Any, **__: Any) -> Any:
@@ -41,9 +41,9 @@ class Owner:
     def __init__(self, bench: Bench, server: Server, token: str, processes: int = 1) -> None:
         self.bench, self.token, self.free, self.calls, self.pushes = bench, token, processes, 0, 0
         bench.transport.leases.register(token, {})
-        self.client: Any = Redis(connection_pool=OneConnection(UnixDomainSocketConnection, path=server.socket, protocol=3))
-        self.connection: Any = self.client.connection_pool.one
-        self.connection._parser.set_invalidation_push_handler(self._pushed)
+        pool = OneConnection(server.socket)
+        self.client: Any = Redis(connection_pool=pool)
+        pool.one._parser.set_invalidation_push_handler(self._pushed)
         self.client.execute_command("CLIENT", "TRACKING", "ON", "OPTIN", "NOLOOP")
         self._look(bench.keys.woken(token))
 
