@@ -70,6 +70,7 @@ def found_letter(asked: Asked, name: str, task_id: str) -> tuple[int | None, Let
         msg = f"the last look into {name!r} saw no letter of task {task_id}: look again, or use `redelivery dlq show {name} --id`"
         raise InputError(msg)
     near = at_place(asked.transport, name, task_id, asked.number("at"))
+    near = near or at_place(asked.transport, name, task_id, 0)  # the oldest are what a dry run shows
     if near:
         return near[0]
     found = browsed(

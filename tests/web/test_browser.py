@@ -1,0 +1,91 @@
+"""The page in a real Chromium: the way from a cause to its redrive, live figures, and what axe-core says of each screen."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.browser import Browser, browser
+from tests.support.desk import LETTERS, task_message
+from tests.support.web_page import TOKEN
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.support.desk import Desk
+    from tests.support.web_page import WebPage
+
+__all__ = ["browser"]
+
+AXE = Path(sys.prefix) / "stubs" / "axe_playwright_python" / "axe.min.js"
+SCREENS = ("/", "/causes", "/letters", "/delayed", "/task", "/queues", "/queue?name=orders", "/workers", "/operations", "/books")
+
+
+def click(browser: Browser, selector: str, text: str = "") -> None:
+    """Click the first element of this kind that has this text, and wait until another document is there."""
+    browser.ask("window.before = true")
+    browser.ask(f"[...document.querySelectorAll({selector!r})].find(each => each.textContent.includes({text!r})).click()")
+    browser.await_("!window.before && document.readyState === 'complete'")
+
+
+def test_from_a_cause_to_its_redrive(browser: Browser, open_page: Callable[..., WebPage], desk: Desk) -> None:
+    """See the cause, open a dead letter, have a dry run, begin the redrive; no other host is asked, and nothing is logged."""
+    for number in range(3):
+        desk.die(task_message(task="shop.charge"), exception="shop.CardRefused", said=f"card {number} was refused")
+    desk.die(fingerprint="f-other")
+    page = open_page("--allow", "redrive", "--as", "ada")
+    shown = browser.open(f"{page.address}/login?token={TOKEN}")
+    assert browser.ask("location.pathname + location.search") == "/"
+    click(browser, "nav a", "Causes")
+    click(browser, "td.n a", "3")
+    assert browser.ask("document.querySelectorAll('table.letters tbody tr').length") == 3
+    click(browser, "table.letters a")
+    assert "card 2 was refused" in browser.ask("document.body.innerText")
+    click(browser, "a", "all of this cause")
+    browser.ask("document.querySelector('input[name=canary]').value = '1'")
+    click(browser, "form.act button", "Dry run")
+    assert "3 letters of 4 would go. Nothing was changed." in browser.ask("document.body.innerText")
+    click(browser, "form.act button", "Redrive 3 letters")
+    assert browser.ask("document.querySelector('h1').innerText").startswith(f"Redrive of {LETTERS}")
+    assert "ada" in browser.ask("document.body.innerText")
+    assert shown.logged == []
+    assert all(each.startswith(page.address) for each in shown.requested)
+
+
+def test_figures_are_live(browser: Browser, page: WebPage, desk: Desk) -> None:
+    """What dies while the page is open is on it, and a broker that goes away is said."""
+    browser.open(f"{page.address}/login?token={TOKEN}")
+    assert browser.ask("document.querySelector('[data-figure=letters]').textContent") == "0"
+    desk.die()
+    browser.await_("document.querySelector('[data-figure=letters]').textContent === '1'")
+    desk.server.kill()
+    browser.await_("!document.getElementById('broker').hidden && document.getElementById('broker').textContent.includes('broker')")
+    desk.server.start()
+    browser.await_("document.getElementById('broker').hidden")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing_and_nothing_is_wider_than_the_window(
+    browser: Browser, open_page: Callable[..., WebPage], desk: Desk, scheme: str
+) -> None:
+    """Of each screen, with something in it, at 390 and 1280 pixels."""
+    desk.publish()
+    desk.hold()
+    desk.delay(task_message())
+    task_id = desk.die(task_message(task="shop.charge"), exception="shop.CardRefused", said="refused " * 40)
+    desk.die()
+    page = open_page("--allow", "all")
+    browser.open(f"{page.address}/login?token={TOKEN}")
+    preview = f"/operations/preview?kind=redrive&queue={LETTERS}"
+    for path in (*SCREENS, f"/letter?queue={LETTERS}&id={task_id}", f"/task?id={task_id}", preview, "/nowhere"):
+        for width in (390, 1280):
+            browser.open(page.address + path, width=width, scheme=scheme)
+            assert browser.ask("document.documentElement.scrollWidth <= innerWidth"), (path, width)
+        browser.ask(AXE.read_text(encoding="utf-8") + "; 0")
+        found = browser.ask(
+            "axe.run().then(each => each.violations.map(one => [one.id, one.nodes.map(node => node.html.slice(0, 200))]))"
+        )
+        assert found == [], path

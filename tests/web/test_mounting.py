@@ -1,0 +1,159 @@
+"""The page inside another application: under any path, by its login, in ASGI and WSGI."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import re
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import pytest
+from a2wsgi import ASGIMiddleware
+from fastapi import FastAPI
+from starlette.applications import Starlette
+from starlette.routing import Mount
+
+from redelivery.errors import ConfigurationError
+from redelivery.web import User, asgi_app, wsgi_app
+from tests.support.desk import LETTERS, Desk
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from starlette.requests import Request
+
+USERS = {
+    "ada": User("ada", "all"),
+    "bob": User("bob", {"redrive": ["DLQ.mail"], "cancel": ["*"]}),
+    "eve": User("eve"),
+}
+
+
+def by_header(request: Request) -> User | None:
+    """The login of these tests' application."""
+    return USERS.get(request.headers.get("x-user", ""))
+
+
+def asked(app: Any, path: str, user: str = "ada", **options: Any) -> httpx.Response:
+    """One request of an ASGI application."""
+
+    async def ask() -> httpx.Response:
+        transport = httpx.ASGITransport(app=app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://host") as client:
+            return await client.request(
+                options.pop("method", "GET"), path, headers={"x-user": user, **options.pop("headers", {})}, **options
+            )
+
+    return asyncio.run(ask())
+
+
+def linked(text: str) -> list[str]:
+    """All addresses in a page."""
+    return re.findall(r'(?:href|src|action|data-live)="([^"]*)"', text)
+
+
+@pytest.mark.parametrize("path", ["/ops", "/deep/down/here", "/with space"])
+def test_every_link_keeps_the_path_that_it_is_mounted_under(desk: Desk, path: str) -> None:
+    """In FastAPI and in Starlette, one inside the other."""
+    desk.die()
+    page = asgi_app(desk.app, user=by_header)
+    api = FastAPI()
+    api.mount(path, page)
+    quoted = path.replace(" ", "%20")
+    for app, begin in ((api, quoted), (Starlette(routes=[Mount("/outer", api)]), f"/outer{quoted}")):
+        answer = asked(app, f"{begin}/letters?queue={LETTERS}")
+        assert answer.status_code == 200
+        links = [each for each in linked(answer.text) if not each.startswith("#")]
+        assert len(links) > 10
+        assert all(each.startswith(f"{begin}/") for each in links), links
+        assert asked(app, f"{begin}/static/page.css").status_code == 200
+        assert f"Path={begin}" in answer.headers["set-cookie"]
+
+
+def test_flask_and_django_mount_it_as_wsgi(desk: Desk) -> None:
+    """By `SCRIPT_NAME`, as each of them hands a part of its addresses on."""
+    desk.die()
+    page = wsgi_app(desk.app, user=by_header)
+    status, headers, text = wsgi(page, "/letters", f"queue={LETTERS}")
+    assert status.startswith("200")
+    assert all(each.startswith("/ops/") for each in linked(text) if not each.startswith("#"))
+    assert "data-live" not in text
+    assert wsgi(page, "/live", "")[0].startswith("204")
+    assert "frame-ancestors 'none'" in dict(headers)["content-security-policy"]
+    assert wsgi(page, "/", "", user="nobody")[0].startswith("401")
+    assert wsgi(ASGIMiddleware(asgi_app(desk.app, user=by_header)), "/live", "")[0].startswith("204")
+
+
+def wsgi(app: Callable[..., Any], path: str, query: str, user: str = "ada") -> tuple[str, list[tuple[str, str]], str]:
+    """One request of a WSGI application that is mounted under /ops."""
+    said: list[Any] = []
+    environ = {
+        "REQUEST_METHOD": "GET",
+        "SCRIPT_NAME": "/ops",
+        "PATH_INFO": path,
+        "QUERY_STRING": query,
+        "SERVER_NAME": "host",
+        "SERVER_PORT": "80",
+        "SERVER_PROTOCOL": "HTTP/1.1",
+        "HTTP_HOST": "host",
+        "HTTP_X_USER": user,
+        "wsgi.url_scheme": "http",
+        "wsgi.input": io.BytesIO(),
+        "wsgi.errors": io.StringIO(),
+        "wsgi.version": (1, 0),
+        "wsgi.multithread": True,
+        "wsgi.multiprocess": False,
+        "wsgi.run_once": False,
+    }
+
+    def start(status: str, headers: list[tuple[str, str]], exc_info: Any = None) -> None:  # noqa: ARG001 - WSGI's signature
+        said[:] = [status, headers]
+
+    body = app(environ, start)
+    text = b"".join(body).decode()
+    if hasattr(body, "close"):
+        body.close()
+    return said[0], said[1], text
+
+
+def test_rights_are_for_each_action_and_each_queue(desk: Desk) -> None:
+    """What the login allows, within what the page allows."""
+    task_id = desk.die()
+    page = asgi_app(desk.app, user=by_header, allow=["redrive", "cancel"])
+    letter = f"/letter?queue={LETTERS}&id={task_id}"
+    assert "Redrive to" in asked(page, letter, "ada").text
+    assert "Change it first" not in asked(page, letter, "ada").text
+    for user in ("bob", "eve"):
+        assert "Redrive to" not in asked(page, letter, user).text
+        assert asked(page, f"/operations/preview?kind=redrive&queue={LETTERS}", user).status_code == 403
+    assert asked(page, "/", "mallory").status_code == 401
+
+
+def test_a_coroutine_may_be_the_login_and_its_answer_is_checked(desk: Desk) -> None:
+    """A user, or nobody; whatever else it gives is no login."""
+
+    async def later(request: Request) -> User | None:
+        return by_header(request)
+
+    assert asked(asgi_app(desk.app, user=later), "/", "ada").status_code == 200
+    assert asked(asgi_app(desk.app, user=later), "/", "").status_code == 401
+    wrong: Any = lambda _: "ada"  # noqa: E731 - as a user may write it
+    with pytest.raises(ConfigurationError, match=r"must give redelivery\.web\.User"):
+        asked(asgi_app(desk.app, user=wrong), "/")
+
+
+def test_a_page_without_a_login_is_refused(desk: Desk) -> None:
+    """So is one with two, a token that can be guessed, a right that there is not, and an app without redelivery."""
+    from celery import Celery  # noqa: PLC0415
+
+    with pytest.raises(ConfigurationError, match="who may see this page"):
+        asgi_app(desk.app)
+    with pytest.raises(ConfigurationError, match="who may see this page"):
+        asgi_app(desk.app, user=by_header, token="x" * 20)
+    with pytest.raises(ConfigurationError, match="16 characters"):
+        asgi_app(desk.app, token="short")
+    with pytest.raises(ConfigurationError, match="no action 'redrve'; did you mean 'redrive'"):
+        asgi_app(desk.app, user=by_header, allow=["redrve"])
+    with pytest.raises(ConfigurationError, match="has no redelivery"):
+        asgi_app(Celery("plain"), user=by_header)
