@@ -137,9 +137,9 @@ class Browser:
             raise AssertionError(answer["exceptionDetails"])
         return answer["result"].get("value")
 
-    def picture(self, path: Path) -> None:
-        """The whole page as it is drawn, as a PNG."""
-        answer = self._tell("Page.captureScreenshot", captureBeyondViewport=True)
+    def picture(self, path: Path, *, is_whole: bool = True) -> None:
+        """The whole page as it is drawn, or what of it is in the window, as a PNG."""
+        answer = self._tell("Page.captureScreenshot", captureBeyondViewport=is_whole)
         path.write_bytes(base64.b64decode(answer["data"]))
 
     def _tell(self, method: str, **parameters: Any) -> Any:

@@ -85,6 +85,7 @@ SCREENS: Mapping[str, str] = {
     "outcomes-tail": "-A shop outcomes tail",
     "policy-explain": "-A shop policy explain --queue orders --task shop.payments.charge_card",
     "reconcile": "reconcile --outcomes outcomes --inventory inventory --output books",
+    "web": "web --help",
     "task-show": "-A shop task show 3f2a9c1e",
     "error-ambiguous-id": "-A shop task show 3f2a9c",
     "error-app": "dlq list",

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 def redrive_one(transport: Transitions, name: str, letter: Letter, *, actor: str, why: str = "", edit: Edit | None = None) -> str:
     """Send a letter back; the queue that it went to. Raises `InputError` where it has left, `RedriveError` where it cannot go."""
     if Capability.BROWSE_LETTERS_UNMARKED in transport.capabilities:
-        move = returned(letter, Homes(transport, name), edit)
+        move = returned(letter, Homes(transport, name), edit, actor)
         (answer,) = needed(broker_of(transport).letters).redrive_many(name, [move.parts])
         if isinstance(answer, Exception):
             raise answer
