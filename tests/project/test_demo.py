@@ -12,11 +12,13 @@ import shutil
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import pytest
 from webhooks.rabbit_node import MISSING, is_installed
 
 from tests.support.running import ROOT
+from tests.support.web_page import Visitor
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -49,6 +51,29 @@ def test_the_demo_on_rabbitmq_names_the_message_that_was_deleted_and_no_other() 
         assert "SIGKILL to the whole worker" in done.stderr
     finally:
         shutil.rmtree(account["outputs"], ignore_errors=True)
+
+
+@pytest.mark.full
+@pytest.mark.slow
+def test_the_demo_ends_with_the_page_of_what_it_did() -> None:
+    """The books on it are those of the run; a signal ends the page, the broker and the demo."""
+    command = [sys.executable, "examples/webhooks/run.py", "--count", "40", "--web"]
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        lines = []
+        for line in process.stdout:
+            lines.append(line)
+            if line.startswith("redelivery web: "):
+                break
+        address = urlsplit(lines[-1].split()[-1])
+        visitor = Visitor(address.port or 0)
+        assert visitor.get(f"{address.path}?{address.query}").status == 303, lines
+        assert "The books balance" in visitor.get("/books").read
+        assert visitor.get("/letters").status == 200
+        process.terminate()
+        assert process.wait(60) in {0, 130}
+    [outputs] = {line.split()[-1] for line in lines if ".demo/" in line}
+    shutil.rmtree(outputs, ignore_errors=True)
 
 
 def test_the_demo_says_what_to_install_where_there_is_no_rabbitmq(tmp_path: Path) -> None:

@@ -82,7 +82,8 @@ def test_flask_and_django_mount_it_as_wsgi(desk: Desk) -> None:
     assert wsgi(page, "/live", "")[0].startswith("204")
     assert "frame-ancestors 'none'" in dict(headers)["content-security-policy"]
     assert wsgi(page, "/", "", user="nobody")[0].startswith("401")
-    assert wsgi(ASGIMiddleware(asgi_app(desk.app, user=by_header)), "/live", "")[0].startswith("204")
+    inner: Any = asgi_app(desk.app, user=by_header)
+    assert wsgi(ASGIMiddleware(inner), "/live", "")[0].startswith("204")
 
 
 def wsgi(app: Callable[..., Any], path: str, query: str, user: str = "ada") -> tuple[str, list[tuple[str, str]], str]:

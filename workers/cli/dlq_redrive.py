@@ -24,7 +24,7 @@ from ..operations.letters.guard import Guard
 from ..operations.letters.redrive import Edit, Redrive, redrive
 from ..operations.operation import Kind, Options, begin, canary_wait_of
 from ..operations.queues import declare, require_queue
-from ..operations.words import counted, rate_of
+from ..operations.words import counted, rate_of, share_of
 from .acting import acting, detaching
 from .choosing import choosing, require_choice, require_tasks
 from .context import Context, json_option, pass_context
@@ -56,15 +56,10 @@ class _Share(click.ParamType[float]):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         """Read it. Raises click's usage error."""
-        if isinstance(value, float):
-            return value
         try:
-            share = float(str(value).removesuffix("%")) / 100
-        except ValueError:
-            share = 0.0
-        if not 0 < share <= 1:
-            self.fail(f"{value!r} is no share: write 5% or 0.5%", param, ctx)
-        return share
+            return value if isinstance(value, float) else share_of(str(value))
+        except InputError as exc:
+            self.fail(str(exc), param, ctx)
 
 
 class _Rate(click.ParamType[float]):

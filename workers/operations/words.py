@@ -91,3 +91,15 @@ def rate_of(text: str) -> float:
         msg = f"{text!r} is no rate: write 50/s, 600/m or 1000/h"
         raise InputError(msg)
     return rate
+
+
+def share_of(text: str) -> float:
+    """A part of all, in percent: `5%`, `0.5%`. Raises `InputError`."""
+    try:
+        share = float(text.removesuffix("%")) / 100
+    except ValueError:
+        share = 0.0
+    if not 0 < share <= 1:
+        msg = f"{text!r} is no share: write 5% or 0.5%"
+        raise InputError(msg)
+    return share

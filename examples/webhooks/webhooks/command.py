@@ -50,6 +50,18 @@ class Command:
         places = ("--outcomes", str(self.outcomes), "--inventory", str(self.inventory), "--output", str(self.books))
         return self._run("reconcile", *places, "--grace", "0", accepted=(0, 1)).returncode
 
+    def web(self) -> None:
+        """Serve the operator's page, with the exported events and the books, until somebody ends it."""
+        words = ("-A", "webhooks.app", "web", "--port", "0", "--allow", "all", "--books", str(self.books))
+        command = [sys.executable, "-m", "redelivery", *words]
+        environment = self.environment | {"REDELIVERY_OUTCOME_ARCHIVE": str(self.outcomes)}
+        with subprocess.Popen(command, cwd=HOME, env=environment, stdin=subprocess.DEVNULL) as page:
+            try:
+                page.wait()
+            except BaseException:
+                page.terminate()
+                raise
+
     @property
     def outcomes(self) -> Path:
         """Where the exported outcome events lie."""

@@ -19,7 +19,7 @@ import signal
 import sys
 import time
 import urllib.request
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from random import Random
@@ -70,8 +70,14 @@ def main(arguments: list[str] | None = None) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):  # SIGINT, too: a shell without job control has its children ignore it
         signal.signal(number, _interrupt)
     progress = report.Progress(sys.stderr if options.json else sys.stdout)
+    with ExitStack() as stack:
+        return _shown(options, progress, stack)
+
+
+def _shown(options: argparse.Namespace, progress: report.Progress, stack: ExitStack) -> int:
+    """Run, print what came of it, and offer the page where that was asked for; the exit code."""
     try:
-        account, balanced, outputs = _run(options, progress)
+        account, balanced, stage = _run(options, progress, stack)
     except KeyboardInterrupt:
         progress.say("interrupted; the broker and the worker are stopped")
         return 130
@@ -79,15 +85,20 @@ def main(arguments: list[str] | None = None) -> int:
         progress.say(f"the demo could not run: {exc}")
         return 2
     show = report.as_json if options.json else report.table
-    print(show(account, balanced=balanced, seconds=progress.seconds, outputs=outputs))
+    print(show(account, balanced=balanced, seconds=progress.seconds, outputs=stage.outputs), flush=True)
+    if options.web:
+        progress.say("the page of all this; Ctrl-C ends it, and the broker")
+        with suppress(KeyboardInterrupt):
+            stage.command.web()
     return 0 if (balanced or account.only_doubled) and account.lost == 0 and not account.disagreements else 1
 
 
-def _run(options: argparse.Namespace, progress: report.Progress) -> tuple[Account, bool, Path]:
+def _run(options: argparse.Namespace, progress: report.Progress, outer: ExitStack) -> tuple[Account, bool, Stage]:
+    """The whole demo; with `--web` the broker stays until the outer stack is closed."""
     with ExitStack() as stack:
         broker = private_broker(options.broker, QUEUE)
         progress.say(f"starting a private {broker.title}")
-        stage = _set(options, progress, stack.enter_context(broker), stack)
+        stage = _set(options, progress, (outer if options.web else stack).enter_context(broker), stack)
         outputs = stage.outputs
         if options.sabotage:
             progress.say(f"sabotage: {stage.broker.delete_one()} was deleted from the queue behind everybody's back")
@@ -106,7 +117,7 @@ def _run(options: argparse.Namespace, progress: report.Progress) -> tuple[Accoun
     events, verdicts = _rows(stage.command.outcomes), _rows(stage.command.books / "verdicts")
     may_repeat = stage.broker.may_repeat and not summary["gaps"]
     account = balance(stage.webhooks, events, verdicts, lines, may_repeat=may_repeat)
-    return account, bool(summary["balanced"]) and code == 0, outputs
+    return account, bool(summary["balanced"]) and code == 0, stage
 
 
 def _set(options: argparse.Namespace, progress: report.Progress, broker: Broker, stack: ExitStack) -> Stage:
@@ -221,6 +232,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=7, help="decides who fails, and how (7)")
     parser.add_argument("--json", action="store_true", help="one JSON object on standard output; the rest goes to standard error")
     parser.add_argument("--sabotage", action="store_true", help="delete one message behind everybody's back: must end with 1")
+    parser.add_argument("--web", action="store_true", help="end with the operator's page of what was just done")
     return parser.parse_args(arguments)
 
 

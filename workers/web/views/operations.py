@@ -11,7 +11,7 @@ from ...operations.audit import entries
 from ...operations.letters import dead_letters
 from ...operations.operation import NOT_HERE, Kind, Operation, Options, abort, begin, found, is_kept, listed, pause, resume
 from ...operations.preview import preview
-from ...operations.words import rate_of, seconds
+from ...operations.words import rate_of, seconds, share_of
 from ..asked import Go, Shown
 from .letters import Choice, choice_of
 
@@ -113,7 +113,7 @@ def _given(asked: Asked, kind: Kind, choice: Choice) -> list[tuple[str, str]]:
         pairs += [(name.replace("_", "-"), each) for each in (value if isinstance(value, tuple) else (value,)) if each]
     if not choice.has_filter:
         pairs.append(("all", "1"))
-    said = {name: asked.first(name) for name in (*_COUNTS, *_TEXTS, "create", "rate", "canary_wait")}
+    said = {name: asked.first(name) for name in (*_COUNTS, *_TEXTS, "create", "rate", "canary_wait", "abort_share")}
     return [*pairs, *((name, value) for name, value in said.items() if value)]
 
 
@@ -150,6 +150,7 @@ def options_of(asked: Asked) -> Options:
     said |= {name: asked.first(name) or None for name in _TEXTS}
     said["create"] = asked.first("create") == "1"
     said["rate"] = rate_of(asked.first("rate")) if asked.first("rate") else None
+    said["abort_share"] = share_of(asked.first("abort_share")) if asked.first("abort_share") else None
     wait = asked.first("canary_wait")
     said["canary_wait"] = seconds(wait) if wait else None
     return Options.from_dict({name: value for name, value in said.items() if value not in (None, False)})
