@@ -1,8 +1,7 @@
 """Many messages of the delay store at once: cancelled, as `delayed cancel` cancels one.
 
-Enters: a queue or all, and a filter of ids and tasks. Leaves: counts. A dead letter that waits for its queue or its handler is
-left, and counted by its reason. Limits: a message says nothing of when it began to wait, so one that begins to wait
-while this goes on may be among those that are taken.
+A dead letter that waits for its queue or its handler is left, and counted by its reason. Limits: a message says nothing of when it
+began to wait, so one that begins to wait while this goes on may be among those that are taken.
 """
 
 from __future__ import annotations

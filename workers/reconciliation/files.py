@@ -132,11 +132,6 @@ class Files:
             system.delete(to_path, False)  # noqa: FBT003 - Hadoop's `recursive`
             self.rename(source, target)
 
-    def make_folder(self, uri: str) -> None:
-        """Make a folder and those above it."""
-        path, system = self._open(uri)
-        system.mkdirs(path)
-
     def remove(self, uri: str) -> None:
         """Remove a file or folder with all that is in it; nothing happens where there is none."""
         path, system = self._open(uri)

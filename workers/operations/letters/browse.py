@@ -1,8 +1,8 @@
 """Pages of a dead-letter queue for somebody who reads: the newest letters first, a bounded piece at a time, whatever its size.
 
-Enters: a queue, a filter, and the place to go on from. Leaves: the letters that pass, and where the next page begins. A page is
-full, or the queue is at its end, or so many letters were looked at, or so much time has passed: then the next page goes on from
-there. A place counts from the oldest letter, so that what dies meanwhile moves no page; what leaves the queue moves it by as many.
+A page is full, or the queue is at its end, or so many letters were looked at, or so much time has passed: then the next page goes
+on from there. A place counts from the oldest letter, so that what dies meanwhile moves no page; what leaves the queue moves it by
+as many.
 
 On RabbitMQ a look takes letters and gives them back, and marks them: `looked` takes a bounded number, and only when it is told to.
 """
