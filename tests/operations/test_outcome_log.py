@@ -10,7 +10,7 @@ import pytest
 from redis import Redis
 from structlog.testing import capture_logs
 
-from redelivery.workers.brokers.redis.outcome_log import bound, follow
+from redelivery.workers.brokers.redis.outcome_log import bound, follow, newest_id
 from tests.support.recorded import KEYS, record, text
 
 if TYPE_CHECKING:
@@ -147,7 +147,7 @@ def test_following_from_now_on_leaves_out_what_is_there(server: Server) -> None:
     """Nothing that is recorded between two questions is missed."""
     client = server.client
     record(client, 5)
-    followed = follow(client, KEYS.outcomes, block_ms=10)
+    followed = follow(client, KEYS.outcomes, newest_id(client, KEYS.outcomes), block_ms=10)
     adder = threading.Timer(0.1, record, (server.client, 1), {"task": "new"})
     adder.start()
     assert next(followed).task == "new"

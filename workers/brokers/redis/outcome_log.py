@@ -36,8 +36,8 @@ LEAVE = 0.9
 FILLING = 0.8
 #: From this part of the cap on, every block is measured. Below, a sample is near enough: a block is 4 KiB, whatever is in it.
 EXACT = 0.3
-#: Entries of one answer.
-PAGE = 500
+#: Entries of one answer, and how long a follower waits for it: less than the client's socket time-out.
+PAGE, BLOCK_MS = 500, 1000
 
 _BOUND, _LEAD = Script("bound"), Script("lead")
 
@@ -66,15 +66,12 @@ def bound(client: Redis, keys: Keys, max_bytes: int) -> Bounded:
     return Bounded(bytes=after, cap=max_bytes, removed=removed)
 
 
-def follow(client: Redis, stream: str, from_id: str = "$", block_ms: int = 1000) -> Iterator[Event]:
-    """Events after `from_id` (`0`: from the oldest on; `$`: from now on) as they are recorded, without end.
+def follow(client: Redis, stream: str, from_id: str, block_ms: int = BLOCK_MS) -> Iterator[Event]:
+    """Events after `from_id` as they are recorded, without end.
 
-    The server is asked anew every `block_ms` milliseconds: keep that below the client's socket time-out. What is trimmed before
-    it was read is left out; what is not ours is logged and left out.
+    What is trimmed before it was read is left out; what is not ours is logged and left out.
     """
     while True:
-        if from_id == "$":
-            from_id = newest_id(client, stream)
         read, from_id = read_on(client, stream, from_id, block_ms=block_ms)
         for entry in read:
             if isinstance(entry, Event):
@@ -85,24 +82,19 @@ def follow(client: Redis, stream: str, from_id: str = "$", block_ms: int = 1000)
 
 def read_on(client: Redis, stream: str, from_id: str, *, block_ms: int | None = None) -> tuple[list[Event | Refused], str]:
     """The next entries behind `from_id`, at most `PAGE`, and the id to read on from; with `block_ms` it waits for the first."""
-    answer: Any = client.xread({stream: from_id}, count=PAGE, block=block_ms)
-    read: list[Event | Refused] = []
-    for raw in _entries(answer):
-        read += decoded(raw)
-        from_id = _text(raw[-1][0])
-    return read, from_id
+    raw = _entries(client.xread({stream: from_id}, count=PAGE, block=block_ms))
+    return list(decoded(raw)), _text(raw[-1][0]) if raw else from_id
 
 
-def _entries(answer: Any) -> Iterator[list[tuple[Any, Mapping[Any, Any]]]]:
+def _entries(answer: Any) -> list[tuple[Any, Mapping[Any, Any]]]:
     """The entries of the one stream that XREAD was asked for: RESP2 answers with a list of streams, RESP3 with a mapping."""
     if not answer:
-        return
+        return []
     [found] = answer.values() if isinstance(answer, dict) else [entries for _, entries in answer]
     # Under RESP3 some versions of redis-py wrap the entries once more.
     if found and isinstance(found[0], list):
         [found] = found
-    if found:
-        yield found
+    return list(found)
 
 
 def newest_id(client: Redis, stream: str) -> str:
