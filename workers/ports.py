@@ -53,31 +53,24 @@ class DelayStore(Protocol):
 
     def totals(self) -> dict[str, int]:
         """How many messages wait for each queue; queues without one are left out."""
-        ...
 
     def soonest(self, limit: int, queue: str | None = None) -> list[Delayed]:
         """The `limit` messages that are due first, of one queue or of all."""
-        ...
 
     def pages(self, queue: str | None = None) -> Iterator[list[Delayed]]:
         """All that waits, of one queue or of all, in pages; what is cancelled meanwhile hides none of the others."""
-        ...
 
     def of_task(self, task_id: str) -> list[Delayed]:
         """The waiting messages of one task."""
-        ...
 
     def ids_like(self, given: str, most: int) -> list[str]:
         """The ids of waiting tasks that begin so, at most so many; one that is given whole is among them."""
-        ...
 
     def cancel(self, list_name: str, ident: str, event: Event) -> Answer:
         """Take one message out for good, and record `event`; `ALREADY` where it no longer waits."""
-        ...
 
     def reschedule(self, list_name: str, ident: str, message: bytes, event: Event, *, due_ms: int | None) -> Answer:
         """Have `message` wait in its place until `due_ms` (None: no longer), and record `event`; `ALREADY` as for `cancel`."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,15 +100,12 @@ class LetterList(AbstractContextManager["LetterList"], Protocol):
     @property
     def total(self) -> int:
         """How many there were."""
-        ...
 
     def newest(self, limit: int) -> list[bytes]:
         """The `limit` newest, the newest first."""
-        ...
 
     def pages(self, gone: Callable[[], int] = lambda: 0) -> Iterator[list[bytes]]:
         """All, the oldest first, in pages; `gone` says how many of them have left the queue so far."""
-        ...
 
 
 class LetterStore(Protocol):
@@ -127,42 +117,33 @@ class LetterStore(Protocol):
 
     def queues(self) -> dict[str, str]:
         """Every dead-letter queue that was used, with the queue whose worker used it last, where the broker keeps that."""
-        ...
 
     def has_queue(self, name: str) -> bool:
         """Whether the broker knows a queue of this name, of whatever kind."""
-        ...
 
     def depth(self, name: str) -> int:
         """How many letters there are; none is looked at."""
-        ...
 
     def summary(self, name: str, origin: str) -> DeadLetterQueue:
         """A queue, counted; its times and reasons come from a bounded number of letters, where a look leaves no mark."""
-        ...
 
     def open(self, name: str) -> LetterList:
         """The letters of a queue, to be opened with `with`."""
-        ...
 
     def page(self, name: str, before: int | None, count: int) -> LetterPage:
         """The `count` letters in front of the place `before` (None: of the end), whatever the queue's size.
 
         Asked for only where a look leaves no mark; else raises `BrokerError`.
         """
-        ...
 
     def found(self, name: str, task_ids: Collection[str]) -> Iterator[Letter]:
         """The letters whose task id is one of these or begins with one, the newest first; reads the whole queue, in pages."""
-        ...
 
     def redrive_many(self, dead_letter_queue: str, moves: Sequence[tuple[bytes, str, bytes, Event]]) -> list[Answer | Exception]:
         """Move letters back: each as it lies there, the list that it goes to, the message that it becomes, its event."""
-        ...
 
     def purge_many(self, dead_letter_queue: str, gone: Sequence[tuple[bytes, Event]]) -> list[Answer | Exception]:
         """Remove letters for good, each with its event."""
-        ...
 
     def move_many(
         self,
@@ -171,7 +152,6 @@ class LetterStore(Protocol):
         moves: Sequence[tuple[bytes, bytes, str, tuple[Event, Event]]],
     ) -> list[Answer | Exception]:
         """Move letters to another dead-letter queue: each as it lies there, as it is to lie, its origin queue, its two events."""
-        ...
 
 
 class OwnDeath(Protocol):
@@ -189,15 +169,12 @@ class DeathList(Protocol):
     @property
     def total(self) -> int:
         """How many there were when it was opened."""
-        ...
 
     def __iter__(self) -> Iterator[OwnDeath | str]:
         """The death of each message, the oldest first, or why it stays."""
-        ...
 
     def bury(self, deaths: Sequence[Any]) -> list[bool]:
         """Record these deaths of the list, and move their letters; whether each has gone. Raises `BrokerError`."""
-        ...
 
 
 class OwnDeaths(Protocol):
@@ -205,7 +182,6 @@ class OwnDeaths(Protocol):
 
     def open(self, runtime: Runtime, name: str) -> AbstractContextManager[DeathList]:
         """The letters of this queue, to be opened with `with`; their policies are the app's."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,7 +229,6 @@ class OutcomeLog(Protocol):
 
     def lead(self, token: str, lead_ms: int) -> bool:
         """Whether the exporter of this token may export now; where one leads, it does for so long (milliseconds)."""
-        ...
 
     def export(self, destination: str, *, format: Format = "parquet", batch: int = 50_000) -> ExportResult:  # noqa: A002 - as the command has it
         """Move what stands in the log to a path or a URI that pyarrow knows, about `batch` events at a time.
@@ -261,11 +236,9 @@ class OutcomeLog(Protocol):
         Raises `InputError` where the destination cannot be written or `batch` is not positive, `BrokerError` where another export
         runs, `ImportError` without pyarrow. What was not written stays in the log.
         """
-        ...
 
     def tail(self, limit: int, *, is_followed: bool) -> AbstractContextManager[Tail]:
         """The `limit` newest events; what follows is only heard where it `is_followed`, and until the block ends."""
-        ...
 
     def hear(
         self, dead_letter_queue: str, *, since_ms: int | None = None
@@ -276,7 +249,6 @@ class OutcomeLog(Protocol):
 
         An asking waits so many seconds at the most, and answers with what was recorded since the last one.
         """
-        ...
 
 
 class Halted(Exception):
@@ -342,35 +314,27 @@ class OperationStore(Protocol):
 
     def lead(self, token: str, seconds: float) -> bool:
         """Take or keep the lead among those that carry operations out, for this long."""
-        ...
 
     def resign(self, token: str) -> None:
         """Hand the lead on."""
-        ...
 
     def begin(self, operation_id: str, about: str, record: str) -> StoredOperation:
         """Store a new operation, which waits, and record that; the oldest of those that have ended are forgotten."""
-        ...
 
     def stored(self, operation_id: str) -> StoredOperation | None:
         """One operation."""
-        ...
 
     def newest(self, limit: int) -> list[StoredOperation]:
         """The newest operations, the newest first."""
-        ...
 
     def ids(self) -> list[str]:
         """The ids of all operations that are kept, the newest first."""
-        ...
 
     def has_unended(self) -> bool:
         """Whether there is an operation that has not ended."""
-        ...
 
     def unended(self) -> list[StoredOperation]:
         """The operations that have not ended, the oldest first."""
-        ...
 
     def turn(
         self,
@@ -388,31 +352,24 @@ class OperationStore(Protocol):
 
         `REFUSED` where it is in another state, or under another token; `MISSING` where it is not there.
         """
-        ...
 
     def report(self, claim: Claim, progress: str, message: str, ended: Collection[Life] = ()) -> bool:
         """Store how far an operation is, and which lives of it have ended; False where it is no longer this process's."""
-        ...
 
     def followed(self, operation_id: str) -> list[Life]:
         """The lives that the operation opened and that were not said to have ended: generation, queue and task id of each."""
-        ...
 
     def letters(self, claim: Claim) -> LetterStore:
         """The dead-letter queues, for this operation: each letter that moves is counted, or has `Halted` once it may not."""
-        ...
 
     def delayed(self, claim: Claim) -> DelayStore:
         """The delay store, likewise."""
-        ...
 
     def record(self, said: str) -> None:
         """Record what an operator did."""
-        ...
 
     def records(self, limit: int) -> list[Record]:
         """The newest records, the newest first."""
-        ...
 
 
 class Gauge(NamedTuple):
@@ -438,7 +395,6 @@ class Gauges(Protocol):
 
         `living` counts the workers that live, of the leases that there are.
         """
-        ...
 
 
 class Sightings(Protocol):
@@ -446,11 +402,9 @@ class Sightings(Protocol):
 
     def see(self, contents: Contents, queue: str, place: str, seen_ms: int, *, due_ms: int | None = None, owner: str = "") -> None:
         """A message was met in this place."""
-        ...
 
     def hear(self, event: Event) -> None:
         """This was recorded while the broker was walked."""
-        ...
 
 
 class InventorySource(Protocol):
@@ -463,7 +417,6 @@ class InventorySource(Protocol):
 
         `look` allows a look that counts as a delivery, where the broker has no other.
         """
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -531,23 +484,18 @@ class Checkup(Protocol):
 
     def condition(self, queues: Sequence[str], letters: Collection[str], management_url: str | None) -> Condition:
         """What the broker says of itself, and of what ends messages of these queues and dead-letter queues."""
-        ...
 
     def log_state(self) -> LogState:
         """How the outcome log is."""
-        ...
 
     def leases(self) -> dict[str, str]:
         """The leases that there are, each with a counter that its worker moves once a second; none where there are no leases."""
-        ...
 
     def consumers(self, queues: Collection[str]) -> dict[str, int] | None:
         """How many consumers each of these queues has, where it exists; None where the broker does not know its consumers."""
-        ...
 
     def wrong_clocks(self) -> dict[str, int] | None:
         """The hosts of producers whose clocks were wrong lately, each with the milliseconds it was ahead; None where unknown."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -589,8 +537,6 @@ class TaskSource(Protocol):
 
     def read_log(self, life: TaskLife, most: int) -> None:
         """Add the events of every task whose id begins so; at most so many events are looked at."""
-        ...
 
     def find(self, life: TaskLife, queues: Collection[str], letter_queues: Collection[str], most: int) -> None:
         """Add every place where such a task is; at most so many messages of each list are looked at."""
-        ...
