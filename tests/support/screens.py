@@ -43,6 +43,7 @@ from tests.support.servers import Server, binaries
 from tests.support.spark_session import NOON, Histories, Row
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Callable, Iterator, Mapping
 
     from tests.support.rabbit import Rabbit
@@ -85,8 +86,8 @@ SCREENS: Mapping[str, str] = {
     "outcomes-tail": "-A shop outcomes tail",
     "policy-explain": "-A shop policy explain --queue orders --task shop.payments.charge_card",
     "reconcile": "reconcile --outcomes outcomes --inventory inventory --output books",
-    "web": "web --help",
     "task-show": "-A shop task show 3f2a9c1e",
+    "web": "-A shop web --port 0 --token-file token",
     "error-ambiguous-id": "-A shop task show 3f2a9c",
     "error-app": "dlq list",
     "error-command": "-A shop dlq lst",
@@ -109,6 +110,7 @@ LONG_AGO, YESTERDAY, SOON, LATER = 275_400_000, 102_600_000, 189_000_000, 365_40
 MOMENT = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\dZ")
 CUT_MOMENT = re.compile(r"…(?:[\d-]* )?[\d:]*\d\dZ")
 FIXED = "2026-01-31 12:00:00Z"
+PORT = re.compile(r"127\.0\.0\.1:\d+")
 #: How long a run of the books has taken so far. On a terminal such a line is written over, and taken away in the end.
 TAKEN, WRITTEN_OVER = re.compile(r"^ *\d+\.\d s  ", re.MULTILINE), re.compile(r"^.*\r\x1b\[K", re.MULTILINE)
 #: Of Prometheus' lines the values that differ from run to run.
@@ -128,7 +130,8 @@ def arranged(server: Server) -> Iterator[Desk]:
         desk.app.task(name=name, shared=False, **options)(nothing)
     _arrange(desk)
     # What else this environment has installed or loaded is no part of the screen of `adopt`.
-    with mock.patch.object(adoption, "neighbours_of", tuple), _in_a_new_folder(), _as_shop(desk.app):
+    with mock.patch.object(adoption, "neighbours_of", tuple), _in_a_new_folder() as folder, _as_shop(desk.app):
+        (folder / "token").write_text("a token that somebody chose\n")
         try:
             yield desk
         finally:
@@ -283,7 +286,7 @@ def _left_as_it_was(desk: Desk) -> Iterator[None]:
 def _normal(text: str) -> str:
     """The same without its colours, and with one time in place of each."""
     text = TAKEN.sub("   1.0 s  ", WRITTEN_OVER.sub("", text))
-    text = MOMENT.sub(FIXED, click.unstyle(text))
+    text = PORT.sub("127.0.0.1:5151", MOMENT.sub(FIXED, click.unstyle(text)))
     text = CUT_MOMENT.sub(lambda found: "…" + FIXED[-(len(found[0]) - 1) :], text)
     return MEASURED.sub(r"\1 …", text).rstrip()
 
@@ -312,9 +315,16 @@ def _run(words: list[str], stream: io.TextIOBase | io.TextIOWrapper) -> None:
         contextlib.redirect_stderr(stream),
         contextlib.suppress(SystemExit),
         mock.patch.object(signal, "sigwait", _told_to_end(signal.sigwait)),
+        mock.patch("uvicorn.Server.run", _served_nothing),
         mock.patch.object(logging.root, "handlers", [logging.NullHandler()]),  # what is logged has its time, and is no screen
     ):
         redelivery.main(words, prog_name="redelivery")
+
+
+def _served_nothing(_: object, sockets: list[socket.socket]) -> None:
+    """The page is served until it is stopped: at once, here."""
+    for each in sockets:
+        each.close()
 
 
 def _told_to_end(wait: Callable[[set[signal.Signals]], int]) -> Callable[[set[signal.Signals]], int]:

@@ -62,7 +62,8 @@ def delayed() -> None:
 def list_(context: Context, queue: str | None, limit: int) -> None:
     """Count the delayed messages of each queue, and list the next to become due.
 
-    On RabbitMQ whatever waits is taken, read and given back, which holds it up for that moment; nothing is marked by it.
+    On RabbitMQ the command takes the delayed messages, reads them, and gives them back. That delays them for a moment, and marks
+    nothing.
     """
     store = context.delayed
     totals = store.totals()

@@ -48,8 +48,9 @@ class _Address(click.ParamType[tuple[str, int]]):
 def metrics(ctx: click.Context, context: Context, listen: tuple[str, int] | None) -> None:
     """Print figures for Prometheus: queues, delays, dead letters, workers, the outcome log.
 
-    A few commands for each queue, whatever it holds. With --listen a page is made for each request: plain http, no password. Where
-    the broker does not answer it is a 503. SIGTERM ends it with exit code 0, SIGINT with 130.
+    It needs a few commands for each queue, however long the queue is. With --listen it makes the page for each request, over plain
+    http and without a password. If the broker does not answer, the page is a 503. SIGTERM ends the command with exit code 0, SIGINT
+    with 130.
     """
     context.transport  # noqa: B018 - a broker that is not there is said in one line
     if listen is not None:
