@@ -15,6 +15,7 @@ from redelivery.errors import InputError
 from ..operations.audit import os_user
 from ..web.access import ACTIONS
 from .context import Context, pass_context
+from .output import say
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -84,9 +85,9 @@ def web(
     address = f"http://{_shown(host)}:{listening.getsockname()[1]}"
     click.echo(f"redelivery web: {address}/{f'login?token={token}' if login is not None and token_file is None else ''}")
     may = ", ".join(sorted(page.allows.actions)) or "nothing: it reads only (--allow says what it may do)"
-    click.echo(f"it may do {may}; SIGTERM or Ctrl-C ends it", err=True)
+    say(f"it may do {may}; SIGTERM or Ctrl-C ends it", err=True)
     if not _is_loopback(host):
-        click.echo("it is reached from other machines over plain http: put a proxy with TLS before it", err=True)
+        say("it is reached from other machines over plain http: put a proxy with TLS before it", err=True)
     serve(page.asgi, listening)
 
 
