@@ -12,8 +12,8 @@ import pytest
 from benchmarks.comparisons import COMPARISONS
 from benchmarks.results import read_all
 from benchmarks.table import number
-from tests.support.picture import PICTURED, THEMES
-from tests.support.walkthrough import DOCUMENTS, ROOT, STEP, commands, comparable, follow, shell
+from tests.support.picture import THEMES
+from tests.support.walkthrough import DOCUMENTS, PICTURED, ROOT, STEP, commands, comparable, follow, shell
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import io
-import re
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.terminal_theme import DEFAULT_TERMINAL_THEME, DIMMED_MONOKAI, TerminalTheme
 from rich.text import Text
 
-from tests.support.walkthrough import WIDTH
+from tests.support.walkthrough import PICTURED, WIDTH
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-__all__ = ["PICTURED", "THEMES", "write_pictures"]
+__all__ = ["THEMES", "write_pictures"]
 
-#: The commands that are shown.
-PICTURED = re.compile(r"redelivery -A shop dlq (list|causes|redrive)|redelivery reconcile")
 THEMES: dict[str, TerminalTheme] = {"light": DEFAULT_TERMINAL_THEME, "dark": DIMMED_MONOKAI}
 #: rich's own frame without the fonts that it fetches from elsewhere.
 FRAME = """\

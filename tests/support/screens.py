@@ -158,7 +158,7 @@ def with_books() -> Iterator[None]:
     with _in_a_new_folder() as folder:
         histories.write(folder)
         with session(input_bytes=0, log=folder / "spark.log"):
-            shown([*SCREENS["reconcile"].split(), "--quiet"], None)
+            shown([*_words("reconcile"), "--quiet"], None)
             yield
 
 
@@ -231,7 +231,7 @@ def screen(name: str, desk: Desk | None = None) -> str:
         with contextlib.nullcontext() if desk is None else _left_as_it_was(desk):
             if desk is not None and name.startswith(("ops-", "audit")):
                 _begin_operations(desk)
-            return _normal(shown(SCREENS[name].split(), columns))
+            return _normal(shown(_words(name), columns).replace(f"{Path.cwd()}/", ""))
 
     parts = [f"$ redelivery {SCREENS[name]}", *(f"--- {width} columns ---\n{look(width)}" for width in WIDTHS)]
     return "\n\n".join([*parts, f"--- piped ---\n{look(None)}"]) + "\n"
@@ -271,6 +271,14 @@ def _begin_operations(desk: Desk) -> None:
     times = {"started_ms": now - YESTERDAY, "ended_ms": now - YESTERDAY + 4_000}
     client.hset(desk.keys.operation(stopped), mapping=times)
     pause(desk.install, paused, "ben", "ask first")
+
+
+def _words(name: str) -> list[str]:
+    """The words of a screen's command; Java stays in the folder where it was started, so that it is told whole paths."""
+    words = SCREENS[name].split()
+    if name != "reconcile":
+        return words
+    return [words[0], *(word if word.startswith("--") else str(Path.cwd() / word) for word in words[1:])]
 
 
 @contextlib.contextmanager
