@@ -292,6 +292,8 @@ class StoredOperation:
     started_ms: int = 0
     ended_ms: int = 0
     heartbeat_ms: int = 0
+    #: When its progress was reported last.
+    reported_ms: int = 0
 
 
 class Record(NamedTuple):

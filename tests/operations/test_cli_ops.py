@@ -147,6 +147,18 @@ def test_a_command_that_fails_is_recorded_as_failed(desk: Desk) -> None:
     assert desk.json("audit")[0]["message"]
 
 
+def test_the_password_of_an_archive_is_shown_nowhere(desk: Desk) -> None:
+    """It is stored, for whoever carries the purge out, and for nobody to read."""
+    copies(desk, 1)
+    place = "s3://key:hushhush@bucket/letters"
+    desk.json("dlq", "purge", LETTERS, "--all", "--yes", "--detach", "--archive", place)
+    (begun,) = operation.listed(desk.install)
+    assert begun.options.archive == place
+    for words in (("ops", "list"), ("ops", "show", begun.id), ("audit",)):
+        for shown in (desk.run(*words).stdout, str(desk.json(*words))):
+            assert "hushhush" not in shown
+
+
 def test_many_delayed_messages_are_cancelled_by_their_task(desk: Desk) -> None:
     """At once, without a worker; a script says --yes."""
     for number in range(6):

@@ -242,6 +242,32 @@ def test_the_guard_goes_on_with_what_another_process_has_seen(shop: Shop, run: C
     assert store_of(runtime_of(shop).transport).followed(made.id) == []
 
 
+def test_a_canary_that_ended_while_no_process_listened_is_heard_of(
+    shop: Shop, run: Callable[[], OperationRunner], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next one reads from the last report of the former on, and not from its own beginning."""
+    monkeypatch.setattr("redelivery.workers.operations.execution.MARGIN_MS", 0)
+    killed(shop, 50)
+    made = begun(shop, canary=5, canary_wait=30.0)
+    first = execution(shop, made)
+    assert first._take()
+    beat = first._beat
+
+    def dies() -> None:
+        """As if it was killed while it waits."""
+        beat()
+        if found(shop, made).moved == 5:
+            raise SystemExit
+
+    first._beat = dies  # type: ignore[method-assign]
+    with first._guarded(), pytest.raises(SystemExit):
+        first._walk()
+    shop.start()
+    until(lambda: sum(event.outcome == "succeeded" for event in shop.events) == 5)
+    run()
+    assert reached(shop, made, State.DONE).moved == 50
+
+
 def test_it_stops_when_so_many_died_again_those_of_a_former_leader_too(shop: Shop, run: Callable[[], OperationRunner]) -> None:
     """The count is kept."""
     killed(shop, 400, "fails")

@@ -68,7 +68,7 @@ class Execution:
         self._operation: Operation | None = None
         self._guard: Guard | None = None
         self._walked: Walked | None = None
-        self._gone = self._base = self._total = self._died_before = 0
+        self._gone = self._base = self._total = self._died_before = self._reported_ms = 0
         self._deaths: list[Any] = []
         self._rest, self._left = 0, Counter[str]()
         self._has_canary_passed = False
@@ -129,7 +129,7 @@ class Execution:
         progress = _read(stored.progress)
         self._operation, self._base, self._gone, self._total = operation, operation.moved, operation.gone, operation.total
         self._died_before, self._deaths = operation.died_again, [dict(each) for each in operation.deaths]
-        self._has_canary_passed = progress.get("canary_passed") is True
+        self._has_canary_passed, self._reported_ms = progress.get("canary_passed") is True, stored.reported_ms
         log.info("operation.taken", operation=self._id, kind=str(operation.kind), queue=operation.queue, moved=operation.moved)
         return True
 
@@ -233,7 +233,8 @@ class Execution:
         if operation.kind is not Kind.REDRIVE or not options.is_guarded:
             yield
             return
-        heard_ms = max(operation.created_ms, (operation.heartbeat_ms or 0) - MARGIN_MS) if operation.moved else None
+        # A canary may have ended while nobody listened: what was recorded since the last report is heard.
+        heard_ms = max(operation.created_ms, self._reported_ms - MARGIN_MS) if operation.moved else None
         with watched(self._runtime.transport, operation.queue, since_ms=heard_ms) as fates:
             fates.died_before = self._died_before
             for life in self._store.followed(self._id):

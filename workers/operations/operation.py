@@ -24,6 +24,7 @@ from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Self
 
+from redelivery.display import scrubbed
 from redelivery.errors import BrokerError, InputError, RedeliveryError
 from redelivery.middleware.ports import Answer
 
@@ -103,7 +104,7 @@ class Options:
 
     @classmethod
     def from_dict(cls, words: Mapping[str, Any]) -> Self:
-        """The options that `to_dict` wrote. Raises `InputError` for anything else."""
+        """The options that `whole` wrote. Raises `InputError` for anything else."""
         known = {each.name for each in fields(cls)}
         for name, value in words.items():
             if name not in known:
@@ -119,10 +120,15 @@ class Options:
         """Whether a redrive is to stop where its letters die again."""
         return self.canary is not None or self.abort_after is not None or self.abort_share is not None
 
-    def to_dict(self) -> dict[str, Any]:
-        """As JSON has them; what is not set is left out."""
+    def whole(self) -> dict[str, Any]:
+        """As JSON has them, for the broker; what is not set is left out."""
         found = {each.name: getattr(self, each.name) for each in fields(self)}
         return {name: value for name, value in found.items() if value is not None and value is not False}
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same for people to see: an archive's address without its user and password."""
+        found = self.whole()
+        return found if self.archive is None else {**found, "archive": scrubbed(self.archive)}
 
 
 def _is_text(value: object) -> bool:
@@ -308,15 +314,17 @@ def begin(
     check(runtime, kind, queue, chosen, wanted)
     if wanted.to is not None and wanted.create and kind is Kind.REDRIVE:
         declare(runtime, wanted.to)
-    operation_id, who, reason, words = str(uuid.uuid4()), actor[:MAX_ACTOR], why[:MAX_WHY], wanted.to_dict()
+    operation_id, who, reason, words = str(uuid.uuid4()), actor[:MAX_ACTOR], why[:MAX_WHY], wanted.whole()
     about = {"kind": kind, "queue": queue, "filter": chosen.to_dict(), "options": words, "actor": who, "why": reason}
-    record = acted(Act.of(kind), Acted.BEGUN, queue, actor=who, why=reason, operation=operation_id, chosen=chosen, options=words)
+    record = acted(
+        Act.of(kind), Acted.BEGUN, queue, actor=who, why=reason, operation=operation_id, chosen=chosen, options=wanted.to_dict()
+    )
     return Operation.of(store.begin(operation_id, json.dumps(about), record))
 
 
 def check(runtime: Runtime, kind: Kind, queue: str, chosen: Filter, options: Options) -> None:
     """Raise `InputError` where this cannot be carried out."""
-    Options.from_dict(options.to_dict())
+    Options.from_dict(options.whole())
     wrong = [name for name in options.to_dict() if name not in _TAKES[kind]]
     if wrong:
         msg = f"a {kind} takes no {wrong[0]!r}; it takes: {', '.join(sorted(_TAKES[kind]))}"

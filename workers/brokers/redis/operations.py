@@ -176,6 +176,7 @@ def _stored(operation_id: str, values: dict[bytes, bytes]) -> StoredOperation:
         started_ms=_number(read.get("started_ms")),
         ended_ms=_number(read.get("ended_ms")),
         heartbeat_ms=_number(read.get("heartbeat_ms")),
+        reported_ms=_number(read.get("reported_ms")),
     )
 
 

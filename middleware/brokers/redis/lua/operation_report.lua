@@ -7,6 +7,7 @@ local read = redis.call('HMGET', KEYS[1], 'state', 'token')
 if read[1] ~= 'running' or read[2] ~= ARGV[1] then return 'refused' end
 redis.call('SREM', KEYS[2], '')
 redis.call('HDEL', KEYS[1], 'progress')
-redis.call('HSET', KEYS[1], 'progress', ARGV[2], 'message', ARGV[3], 'heartbeat_ms', string.format('%.0f', now_ms()))
+local now = string.format('%.0f', now_ms())
+redis.call('HSET', KEYS[1], 'progress', ARGV[2], 'message', ARGV[3], 'heartbeat_ms', now, 'reported_ms', now)
 for at = 4, #ARGV do redis.call('SREM', KEYS[2], ARGV[at]) end
 return 'done'
