@@ -15,7 +15,7 @@ import pytest
 
 from redelivery.errors import InputError
 from redelivery.middleware.ports import Answer
-from redelivery.workers.duties.operation_runner import OperationRunner
+from redelivery.workers.duties.operation_runner import OperationRunner, carried_out
 from redelivery.workers.operations import audit, operation
 from redelivery.workers.operations.execution import Execution
 from redelivery.workers.operations.letters.filter import Filter
@@ -121,6 +121,17 @@ def test_the_dispatcher_carries_operations_out_too(shop: Shop) -> None:
     finally:
         process.terminate()
         assert process.wait(30) == 0
+
+
+def test_whoever_carries_operations_out_beside_something_else_ends_with_it(shop: Shop) -> None:
+    """As the page's server does; and where no broker answers, the rest goes on without."""
+    killed(shop, 20)
+    with carried_out(runtime_of(shop)):
+        assert reached(shop, begun(shop), State.DONE).moved == 20
+    assert not shop.server.client.exists("redelivery:operator")
+    gone = Shop(shop.server, shop.folder, broker="redis://127.0.0.1:1/0")
+    with carried_out(runtime_of(gone)):
+        pass
 
 
 def test_a_former_leader_moves_nothing_more(shop: Shop) -> None:

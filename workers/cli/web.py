@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import secrets
 import socket
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ import click
 
 from redelivery.errors import InputError
 
+from ..duties.operation_runner import carried_out
 from ..operations.audit import os_user
 from ..web.access import ACTIONS
 from .context import Context, pass_context
@@ -88,7 +90,8 @@ def web(
     say(f"it may do {may}; SIGTERM or Ctrl-C ends it", err=True)
     if not _is_loopback(host):
         say("it is reached from other machines over plain http: put a proxy with TLS before it", err=True)
-    serve(page.asgi, listening)
+    with carried_out(context.runtime) if page.allows.actions else nullcontext():
+        serve(page.asgi, listening)
 
 
 def _token(file: Path | None) -> str:

@@ -14,17 +14,20 @@ from __future__ import annotations
 import threading
 import time
 import uuid
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
+from redelivery.errors import RedeliveryError
 from redelivery.middleware.brokers.errors import BROKER_ERRORS
 from redelivery.middleware.logs import log
 
 from ..operations.execution import Execution
-from ..operations.operation import Kind, Operation, State, store_of
+from ..operations.operation import Kind, Operation, State, is_kept, store_of
 from .duty import TIMEOUT, Duty
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from redelivery.middleware.runtime import Runtime
 
 #: Seconds between two looks of the leader and of the others, and how long the lead lasts.
@@ -108,6 +111,24 @@ class OperationRunner(Duty):
     def _close(self, operation: Operation, state: str) -> None:
         log.error("operation.unreadable", operation=operation.id, why=operation.message)
         self._store.turn(operation.id, operation.state, states={state}, message=operation.message, has_ended=True)
+
+
+@contextmanager
+def carried_out(runtime: Runtime) -> Iterator[None]:
+    """Carry operations out beside the block; not where the broker keeps none, or does not answer at the beginning."""
+    try:
+        runner = OperationRunner(runtime) if is_kept(runtime.transport) else None
+    except (RedeliveryError, *BROKER_ERRORS) as exc:
+        log.warning("operations.waiting", error=str(exc))
+        runner = None
+    if runner is None:
+        yield
+        return
+    runner.start()
+    try:
+        yield
+    finally:
+        runner.stop()
 
 
 def _place(operation: Operation) -> tuple[bool, str]:
