@@ -6,14 +6,21 @@ the message. An application that shares no code with its workers uses `Celery(br
 
 from __future__ import annotations
 
+import os
+
 from fastapi import FastAPI, HTTPException
 from kombu.exceptions import OperationalError
 from tasks import app as celery
 from tasks import build
 
+from redelivery.web import asgi_app
+
 __all__ = ["api"]
 
 api = FastAPI()
+# The operator's page, for those who have the token; an application with a login of its own gives `user=` instead.
+if (token := os.environ.get("REPORTS_PAGE_TOKEN")) is not None:
+    api.mount("/redelivery", asgi_app(celery, token=token, allow=["redrive"]))
 
 
 # Plain functions, which FastAPI runs in a thread: publishing waits for the broker, and must not hold up the event loop.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from pathlib import Path
 
 from celery import Celery
 
@@ -13,3 +14,13 @@ app = Celery("shop", broker=os.environ["WEB_SHOP_BROKER"])
 app.conf.task_default_queue = "orders"
 app.conf.broker_connection_timeout = 2
 Redelivery(app, {"queues": {"#": {"max_delivery_attempts": 3}}, **json.loads(os.environ.get("WEB_SHOP_SETTINGS", "{}"))})
+
+
+@app.task(name="shop.pay")
+def pay(number: int, cause: str) -> int:
+    """Fail as long as the file of this cause is there."""
+    if Path(os.environ["WEB_SHOP_BROKEN"], cause).exists():
+        kinds: dict[str, type[Exception]] = {"refused": ValueError, "late": TimeoutError, "gone": LookupError}
+        msg = f"payment {number}: {cause}"
+        raise kinds[cause](msg)
+    return number

@@ -67,7 +67,7 @@ def test_figures_are_live(browser: Browser, page: WebPage, desk: Desk) -> None:
     browser.await_("document.getElementById('broker').hidden")
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.full)])
 def test_axe_finds_nothing_and_nothing_is_wider_than_the_window(
     browser: Browser, open_page: Callable[..., WebPage], desk: Desk, scheme: str
 ) -> None:
