@@ -15,6 +15,7 @@ import pytest
 import redelivery
 import redelivery.settings
 import redelivery.testing
+import redelivery.web
 from redelivery import Outcome, Reason, RedeliveryPolicy, errors
 from redelivery.settings import FIELDS, GENERAL, GeneralSettings, PolicyFields
 from tests.project.settings_reference import described
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 ROOT = Path(__file__).resolve().parents[2]
-PUBLIC = [redelivery, redelivery.errors, redelivery.settings, redelivery.testing]
+PUBLIC = [redelivery, redelivery.errors, redelivery.settings, redelivery.testing, redelivery.web]
 TIMES = re.compile(r"(seconds|timeout|delay|.*_ms)")
 UNITS = re.compile(r"second|millisecond|\bms\b|timedelta")
 
