@@ -162,7 +162,7 @@ class Receiving:
             else:
                 self._hand_over()
             return
-        if receiver.is_tracking and receiver.must_look():
+        if receiver.must_look():
             self._send(self._looks(receiver.watched, "watched"))
             return
         budget = self._budget()
@@ -239,7 +239,7 @@ class Receiving:
         connection = self.client.connection
         try:
             self._read(connection)
-            if receiver.is_woken and not receiver.pending and not self._in_poll:
+            if (receiver.is_woken or receiver.must_look()) and not receiver.pending and not self._in_poll:
                 self._brpop_start()  # at once, not when the event loop comes round
                 if self._in_poll and connection.can_read(AT_ONCE):
                     self._read(connection)
@@ -267,7 +267,7 @@ class Receiving:
             self._read_answers(connection)
         else:
             connection.read_response(**self._as_push())
-        while not self.receiver.is_woken and connection.can_read(0):
+        while not self.receiver.is_woken and not self.receiver.must_look() and connection.can_read(0):
             connection.read_response(**self._as_push())
 
     def _read_answers(self: Any, connection: Any) -> None:
@@ -307,6 +307,8 @@ class Receiving:
             owner.calls += 1
         is_empty = len(reply) == 4  # noqa: PLR2004 - state, time, when to look, what it watches: no message
         receiver.watched = frozenset(each for at, flag in enumerate(watches) if flag == ord("1") for each in self._lists_of(at))
+        waits = receiver.is_tracking and look_ms and watches == b"0"
+        receiver.waits_for = frozenset(self._lists_of(0)) if waits else frozenset()
         if not is_empty:
             receiver.told_of &= {receiver.own}  # what this connection changes itself it is not told of, nor what changes next
         if receiver.is_tracking and look_ms:

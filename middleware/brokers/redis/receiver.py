@@ -55,6 +55,8 @@ class Receiver:
         self.watched: frozenset[bytes] = frozenset()
         self.told_of: frozenset[bytes] = frozenset()
         self.own = b""
+        #: The lists of the one queue that it waits for: it watches them when it is woken by its own key, and need not ask first.
+        self.waits_for: frozenset[bytes] = frozenset()
         #: Of which commands the answers are under way, in their order.
         self.under_way: deque[str] = deque()
         self.names: dict[tuple[tuple[str, ...], str], tuple[list[str], list[str]]] = {}
@@ -89,18 +91,21 @@ class Receiver:
         """The server says that keys changed which this connection has looked at: ask now, where one that wakes us is among them."""
         changed = frozenset(self.told_of if push[1] is None else push[1])
         self.told_of -= changed
-        if self.own in changed or not self.watched.isdisjoint(changed):
+        if self.own in changed and self.waits_for:
+            self.watched, self.waits_for = self.waits_for, frozenset()
+        elif self.own in changed or not self.watched.isdisjoint(changed):
             self.wake()
 
     def connected(self) -> None:
         """The connection is a new one: nothing is under way, and the server tells of nothing yet."""
         self.under_way.clear()
+        self.waits_for = frozenset()
         self.told_of = frozenset()
         self.wake()
 
     def must_look(self) -> bool:
         """Whether it watches lists that the server would not tell of."""
-        return not self.watched <= self.told_of
+        return self.is_tracking and not self.watched <= self.told_of
 
     def wake(self) -> None:
         """Something changed: ask now."""

@@ -84,31 +84,30 @@ end
 if refused and next_tag == first then return refused end
 redis.call('HSET', KEYS[3], 'number', number, 'first', first, 'next', next_tag)
 
--- Milliseconds: until the next look; until a deputy's; how long a watch lasts; and how soon one that was handed on is taken up.
+-- Milliseconds: until the next look; until a deputy's; and how long a watch lasts.
 -- BUSY is added to when an owner began to wait: those that have a process free come before all that have none.
-local LOOK, SECOND_LOOK, WATCH, CLAIM, BUSY = 5000, 1000, 10000, 1000, 1e15
+local LOOK, SECOND_LOOK, WATCH, BUSY = 5000, 1000, 10000, 1e15
 local took, is_empty = next_tag - first, budget > 0 and room > 0 and not refused
 local free, is_look, hears = tonumber(ARGV[6]) - took, ARGV[7] == '1', ARGV[6] ~= '-1'
 
--- Makes an owner the watcher, for so long.
-local function watch(key, owner, ms, is_free)
-  redis.call('HSET', key, 'watcher', owner, 'until', now + ms, 'free', is_free)
+local function watch(key, owner, is_free)
+  redis.call('HSET', key, 'watcher', owner, 'until', now + WATCH, 'free', is_free and 1 or 0)
 end
 
--- The first that waits and lives, taken out; a busy one only where `any`. False where there is none.
+-- The first that waits and lives, taken out, and whether it is free; a busy one only where `any`. False where there is none.
 local function next_idle(key, any)
   for _ = 1, 10 do
     local ahead = redis.call('ZRANGE', key, 0, 0, 'WITHSCORES')
     if not ahead[1] or not any and tonumber(ahead[2]) > BUSY then return false end
     redis.call('ZREM', key, ahead[1])
-    if ahead[1] ~= token and redis.call('HEXISTS', KEYS[4], ahead[1]) == 1 then return ahead[1] end
+    if ahead[1] ~= token and redis.call('HEXISTS', KEYS[4], ahead[1]) == 1 then return ahead[1], tonumber(ahead[2]) <= BUSY end
   end
   return false
 end
 
 -- Makes another owner the watcher, and wakes it. The key is only written to be heard: it is gone when it is looked at again.
-local function hand_on(key, owner, known)
-  watch(key, owner, CLAIM, 1)
+local function hand_on(key, owner, is_free, known)
+  watch(key, owner, is_free)
   redis.call('SET', string.sub(KEYS[5], 1, -1 - #token) .. owner, '', 'PX', 1)
   if known[4] == owner then
     redis.call('HDEL', key, 'deputy')
@@ -124,8 +123,8 @@ local function place_of(q)
   local watcher, is_mine = known[1], known[1] == token
   if watcher and not is_mine and (tonumber(known[2]) <= now or redis.call('HEXISTS', KEYS[4], watcher) == 0) then watcher = false end
   if not is_empty or not hears then
-    local other = next_idle(idle, true)
-    if other then hand_on(key, other, known) elseif is_mine then redis.call('HDEL', key, 'watcher') end
+    local other, is_free = next_idle(idle, true)
+    if other then hand_on(key, other, is_free, known) elseif is_mine then redis.call('HDEL', key, 'watcher') end
     redis.call('ZREM', idle, token)
     return 0, '0'
   end
@@ -135,13 +134,13 @@ local function place_of(q)
   elseif may_watch then
     local other = next_idle(idle, false)
     if other then
-      hand_on(key, other, known)
+      hand_on(key, other, true, known)
       may_watch = false
     end
   end
   if may_watch then
     redis.call('ZREM', idle, token)
-    watch(key, token, WATCH, free > 0 and 1 or 0)
+    watch(key, token, free > 0)
     if known[4] == token then redis.call('HDEL', key, 'deputy') end
     return LOOK, '1'
   end
