@@ -13,9 +13,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from amqp.exceptions import NotFound
+from webhooks.rabbit_node import USER
 
 from benchmarks.celery_side import QUEUE, CelerySide
 from benchmarks.processor import below, used
+from redelivery.middleware.brokers.rabbitmq.names import JOURNAL
 from tests.support.rabbit import Node, installed
 
 if TYPE_CHECKING:
@@ -47,11 +49,17 @@ def node(folder: Path) -> Iterator[Rabbit]:
 
 @dataclass
 class RabbitSide(CelerySide):
-    """Plain Celery, or redelivery, by its name. `queue_type` is `classic` or `quorum`."""
+    """Plain Celery, or redelivery, by its name. `queue_type` is `classic` or `quorum`; `journal="no"`: no worker may declare it."""
 
     queue_type: str = "classic"
+    journal: str = "yes"
     _failing: int = 0
     _connection: Any = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.journal == "no":
+            self.host.ctl("set_permissions", USER, f"^(?!{JOURNAL})", ".*", ".*")
 
     @property
     def addresses(self) -> dict[str, str]:

@@ -284,8 +284,12 @@ class Redeliveries(Protocol):
     def recorded_start(self, held: Held) -> str | None:
         """How the start of a message that came again was recorded, where the broker says so: `ACCEPTED`, or when, or not at all."""
 
-    def ask_moved(self, held: Held, then: Callable[[Successor], None]) -> None:
-        """Tell `then`, now or later, from any thread, whether the message was moved on already."""
+    def ask_moved(self, held: Held, letters: frozenset[str], then: Callable[[Successor, Event | None], None]) -> None:
+        """Tell `then`, now or later, from any thread, whether the message was moved on already.
+
+        With `SEEN` it is told the event of a death or a redrive, too, which may not be recorded. `letters` are the queues where a
+        dead letter may be looked for.
+        """
 
 
 class FastPath(Protocol):

@@ -36,6 +36,12 @@ def resting_place(envelope: Envelope, queue: str, target: str | None, policy: Re
     return RestingPlace(parking_place(envelope, queue, policy), parked=True)
 
 
+def letter_queues(envelope: Envelope, queue: str, policy: RedeliveryPolicy) -> frozenset[str]:
+    """Every queue that the policy sends what dies in `queue` to, for whatever reason it dies."""
+    named = {policy.dead_letter_queue_for(queue), policy.expiry_queue_for(queue), parking_place(envelope, queue, policy)}
+    return frozenset(name for name in named if name is not None)
+
+
 def named_after(queue: str, policy: RedeliveryPolicy) -> str:
     """The dead-letter queue that is named after this queue."""
     prefix, suffix = policy.dead_letter_queue_prefix, policy.dead_letter_queue_suffix

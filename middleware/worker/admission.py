@@ -23,6 +23,7 @@ from ..messages.events import Outcome, Reason
 from ..messages.recording import about
 from ..messages.steps import deferred, iso, opened, sealed
 from ..messages.ttl import DELIVERY_DELAY, due_ms, expiry_ms, milliseconds
+from ..policy.destinations import letter_queues
 from ..ports import Capability, Successor, ignore
 from ..transitions.death import bury, bury_at_last, carry_out
 from ..transitions.recovery import handed_over_again, recover
@@ -32,6 +33,7 @@ from .observer import queue_of, record
 if TYPE_CHECKING:
     from redelivery.settings import RedeliveryPolicy
 
+    from ..messages.events import Event
     from ..ports import Held, Redeliveries
     from ..runtime import Runtime
 
@@ -90,13 +92,15 @@ class Arrivals:
         if known is None:
             return self._must_stop(message, held)
 
-        def then(successor: Successor) -> None:
+        def then(successor: Successor, event: Event | None) -> None:
             if successor is Successor.UNKNOWN:
                 self._recover(message, held, known)
             else:
-                self._end_copy(message, held, is_recorded=successor is Successor.RECORDED)
+                self._end_copy(message, held, event, is_recorded=successor is Successor.RECORDED)
 
-        known.ask_moved(held, then)
+        headers = message.headers if isinstance(message.headers, dict) else {}
+        policy = self.runtime.policies.policy_for(held.queue, str(headers.get("task")))
+        known.ask_moved(held, letter_queues(Envelope.of(headers), held.queue, policy), then)
         return True
 
     def _must_stop(self, message: Any, held: Held) -> bool:
@@ -133,11 +137,12 @@ class Arrivals:
             return True
         return False
 
-    def _end_copy(self, message: Any, held: Held, *, is_recorded: bool) -> None:
+    def _end_copy(self, message: Any, held: Held, event: Event | None, *, is_recorded: bool) -> None:
         """Its successor is on the broker: its worker died before it acknowledged, or before it recorded the move."""
         log.info("message.moved_already", tag=held.tag, queue=held.queue, times=held.handed_over_before)
         headers = message.headers if isinstance(message.headers, dict) else {}
-        event = None if is_recorded or Envelope.of(headers).is_letter else handed_over_again(headers, held)
+        if not is_recorded and event is None and not Envelope.of(headers).is_letter:
+            event = handed_over_again(headers, held)
         self.runtime.transport.acknowledge(held.tag, event)
         self.runtime.owner.drop(held.tag)
 

@@ -20,13 +20,13 @@ from click.testing import CliRunner
 from redelivery.middleware.brokers.kombu.filesystem import FilesystemTransport
 from redelivery.middleware.brokers.kombu.generic import capabilities_of as of_channel
 from redelivery.middleware.brokers.rabbitmq.messages import message_of
+from redelivery.middleware.brokers.rabbitmq.peek import Look
 from redelivery.middleware.brokers.rabbitmq.transport import AmqpTransport
 from redelivery.middleware.brokers.redis.keys import Keys
 from redelivery.middleware.brokers.redis.transport import RedisTransport
 from redelivery.middleware.messages.envelope import Attempt, Failed
 from redelivery.middleware.messages.steps import dead, opened, sealed
 from redelivery.middleware.ports import Capability
-from redelivery.workers.brokers.rabbitmq.peek import Look
 from redelivery.workers.cli.main import redelivery
 from tests.support.desk import LETTERS, QUEUE, Desk, task_message
 from tests.support.files import Files

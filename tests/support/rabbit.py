@@ -32,8 +32,8 @@ from webhooks.rabbit_node import USER, RabbitNode, is_installed
 
 from redelivery.middleware.brokers.rabbitmq.events import events_of
 from redelivery.middleware.brokers.rabbitmq.names import DELAY_PREFIX, JOURNAL, OUTCOMES, OUTCOMES_EXCHANGE
+from redelivery.middleware.brokers.rabbitmq.peek import Look
 from redelivery.middleware.messages.steps import opened
-from redelivery.workers.brokers.rabbitmq.peek import Look
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Self
 from kombu import Connection
 
 from redelivery.middleware.brokers.rabbitmq.names import BITS, AmqpNames
+from redelivery.middleware.brokers.rabbitmq.peek import depth_of
 from redelivery.workers.brokers.rabbitmq.outcome_log import Listening
-from redelivery.workers.brokers.rabbitmq.peek import depth_of
 from webhooks.rabbit_node import RabbitNode
 
 if TYPE_CHECKING:

@@ -32,7 +32,7 @@ from ...logs import log
 from ...messages.events import Numbering
 from ...ports import Answer
 from .events import packed
-from .journal import HAS_HAD, HAS_MOVED, IS_MOVING, IS_UNRECORDED, entry
+from .journal import HAS_HAD, HAS_MOVED, IS_MOVING, IS_TURNING, IS_UNRECORDED, entry
 from .messages import PERSISTENT
 
 if TYPE_CHECKING:
@@ -269,7 +269,9 @@ class Publisher:
         sent: list[tuple[int, Move]] = []
         self._nacked, self._returned = set(), set()
         listed = [move for move in moves if not move.is_there]
-        self._note(IS_MOVING, [move.moved.moving for move in listed if move.moved is not None and move.moved.moving])
+        known = [move.moved for move in listed if move.moved is not None]
+        self._note(IS_MOVING, [moved.moving for moved in known if moved.moving])
+        self._note(IS_TURNING, [moved.turning for moved in known if moved.turning])
         for move in listed:
             if move.message is None:
                 move.is_there = True

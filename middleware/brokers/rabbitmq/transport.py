@@ -23,7 +23,7 @@ from ..broker_url import unanswered
 from ..deliveries import WithoutLeases
 from .delays import waiting
 from .deliveries import ChannelClaim
-from .journal import Journal, moved_of, word_of
+from .journal import Journal, moved_of
 from .messages import message_of
 from .names import AmqpNames
 from .policies import warn_of_bypasses, warn_of_policies
@@ -40,6 +40,7 @@ from .topology import (
     max_log_bytes,
     queue_type_of,
 )
+from .word import word_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -163,11 +164,12 @@ class AmqpTransport(WithoutLeases):
         if waits is None:
             home = self._home(message) if event is not None and event.outcome == Outcome.REDRIVEN else None
             if home is None:
-                return self._carry(self._made(tag, event, message, ("", list_name)))
+                return self._carry(self._made(tag, event, message, ("", list_name), arrives_in=list_name))
             return self._carry_home(tag, event, message, home, list_name)
         if wait_ms / 1000 > waits.seconds:
             log.info("delay.parted", task_id=task_id, queue=list_name, wanted=wait_ms / 1000, first=waits.seconds)
-        return self._carry(self._made(tag, event, waits.message, waits.target, self._delaying(list_name), seconds=waits.seconds))
+        seconds, prepare = waits.seconds, self._delaying(list_name)
+        return self._carry(self._made(tag, event, waits.message, waits.target, prepare, arrives_in=list_name, seconds=seconds))
 
     def dead_letter(
         self,
@@ -181,7 +183,9 @@ class AmqpTransport(WithoutLeases):
     ) -> Answer:
         """Move the message to a dead-letter queue, of the type of its origin, where that is there, or may be made."""
         prepare = self._looking(dead_letter_queue) if must_exist else self._keeping(dead_letter_queue, queue)
-        move = self.publisher.submit(self._made(tag, event, message, ("", dead_letter_queue), prepare))
+        move = self.publisher.submit(
+            self._made(tag, event, message, ("", dead_letter_queue), prepare, arrives_in=dead_letter_queue)
+        )
         if not must_exist:
             return Answer.DONE
         if not move.wait(MAX_LOOK):
@@ -200,12 +204,12 @@ class AmqpTransport(WithoutLeases):
         self._begun[held.tag] = name = start_of(opened(held.raw)["headers"])
         return name if self._starts.has(name) else None
 
-    def ask_moved(self, held: Held, then: Callable[[Successor], None]) -> None:
+    def ask_moved(self, held: Held, letters: frozenset[str], then: Callable[[Successor, Event | None], None]) -> None:
         if self._has_journal and self.claim is not None:
             self.claim.leave(held.tag)  # while it waits for the answer, others can be received
-            self._journal.ask(word_of(held.raw, held.queue), then)
+            self._journal.ask(word_of(held.raw, held.queue), letters, then)
         else:
-            then(Successor.UNKNOWN)
+            then(Successor.UNKNOWN, None)
 
     def release(self, held: Sequence[Held]) -> int:
         """Put messages that were not run back into their queues, unmarked, behind all others."""
@@ -242,7 +246,8 @@ class AmqpTransport(WithoutLeases):
             self.claim.rest()
         self._journal.close()
         self.publisher.close()
-        self._forget_starts(list(self._begun))  # who is told to stop is no crash
+        for tag in list(self._begun):
+            self._forget_start(tag)  # who is told to stop is no crash
         self._starts.close()
 
     # carrying out
@@ -268,16 +273,19 @@ class AmqpTransport(WithoutLeases):
         prepare: Callable[[Any, bool], bool] = lambda _, __: True,
         *,
         seconds: int = 0,
+        arrives_in: str = "",
     ) -> Move:
         claim = self.claim
         if claim is not None:
             claim.leave(tag)
-        if tag in self._begun:
-            self._forget_starts([tag])  # at once: what runs next may kill this worker before the event is confirmed
+        if message is None:
+            self._forget_start(tag)  # at once: what runs next may kill this worker before the event is confirmed
 
         def then(answer: Answer) -> None:
             if claim is None or not tag:
                 return
+            if answer is not Answer.MISSING:
+                self._forget_start(tag)  # not before: an attempt that ran, and whose move is lost with this worker, counts
             if answer is Answer.DONE:
                 claim.settle(tag)
             elif answer is Answer.REFUSED:
@@ -287,17 +295,23 @@ class AmqpTransport(WithoutLeases):
         held = None if claim is None else claim.held.get(tag)
         queue = "" if held is None else held.queue
         current = (lambda: True) if claim is None else (lambda: claim.is_current(tag, queue))
-        move = Move(event, then, made, target, prepare, current)
+        move = Move(event, then, made, target, prepare, current, event_id="" if event is None else event.event_id)
         if held is not None and self._has_journal:
-            if message is not None:
-                move.moved = moved_of(held.raw, message, queue, seconds)
-            elif held.was_moved and event is not None:
-                move.had = word_of(held.raw, queue)
+            self._write_words(move, held, message, seconds, arrives_in or queue)
         return move
 
-    def _forget_starts(self, tags: Sequence[str]) -> None:
-        for tag in tags:
-            self._starts.forget(self._begun.pop(tag))
+    def _write_words(self, move: Move, held: Held, message: bytes | None, seconds: int, arrives_in: str) -> None:
+        """What the journal is to be told of this move."""
+        if message is not None:
+            said: dict[str, Any] = {"target": arrives_in, "event": move.event, "now_ms": self.now_ms()}
+            move.moved = moved_of(held.raw, message, held.queue, seconds, **said)
+        elif held.was_moved and move.event is not None:
+            move.had = word_of(held.raw, held.queue)
+
+    def _forget_start(self, tag: str) -> None:
+        name = self._begun.pop(tag, None)
+        if name is not None:
+            self._starts.forget(name)
 
     def _delaying(self, queue: str) -> Callable[[Any, bool], bool]:
         def prepare(connection: Any, is_again: bool) -> bool:
@@ -332,7 +346,7 @@ class AmqpTransport(WithoutLeases):
                 moves[0].target = ("", queue)
             return True
 
-        moves.append(self._made(tag, event, message, home, prepare))
+        moves.append(self._made(tag, event, message, home, prepare, arrives_in=queue))
         self.publisher.submit(moves[0])
         return Answer.DONE
 

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from redelivery.middleware.brokers.rabbitmq.messages import message_of
 from redelivery.middleware.brokers.rabbitmq.names import BITS, MAX_DELAY, AmqpNames, delay_key
+from redelivery.middleware.brokers.rabbitmq.peek import Look
 from redelivery.middleware.messages.envelope import HEADER, Envelope
 from redelivery.middleware.messages.steps import iso, opened, sealed
-from redelivery.workers.brokers.rabbitmq.peek import Look
 from tests.conformance.brokers import Place
 from tests.support.running import Shop, until
 

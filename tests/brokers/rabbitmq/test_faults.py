@@ -12,10 +12,11 @@ from structlog.testing import capture_logs
 from redelivery.middleware.brokers.rabbitmq.messages import message_of
 from redelivery.middleware.brokers.rabbitmq.names import OUTCOMES
 from redelivery.middleware.brokers.rabbitmq.publisher import Move
+from redelivery.middleware.brokers.rabbitmq.topology import has_queue
 from redelivery.middleware.brokers.rabbitmq.transport import AmqpTransport
 from redelivery.middleware.messages.envelope import Envelope
 from redelivery.middleware.messages.steps import sealed
-from redelivery.middleware.ports import Answer
+from redelivery.middleware.ports import Answer, ignore
 from tests.faults.chaos.proxy import Proxy
 from tests.support.desk import task_message
 from tests.support.rabbit import TAP
@@ -227,6 +228,67 @@ def test_a_letter_that_cannot_be_routed_is_kept_and_tried_again(rabbit: Rabbit, 
             connection.default_channel.queue_declare("DLQ.nowhere", durable=True, auto_delete=False)
         until(ended.is_set, what="it to be routed")
         assert (move.answer, rabbit.depth("DLQ.nowhere")) == (Answer.DONE, 1)
+    finally:
+        transport.close()
+
+
+def test_what_fits_into_no_frame_any_more_waits_and_holds_nobody_up(rabbit: Rabbit, rabbit_shop: Callable[..., Shop]) -> None:
+    """A producer's header of 130 kB leaves no room for ours: its move cannot be published, and all others go on."""
+    here = rabbit_shop()
+    worker = here.start()
+    wide = task_message("wide", "tests.support.shop.fails", x="x" * 130_000)
+    with rabbit.connection() as connection:
+        connection.default_channel.basic_publish(message_of(sealed(wide), target=("", "celery")), "", "celery")
+    until(lambda: "transition.failed" in worker.text, 120, "the move to be put aside")
+    others = {"succeeded": [here.send("ok"), here.send("fails", 1)], "dead_lettered": [here.send("fails")]}
+    for outcome, ids in others.items():
+        all_ended(here, ids, outcome)
+    assert worker.process.poll() is None, worker.text[-3000:]
+    assert here.leftovers() == {"unacked": 1}
+    assert len(here.runs("wide")) == 1
+
+
+@pytest.mark.parametrize("way", ["returned", "refused"])
+def test_what_the_broker_does_not_take_is_not_done_whatever_goes_with_it(
+    rabbit: Rabbit, rabbit_shop: Callable[..., Shop], way: str
+) -> None:
+    """Two moves of one batch: the broker has answered for the first before the second is published. Only the second is done."""
+    transport, going, target = AmqpTransport.of(rabbit_shop().app), threading.Event(), ("", "DLQ.first")
+    publisher = transport.publisher
+    with rabbit.connection() as connection:
+        channel = connection.default_channel
+        channel.queue_declare("second", durable=True, auto_delete=False)
+        if way == "refused":
+            full = {"x-max-length": 1, "x-overflow": "reject-publish"}
+            channel.queue_declare(target[1], durable=True, auto_delete=False, arguments=full)
+            channel.basic_publish(message_of(sealed(task_message("filler")), target=target), *target)
+
+    def hold(_: Any, __: bool) -> bool:
+        return going.wait(30)
+
+    def answered(connection: Any, _: bool) -> bool:
+        """As a declaration does, it reads what the broker says."""
+        until(lambda: has_queue(connection, "second") and not publisher._open, what="the answer for the first")
+        return True
+
+    def move(name: str, where: tuple[str, str], prepare: Callable[[Any, bool], bool]) -> Move:
+        return publisher.submit(Move(None, ignore, message_of(sealed(task_message(name)), target=where), where, prepare))
+
+    try:
+        with capture_logs() as told:
+            before = move("before", ("", "second"), hold)
+            first = move("first", target, lambda _, __: True)
+            second = move("second", ("", "second"), answered)
+            going.set()
+            assert before.wait(60)
+            assert second.wait(60)
+        assert (first.answer, second.answer) == (None, Answer.DONE)
+        assert [line["routing_key"] for line in told if line["event"] == "transition.unroutable"] == [target[1]]
+        with rabbit.connection() as connection:
+            connection.default_channel.queue_delete(target[1])
+            connection.default_channel.queue_declare(target[1], durable=True, auto_delete=False)
+        assert first.wait(60)
+        assert (first.answer, rabbit.depth(target[1])) == (Answer.DONE, 1)
     finally:
         transport.close()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
+from collections import Counter
 from typing import TYPE_CHECKING, Any, cast
 
 import amqp
@@ -16,17 +17,20 @@ from redelivery.middleware.brokers.rabbitmq.journal import (
     HAS_HAD,
     HAS_MOVED,
     IS_MOVING,
+    IS_TURNING,
     IS_UNRECORDED,
     Journal,
     Moved,
     entry,
     moved_of,
-    word_of,
 )
 from redelivery.middleware.brokers.rabbitmq.messages import message_of
 from redelivery.middleware.brokers.rabbitmq.names import JOURNAL
 from redelivery.middleware.brokers.rabbitmq.topology import declare_journal
-from redelivery.middleware.messages.steps import deferred, redelivered, redriven, sealed
+from redelivery.middleware.brokers.rabbitmq.word import word_of
+from redelivery.middleware.messages.events import Outcome
+from redelivery.middleware.messages.recording import about
+from redelivery.middleware.messages.steps import dead, deferred, redelivered, redriven, sealed
 from redelivery.middleware.ports import Successor
 from tests.support.desk import task_message
 from tests.support.rabbit import TAP
@@ -36,6 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    from redelivery.middleware.messages.events import Event
     from tests.support.rabbit import Rabbit
 
 POLICY = {"redelivery_delay": 0.1, "redelivery_delay_multiplier": 1.0, "max_delivery_attempts": 2}
@@ -55,14 +60,14 @@ def here(request: pytest.FixtureRequest, rabbit: Rabbit, folder: Path) -> Iterat
 
 @pytest.fixture
 def dying(here: Shop, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
-    """Starts a worker that is to die at a step, and has it run a task until it has; the task's id."""
+    """Starts a worker that is to die at a step, the `times`-th time; has it run a task until it has, if one is named; its id."""
 
-    def die(order: str, task: str, *args: Any) -> str:
+    def die(order: str, task: str = "", *args: Any, times: int = 1, queues: str = "celery") -> str:
         with monkeypatch.context() as told:
             told.setenv("CHAOS_KILLS", str(here.folder / "kills"))
-            told.setenv("CHAOS_ORDER", f"{order}:1")
-            worker = here.start(pool="threads")
-        task_id = str(here.app.send_task(f"tests.support.shop.{task}", args).id)
+            told.setenv("CHAOS_ORDER", f"{order}:{times}")
+            worker = here.start("-Q", queues, pool="threads")
+        task_id = str(here.app.send_task(f"tests.support.shop.{task}", args).id) if task else ""
         assert worker.process.wait(60) == -signal.SIGKILL, worker.text[-3000:]
         return task_id
 
@@ -120,6 +125,19 @@ def test_what_was_to_be_moved_and_was_not_is_delivered_again(here: Shop, dying: 
     assert KNOWN not in worker.text
 
 
+@pytest.mark.parametrize("order", ["moving.before", "moving.after"])
+def test_an_attempt_that_ran_counts_though_its_move_was_lost_a_second_time(
+    here: Shop, dying: Callable[..., str], order: str
+) -> None:
+    """The first crash counts against nobody. The second worker has recorded the start, and dies before it moves the message."""
+    task_id = dying(order, "fails")
+    dying(order, times=2)  # what it does first is to hand the message over again
+    here.start(pool="threads")
+    here.ended(task_id, "dead_lettered", 120)
+    quiet(here)
+    assert len(here.runs(task_id)) == POLICY["max_delivery_attempts"] + 1
+
+
 @pytest.mark.parametrize("order", ["moved.after", "record.after", "acknowledge.before"])
 def test_what_was_dead_when_its_worker_died_is_one_letter(here: Shop, dying: Callable[..., str], order: str) -> None:
     """And is recorded as dead once."""
@@ -131,17 +149,49 @@ def test_what_was_dead_when_its_worker_died_is_one_letter(here: Shop, dying: Cal
     assert here.outcomes_of(task_id).count("dead_lettered") == len(here.runs(task_id)) == 1
 
 
-@pytest.mark.parametrize("order", ["dead_letter.before", "confirm.before", "dead_letter.after", "record.before"])
-def test_what_died_before_its_word_was_written_is_never_acknowledged_away(
-    here: Shop, dying: Callable[..., str], order: str
-) -> None:
-    """Whether its letter arrived or not, it is delivered again. Where it did arrive, there may be two then: none is too few."""
+@pytest.mark.parametrize("order", ["confirm.before", "dead_letter.after", "record.before"])
+def test_what_was_dying_when_its_worker_died_is_one_letter(here: Shop, dying: Callable[..., str], order: str) -> None:
+    """Its worker died before it had heard that the letter was there, or before it recorded it: the letter is found in its queue."""
+    others = [str(here.app.send_task("tests.support.shop.raises", ("dead_letter",)).id) for _ in range(3)]
+    first = here.start(pool="threads")
+    for each in others:
+        here.ended(each, "dead_lettered")
+    first.stop()
     task_id = dying(order, "raises", "dead_letter")
-    before = len(here.letters())
+    worker = here.start(pool="threads")
+    until(lambda: KNOWN in worker.text, what="the original to be known")
+    quiet(here)
+    assert Counter(letter["headers"]["id"] for letter in here.letters()) == Counter([*others, task_id])
+    assert here.outcomes_of(task_id) == ["published", "dead_lettered"]
+    assert here.events_of(task_id)[-1].reason == here.events_of(others[0])[-1].reason
+    assert len(here.runs(task_id)) == 1
+
+
+@pytest.mark.parametrize("order", ["confirm.before", "redrive.after", "record.before", "acknowledge.before"])
+def test_what_was_redriven_when_its_worker_died_lives_once_more_once(here: Shop, dying: Callable[..., str], order: str) -> None:
+    """A worker that consumes the dead-letter queue sends its letters back, and dies before it has recorded or acknowledged that."""
+    task_id = str(here.app.send_task("tests.support.shop.raises", ("dead_letter",)).id)
+    first = here.start(pool="threads")
+    here.ended(task_id, "dead_lettered")
+    first.stop()
+    dying(order, queues="DLQ.celery")
+    worker = here.start("-Q", "celery,DLQ.celery", pool="threads")
+    until(lambda: KNOWN in worker.text, what="the letter to be known")
+    quiet(here)
+    assert here.outcomes_of(task_id) == ["published", "dead_lettered", "redriven", "dead_lettered"]
+    assert len(here.letters("DLQ.DLQ.celery")) + len(here.letters()) == 1
+    assert len(here.runs(task_id)) == 2
+
+
+@pytest.mark.parametrize("order", ["moving.before", "moving.after", "dead_letter.before"])
+def test_what_died_before_its_letter_was_there_is_delivered_again(here: Shop, dying: Callable[..., str], order: str) -> None:
+    """Whatever was written: no letter is found, and the message itself goes on and dies."""
+    task_id = dying(order, "raises", "dead_letter")
+    assert here.letters() == []
     worker = here.start(pool="threads")
     here.ended(task_id, "dead_lettered")
     quiet(here)
-    assert len(here.letters()) == before + 1
+    assert [letter["headers"]["id"] for letter in here.letters()] == [task_id]
     assert KNOWN not in worker.text
 
 
@@ -253,7 +303,7 @@ def answers(journal: Journal, words: list[bytes]) -> dict[bytes, Successor]:
     """Ask for these words; the answers, by and by."""
     told: dict[bytes, Successor] = {}
     for word in words:
-        journal.ask(word, lambda known, word=word: told.update({word: known}))  # type: ignore[misc]
+        journal.ask(word, frozenset(), lambda known, _, word=word: told.update({word: known}))  # type: ignore[misc]
     return told
 
 
@@ -291,11 +341,40 @@ def test_what_became_of_a_successor_tells_that_it_was_there(
     assert told == {known: Successor.SEEN, unknown: Successor.UNKNOWN}
 
 
+def test_a_letter_is_looked_for_in_no_queue_but_those_of_its_policy(rabbit: Rabbit, journal: Journal) -> None:
+    """Anybody may write into the journal. Where the policy does name the queue, the letter is found, and its event is told."""
+    first = task_message("a")
+    letter = dead(first, "celery", dead_letter_queue="theirs", reason="rejected", at_ms=1, seen_ms=1, attempt=None, failed=None)
+    event = about(first["headers"], "celery", b"", Outcome.DEAD_LETTERED, reason="rejected")
+    moved = moved_of(sealed(first), sealed(letter), "celery", 0, target="theirs", event=event, now_ms=7)
+    assert moved is not None
+    with rabbit.connection() as connection:
+        connection.default_channel.queue_declare("theirs", durable=True, auto_delete=False)
+        connection.default_channel.basic_publish(message_of(sealed(letter), target=("", "theirs")), "", "theirs")
+    write(rabbit, entry(IS_TURNING, [moved.turning]))
+    told: dict[str, tuple[Successor, Event | None]] = {}
+    for name in ("DLQ.celery", "theirs"):
+        journal.ask(moved.word, frozenset({name}), lambda known, event, name=name: told.update({name: (known, event)}))  # type: ignore[misc]
+        until(lambda name=name: name in told, what="the answer")  # type: ignore[misc]
+        with rabbit.connection() as connection:
+            found = connection.default_channel.basic_get("theirs")
+            assert found.delivery_info["redelivered"] == (name == "theirs")
+            connection.default_channel.basic_reject(found.delivery_tag, requeue=True)
+        with rabbit.connection() as connection:
+            connection.default_channel.queue_purge("theirs")
+            connection.default_channel.basic_publish(message_of(sealed(letter), target=("", "theirs")), "", "theirs")
+    assert told["DLQ.celery"] == (Successor.UNKNOWN, None)
+    known, told_of = told["theirs"]
+    assert known is Successor.SEEN
+    assert told_of is not None
+    assert (told_of.task_id, told_of.outcome, told_of.reason, told_of.at_ms) == ("a", "dead_lettered", "rejected", 7)
+
+
 def test_a_successor_that_is_long_in_coming_is_not_waited_for() -> None:
     """Nor is a letter, which nobody is handed."""
     assert Moved(b"w" * 16, b"s" * 16, 60).moving
     assert not Moved(b"w" * 16, b"s" * 16, 61).moving
-    assert not Moved(b"w" * 16).moving
+    assert not Moved(b"w" * 16, b"s" * 16, dead_letter_queue="DLQ.celery").moving
 
 
 def test_a_journal_that_cannot_be_read_holds_nobody_up(rabbit: Rabbit) -> None:
@@ -303,7 +382,7 @@ def test_a_journal_that_cannot_be_read_holds_nobody_up(rabbit: Rabbit) -> None:
     told: list[Successor] = []
     made = Journal(lambda: opened(rabbit), JOURNAL)  # never declared
     with capture_logs() as lines:
-        made.ask(b"w" * 16, told.append)
+        made.ask(b"w" * 16, frozenset(), lambda known, _: told.append(known))
         until(lambda: told, what="the answer")
     assert told == [Successor.UNKNOWN]
     assert [line["event"] for line in lines] == ["journal.unread"]
@@ -321,7 +400,7 @@ def test_a_word_is_of_one_delivery_of_one_message() -> None:
     handed = {**first, "properties": {**first["properties"], "delivery_tag": "7"}}
     assert word_of(sealed(handed), "celery") == word_of(raws[0], "celery")
     for before, after in ((first, again), (first, waiting), (waiting, again), (again, alive)):
-        made = moved_of(sealed(before), sealed(after), "celery", 3)
-        assert made == Moved(word_of(sealed(before), "celery"), word_of(sealed(after), "celery"), 3)
-        assert moved_of(sealed(after), sealed(before), "celery", 3) is None
-    assert moved_of(raws[0], raws[0], "celery", 0) is None
+        made = moved_of(sealed(before), sealed(after), "celery", 3, target="other")
+        assert made == Moved(word_of(sealed(before), "celery"), word_of(sealed(after), "other"), 3)
+        assert moved_of(sealed(after), sealed(before), "celery", 3, target="other") is None
+    assert moved_of(raws[0], raws[0], "celery", 0, target="celery") is None

@@ -19,11 +19,11 @@ from redelivery.errors import BrokerError
 from redelivery.middleware.brokers.rabbitmq import channel as amqp_channel
 from redelivery.middleware.brokers.rabbitmq.events import packed
 from redelivery.middleware.brokers.rabbitmq.names import OUTCOMES, OUTCOMES_EXCHANGE, AmqpNames
+from redelivery.middleware.brokers.rabbitmq.peek import Look, depth_of
 from redelivery.middleware.brokers.rabbitmq.topology import declare_outcomes
 from redelivery.middleware.messages.events import Event, Numbering, Outcome
 from redelivery.workers.brokers.rabbitmq import gaps as amqp_gaps
 from redelivery.workers.brokers.rabbitmq.outcome_log import Listening, export_outcomes
-from redelivery.workers.brokers.rabbitmq.peek import Look, depth_of
 from tests.conformance.brokers import Place, letter
 from tests.faults.chaos.proxy import Proxy
 from tests.support.desk import LETTERS, QUEUE, Desk, task_message

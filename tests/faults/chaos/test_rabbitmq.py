@@ -69,7 +69,7 @@ def test_what_came_after_the_export_is_told_from_what_is_lost(folder: Path, rabb
 
 def told(*outcomes: str, **facts: Any) -> list[dict[str, Any]]:
     """These events of one life."""
-    life = {"task_id": "t", "generation": 0, "queue": "celery", "reason": ""}
+    life = {"task_id": "t", "generation": 0, "queue": "celery", "reason": "", "delivery": 1}
     return [{**life, "event_id": str(at), "at_ms": at, "outcome": outcome, **facts} for at, outcome in enumerate(outcomes)]
 
 
@@ -141,6 +141,13 @@ def test_what_a_crash_put_back_after_its_end_is_named() -> None:
     """It has not ended again; the history holds the crash."""
     made = account(told("published", "succeeded", "redelivery_scheduled", reason="worker_lost"), [], [], [], {})
     assert (made.words, made.faults) == ({LIFE: "resurrected"}, [])
+
+
+def test_the_original_of_what_has_ended_may_be_acknowledged_after_that() -> None:
+    """It is recorded as handed over again, by its own number; the delivery that ended is the next one."""
+    ended = told("published", "redelivery_scheduled", "succeeded", delivery=2)
+    known = [*ended, {**ended[1], "event_id": "late", "at_ms": 9, "delivery": 1, "reason": "worker_lost"}]
+    assert account(known, [], [], [], {}).words == {}
 
 
 def test_a_letter_of_a_life_that_nobody_recorded_is_named() -> None:

@@ -15,11 +15,11 @@ from amqp.exceptions import NotFound
 
 from redelivery.errors import BrokerError
 from redelivery.middleware.brokers.rabbitmq.events import events_of
+from redelivery.middleware.brokers.rabbitmq.peek import Look
 from redelivery.middleware.brokers.rabbitmq.policies import bypasses_of, bypassing_policies
 
 from ...ports import Condition, Ending, LogState, NotKnown
 from .outcome_log import body_of
-from .peek import Look
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from redelivery.errors import BrokerError, RedriveError
 from redelivery.middleware.brokers.rabbitmq.messages import envelope_of, message_of
 from redelivery.middleware.brokers.rabbitmq.names import DELAY_PREFIX
+from redelivery.middleware.brokers.rabbitmq.peek import Look, depth_of
 from redelivery.middleware.brokers.rabbitmq.publisher import Move
 from redelivery.middleware.messages.envelope import ANNOUNCED, HEADER, mapping
 from redelivery.middleware.messages.events import Outcome, Reason
@@ -32,15 +33,13 @@ from redelivery.middleware.transitions.homes import Homes
 
 from ...letters import Contents
 from .letters import TIMEOUT, UNCONFIRMED, AmqpLetterStore
-from .peek import Look, depth_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from redelivery.middleware.brokers.rabbitmq.peek import Found
     from redelivery.middleware.brokers.rabbitmq.transport import AmqpTransport
     from redelivery.middleware.runtime import Runtime
-
-    from .peek import Found
 
 #: RabbitMQ's words for why it ended a message, and ours.
 REASONS = {

@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING
 
 from redelivery.middleware.brokers.rabbitmq.delays import waiting
 from redelivery.middleware.brokers.rabbitmq.names import BITS, address
+from redelivery.middleware.brokers.rabbitmq.peek import Look, depth_of
 from redelivery.middleware.ports import Answer
 
 from ...letters import Contents
 from ...ports import Delayed
 from .letters import carry_out
-from .peek import Look, depth_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -12,11 +12,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from redelivery.middleware.brokers.rabbitmq.peek import Look, depth_of
+
 from ...export.sightings import DEAD_LETTER, DELAYED, QUEUE
 from ...letters import Contents, Letter
 from .delay_store import AmqpDelayStore
 from .outcome_log import Listening
-from .peek import Look, depth_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable

@@ -21,6 +21,7 @@ from amqp.exceptions import NotFound
 
 from redelivery.errors import BrokerError
 from redelivery.middleware.brokers.rabbitmq.messages import message_of
+from redelivery.middleware.brokers.rabbitmq.peek import Found, Look, depth_of
 from redelivery.middleware.brokers.rabbitmq.publisher import Move
 from redelivery.middleware.brokers.rabbitmq.topology import declare_letters, queue_type_of
 from redelivery.middleware.messages.steps import opened
@@ -28,7 +29,6 @@ from redelivery.middleware.ports import Answer, ignore
 
 from ...letters import Letter, may_be
 from ...ports import DeadLetterQueue, LetterPage
-from .peek import Found, Look, depth_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence

@@ -10,9 +10,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from redelivery.middleware.brokers.rabbitmq.names import BITS
+from redelivery.middleware.brokers.rabbitmq.peek import counts_of, depth_of
 
 from ...ports import Gauge
-from .peek import counts_of, depth_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping

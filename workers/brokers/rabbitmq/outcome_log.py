@@ -24,10 +24,10 @@ from amqp.exceptions import ResourceLocked
 
 from redelivery.errors import BrokerError, EnvelopeError, InputError
 from redelivery.middleware.brokers.rabbitmq.events import events_of
+from redelivery.middleware.brokers.rabbitmq.peek import MAX_HELD, Look, depth_of
 
 from ...export.batch import Batch, Refused, storable
 from ...ports import ExportResult, Tail
-from .peek import MAX_HELD, Look, depth_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, cast
 
 from amqp.exceptions import AMQPError, ResourceLocked
 
-from .peek import counts_of
+from redelivery.middleware.brokers.rabbitmq.peek import counts_of
 
 if TYPE_CHECKING:
     from kombu import Connection

@@ -108,8 +108,9 @@ def _word(told: list[Mapping[str, Any]], lying: int, *, was_redriven: bool) -> s
         return "phantom_dead_letter"
     if words["dead_lettered"] and not closed and not lying and not was_redriven:
         return "missing_dead_letter"
-    ended = max(event["at_ms"] for event in told if event["outcome"] in TERMINAL)
-    if any(event["outcome"] == "redelivery_scheduled" and event["at_ms"] > ended for event in told):
+    ended = max((event for event in told if event["outcome"] in TERMINAL), key=lambda event: event["at_ms"])
+    again = [event for event in told if event["outcome"] == "redelivery_scheduled"]
+    if any(event["at_ms"] > ended["at_ms"] and event["delivery"] >= ended["delivery"] for event in again):
         return "resurrected"
     return "balanced"
 

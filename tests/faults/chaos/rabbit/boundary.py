@@ -20,14 +20,14 @@ from redelivery.middleware.brokers.rabbitmq import channel as amqp_channel
 from redelivery.middleware.brokers.rabbitmq import transport as amqp
 from redelivery.middleware.brokers.rabbitmq.channel import Channel
 from redelivery.middleware.brokers.rabbitmq.deliveries import ChannelClaim
-from redelivery.middleware.brokers.rabbitmq.journal import HAS_HAD, HAS_MOVED, IS_MOVING, IS_UNRECORDED
+from redelivery.middleware.brokers.rabbitmq.journal import HAS_HAD, HAS_MOVED, IS_MOVING, IS_TURNING, IS_UNRECORDED
 from redelivery.middleware.brokers.rabbitmq.names import DELAY_PREFIX, JOURNAL, OUTCOMES
+from redelivery.middleware.brokers.rabbitmq.peek import Look
 from redelivery.middleware.brokers.rabbitmq.publisher import Publisher
 from redelivery.middleware.brokers.rabbitmq.start_markers import Starts
 from redelivery.middleware.messages.events import Outcome, Reason
 from redelivery.workers.brokers.rabbitmq import letters as amqp_letters
 from redelivery.workers.brokers.rabbitmq import outcome_log as amqp_outcomes
-from redelivery.workers.brokers.rabbitmq.peek import Look
 from tests.faults.chaos.boundary import begin, here, stand_around
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 __all__ = ["install", "step_of"]
 
 #: The words of the journal.
-NOTES = {IS_MOVING: "moving", HAS_MOVED: "moved", IS_UNRECORDED: "moved", HAS_HAD: "had"}
+NOTES = {IS_MOVING: "moving", IS_TURNING: "moving", HAS_MOVED: "moved", IS_UNRECORDED: "moved", HAS_HAD: "had"}
 #: What the moves of an operator's command are, by its role.
 OF_ROLE = {"redrive": "redrive", "move": "move", "importer": "import", "reschedule": "reschedule", "cancel": "cancel"}
 

@@ -14,7 +14,7 @@ from kombu import Queue
 from webhooks.rabbit_node import USER
 
 from redelivery.middleware.brokers.rabbitmq.names import JOURNAL, OUTCOMES
-from redelivery.workers.brokers.rabbitmq.peek import Look
+from redelivery.middleware.brokers.rabbitmq.peek import Look
 from redelivery.workers.letters import Letter
 from tests.faults.chaos.fleet import Fleet
 from tests.faults.chaos.proxy import Proxy
@@ -42,6 +42,8 @@ ARGUMENTS: Mapping[str, Mapping[str, Any]] = {QUORUM: {"x-queue-type": "quorum"}
 
 #: Seconds for which an answer of the node's is believed: each costs a process.
 LOOK_EVERY = 0.7
+#: Seconds after a restart in which RabbitMQ hands on what was between two levels of a delay: three minutes, and a few.
+RESTORING = 200.0
 
 
 def queues() -> list[Queue]:
@@ -64,6 +66,7 @@ class RabbitFleet(Fleet):
         self.node = Node(folder / "rabbit") if node is None else node
         self._depths: dict[str, tuple[int, int]] | None = None
         self._looked_at = 0.0
+        self._restarted_at: float | None = None
 
     def _open_broker(self) -> None:
         if self._is_own:
@@ -88,6 +91,11 @@ class RabbitFleet(Fleet):
         """Kill the node, and start it again: all that it had confirmed is there."""
         self.node.kill()
         self.node.start()
+        self._restarted_at = time.monotonic()
+
+    def is_restoring(self) -> bool:
+        """Whether what was between two levels of a delay may yet come: no queue counts it until then."""
+        return self._restarted_at is not None and time.monotonic() < self._restarted_at + RESTORING
 
     def _told_besides(self, queues: str) -> Mapping[str, str]:
         """A worker that consumes the quorum queue knows it."""

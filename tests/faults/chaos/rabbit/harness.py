@@ -14,7 +14,7 @@ from celery import Celery
 
 from redelivery.middleware.brokers.rabbitmq.events import events_of
 from redelivery.middleware.brokers.rabbitmq.names import OUTCOMES
-from redelivery.workers.brokers.rabbitmq.peek import Look
+from redelivery.middleware.brokers.rabbitmq.peek import Look
 from tests.faults.chaos.lines import read_lines
 from tests.faults.chaos.rabbit.account import Account, account
 from tests.faults.chaos.rabbit.commands import RabbitCommands
@@ -130,7 +130,7 @@ class RabbitRun(Turns):
     # the end
 
     def _is_busy(self) -> bool:
-        return self._commands.are_running() or self.fleet.alive("importer") is not None
+        return self._commands.are_running() or self.fleet.alive("importer") is not None or self.fleet.is_restoring()
 
     def judge(self) -> Account:
         """Export by the product's own commands, and give an account."""

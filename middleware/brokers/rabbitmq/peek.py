@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from amqp.exceptions import AMQPError, NotFound
 
-from redelivery.middleware.brokers.rabbitmq.messages import delivery_count, envelope_of
+from .messages import delivery_count, envelope_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -1,0 +1,71 @@
+"""What the journal of moves costs on RabbitMQ: `./dev python -m benchmarks.journal --work noop --rounds 3`.
+
+The same worker runs the same tasks with the journal and without it, turn about, each on a fresh node. Without it the broker's user
+may not declare the journal. The product has no switch for it. The last line says, as JSON, the figures of each pair, their ratios
+(with the journal against without it), and the medians of these. Beside other work the processor says more than the rate.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+from typing import Any
+
+from benchmarks.sides import ROOT
+from benchmarks.throughput import failing, ordinary
+
+__all__ = ["measured"]
+
+#: How many tasks: that do nothing, or that fail five times.
+TASKS = {"noop": 6000, "failing": 1000}
+
+
+def measured(work: str, tasks: int, queue_type: str, *, journal: bool) -> dict[str, float]:
+    """The rate of one worker, and what worker and broker use of the processor for each task or attempt (µs), in this process."""
+    broker: dict[str, Any] = {"broker": "rabbitmq", "queue_type": queue_type, "journal": "yes" if journal else "no"}
+    if work == "noop":
+        figures = ordinary("redelivery", tasks=tasks, pool="prefork", **broker)
+    else:
+        figures = failing("redelivery", tasks=tasks, **broker)
+    processor = sum(figure.value for name, figure in figures.items() if name.endswith("_processor"))
+    (rate,) = (figure.value for name, figure in figures.items() if name.endswith("_per_second"))
+    return {"rate": round(rate), "processor": round(processor)}
+
+
+def _apart(work: str, tasks: int, queue_type: str, journal: str) -> dict[str, float]:
+    """The same in a process of its own: an app knows one broker."""
+    words = ["--work", work, "--tasks", str(tasks), "--queue", queue_type, "--once", journal]
+    command = [sys.executable, "-m", "benchmarks.journal", *words]
+    figures: dict[str, float] = json.loads(subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True).stdout)
+    return figures
+
+
+def main() -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(prog="./dev python -m benchmarks.journal")
+    parser.add_argument("--work", choices=list(TASKS), default="noop", help="tasks that do nothing, or that fail five times")
+    parser.add_argument("--queue", choices=["classic", "quorum"], default="classic")
+    parser.add_argument("--rounds", type=int, default=3, help="how many pairs (3)")
+    parser.add_argument("--tasks", type=int, help="how many tasks (6000 that do nothing, 1000 that fail)")
+    parser.add_argument("--once", choices=["yes", "no"], help="measure only with the journal, or only without it")
+    said = parser.parse_args()
+    tasks = said.tasks or TASKS[said.work]
+    if said.once is not None:
+        sys.stdout.write(json.dumps(measured(said.work, tasks, said.queue, journal=said.once == "yes")) + "\n")
+        return
+    pairs = []
+    for number in range(said.rounds):
+        order = ("yes", "no") if number % 2 else ("no", "yes")
+        pairs.append({journal: _apart(said.work, tasks, said.queue, journal) for journal in order})
+    told: dict[str, Any] = {"work": said.work, "queue": said.queue, "tasks": tasks, "pairs": pairs}
+    for name in ("rate", "processor"):
+        ratios = [round(pair["yes"][name] / pair["no"][name], 3) for pair in pairs]
+        told[name] = {"ratios": ratios, "median": round(statistics.median(ratios), 3)}
+    sys.stdout.write(json.dumps(told) + "\n")
+
+
+if __name__ == "__main__":
+    main()

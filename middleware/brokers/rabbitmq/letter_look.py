@@ -1,0 +1,92 @@
+"""The look for dead letters whose worker died before their event was recorded (`journal`).
+
+Enters: a connection, a dead-letter queue, and the words of the letters. Leaves: which of them lie there. The look takes the letters
+and gives them back, as an operator's does (`peek`). Two looks at once would hide letters from each other, so each holds an
+exclusive queue while it lasts. Limits: a queue that somebody consumes is not looked into, because its letters may have gone; nor is
+one that is longer than `MAX_LETTERS`. A letter that an operator's command holds is not found.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from amqp.exceptions import NotFound, ResourceLocked
+
+from ...logs import log
+from .peek import Look
+from .word import word_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+#: The exclusive queue of a worker that looks.
+LOOKING = "redelivery.looking"
+#: Dead letters that are looked at, at the most.
+MAX_LETTERS = 10_000
+#: Seconds that a look waits for another one to end, and between two tries.
+PATIENCE, STEP = 15.0, 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """What a look has found; `is_consumed`: somebody consumes the queue, so that nothing was looked at."""
+
+    found: frozenset[bytes] = frozenset()
+    is_consumed: bool = False
+
+
+NOT_LOOKED = Looked()
+
+
+def look_for(kombu: Any, queue: str, wanted: set[bytes]) -> Looked:
+    """Which of these words are of letters that lie in this queue. Raises what the connection raises."""
+    depth, consumers = _size(kombu, queue)
+    if consumers or depth > MAX_LETTERS:
+        return Looked(is_consumed=consumers > 0)
+    found: set[bytes] = set()
+    with _alone(kombu) as is_alone:
+        if not is_alone:
+            return NOT_LOOKED
+        with Look(kombu, queue, most=MAX_LETTERS) as look:
+            for letter in look:
+                found |= wanted & {word_of(letter.raw, queue)}
+                if found == wanted:
+                    break
+    log.info("dead_letters.looked_for", dead_letter_queue=queue, wanted=len(wanted), found=len(found), looked_at=look.held)
+    return Looked(frozenset(found))
+
+
+def _size(kombu: Any, queue: str) -> tuple[int, int]:
+    """How many messages are ready in this queue, and how many consumers it has."""
+    with kombu.connection.channel() as channel:
+        try:
+            declared = channel.queue_declare(queue, passive=True)
+        except NotFound:
+            return 0, 0
+        return int(declared.message_count), int(declared.consumer_count)
+
+
+@contextlib.contextmanager
+def _alone(kombu: Any) -> Iterator[bool]:
+    """Whether nobody else looks, while this lasts."""
+    until = time.monotonic() + PATIENCE
+    while not (is_alone := _locked(kombu)) and time.monotonic() < until:
+        time.sleep(STEP)  # the broker tells nobody when a queue goes
+    try:
+        yield is_alone
+    finally:
+        if is_alone:
+            with kombu.connection.channel() as channel:
+                channel.queue_delete(LOOKING)
+
+
+def _locked(kombu: Any) -> bool:
+    with kombu.connection.channel() as channel:
+        try:
+            channel.queue_declare(LOOKING, exclusive=True)
+        except ResourceLocked:
+            return False
+    return True
