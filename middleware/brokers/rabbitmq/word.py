@@ -8,7 +8,8 @@ from __future__ import annotations
 import hashlib
 import json
 
-from ...messages.steps import HEADER, opened
+from ...messages.envelope import HEADER
+from ...messages.steps import opened
 
 #: Bytes of a word.
 WORD = 16
