@@ -236,7 +236,7 @@ def test_what_fits_into_no_frame_any_more_waits_and_holds_nobody_up(rabbit: Rabb
     """A producer's header of 130 kB leaves no room for ours: its move cannot be published, and all others go on."""
     here = rabbit_shop()
     worker = here.start()
-    wide = task_message("wide", "tests.support.shop.fails", x="x" * 130_000)
+    wide = task_message("wide", "tests.support.shop.fails", x="x" * 130_800)
     with rabbit.connection() as connection:
         connection.default_channel.basic_publish(message_of(sealed(wide), target=("", "celery")), "", "celery")
     until(lambda: "transition.failed" in worker.text, 120, "the move to be put aside")
