@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from redelivery.workers.brokers.rabbitmq.peek import Look
+from redelivery.middleware.brokers.rabbitmq.peek import Look
 from tests.conformance.brokers import Place, letter
 from tests.support.desk import LETTERS, QUEUE, task_message
 from tests.support.web_page import WebPage

@@ -122,8 +122,8 @@ def _counted(here: Shop, rabbit: Rabbit, attempts: int) -> dict[str, Any]:
 
 def _life(letter: dict[str, Any]) -> tuple[str, int, int, str]:
     """The life that a letter is of."""
-    read = Letter.of(json.dumps(letter).encode()).contents
-    return read.task_id, read.nesting, read.envelope.generation, read.envelope.life_queue("celery")
+    read = Letter.of(json.dumps(letter).encode())
+    return read.task_id, read.nesting, read.generation, read.envelope.life_queue("celery")
 
 
 def main() -> None:
