@@ -52,6 +52,7 @@ class Redelivery(Runtime):
         app.steps["consumer"].add("redelivery.middleware.worker.bootstep:Ingress")
         app.steps["consumer"].add("redelivery.workers.duties.bootstep:Duties")
         app.steps["consumer"].add("redelivery.workers.duties.remote_control:RemoteControl")
+        app.steps["consumer"].add("redelivery.workers.duties.served_metrics:ServedMetrics")
         install_connections(app)
         check_before_start(app)
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from redelivery.settings import RedeliverySettings
 
     from .messages.envelope import Failed
+    from .messages.events import Event
     from .policy.resolver import Resolver
     from .ports import Carrier, Deliveries, Transport
 
@@ -43,6 +44,8 @@ class Runtime:
         self.is_ending = False
         #: The task that decides about the dead letters of each origin queue.
         self.letter_handlers: dict[str, str] = {}
+        #: Who is told of each event that this worker has recorded, if anybody is.
+        self.listener: Callable[[Event], None] | None = None
         self._owner: Deliveries | None = None
 
     @property
@@ -84,6 +87,11 @@ class Runtime:
     def hold(self, owner: Deliveries | None) -> None:
         """From here on this is what the worker holds; None: it holds nothing any more."""
         self._owner = owner
+
+    def heard(self, event: Event | None, answer: Answer) -> None:
+        """Tell who listens that the broker has recorded this event, by this answer or an earlier one."""
+        if self.listener is not None and event is not None and answer in {Answer.DONE, Answer.ALREADY}:
+            self.listener(event)
 
     def make_room(self, tag: str) -> None:
         """Give a message's place in the prefetch window back, where it is held here."""

@@ -40,6 +40,8 @@ class GeneralSettings:
       `max_dead_letters` removes them; with None, none is removed.
     - `management_url` (URL; None): RabbitMQ's management plugin. A worker asks it at start for the broker's policies that end
       messages, with the broker's user if the URL names none. With None they are not seen.
+    - `metrics_listen` (address; None): where each worker serves its own counters for Prometheus, as `127.0.0.1:9541`; it needs the
+      extra `metrics`. With None nothing is counted.
     """
 
     mode: Literal["enforce", "observe"] = setting(values.choice("enforce", "observe"), default="enforce")
@@ -56,6 +58,7 @@ class GeneralSettings:
     wait_replicas: int = setting(values.count(0), default=0)
     dead_letter_archive: str | None = setting(values.optional(values.name), default=None)
     management_url: str | None = setting(values.optional(values.http_url), default=None)
+    metrics_listen: str | None = setting(values.optional(values.address), default=None)
 
     @property
     def exported_outcomes(self) -> str | None:

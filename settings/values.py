@@ -27,6 +27,8 @@ Check = Callable[[str, Any], Any]
 
 #: Stands for None where a notation has no null.
 NONE = "none"
+#: Where a server listens that is given a port alone; the last port that there is.
+LOOPBACK, LAST_PORT = "127.0.0.1", 65_535
 MAX_SHOWN = 60
 
 
@@ -136,6 +138,27 @@ def _is_http_url(value: str) -> bool:
         return False
     behind = f"{parts.path}?{parts.query}#{parts.fragment}"
     return parts.scheme in {"http", "https"} and bool(parts.hostname) and "@" not in behind
+
+
+def host_and_port(text: str) -> tuple[str, int]:
+    """The host and the port of `9540`, `127.0.0.1:9540` or `[::1]:9540`; without a host, the loopback. Raises `ValueError`."""
+    host, _, port = text.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not (port.isascii() and port.isdecimal() and int(port) <= LAST_PORT):
+        msg = f"{text!r} is no address: write 9540, 127.0.0.1:9540 or [::1]:9540"
+        raise ValueError(msg)
+    return host or LOOPBACK, int(port)
+
+
+def address(setting: str, value: Any) -> str:
+    """Where to listen. Raises `ConfigurationError`."""
+    text = str(value) if isinstance(value, (str, int)) and not isinstance(value, bool) else ""
+    try:
+        host_and_port(text)
+    except ValueError:
+        rule = "must be an address such as 127.0.0.1:9541, [::1]:9541 or 9541"
+        raise _refused(setting, rule, value) from None
+    return text
 
 
 def choice(*words: str) -> Check:

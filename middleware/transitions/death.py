@@ -202,7 +202,7 @@ def bury(runtime: Runtime, held: Held, reason: Reason, failed: Failed, *, told: 
     decided = ending(policy, reason, eligible=eligible_of(headers))
     said: dict[str, Any] = {"cause": reason, "detail": "", "failed": failed}
     death = Death.of(runtime, held.queue, held.raw, message, decided, worker=runtime.worker, **said)
-    carry_out(runtime, held, death.transition(runtime.transport, held, now_ms=runtime.owner.now_ms()))
+    carry_out(runtime, held, death.transition(runtime.transport, held, now_ms=runtime.owner.now_ms()), death.event)
     death.log(decided.detail)
 
 
@@ -237,6 +237,14 @@ def bury_at_last(runtime: Runtime, held: Held, envelope: Envelope, task: str) ->
     carry_out(runtime, held, transition)
 
 
-def carry_out(runtime: Runtime, held: Held, transition: Any) -> None:
-    """Have the outbox move a message that no request of Celery's stands for; done, it is no longer held."""
-    runtime.outbox.carry_out(held.tag, transition, lambda _: runtime.owner.drop(held.tag))
+def carry_out(runtime: Runtime, held: Held, transition: Any, event: Event | None = None) -> None:
+    """Have the outbox move a message that no request of Celery's stands for; done, it is no longer held.
+
+    `event` is the one that the transition records, where it counts.
+    """
+
+    def answered(answer: Answer) -> None:
+        runtime.heard(event, answer)
+        runtime.owner.drop(held.tag)
+
+    runtime.outbox.carry_out(held.tag, transition, answered)

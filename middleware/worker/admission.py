@@ -24,7 +24,7 @@ from ..messages.recording import about
 from ..messages.steps import deferred, iso, opened, sealed
 from ..messages.ttl import DELIVERY_DELAY, due_ms, expiry_ms, milliseconds
 from ..policy.destinations import letter_queues
-from ..ports import Capability, Successor, ignore
+from ..ports import Capability, Successor
 from ..transitions.death import bury, bury_at_last, carry_out
 from ..transitions.recovery import handed_over_again, recover
 from ..transitions.redrive import redrive
@@ -195,6 +195,7 @@ class Arrivals:
             self.runtime,
             held,
             lambda: transport.defer(held.tag, held.list_name, raw, task_id=event.task_id, event=event, delay_ms=0, first=True),
+            event,
         )
 
     def _note_arrival(self, headers: dict[str, Any], properties: Any, queue: str, raw: bytes) -> None:
@@ -205,7 +206,8 @@ class Arrivals:
         reasons = [name for name, holds in (("unannounced", not is_announced), ("redelivered", was_restored)) if holds]
         for reason in reasons:
             event = about(headers, queue, raw, Outcome.RECEIVED, reason=reason, worker=self.runtime.worker)
-            self.runtime.outbox.carry_out("", partial(self.runtime.transport.acknowledge, "", event), ignore)
+            then = partial(self.runtime.heard, event)
+            self.runtime.outbox.carry_out("", partial(self.runtime.transport.acknowledge, "", event), then)
 
     def _defer(self, held: Held, message: Any, known: Envelope, policy: RedeliveryPolicy) -> bool:
         """Whether the message has gone to the delay store: until it is due, or until it expires, where that is earlier."""
@@ -242,6 +244,7 @@ class Arrivals:
                 event=event,
                 due_ms=until_ms,
             ),
+            event,
         )
         return True
 

@@ -5,6 +5,7 @@ Only what breaks a guarantee is refused; `redelivery adopt` reports settings tha
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kombu.transport import virtual
@@ -59,11 +60,16 @@ def contradictions(runtime: Runtime) -> list[str]:
 def found_contradictions(runtime: Runtime) -> list[Contradiction]:
     """The same, in its parts."""
     app = runtime.app
-    found = list(_broker(app))
+    found = [*_broker(app), *_extras(runtime)]
     if runtime.enforces:
         found += _settings(app)
         found += _tasks(runtime)
     return found
+
+
+def _extras(runtime: Runtime) -> Iterator[Contradiction]:
+    if runtime.settings.metrics_listen is not None and find_spec("prometheus_client") is None:
+        yield Contradiction("metrics_listen", "prometheus_client is not installed", "pip install 'redelivery[metrics]'")
 
 
 def _settings(app: Celery) -> Iterator[Contradiction]:

@@ -170,7 +170,7 @@ def record(runtime: Runtime, headers: Mapping[str, Any], queue: str, outcome: Ou
     known = {"worker": runtime.worker, "attempt": attempt, "delivery": attempt, **facts}
     event = about(headers, queue, str(headers.get("id")).encode(), outcome, **known)
     transport = runtime.transport
-    runtime.outbox.carry_out("", lambda: transport.acknowledge("", event), lambda _: None)
+    runtime.outbox.carry_out("", lambda: transport.acknowledge("", event), lambda answer: runtime.heard(event, answer))
 
 
 def _attempts(request: Any) -> int:

@@ -41,7 +41,7 @@ class Settlement:
     def acknowledge(self, request: Any, event: Event | None) -> None:
         """The task is over; without an event, that is recorded already."""
         tag = self.tag
-        self._ask(request, lambda transport: transport.acknowledge(tag, event))
+        self._ask(request, lambda transport: transport.acknowledge(tag, event), event)
 
     def defer(
         self, request: Any, name: str, raw: bytes, task_id: str, event: Event | None, *, delay_ms: int, pace: Pace | None = None
@@ -49,7 +49,7 @@ class Settlement:
         """The message goes to the place of this name, after the delay."""
         tag = self.tag
         how: dict[str, Any] = {"task_id": task_id, "event": event, "delay_ms": delay_ms, "pace": pace}
-        self._ask(request, lambda transport: transport.defer(tag, name, raw, **how))
+        self._ask(request, lambda transport: transport.defer(tag, name, raw, **how), event)
 
     def set_back(self, request: Any) -> None:
         """The pool could not take this message, for a reason that is not its own: it comes again a little later, uncounted."""
@@ -74,21 +74,23 @@ class Settlement:
         request.acknowledged = True
         self.runtime.owner.drop(self.held.tag)
 
-    def carry_out(self, request: Any, transition: Callable[[], Answer]) -> None:
-        """The message leaves by this transition, whose answer is waited for."""
+    def carry_out(self, request: Any, transition: Callable[[], Answer], event: Event) -> None:
+        """The message leaves by this transition, which records the event, and whose answer is waited for."""
         request.acknowledged = self.is_done = True
-        self.runtime.outbox.carry_out(self.tag, transition, self._answered(request))
+        self.runtime.outbox.carry_out(self.tag, transition, self._answered(request, event))
 
-    def _ask(self, request: Any, transition: Callable[[Moves], Answer]) -> None:
+    def _ask(self, request: Any, transition: Callable[[Moves], Answer], event: Event | None) -> None:
         request.acknowledged = self.is_done = True
-        self.runtime.outbox.ask(self.tag, transition, self._answered(request), self.runtime.transport)
+        self.runtime.outbox.ask(self.tag, transition, self._answered(request, event), self.runtime.transport)
 
-    def _answered(self, request: Any) -> Callable[[Answer], None]:
+    def _answered(self, request: Any, event: Event | None = None) -> Callable[[Answer], None]:
         tag, task_id, runtime = self.tag, request.id, self.runtime
 
         def answered(answer: Answer) -> None:
             if answer is Answer.REFUSED:
                 log.warning("transition.refused", task_id=task_id, tag=tag, why="the message was given to another worker")
+            if runtime.listener is not None:
+                runtime.heard(event, answer)
             if runtime.holds_messages:  # a thread that outlives its worker's stop ends its message, too
                 runtime.owner.drop(tag)
 

@@ -25,7 +25,7 @@ LONG = 60.0
 @pytest.fixture
 def server() -> Iterator[MetricsServer]:
     """A server of a page of one word."""
-    server = MetricsServer("127.0.0.1", 0, lambda: "page", "text/plain")
+    server = MetricsServer("127.0.0.1", 0, lambda _: (b"page", "text/plain"))
     server.begin()
     yield server
     server.end()
@@ -36,10 +36,10 @@ class Counting(MetricsServer):
 
     asked = threading.Semaphore(0)
 
-    def page(self) -> str:
+    def page(self, accept: str) -> tuple[bytes, str]:
         """As its own."""
         self.asked.release()
-        return super().page()
+        return super().page(accept)
 
 
 def connected(server: MetricsServer) -> socket.socket:
@@ -84,7 +84,7 @@ def test_a_client_that_speaks_slowly_is_cut_off(server: MetricsServer, monkeypat
 def test_a_client_that_reads_slowly_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who does not take the page holds no thread for longer than a connection may last."""
     monkeypatch.setattr(metrics_server, "MAX_SECONDS", 0.5)
-    server = MetricsServer("127.0.0.1", 0, lambda: "x" * 50_000_000, "text/plain")
+    server = MetricsServer("127.0.0.1", 0, lambda _: (b"x" * 50_000_000, "text/plain"))
     server.begin()
     before = serving()
     with contextlib.closing(connected(server)) as client:
@@ -111,7 +111,7 @@ def test_many_silent_clients_take_no_more_threads_than_there_are_and_no_scrape_i
 def test_a_page_that_takes_long_is_waited_for_by_a_bounded_number(more: int) -> None:
     """At N-1, N and N+1 connections that have all said what they want: what is one too many is refused, the others are answered."""
     go_on, most = threading.Event(), 2 * metrics_server.LIMIT
-    server = Counting("127.0.0.1", 0, lambda: str(go_on.wait(LONG)), "text/plain")
+    server = Counting("127.0.0.1", 0, lambda _: (str(go_on.wait(LONG)).encode(), "text/plain"))
     server.begin()
     with contextlib.ExitStack() as clients:
         asking = []

@@ -33,7 +33,7 @@ from redelivery.middleware.messages.ttl import PUBLISHED, TIME_TO_LIVE
 from redelivery.middleware.ports import Capability
 from redelivery.settings import FIELDS, GENERAL, GeneralSettings, RedeliveryPolicy
 from redelivery.workers.cli.main import redelivery as command
-from redelivery.workers.operations.metrics import METRICS
+from redelivery.workers.operations.metrics import METRICS, WORKER_METRICS
 from redelivery.workers.reconciliation import schema
 from redelivery.workers.reconciliation.rules import VERDICTS
 from tests.project.settings_reference import described
@@ -70,7 +70,7 @@ def collected() -> dict[str, Any]:
         "events": _events(),
         "capabilities": sorted(Capability),
         "log_events": _log_events(),
-        "metrics": {name: kind for name, (kind, _) in METRICS.items()},
+        "metrics": {name: kind for name, (kind, _) in {**METRICS, **WORKER_METRICS}.items()},
         "books": _books(),
     }
 

@@ -42,8 +42,9 @@ def test_a_document_does_what_it_says(name: str, here: Shell) -> None:
 
 
 def test_every_example_is_followed() -> None:
-    """Each has a README, and none is forgotten."""
-    assert {f"examples/{path.name}/README.md" for path in (ROOT / "examples").iterdir() if path.is_dir()} < set(DOCUMENTS)
+    """Each has a README, and none is forgotten; `test_monitoring.py` runs what stands in that of monitoring."""
+    there = {f"examples/{path.name}/README.md" for path in (ROOT / "examples").iterdir() if path.is_dir()}
+    assert there - {"examples/monitoring/README.md"} < set(DOCUMENTS)
 
 
 # what the README says

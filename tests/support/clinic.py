@@ -81,6 +81,7 @@ class Clinic(Shop):
         """What `redelivery doctor --json` says. Raises `AssertionError` where it ends with an error."""
         done = self.command("doctor", "--json", *words)
         assert done.returncode in {0, 1}, done.stderr
+        assert done.stdout, done.stderr
         return Diagnosis(done.returncode, json.loads(done.stdout))
 
     def command(self, *words: str) -> subprocess.CompletedProcess[str]:

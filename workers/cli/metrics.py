@@ -8,15 +8,13 @@ from typing import Any
 import click
 
 from redelivery.errors import InputError
+from redelivery.settings.values import host_and_port
 
 from ..operations.metrics import Living, measured
 from ..operations.metrics_server import MetricsServer
 from .context import Context, json_option, pass_context
-from .exposition import CONTENT_TYPE, exposition
 from .output import print_json
 from .serving import served
-
-LOOPBACK, LAST_PORT = "127.0.0.1", 65_535
 
 
 class _Address(click.ParamType[tuple[str, int]]):
@@ -28,11 +26,10 @@ class _Address(click.ParamType[tuple[str, int]]):
         """Read it. Raises click's usage error."""
         if isinstance(value, tuple):
             return value
-        host, _, port = str(value).rpartition(":")
-        host = host.removeprefix("[").removesuffix("]")
-        if not (port.isascii() and port.isdecimal() and int(port) <= LAST_PORT):
-            self.fail(f"{value!r} is no address: write 9540, 127.0.0.1:9540 or [::1]:9540", param, ctx)
-        return host or LOOPBACK, int(port)
+        try:
+            return host_and_port(str(value))
+        except ValueError as exc:
+            self.fail(str(exc), param, ctx)
 
 
 @click.command()
@@ -50,7 +47,7 @@ def metrics(ctx: click.Context, context: Context, listen: tuple[str, int] | None
 
     It needs a few commands for each queue, however long the queue is. With --listen it makes the page for each request, over plain
     http and without a password. If the broker does not answer, the page is a 503. SIGTERM ends the command with exit code 0, SIGINT
-    with 130.
+    with 130. Everything but --json needs the extra `metrics`.
     """
     context.transport  # noqa: B018 - a broker that is not there is said in one line
     if listen is not None:
@@ -58,18 +55,22 @@ def metrics(ctx: click.Context, context: Context, listen: tuple[str, int] | None
             msg = "--listen serves Prometheus' own format: leave out --json"
             raise click.UsageError(msg)
         ctx.exit(_serve(context, *listen))
-    found = measured(context.runtime)
     if context.as_json:
-        print_json([family.to_dict() for family in found])
-    else:
-        click.echo(exposition(found), nl=False)
+        print_json([family.to_dict() for family in measured(context.runtime)])
+        return
+    from ..operations.collector import Families, page_of  # noqa: PLC0415 - prometheus_client is an extra
+
+    click.echo(page_of(Families(lambda: measured(context.runtime)))[0].decode(), nl=False)
 
 
 def _serve(context: Context, host: str, port: int) -> int:
     """Serve until a signal comes; the exit code."""
+    from ..operations.collector import Families, page_of  # noqa: PLC0415 - as above
+
     living = Living(context.runtime.settings.lease)
+    families = Families(lambda: measured(context.runtime, living))
     try:
-        server = MetricsServer(host, port, lambda: exposition(measured(context.runtime, living)), CONTENT_TYPE)
+        server = MetricsServer(host, port, lambda accept: page_of(families, accept))
     except OSError as exc:
         msg = f"nothing can listen on {host}:{port} ({exc.strerror or exc}): choose another address with --listen"
         raise InputError(msg) from exc

@@ -74,6 +74,12 @@ METRICS: Mapping[str, tuple[Kind, str]] = {
 }
 
 
+#: What each worker counts itself (`metrics_listen`).
+WORKER_METRICS: Mapping[str, tuple[Kind, str]] = {
+    "redelivery_worker_outcomes_total": ("counter", "Events that this worker has recorded: how deliveries ended, and why."),
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Family:
     """One metric, and its samples."""

@@ -48,7 +48,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(HTTPStatus.NOT_FOUND, f"The metrics are at {PATH}.\n", PLAIN)
             return
         try:
-            page = self.server.page()
+            page, content_type = self.server.page(self.headers.get("Accept", ""))
         except (RedeliveryError, *BROKER_ERRORS) as exc:
             log.warning("metrics.not_seen", error=str(exc))
             self._answer(HTTPStatus.SERVICE_UNAVAILABLE, f"The broker does not tell: {type(exc).__name__}.\n", PLAIN)
@@ -56,12 +56,14 @@ class _Handler(BaseHTTPRequestHandler):
             log.exception("metrics.failed")
             self._answer(HTTPStatus.INTERNAL_SERVER_ERROR, "A fault of redelivery's own: see its log.\n", PLAIN)
         else:
-            self._answer(HTTPStatus.OK, page, self.server.content_type)
+            self._send(HTTPStatus.OK, page, content_type)
 
     do_HEAD = do_GET  # noqa: N815 - as above
 
     def _answer(self, status: HTTPStatus, text: str, content_type: str) -> None:
-        body = text.encode("utf-8", "replace")
+        self._send(status, text.encode("utf-8", "replace"), content_type)
+
+    def _send(self, status: HTTPStatus, body: bytes, content_type: str) -> None:
         self.send_response(status)
         self.send_header("Content-Type", content_type)
         self.send_header("Content-Length", str(len(body)))
@@ -89,13 +91,15 @@ class _Open:
 
 
 class MetricsServer(ThreadingHTTPServer):
-    """Serves the page that `make` makes, in threads, from `begin` to `end`. Raises `OSError` where it cannot listen."""
+    """Serves the page that `make` makes for an Accept header, in threads, from `begin` to `end`.
+
+    Raises `OSError` where it cannot listen.
+    """
 
     daemon_threads = True
 
-    def __init__(self, host: str, port: int, make: Callable[[], str], content_type: str) -> None:
+    def __init__(self, host: str, port: int, make: Callable[[str], tuple[bytes, str]]) -> None:
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self.content_type = content_type
         self._make = make
         self._one_at_a_time = threading.Lock()
         self._lock = threading.Lock()
@@ -109,10 +113,10 @@ class MetricsServer(ThreadingHTTPServer):
         named = f"[{host!s}]" if self.address_family is socket.AF_INET6 else str(host)
         return f"http://{named}:{port}{PATH}"
 
-    def page(self) -> str:
-        """The page of this moment. Raises whatever the broker does."""
+    def page(self, accept: str) -> tuple[bytes, str]:
+        """The page of this moment, in a format that the client accepts, and its content type. Raises whatever the broker does."""
         with self._one_at_a_time:
-            return self._make()
+            return self._make(accept)
 
     # a connection's life; the first three are called by the server's own thread
 

@@ -1,0 +1,63 @@
+"""The bootstep that serves a worker's own metrics, where the setting `metrics_listen` names an address.
+
+It begins when the consumer has connected for the first time. An address that another process has is a warning, and no end: the
+worker does its work, and is not seen.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from celery import bootsteps
+
+from redelivery.middleware.logs import log
+from redelivery.settings.values import host_and_port
+
+if TYPE_CHECKING:
+    from celery.worker.consumer import Consumer
+
+    from ..operations.metrics_server import MetricsServer
+
+
+class ServedMetrics(bootsteps.StartStopStep):
+    """The bootstep."""
+
+    requires = ("redelivery.middleware.worker.bootstep:Ingress",)
+    label = "redelivery metrics"
+
+    def __init__(self, consumer: Consumer, **kwargs: Any) -> None:
+        super().__init__(consumer, **kwargs)
+        self._server: MetricsServer | None = None
+
+    def include_if(self, consumer: Consumer) -> bool:
+        """Whether anybody is to be told."""
+        return consumer.app.redelivery.settings.metrics_listen is not None
+
+    def start(self, consumer: Consumer) -> None:
+        """Count from now on, and serve what is counted; after a lost connection it goes on."""
+        if self._server is not None:
+            return
+        from ..operations.collector import page_of  # noqa: PLC0415 - prometheus_client is an extra
+        from ..operations.metrics_server import MetricsServer  # noqa: PLC0415 - only where it serves
+        from ..operations.worker_metrics import WorkerMetrics  # noqa: PLC0415 - as above
+
+        runtime = consumer.app.redelivery
+        found = WorkerMetrics(runtime.app.tasks)
+        host, port = host_and_port(runtime.settings.metrics_listen)
+        try:
+            self._server = MetricsServer(host, port, lambda accept: page_of(found.registry, accept))
+        except OSError as exc:
+            log.warning("metrics.not_served", address=runtime.settings.metrics_listen, error=str(exc.strerror or exc))
+            return
+        runtime.listener = found.count
+        self._server.begin()
+        log.info("metrics.served", url=self._server.url)
+
+    def stop(self, consumer: Consumer) -> None:
+        """The consumer has stopped, perhaps to connect again: what runs still ends, and is counted."""
+
+    def shutdown(self, consumer: Consumer) -> None:  # noqa: ARG002 - Celery's signature
+        """The worker ends."""
+        server, self._server = self._server, None
+        if server is not None:
+            server.end()

@@ -1,0 +1,41 @@
+"""The metrics as Prometheus' own client library has them: it writes the text, and speaks the formats that a scrape asks for.
+
+Enters: families of samples. Leaves: a collector, and pages of it. A label's value is what `safe` makes of it, for a queue's name
+may be a stranger's. `prometheus_client` is an extra (`metrics`): nothing else here needs it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from prometheus_client import Metric
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import Collector
+
+from redelivery.display import safe
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from .metrics import Family
+
+
+class Families(Collector):
+    """What `look` finds, anew for each page. `collect` raises whatever it does."""
+
+    def __init__(self, look: Callable[[], Iterable[Family]]) -> None:
+        self._look = look
+
+    def collect(self) -> Iterator[Metric]:
+        """As `Collector.collect`."""
+        for family in self._look():
+            metric = Metric(family.name.removesuffix("_total"), family.help, family.kind)
+            for sample in family.samples:
+                metric.add_sample(family.name, {name: safe(value) for name, value in sample.labels.items()}, sample.value)
+            yield metric
+
+
+def page_of(collector: Collector, accept: str = "") -> tuple[bytes, str]:
+    """A page in the format that a scrape accepts, and the format's content type; plain text by default."""
+    encode, content_type = choose_encoder(accept)
+    return encode(collector), content_type
