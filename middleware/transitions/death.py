@@ -244,7 +244,7 @@ def carry_out(runtime: Runtime, held: Held, transition: Any, event: Event | None
     """
 
     def answered(answer: Answer) -> None:
-        runtime.heard(event, answer)
         runtime.owner.drop(held.tag)
+        runtime.heard(event, answer)
 
     runtime.outbox.carry_out(held.tag, transition, answered)

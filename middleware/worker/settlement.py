@@ -89,9 +89,9 @@ class Settlement:
         def answered(answer: Answer) -> None:
             if answer is Answer.REFUSED:
                 log.warning("transition.refused", task_id=task_id, tag=tag, why="the message was given to another worker")
-            if runtime.listener is not None:
-                runtime.heard(event, answer)
             if runtime.holds_messages:  # a thread that outlives its worker's stop ends its message, too
                 runtime.owner.drop(tag)
+            if runtime.listener is not None:
+                runtime.heard(event, answer)
 
         return answered
