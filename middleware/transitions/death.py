@@ -107,6 +107,11 @@ class Death:
         """The dead-letter queue; None where it is not kept."""
         return self.place.target
 
+    @property
+    def recorded(self) -> Event | None:
+        """The event that its transition records; None where a letter only moves, whose death the books know."""
+        return None if self.target is not None and Envelope.of(self.message["headers"]).is_letter else self.event
+
     def letter(self, *, now_ms: int, seen_ms: int) -> dict[str, Any]:
         """The dead letter. Only for what is kept."""
         return dead(
@@ -131,9 +136,8 @@ class Death:
         under = held.tag if tag is None else tag
         if self.target is None:
             return lambda: transport.acknowledge(under, self.event)
-        recorded = None if Envelope.of(self.message["headers"]).is_letter else self.event
         letter = self.letter(now_ms=now_ms, seen_ms=held.seen_ms or now_ms)
-        return _delivery(transport, held, letter, recorded, target=self.target, tag=under, must_exist=self.must_exist)
+        return _delivery(transport, held, letter, self.recorded, target=self.target, tag=under, must_exist=self.must_exist)
 
     def log(self, detail: str | None = None) -> None:
         """One line of the log for a message that died."""
@@ -202,7 +206,7 @@ def bury(runtime: Runtime, held: Held, reason: Reason, failed: Failed, *, told: 
     decided = ending(policy, reason, eligible=eligible_of(headers))
     said: dict[str, Any] = {"cause": reason, "detail": "", "failed": failed}
     death = Death.of(runtime, held.queue, held.raw, message, decided, worker=runtime.worker, **said)
-    carry_out(runtime, held, death.transition(runtime.transport, held, now_ms=runtime.owner.now_ms()), death.event)
+    carry_out(runtime, held, death.transition(runtime.transport, held, now_ms=runtime.owner.now_ms()), death.recorded)
     death.log(decided.detail)
 
 

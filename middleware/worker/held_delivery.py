@@ -323,7 +323,7 @@ class HeldDelivery:
         policy = self.decider.policy_of(self.facts)
         death = Death.of(runtime, held.queue, held.raw, message, decided, policy=policy, worker=worker, **said)
         transition = death.transition(runtime.transport, held, now_ms=now, tag=self.settlement.tag)
-        self.settlement.carry_out(request, transition, death.event)
+        self.settlement.carry_out(request, transition, death.recorded)
         death.log()
 
     def redeliver(self, request: Any, delay_ms: int, failed: Failed, *, crash: bool = False, requeued: bool = False) -> None:

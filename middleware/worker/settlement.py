@@ -74,7 +74,7 @@ class Settlement:
         request.acknowledged = True
         self.runtime.owner.drop(self.held.tag)
 
-    def carry_out(self, request: Any, transition: Callable[[], Answer], event: Event) -> None:
+    def carry_out(self, request: Any, transition: Callable[[], Answer], event: Event | None) -> None:
         """The message leaves by this transition, which records the event, and whose answer is waited for."""
         request.acknowledged = self.is_done = True
         self.runtime.outbox.carry_out(self.tag, transition, self._answered(request, event))
