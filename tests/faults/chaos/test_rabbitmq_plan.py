@@ -62,6 +62,7 @@ NO_STEP = {
     "middleware/brokers/redis/channel.py:basic_consume": "kombu's on Redis",
     "middleware/brokers/kombu/generic.py:_publish": "other brokers'",
     "workers/brokers/rabbitmq/watching.py:begin": "a queue of one's own, that goes with its connection",
+    "workers/brokers/rabbitmq/checkup.py:_alarm": "a queue of its own, that goes with its connection",
 }
 
 
