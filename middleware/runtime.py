@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import functools
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from celery.exceptions import Ignore
 
 from .logs import log
-from .messages.envelope import failed_of
+from .messages.envelope import failed_of, text
+from .messages.recording import MAX_TEXT
 from .ports import Answer, Capability
 
 if TYPE_CHECKING:
@@ -57,6 +59,15 @@ class Runtime:
     def enforces(self) -> bool:
         """Whether the settings are carried out; false in `mode="observe"`."""
         return self.policies.enforces
+
+    @functools.cached_property
+    def release(self) -> str | None:
+        """The release of the app, as events name it; None where nobody says."""
+        return text(self.settings.known_release, MAX_TEXT) or None
+
+    def now_ms(self) -> int:
+        """What a worker knows of the broker's clock; of this machine's, before it has connected."""
+        return round(time.time() * 1000) if self._owner is None else self._owner.now_ms()
 
     @functools.cached_property
     def transport(self) -> Transport:

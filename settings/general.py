@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -10,6 +11,8 @@ from .values import checks_of, setting
 
 #: A lease is renewed once a second: below this, a worker that is merely busy would be taken for dead.
 LEAST_LEASE = 2.0
+#: Variables of the environment that name the release where the settings do not, the first that is set.
+RELEASE_VARIABLES = ("IMAGE_TAG", "SENTRY_RELEASE")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +45,8 @@ class GeneralSettings:
       messages, with the broker's user if the URL names none. With None they are not seen.
     - `metrics_listen` (address; None): where each worker serves its own counters for Prometheus, as `127.0.0.1:9541`; it needs the
       extra `metrics`. With None nothing is counted.
+    - `release` (text; None): what outcome events name as the release of the app whose worker ran a task. With None it is the
+      variable `IMAGE_TAG` of the environment, or `SENTRY_RELEASE`; without them the release is unknown.
     """
 
     mode: Literal["enforce", "observe"] = setting(values.choice("enforce", "observe"), default="enforce")
@@ -59,6 +64,12 @@ class GeneralSettings:
     dead_letter_archive: str | None = setting(values.optional(values.name), default=None)
     management_url: str | None = setting(values.optional(values.http_url), default=None)
     metrics_listen: str | None = setting(values.optional(values.address), default=None)
+    release: str | None = setting(values.optional(values.name), default=None)
+
+    @property
+    def known_release(self) -> str | None:
+        """The release of this process, as far as anybody says."""
+        return self.release or next((os.environ[name] for name in RELEASE_VARIABLES if os.environ.get(name)), None)
 
     @property
     def exported_outcomes(self) -> str | None:

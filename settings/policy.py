@@ -38,6 +38,7 @@ class PolicyFields(TypedDict, total=False):
     redelivery_collision_avoidance_factor: float
     redeliveries_per_second: float | None
     max_age: float | timedelta | None
+    deadline: float | timedelta | None
     dead_letter_queue: str | None
     dead_letter_queue_prefix: str
     dead_letter_queue_suffix: str
@@ -95,6 +96,8 @@ class RedeliveryPolicy:
       queue's messages in a second, and further ones wait longer; None is no limit. It belongs to a queue, not to a task.
     - `max_age` (seconds; None): the message dies before a wait that would end later than this after it was first seen; None is
       never.
+    - `deadline` (seconds; None): how long after its publication a task should have succeeded. The books count those that have
+      not; nothing else follows from it. None is no deadline.
     - `dead_letter_queue` (queue; "default"): "default" is prefix + queue + suffix, a name is that queue, None keeps no dead
       letters: the message is discarded after its last attempt, and recorded as discarded. Artemis.
     - `dead_letter_queue_prefix` (text; "DLQ."): the text before the origin's name. Artemis.
@@ -130,6 +133,7 @@ class RedeliveryPolicy:
     redelivery_collision_avoidance_factor: float = setting(values.fraction, default=0.25, in_rules=True)
     redeliveries_per_second: float | None = setting(values.optional(values.rate), default=None)
     max_age: float | None = setting(values.optional(values.duration), default=None, in_rules=True)
+    deadline: float | None = setting(values.optional(values.positive_duration), default=None)
     dead_letter_queue: str | None = setting(values.optional(values.queue), default=DEFAULT_QUEUE)
     dead_letter_queue_prefix: str = setting(values.text, default="DLQ.")
     dead_letter_queue_suffix: str = setting(values.text, default="")

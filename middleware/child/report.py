@@ -10,6 +10,7 @@ tracers with ours, after Celery has built its own: in the worker, and in each ch
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 
 from billiard.einfo import ExceptionInfo
@@ -149,7 +150,10 @@ def _honest(task: Any, trace: Any) -> Any:
     def honest(uuid: Any, args: Any, kwargs: Any, request: Any = None) -> Any:
         if request and DELIVERY in request:  # one for both contexts that are made of this request
             request = {**request, DELIVERY: Attempt(task, task.app.redelivery, DeliveryFacts._make(request[DELIVERY]))}
+        began = time.monotonic()
         traced = trace(uuid, args, kwargs, request)
+        if traced[2] is None:  # Celery tells how long a task ran where it succeeded
+            traced = (*traced[:2], time.monotonic() - began, *traced[3:])
         if isinstance(traced[0], ExceptionInfo) and hasattr(traced[1], "reported"):
             return traced[1].reported, *traced[1:]  # Celery reports the exception itself, where its own code raised it
         if traced[1] is not None or not isinstance(traced[0], ExceptionInfo):

@@ -44,6 +44,7 @@ from ..transitions.death import Death
 from ..transitions.facts import Decider, DeliveryFacts
 from ..transitions.notify import Caller
 from .deadline import NEVER, Deadline, by_this_clock
+from .run_time import times_of
 from .settlement import Settlement
 
 if TYPE_CHECKING:
@@ -320,6 +321,7 @@ class HeldDelivery:
             attempt = Attempt(at_ms=now, worker=worker, exception="" if failed is None else failed.text)
         message = opened(held.raw)
         said: dict[str, Any] = {"headers": self._headers(request), "envelope": self.envelope, "failed": failed, "attempt": attempt}
+        said |= self._times(request)
         policy = self.decider.policy_of(self.facts)
         death = Death.of(runtime, held.queue, held.raw, message, decided, policy=policy, worker=worker, **said)
         transition = death.transition(runtime.transport, held, now_ms=now, tag=self.settlement.tag)
@@ -347,7 +349,12 @@ class HeldDelivery:
 
     def _event(self, request: Any, outcome: Outcome, **facts: Any) -> Event:
         held, headers = self.held, self._headers(request)
+        facts |= self._times(request)
         return about(headers, held.queue, held.raw, outcome, self.envelope, worker=request.hostname, **facts)
+
+    def _times(self, request: Any) -> dict[str, Any]:
+        """When the attempt ran, for the event that ends it."""
+        return times_of(self.runtime, request, request.request_dict, self.envelope)
 
 
 def unwrapped(exc: Any) -> Any:

@@ -189,6 +189,10 @@ class LetterDelivery(HeldDelivery):
         name = homes.transport.keys.list_name(back.home.queue, back.priority)
         self.settlement.defer(request, name, back.raw, back.event.task_id, back.event, delay_ms=0)
 
+    def _times(self, request: Any) -> dict[str, Any]:  # noqa: ARG002 - as a task's
+        """What a handler does is no attempt of the letter's task."""
+        return {}
+
     def settle(self, request: Any, ending: Ending) -> None:
         """A letter never ends because its handler did: without a decision it is parked."""
         super().settle(request, ending if isinstance(ending, Dying) else _parked(Reason.REJECTED, f"its handler was {ending}"))

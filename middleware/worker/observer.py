@@ -28,13 +28,14 @@ from celery.worker.request import Request
 from ..child.attempt import classes_of
 from ..child.task_defaults import PLAIN
 from ..logs import log
-from ..messages.envelope import eligible_of, failed_of
+from ..messages.envelope import Envelope, eligible_of, failed_of
 from ..messages.events import Outcome, Reason
 from ..messages.recording import about
 from ..policy import decision
 from ..transitions.facts import Decider, DeliveryFacts
 from .held_delivery import unwrapped
 from .own_strategy import strategy_of
+from .run_time import times_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -146,6 +147,7 @@ class ObservedDelivery:
     def _note(self, request: Any, outcome: Outcome, **facts: Any) -> None:
         if not self._was_recorded:
             self._was_recorded = True
+            facts |= times_of(self._runtime, request, self._headers, Envelope.of(self._headers))
             record(self._runtime, self._headers, self._queue, outcome, attempt=_attempts(request), **facts)
 
     def _log_decision(

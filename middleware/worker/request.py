@@ -9,6 +9,7 @@ success is recorded in `acknowledge`, or by what is put around `on_success`.
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 from celery.app.task import Context
@@ -41,6 +42,9 @@ class Egress(Request):
     delivery: PlainDelivery | ObservedDelivery | HeldDelivery = PLAIN
     #: Whether it was handed to the pool by Celery's own strategy, so that its end is told here.
     is_told = False
+    #: When the pool's child took the task (monotonic), and for how many seconds it then ran; None where that is not known.
+    accepted: float | None = None
+    ran: float | None = None
     _future: Future[Any] | None = None
     _apply_result: Any
 
@@ -63,6 +67,20 @@ class Egress(Request):
         self._request_dict["headers"] = {key: value for key, value in message.headers.items() if key not in NO_CUSTOM_HEADERS}
         if not self._task.acks_late:
             self._watch_success()
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Keep the run time of each report: Celery's generated class alone is told of it, by an `on_success` of its own."""
+        super().__init_subclass__(**kwargs)
+        told = vars(cls).get("on_success")
+        if told is None:
+            return
+
+        @functools.wraps(told)
+        def on_success(self: Egress, failed__retval__runtime: tuple[Any, ...], **kwargs: Any) -> Any:
+            self.ran = failed__retval__runtime[2]
+            return told(self, failed__retval__runtime, **kwargs)
+
+        cls.on_success = on_success
 
     def _watch_success(self) -> None:
         """Have the delivery told of a success: Celery only says that it acknowledges."""
@@ -130,6 +148,11 @@ class Egress(Request):
         self._future = getattr(result, "f", None)
 
     # what Celery tells and asks
+
+    def on_accepted(self, pid: int, time_accepted: float) -> None:
+        """As Celery's; remembers when that was."""
+        self.accepted = time_accepted
+        super().on_accepted(pid, time_accepted)
 
     def acknowledge(self) -> None:
         """As `delivery` does it; so are all below."""

@@ -103,6 +103,16 @@ def naps(self: Any, seconds: float) -> None:
 
 
 @app.task(bind=True)
+def fails_after(self: Any, seconds: float) -> None:
+    """Takes a while each time, and then fails."""
+    note(self.request.id, event="start")
+    time.sleep(seconds)
+    note(self.request.id, event="end")
+    message = "no"
+    raise RuntimeError(message)
+
+
+@app.task(bind=True)
 def stalls(self: Any) -> None:
     """Takes an hour the first time, and no time when it is delivered again."""
     note(self.request.id)

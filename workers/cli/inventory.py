@@ -8,6 +8,7 @@ import click
 
 from redelivery.display import harmless, safe, scrubbed
 
+from ..operations.deadlines import deadlines_of
 from ..operations.inventory import take
 from ..operations.words import counted
 from .context import Context, json_option, pass_context
@@ -56,7 +57,9 @@ def export(context: Context, uri: str, kind: str, *, look: bool, messages: bool 
     written = {"file": f"inventory.{kind}", "bytes": size_of(uri, f"inventory.{kind}")}
     app = context.runtime.app
     whose = {"app": str(app.main or ""), "broker": scrubbed(app.connection_for_write().as_uri())}
-    said = {"seen_ms": looked_ms, **written, **whose, **({"unlisted": taken.unlisted} if taken.unlisted else {})}
+    deadlines = deadlines_of(context.runtime)
+    more = {name: value for name, value in (("unlisted", taken.unlisted), ("deadlines", deadlines)) if value}
+    said = {"seen_ms": looked_ms, **written, **whose, **more}
     write_text(json.dumps(said), uri, "_taken.json")
     counts = taken.counts()
     if context.as_json:

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from .attempts import RUN_TIMES, RUNS, failures_by, run_times_by
+from .deadlines import IN_TIME
 from .files import literal
-from .metrics import SUMS, TIMES, cells_of, metrics_by
+from .metrics import PERCENTILES, SUMS, TIMES, cells_of, metrics_by
 from .rules import DISCREPANCIES
 from .texts import grouped, named, one_of
 from .writing import write_table
@@ -72,8 +75,21 @@ def causes_of(deaths: DataFrame) -> DataFrame:
 
 Row = dict[str, Any]
 
-#: How many rows of each part come to the driver: the slowest queues, the latest hours, the most frequent causes.
-LIMIT: Final = {"total": 1, "flow": 500, "attempts": 200, "queues": 12, "hours": 5_000, "causes": 10}
+#: How many rows of each part come to the driver: the slowest queues, the latest hours, the most frequent causes, the tasks that ran
+#: longest and the failures that cost most.
+LIMIT: Final = {
+    "total": 1,
+    "flow": 500,
+    "attempts": 200,
+    "queues": 12,
+    "hours": 5_000,
+    "causes": 10,
+    "all_runs": 1,
+    "run_times": 12,
+    "costs": 10,
+    "all_in_time": 1,
+    "in_time": 12,
+}
 
 #: How many queues and tasks are named for each verdict.
 MAX_OF_A_VERDICT: Final = 4
@@ -86,7 +102,9 @@ class Figures:
     `total` are the sums of `metrics.py` over everything. `flow` says how many lives went from an opening (`opened`) by a number of
     attempts (`way`: none, first, more) to an `ending`; `attempts` how many attempts successes and deaths took; `queues` are the
     slowest; `hours` the dead letters of each hour and reason; `causes` the most frequent; `faults` what does not balance, by
-    verdict, queue and task, with an example.
+    verdict, queue and task, with an example. `all_runs` is one row, the sums of `attempts.py` over everything; `run_times` are the
+    tasks that ran longest, `costs` the failures on which most run time was spent. `all_in_time` is one row, the lives with a
+    deadline and those that missed it, where there is any; `in_time` are the tasks that missed it most often.
     """
 
     total: Row = field(default_factory=dict)
@@ -96,23 +114,49 @@ class Figures:
     hours: list[Row] = field(default_factory=list)
     causes: list[Row] = field(default_factory=list)
     faults: list[Row] = field(default_factory=list)
+    all_runs: list[Row] = field(default_factory=list)
+    run_times: list[Row] = field(default_factory=list)
+    costs: list[Row] = field(default_factory=list)
+    all_in_time: list[Row] = field(default_factory=list)
+    in_time: list[Row] = field(default_factory=list)
+
+    @property
+    def run_times_in_all(self) -> dict[str, int | None]:
+        """The run times of all attempts together, as `summary.json` has them; without a timed attempt the times are null."""
+        if not self.all_runs:
+            return {}
+        [row] = self.all_runs
+        counts = {name: int(row[name]) for name in ("attempts", "timed", "failed_attempts", "failed_timed")}
+        sums = {name: int(row[name]) if row["timed"] else None for name in ("run_ms", "failed_run_ms")}
+        times = row.get(RUN_TIMES) or [None] * len(PERCENTILES)
+        percents = {f"run_p{each}_ms": None if ms is None else round(ms) for each, ms in zip(PERCENTILES, times, strict=True)}
+        return counts | sums | percents
 
     def __or__(self, others: Figures) -> Figures:
         """These, and what the others tell besides."""
         return Figures(**{name: getattr(self, name) or getattr(others, name) for name in Figures.__dataclass_fields__})
 
 
-def figures_of(judged: DataFrame, plain: DataFrame | None, folder: str, ways: Ways) -> list[Callable[[], Figures]]:
-    """What writes the tables `metrics` and `causes` to the folder, and tells the figures of each.
+def figures_of(
+    judged: DataFrame, plain: DataFrame | None, folder: str, ways: Ways, in_time: Callable[[DataFrame, DataFrame], DataFrame] | None
+) -> list[Callable[[], Figures]]:
+    """What writes the tables `metrics`, `in_time` and `causes` to the folder, and tells the figures of each.
 
-    `plain` are the cells of lives that are not among the judged.
+    `plain` are the cells of lives that are not among the judged; `in_time` makes its table of cells and judged lives, None where no
+    policy has a deadline.
     """
 
     def of_cells() -> Figures:
         cells = cells_of(judged)
         cells = cells if plain is None else cells.unionByName(plain.select(*cells.columns))
         cells = ways.keep(ways.together(cells))
-        return both(lambda: write_table(metrics_by(cells), folder, "metrics"), _of_cells(cells))
+        found = both(lambda: write_table(metrics_by(cells), folder, "metrics"), _of_cells(cells))
+        return found if in_time is None else found | of_deadlines(in_time(cells, judged))
+
+    def of_deadlines(table: DataFrame) -> Figures:
+        table = ways.keep(table)
+        parts = _grouped(table, {"all_in_time": "", "in_time": "queue, task"}, IN_TIME, "missed")
+        return both(lambda: write_table(table, folder, "in_time"), parts)
 
     def of_deaths() -> Figures:
         deaths = ways.keep(ways.together(deaths_of(judged)))
@@ -123,6 +167,24 @@ def figures_of(judged: DataFrame, plain: DataFrame | None, folder: str, ways: Wa
         return found or Figures()
 
     return [of_cells, of_deaths]
+
+
+def runs_of(attempts: DataFrame, folder: str, ways: Ways) -> Figures:
+    """Write the tables `run_times` and `failures` to the folder; their figures. `attempts` are cells of `attempts.py`."""
+    cells = ways.keep(ways.together(attempts))
+
+    def figures() -> Figures:
+        parts = {"all_runs": "", "run_times": "queue, task", "costs": "is_failed, exception, fingerprint"}
+        return _collected(_grouped(cells, parts, RUNS, "IF(part = 'costs', failed_run_ms, run_ms)"))
+
+    tables = {"run_times": run_times_by(cells), "failures": failures_by(cells)}
+    works: list[Callable[[], Figures]] = [partial(_written, table, folder, name) for name, table in tables.items()]
+    return ways.done([figures, *works])[0]
+
+
+def _written(table: DataFrame, folder: str, name: str) -> Figures:
+    write_table(table, folder, name)
+    return Figures()
 
 
 def faults_of(spark: SparkSession, folder: str) -> Figures:

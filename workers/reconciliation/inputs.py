@@ -30,7 +30,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """The tables of one run. `base` is the run that it follows, None without a state; `told` says how much was left aside."""
+    """The tables of one run. `base` is the run that it follows, None without a state; `told` says how much was left aside.
+
+    Where plain tasks were sorted out, `events` are those of the others, and `all_told` those of all tasks.
+    """
 
     spark: SparkSession
     files: Files
@@ -43,6 +46,7 @@ class Inputs:
     base: Run | None
     given: dict[str, Any]
     told: str
+    all_told: DataFrame | None = None
 
     @property
     def watermark_ms(self) -> int | None:

@@ -27,10 +27,12 @@ from pyspark import StorageLevel
 from redelivery.errors import InputError
 from redelivery.middleware.messages.events import Outcome
 
+from .attempts import attempts_of
 from .carrying import carried, held_schema, marked, may_be_late, to_hold
+from .deadlines import in_time_of
 from .evidence import EVIDENCE, advised, in_question, with_histories, without_histories
 from .few import FEW, Ways, few, is_local, many
-from .figures import Figures, faults_of, figures_of
+from .figures import Figures, faults_of, figures_of, runs_of
 from .files import Files
 from .inputs import Inputs, gather
 from .lives import fold, with_queues_named
@@ -84,7 +86,7 @@ def reconcile(spark: SparkSession, books: Books, say: Callable[[str], object] = 
         plain = None
         if not books.all_lives:
             plain = sort_out(inputs.events, inputs.known(state), keep, after_ms=inputs.watermark_ms)
-            inputs = replace(inputs, events=plain.events)
+            inputs = replace(inputs, events=plain.events, all_told=inputs.events)
             say(f"{plain.totals['lives']:,} tasks went as they should; folding the events of {plain.totals['asked']:,} others")
         left_open = inputs.open_before - (0 if plain is None else plain.totals["closed"])
         # What the broker holds is among these, but for lives that nothing was ever told of.
@@ -231,7 +233,13 @@ class _Run:
             write_table(repeated, folder, "repeats")
             return Figures()
 
-        return [verdicts, *figures_of(told, None if self.plain is None else self.plain.cells, folder, self.ways), repeats]
+        inputs = self.inputs
+        attempts = attempts_of(inputs.events, None) if inputs.all_told is None else attempts_of(inputs.all_told, inputs.events)
+        runs = partial(runs_of, attempts, folder, self.ways)
+        deadlines = inputs.taken.deadlines
+        in_time = partial(in_time_of, deadlines=deadlines, as_of_ms=self.as_of_ms) if deadlines else None
+        plain = None if self.plain is None else self.plain.cells
+        return [verdicts, runs, *figures_of(told, plain, folder, self.ways, in_time), repeats]
 
     def _with_evidence(self, shown: DataFrame, judged: DataFrame, told: DataFrame) -> DataFrame:
         of = self.ways.keep(in_question(told))

@@ -9,9 +9,9 @@ A life without any event has no day and is left to the verdicts. Times to succes
 percentile is right to within 0.25 %, and times of any length up to a century fill fewer than 6,000 of them. Counts of classes add
 up, where percentiles of parts do not: one fold of the lives serves a row of the metrics, a queue and the whole. What a delay was
 asked to be and how long it was are compared over whole lives: asked is the sum of a life's redelivery delays, waited is the time
-from its first redelivery to its end. So waited holds the run times of the later attempts as well: no event says when an attempt
-began. An attempt is wasted when it brought no success: it was redelivered, it ended in a death, or it succeeded where another had
-already.
+from its first redelivery to its end. So waited holds the run times of the later attempts as well. An attempt is wasted when it
+brought no success: it was redelivered, it ended in a death, or it succeeded where another had already. How long attempts ran is
+counted by itself (`attempts.py`).
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ TIMES: Final = "time_to_success_ms"
 MAX_ATTEMPTS: Final = 100
 
 #: Deaths that follow an attempt; a message may die of any other reason without having been run.
-_AFTER_AN_ATTEMPT: Final = (
+AFTER_AN_ATTEMPT: Final = (
     Reason.EXHAUSTED,
     Reason.MAX_AGE,
     Reason.NON_RETRYABLE,
@@ -119,8 +119,8 @@ SUMS: Final = {
 
 def cells_of(judged: DataFrame) -> DataFrame:
     """The cells; `opened` is an outcome or `nobody`, `ending` an outcome of a balanced life or the verdict of any other."""
-    death = f"({one_of('death_reason', _AFTER_AN_ATTEMPT)} AND dead_lettered > 0)"
-    dropped = f"({one_of('reason', _AFTER_AN_ATTEMPT)} AND dead_lettered = 0 AND discarded > 0)"
+    death = f"({one_of('death_reason', AFTER_AN_ATTEMPT)} AND dead_lettered > 0)"
+    dropped = f"({one_of('reason', AFTER_AN_ATTEMPT)} AND dead_lettered = 0 AND discarded > 0)"
     died = f"IF({death} OR {dropped}, 1, 0)"
     ended_by_a_delivery = f"redelivery_scheduled > 0 AND first_end < {BY_NOBODY}"
     facts = {

@@ -23,6 +23,7 @@ from pyspark.sql.types import IntegerType, LongType
 
 from redelivery.errors import InputError
 
+from .deadlines import Deadline
 from .files import literal
 from .schema import ASIDE, EVENTS, EVENTS_REQUIRED, INVENTORY, INVENTORY_REQUIRED, empty
 
@@ -152,11 +153,12 @@ _FORMATS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """What an inventory's export noted: when it was taken (ms since the epoch), of which app, from which broker."""
+    """What an inventory's export noted: when it was taken (ms since the epoch), of which app and broker, and its deadlines."""
 
     seen_ms: int | None = None
     app: str = ""
     broker: str = ""
+    deadlines: tuple[Deadline, ...] = ()
 
 
 def find(files: Files, uri: str, what: str) -> list[File]:
@@ -215,12 +217,13 @@ def read_taken(files: Files, uri: str, held: Iterable[File]) -> Taken:
     try:
         told = json.loads(text)
         seen_ms, sizes = int(told["seen_ms"]), {str(told["file"]): int(told["bytes"])} if "bytes" in told else {}
+        deadlines = tuple(Deadline.of(each) for each in told.get("deadlines") or ())
     except (ValueError, TypeError, KeyError) as exc:
         msg = f"{uri}/{TAKEN} does not say when the inventory was taken ({exc}): only `redelivery inventory export` writes it"
         raise InputError(msg) from exc
     for file in held:
         check_size(file, sizes.get(file.name, file.size))
-    return Taken(seen_ms, str(told.get("app") or ""), str(told.get("broker") or ""))
+    return Taken(seen_ms, str(told.get("app") or ""), str(told.get("broker") or ""), deadlines)
 
 
 def _read(  # noqa: PLR0917 - what is read, and what it must be

@@ -33,6 +33,8 @@ REPORT: Final = "report.html"
 _MAX_BARS: Final = 9
 #: Longer ones are broken: an id so that it is no wider than a narrow page, a part of a name so that it leaves room for others.
 _LONGEST_ID, _LONGEST_PART = 40, 24
+#: What is known of run times where no attempt was told of.
+_RAN: Final[dict[str, int | None]] = {"attempts": 0, "timed": 0}
 
 
 def page(summary: Summary, trend: Sequence[Line]) -> str:
@@ -49,6 +51,7 @@ def page(summary: Summary, trend: Sequence[Line]) -> str:
         found=_by_number(summary, VERDICTS),
         ended=_ended(figures.flow),
         attempts=_attempts(figures.attempts),
+        ran=_RAN | figures.run_times_in_all,
         reasons=_summed((each["reason"] or "unknown", each["letters"]) for each in figures.hours),
         spans=over_time(figures.hours, until_ms=summary.as_of_ms) if figures.hours else [],
     )

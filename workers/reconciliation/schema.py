@@ -39,7 +39,7 @@ def empty(spark: SparkSession, schema: StructType) -> DataFrame:
 EVENTS: Final = _struct(**{each.name: _NUMBER if "int" in str(each.type) else _TEXT for each in fields(Event)})
 
 #: Columns of an event that nothing in the books asks for.
-ASIDE: Final = ("root_id", "parent_id", "schema_version", "started_ms", "run_ms", "waited_ms", "release", "actor")
+ASIDE: Final = ("root_id", "parent_id", "schema_version", "started_ms", "waited_ms", "actor")
 
 #: The inventory: one row for each message that the broker held. `owner` is the owner token of the worker that holds an `unacked`
 #: message, and empty where that worker is gone; `due_ms` is when a `delayed` one is due; `message` is what the exception of

@@ -80,7 +80,9 @@ class Summary:
         """What `summary.json` holds."""
         told = asdict(replace(self, figures=None))
         del told["figures"]
-        return told
+        ran = {} if self.figures is None else self.figures.run_times_in_all
+        in_time = [] if self.figures is None else self.figures.all_in_time
+        return told | {"run_times": ran, "in_time": in_time[0] if in_time else {}}
 
     def to_table(self, width: int | None = None) -> str:
         """The same for people, on a screen of so many columns."""

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from .files import Files
 
 SUMMARY: Final = "summary.json"
-_OURS: Final = frozenset({SUMMARY, "verdicts", "metrics", "causes", "repeats", "trend.json", "report.html"})
+_TABLES: Final = frozenset({"verdicts", "metrics", "causes", "run_times", "failures", "in_time", "repeats"})
+_OURS: Final = frozenset({SUMMARY, "trend.json", "report.html"}) | _TABLES
 
 
 #: No run takes so long (ms): what is older was left by one that died.

@@ -1,0 +1,62 @@
+"""When an attempt ran, as the event that ends it tells: begun, for how long, and how long its message had waited before.
+
+The pool's child says by the monotonic clock, which all processes of a machine share, when it took the task, and how long the task
+took: both come back with its report, so that nothing more is sent. How far the broker's clock is ahead of the monotonic one is what
+this worker knows of it (`owner.now_ms`), so a clock of this machine that is set meanwhile changes nothing. A child that was killed
+reports no time: then it is known when the attempt began, and not for how long it ran.
+
+A message has waited since it was due: since its ETA, since the end of the delay before this attempt, or since its publication,
+where its producer noted that. A first delivery whose message says none of these has waited since an event `published`, and for how
+long is not known here.
+"""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from celery.utils.time import maybe_iso8601
+
+from ..messages.envelope import count
+from ..messages.ttl import PUBLISHED
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ..messages.envelope import Envelope
+    from ..runtime import Runtime
+
+__all__ = ["times_of"]
+
+
+def times_of(runtime: Runtime, request: Any, headers: Mapping[str, Any], envelope: Envelope) -> dict[str, Any]:
+    """The fields of an event that tell of the attempt that ends with it; without those that are not known."""
+    said: dict[str, Any] = {"release": runtime.release}
+    if request.accepted is None:
+        return said
+    started_ms = runtime.now_ms() - round((time.monotonic() - request.accepted) * 1000)
+    due_ms = _due_ms(headers, envelope)
+    said["started_ms"] = started_ms
+    if due_ms is not None:
+        said["waited_ms"] = max(started_ms - due_ms, 0)
+    if isinstance(request.ran, float):
+        said["run_ms"] = max(round(request.ran * 1000), 0)
+    return said
+
+
+def _due_ms(headers: Mapping[str, Any], envelope: Envelope) -> int | None:
+    """Since when the message waits, by the broker's clock; None where nothing in it says so."""
+    if envelope.attempt and envelope.attempts:
+        last = envelope.attempts[-1]
+        at_ms = count(last.get("at"))
+        return at_ms + count(last.get("delay")) if at_ms else None
+    published, eta = count(headers.get(PUBLISHED)), headers.get("eta")
+    if eta is None:
+        return published or None
+    try:
+        due: datetime = maybe_iso8601(eta)
+        due = due if due.tzinfo is not None else due.replace(tzinfo=UTC)
+        return max(round(due.timestamp() * 1000), published)
+    except (ArithmeticError, AttributeError, TypeError, ValueError, OSError):
+        return None  # no time that a clock will ever say

@@ -1,0 +1,97 @@
+"""When an attempt ran, on every broker: what its last event says agrees with what the task itself has noted."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from redelivery.middleware.messages.events import Outcome
+from tests.support.lanes import FULL
+from tests.support.running import Shop, until
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+    from pathlib import Path
+
+    from tests.conformance.brokers import Place
+    from tests.support.servers import Server
+
+SETTINGS = {
+    "queues": {"#": {"redelivery_delay": 0.1, "redelivery_delay_multiplier": 1.0, "max_delivery_attempts": 2}},
+    "tasks": {"tests.support.shop.naps": {"max_delivery_attempts": 1}},
+    "release": "shop-7",
+}
+#: How long the tasks take, in ms: several times over.
+LENGTHS = [5, 10, 20, 40]
+ENDS = {Outcome.SUCCEEDED, Outcome.REDELIVERY_SCHEDULED, Outcome.DEAD_LETTERED}
+
+
+def _agrees(shop: Shop, ids: Collection[str], failing: Collection[str]) -> None:
+    """Wait until all attempts have ended; compare each with its task's own account: a line when a run begins, and when it ends."""
+    expected = len(ids) + 2 * len(failing)
+    until(lambda: sum(event.outcome in ENDS for event in shop.events) >= expected, 300, "all attempts to end")
+    told: dict[str, list[Any]] = defaultdict(list)
+    for event in shop.events:
+        if event.outcome in ENDS:
+            told[event.task_id].append(event)
+    noted: dict[str, list[float]] = defaultdict(list)
+    for line in shop.runs():
+        noted[line["id"]].append(line["at"] * 1000)
+    assert told.keys() == noted.keys() == {*ids, *failing}
+    for task_id, events in told.items():
+        spans = list(zip(noted[task_id][::2], noted[task_id][1::2], strict=True))
+        assert len(events) == len(spans) == (2 if task_id in failing else 1)
+        for event, (began, over) in zip(events, spans, strict=True):
+            assert event.run_ms + 1 >= over - began
+            assert event.started_ms <= began + 1
+            assert event.started_ms + event.run_ms <= event.at_ms + 2
+            assert event.release == "shop-7"
+            assert event.actor is None
+        if task_id in failing:
+            assert events[-1].waited_ms is not None  # since the end of its delay
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_run_times_agree_with_the_tasks_own_account(place: Place, pool: str) -> None:
+    """Each attempt's time spans what its task has noted, and lies before its event; each says of which release its worker was."""
+    shop = place.shop(settings=SETTINGS)
+    shop.start(pool=pool)
+    ids = {shop.send("naps", length / 1000) for length in LENGTHS * 12}
+    _agrees(shop, ids, {shop.send("fails_after", length / 1000) for length in LENGTHS * 4})
+
+
+@FULL
+def test_run_times_of_ten_thousand_tasks_agree(server: Server, folder: Path) -> None:
+    """As above, and none is missing."""
+    shop = Shop(server, folder, settings=SETTINGS)
+    ids = {shop.send("naps", number % 5 / 1000) for number in range(9_500)}
+    failing = {shop.send("fails_after", number % 5 / 1000) for number in range(500)}
+    try:
+        shop.start()
+        _agrees(shop, ids, failing)
+    finally:
+        shop.stop()
+
+
+def test_what_a_task_waited_counts_from_its_eta(place: Place) -> None:
+    """An ETA is when it was due; of a first delivery without one, nothing in the message says since when it waits."""
+    shop = place.shop(settings=SETTINGS)
+    late, at_once = shop.send("naps", 0, countdown=1.5), shop.send("naps", 0)
+    shop.start()
+    assert shop.ended(late, "succeeded").waited_ms is not None
+    assert shop.ended(at_once, "succeeded").waited_ms is None
+
+
+def test_the_run_time_of_a_killed_attempt_is_not_known(place: Place) -> None:
+    """Its child was lost, or its time limit killed it: when it began is known, and for how long it ran is not."""
+    shop = place.shop(settings=SETTINGS)
+    shop.start()
+    poison, too_long = shop.send("kills"), shop.send("naps", 600, time_limit=1)
+    died = [shop.ended(poison, "redelivery_scheduled"), shop.ended(poison, "dead_lettered"), shop.ended(too_long, "dead_lettered")]
+    assert [event.run_ms for event in died] == [None, None, None]
+    for event in died:
+        assert event.started_ms is not None
+        assert event.started_ms <= event.at_ms + 2
+    assert shop.events_of(poison)[0].started_ms is None  # nobody has run it yet

@@ -1,0 +1,77 @@
+"""Deadlines: how many lives were complete in time, by what the policies said when the inventory was taken.
+
+A life is complete when it succeeds. Its deadline counts from its first event, so that a redriven task has all of it again. A life
+missed its deadline when it succeeded later, when it ended without success, or when it is open and the time is over. What was
+dropped on purpose (revoked, cancelled, ignored) has no deadline; nor has a life whose end is not known (`unobserved`).
+
+Times to success are counted in classes (`metrics.py`), so that a success is judged to within 0.5 % of its deadline.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
+
+from redelivery.middleware.messages.events import Outcome
+
+from .metrics import time_class
+from .texts import grouped, quoted
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from pyspark.sql import DataFrame
+
+#: Outcomes after which no deadline is asked for.
+_ON_PURPOSE: Final = (Outcome.REVOKED, Outcome.CANCELLED, Outcome.IGNORED, Outcome.UNOBSERVED)
+#: What any group of lives with a deadline adds up to.
+IN_TIME: Final = {"lives": "sum(lives)", "missed": "sum(missed)"}
+
+
+class Deadline(NamedTuple):
+    """What one pattern says: of queues or of tasks, and how many ms; None: no deadline."""
+
+    column: str
+    pattern: str
+    ms: int | None
+
+    @classmethod
+    def of(cls, told: Mapping[str, Any]) -> Self:
+        """As an inventory's export noted it. Raises `KeyError`, `TypeError` or `ValueError` where it is none."""
+        column = "queue" if "queue" in told else "task"
+        seconds = told["seconds"]
+        return cls(column, str(told[column]), None if seconds is None else round(float(seconds) * 1000))
+
+    @property
+    def expression(self) -> str:
+        """What its pattern matches, word by word as the settings do, as an expression for a name behind a dot."""
+        words = {"*": r"\.[^.]*", "#": r"(\.[^.]*)*"}
+        return "".join(words.get(word, r"\." + re.escape(word)) for word in self.pattern.split("."))
+
+    @property
+    def speaks(self) -> str:
+        """Whether it speaks of a row, in SQL."""
+        whole = quoted(r"\A" + self.expression + r"\z")
+        return f"concat('.', {self.column}) RLIKE {whole}"
+
+
+def in_time_of(cells: DataFrame, judged: DataFrame, deadlines: Sequence[Deadline], as_of_ms: int) -> DataFrame:
+    """The lives with a deadline of each queue and task, and how many of them `missed` it.
+
+    `cells` are those of `metrics.py`, of all lives; `judged` has at least all lives without a success.
+    """
+    deadline = _deadline_ms(deadlines)
+    done = cells.where("time_class IS NOT NULL").selectExpr("queue", "task", "succeeded AS lives", "time_class", deadline)
+    done = done.selectExpr("queue", "task", "lives", "ms", f"IF(time_class > {time_class('ms')}, lives, 0L) AS missed")
+    dropped = " + ".join(map(str, _ON_PURPOSE))
+    others = judged.where(f"{Outcome.SUCCEEDED} = 0 AND events > 0 AND {dropped} = 0")
+    is_over = f"ended_ms IS NOT NULL OR {as_of_ms} - first_ms > ms"
+    others = others.selectExpr("queue", "task", "ended_ms", "first_ms", deadline)
+    others = others.selectExpr("queue", "task", "1L AS lives", "ms", f"IF({is_over}, 1L, 0L) AS missed")
+    return grouped(done.unionByName(others).where("ms IS NOT NULL"), ("queue", "task"), IN_TIME)
+
+
+def _deadline_ms(deadlines: Iterable[Deadline]) -> str:
+    """The deadline of a row (`ms`), in SQL: the first that speaks of it counts."""
+    cases = " ".join(f"WHEN {each.speaks} THEN {'NULL' if each.ms is None else f'{each.ms}L'}" for each in deadlines)
+    return f"CAST(CASE {cases} END AS BIGINT) AS ms"
