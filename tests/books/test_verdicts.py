@@ -252,7 +252,7 @@ def test_a_verdict_comes_with_what_is_known(run: Run) -> None:
     assert row["cause"] == f"{said}; likely removed without `redelivery dlq`: by LREM, DEL, an eviction or a consumer"
     assert (row["task"], row["first_ms"], row["last_ms"], row["events"]) == ("shop.charge", NOON, NOON + 1000, 2)
     nobody = run.verdicts()["letter-of-nobody"]["cause"]
-    assert nobody.startswith("no event names it; the broker has it in dead letter; likely put there without the command `dlq`")
+    assert nobody.startswith("no event names it; the broker has it in dead letter; likely put there without `redelivery dlq`")
     assert "published 2 times under one id, and ended less often" in run.verdicts()["published-twice"]["cause"]
     held = run.verdicts()["held-and-gone"]["cause"]
     assert "held by w1@shop, which was last heard of at 2026-01-31 12:00:00 UTC: lost between its hand-over and its end" in held
