@@ -85,6 +85,10 @@ class Script:
         return answers if replicas is None else client.confirm(answers)  # type: ignore[attr-defined]
 
 
+#: An empty value as it goes over the wire: half of an event's fields have none.
+EMPTY = b"$0\r\n\r\n"
+
+
 def packed(sha: str, keys: Sequence[str], args: Sequence[Any]) -> bytes:
     """The call of a script as it goes over the wire.
 
@@ -94,7 +98,7 @@ def packed(sha: str, keys: Sequence[str], args: Sequence[Any]) -> bytes:
     parts = [b"*%d\r\n" % (3 + len(keys) + len(args)), _packed_names(sha, tuple(keys))]
     for each in args:
         value = each if isinstance(each, bytes) else str(each).encode()
-        parts.append(b"$%d\r\n%b\r\n" % (len(value), value))
+        parts.append(b"$%d\r\n%b\r\n" % (len(value), value) if value else EMPTY)
     return b"".join(parts)
 
 
@@ -165,7 +169,7 @@ def _answer(client: Redis, command: bytes, replicas: Replicas | None, word: byte
 
 def encoded(event: Event) -> list[bytes]:
     """An event's values as bytes, whatever is in them."""
-    return [str(value).encode("utf-8", "replace") for value in event.to_entry()]
+    return [str(value).encode("utf-8", "replace") if value else b"" for value in event.to_entry()]
 
 
 def answer_of(value: Any) -> Answer:
