@@ -53,7 +53,7 @@ def test_books_that_do_not_balance_name_the_worst_lives_and_the_report(told: His
     assert [word for word in after.split() if word.startswith("lost-")] == [f"lost-{number:02}" for number in range(10)]
     assert "The worst 10 of 11:" in after
     assert "last event: published at 2026-01-31 12:00:00.009 UTC; the broker does not have it; likely removed from" in after
-    assert "  to do: publish the task again, if it is idempotent or did not run;" in after
+    assert "  to do: publish the task again if it is idempotent or did not run;" in after
     assert after.endswith(f"\nreport: {tmp_path}/books/report.html\nmore:   redelivery books show {tmp_path}/books\n")
 
 
