@@ -42,10 +42,10 @@ PICTURES = (
 def arrange(desk: Desk) -> None:
     """Dead letters of three causes, messages that wait, and a worker with some of them."""
     drawn = random.Random(7)  # noqa: S311 - numbers of a picture
-    for number in range(180):
+    ages_ms = sorted((int(drawn.expovariate(1 / 5e6)) for _ in range(180)), reverse=True)
+    for number, ago_ms in enumerate(ages_ms):
         task, exception, said, fingerprint = drawn.choices(CAUSES, weights=(5, 2, 9))[0]
         message = task_message(task=task, body=body_of(number, f"customer-{number % 40}"))
-        ago_ms = int(drawn.expovariate(1 / 5e6))
         desk.die(message, exception=exception, said=said.format(number=1000 + number), fingerprint=fingerprint, ago_ms=ago_ms)
     for _ in range(40):
         desk.delay(task_message(task="shop.mail.remind"), delay_ms=drawn.randrange(60_000, 8_000_000))

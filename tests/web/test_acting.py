@@ -76,7 +76,7 @@ def test_letters_are_counted_then_redriven_as_an_operation(desk: Desk, operator:
         desk.die(fingerprint="f-one")
     desk.die(fingerprint="f-two")
     dry = operator.get(f"/operations/preview?kind=redrive&queue={LETTERS}&fingerprint=f-one&canary=1&rate=50/s")
-    assert "3 letters of 4 would go. Nothing was changed." in dry.read
+    assert "3 dead letters of 4 would go. Nothing was changed." in dry.read
     assert (len(desk.ids(LETTERS)), listed(desk.install)) == (4, [])
     [form] = dry.forms("/operations/begin")
     shown = operator.follow(operator.post("/operations/begin", {**form, "why": "mended"}))

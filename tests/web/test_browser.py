@@ -47,8 +47,8 @@ def test_from_a_cause_to_its_redrive(browser: Browser, open_page: Callable[..., 
     click(browser, "a", "all of this cause")
     browser.ask("document.querySelector('input[name=canary]').value = '1'")
     click(browser, "form.act button", "Dry run")
-    assert "3 letters of 4 would go. Nothing was changed." in browser.ask("document.body.innerText")
-    click(browser, "form.act button", "Redrive 3 letters")
+    assert "3 dead letters of 4 would go. Nothing was changed." in browser.ask("document.body.innerText")
+    click(browser, "form.act button", "Redrive 3 dead letters")
     assert browser.ask("document.querySelector('h1').innerText").startswith(f"Redrive of {LETTERS}")
     assert "ada" in browser.ask("document.body.innerText")
     assert shown.logged == []

@@ -30,7 +30,7 @@ def test_causes_lead_to_their_letters_and_a_letter_to_all_of_it(page: WebPage, d
     task_id = desk.die(task_message(body=body_of(42, "blue")), exception="shop.Late", said="too late", fingerprint="f-two")
     operator = page.operator()
     causes = operator.get("/causes")
-    assert "2 causes of 4 letters" in causes.read
+    assert "2 causes of 4 dead letters" in causes.read
     [one, two] = [each for each in causes.links("/letters?") if "fingerprint" in each and each.endswith(("f-one", "f-two"))][::2][
         :2
     ]

@@ -105,7 +105,7 @@ def test_a_bad_deployment_is_mended_from_the_page(desk: Desk, env: dict[str, str
     with WebPage("tests.support.web_shop", tmp_path, "--allow", "redrive", "--as", "ada", env=env) as page:
         operator = page.operator()
         causes = operator.get("/causes").read
-        assert "3 causes of 150 letters" in causes
+        assert "3 causes of 150 dead letters" in causes
         assert all(f"{count} {kind} : payment" in causes for kind, count in zip(KINDS, CAUSES.values(), strict=True)), causes
         canary = begun(operator, desk, "exception=ValueError&canary=5&rate=200/s", "is it mended?")
         assert until(lambda: found(desk.install, canary).has_ended, seconds=120, what="the canary to fail")
