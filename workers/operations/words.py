@@ -50,7 +50,10 @@ def duration_text(seconds: float) -> str:
 
 def age(ms: int | None, now_ms: int) -> str:
     """How long ago a time was; `-` where there is none."""
-    return "-" if ms is None else f"{span((now_ms - ms) / 1000)} ago"
+    if ms is None:
+        return "-"
+    seconds = (now_ms - ms) / 1000
+    return f"{span(round(seconds) if seconds >= 1 else seconds)} ago"
 
 
 def counted(number: int, one: str, many: str) -> str:

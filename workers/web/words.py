@@ -15,7 +15,7 @@ from markupsafe import Markup, escape
 
 from redelivery.display import safe
 
-from ..operations.words import counted, duration_text, moment, plain, span
+from ..operations.words import age, counted, duration_text, moment, plain, span
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -76,7 +76,7 @@ def _command(text: object) -> Markup:
 @pass_context
 def _ago(context: Context, ms: int | None) -> Markup:
     """How long ago a time was, with the time itself beside it for whoever points at it."""
-    return escape("-") if ms is None else _time(ms, f"{span(max(context['now_ms'] - ms, 0) / 1000)} ago")
+    return escape("-") if ms is None else _time(ms, age(ms, max(context["now_ms"], ms)))
 
 
 @pass_context
