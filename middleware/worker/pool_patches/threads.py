@@ -74,6 +74,7 @@ class PoolThreads:
 
     def _running(self) -> list[Any]:
         """What we hold, and what Celery knows of besides."""
-        held = [each.request for each in list(self._runtime.owner.held.values()) if each.request is not None]
+        owned = list(self._runtime.owner.held.values()) if self._runtime.holds_messages else []
+        held = [each.request for each in owned if each.request is not None]
         running = [request for request in held if request.is_running()]
         return running + [request for request in list(state.active_requests) if request not in running]

@@ -167,6 +167,7 @@ def test_what_was_dying_when_its_worker_died_is_one_letter(here: Shop, dying: Ca
     assert len(here.runs(task_id)) == 1
 
 
+@pytest.mark.parametrize("here", ["classic"], indirect=True)
 @pytest.mark.parametrize("order", ["confirm.before", "redrive.after", "record.before", "acknowledge.before"])
 def test_what_was_redriven_when_its_worker_died_lives_once_more_once(here: Shop, dying: Callable[..., str], order: str) -> None:
     """A worker that consumes the dead-letter queue sends its letters back, and dies before it has recorded or acknowledged that."""
