@@ -140,14 +140,16 @@ class Receiving:
         if hear is None or not is_known("redis"):
             return "this redis-py hears no pushes that we know of"
         hear(self.receiver.pushed)
-        tracking, caching = ("CLIENT", "TRACKING", "ON", "OPTIN", "NOLOOP"), ("CLIENT", "CACHING", "YES")
-        for words in (tracking, caching, ("EXISTS", Keys.of(self).leases)):
-            connection.send_command(*words)
+        connection.send_command("CLIENT", "TRACKING", "ON", "OPTIN", "NOLOOP")
+        connection.send_command("CLIENT", "CACHING", "YES")
+        connection.send_command("EXISTS", Keys.of(self).leases)
+        refused = []
+        for _ in range(3):
             try:
                 connection.read_response()
             except ResponseError as exc:
-                return str(exc)
-        return ""
+                refused.append(str(exc))
+        return refused[0] if refused else ""
 
     # the names are kombu's: its poller calls them for the connection that fetches messages
 
