@@ -222,11 +222,12 @@ def _at_receiving() -> None:
 
     def asked_here(self: Any) -> None:
         client = self.owner.transport.client
-        here("receive.before", lambda: any(client.llen(each) for each in self.lists))
+        lists = {name for (queues, _), (names, _) in self.names.items() for name in names[5 + 2 * len(queues) :]}
+        here("receive.before", lambda: any(client.llen(each) for each in lists))
         asked(self)
 
     def take_in_here(self: Any, reply: Any) -> None:
-        here("receive.after", lambda: len(reply) > 3)
+        here("receive.after", lambda: len(reply) > 4)
         take_in(self, reply)
         here("hand_over.before", lambda: self.receiver.pending)
 

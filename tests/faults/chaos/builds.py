@@ -55,8 +55,8 @@ def _pop_then_push() -> None:
 
     def take_in_late(self: Any, reply: Any) -> None:
         receiver = self.receiver
-        base = 5 + len(receiver.queues)
-        for at in range(3, len(reply), 3):
+        base = 6 + 2 * len(receiver.queues)
+        for at in range(4, len(reply), 3):
             tag, index, raw = reply[at], int(reply[at + 1]), reply[at + 2]
             if index:
                 queue = receiver.queues[(index - base) % len(receiver.queues)]
