@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from celery import _state
+from celery.result import AsyncResult
 
 from redelivery.middleware.logs import redacting
 from tests.support.amqp_taking import opened
@@ -24,6 +25,10 @@ from tests.support.trial import forked, stored, trial, trials
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+# A result unsubscribes when it is collected. Where that happens while an older redis-py subscribes, the process waits for itself.
+result_class: Any = AsyncResult
+result_class.__del__ = lambda _: None
 
 #: The fixtures of trials, of pools and of RabbitMQ are every module's, and the hooks of proofs are the whole run's.
 __all__ = [
