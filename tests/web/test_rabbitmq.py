@@ -67,7 +67,7 @@ def test_letters_are_seen_when_it_is_told_to_look_and_one_goes_back(
     [form] = operator.get(f"/letters?queue={LETTERS}").forms("/look")
     shown = operator.follow(operator.post("/look", form))
     assert "1 shown" in shown.read
-    assert "1 letter" in operator.get("/causes").read
+    assert "1 dead letter" in operator.get("/causes").read
     [href] = shown.links("/letter?")
     answer = operator.get(href)
     assert "task-of-rabbit-1" in answer.read
