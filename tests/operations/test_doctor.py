@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import shutil
 import socket
@@ -232,7 +233,8 @@ def clinic_of(kind: str, request: pytest.FixtureRequest, folder: Path) -> Iterat
         else:
             binary, url = binaries().get(kind), ""
             if binary is None:
-                pytest.skip(f"there is no {kind} on this machine: ./dev test installs it where it may")
+                message = f"there is no {kind} on this machine: ./dev test installs it where it may"
+                (pytest.fail if os.environ.get("CI") else pytest.skip)(message)
             (folder / "data").mkdir()
             server = Server(folder, binary, {"appendonly": "yes", "dir": str(folder / "data")}).start()
             stack.callback(server.stop, 9)

@@ -20,7 +20,6 @@ import sys
 import tempfile
 import termios
 import threading
-import time
 import types
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,6 +38,7 @@ from redelivery.workers.ports import Claim
 from redelivery.workers.reconciliation.session import session
 from tests.support.desk import LETTERS, Desk, body_of, task_message
 from tests.support.rabbit import Node, installed
+from tests.support.running import until
 from tests.support.servers import Server, binaries
 from tests.support.spark_session import NOON, Histories, Row
 
@@ -178,10 +178,7 @@ def with_rabbitmq(rabbit: Rabbit) -> Iterator[None]:
             queue.bind(connection.default_channel).declare()
     for name in ("orders", "orders", "orders", "mail", "mail"):
         app.send_task("shop.payments.charge_card", queue=name)
-    deadline = time.monotonic() + 30
-    while rabbit.depth("rejected") != 3:
-        assert time.monotonic() < deadline, f"RabbitMQ has not dead-lettered them: {rabbit.depths()}"
-        time.sleep(0.05)
+    until(lambda: rabbit.depth("rejected") == 3, 30, "RabbitMQ to have dead-lettered them")
     with _in_a_new_folder(), _as_shop(app):
         try:
             yield

@@ -6,11 +6,12 @@ import http.client
 import re
 import subprocess
 import sys
-import time
 from dataclasses import dataclass, field
 from html import unescape
 from typing import TYPE_CHECKING, Self
 from urllib.parse import parse_qsl, urlencode, urlsplit
+
+from tests.support.running import until
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -127,15 +128,14 @@ class WebPage:
         assert said.startswith("redelivery web: http://"), (said, self.log)
         self.address = said.split()[-1].rstrip("/")
         self.port = urlsplit(self.address).port or 0
-        deadline = time.monotonic() + 30
-        while True:
-            try:
-                self.visitor().get("/static/page.css")
-            except ConnectionError:
-                assert time.monotonic() < deadline, self.log
-                time.sleep(0.05)
-            else:
-                break
+        until(self._answers, 30, "the page to answer")
+
+    def _answers(self) -> bool:
+        try:
+            self.visitor().get("/static/page.css")
+        except ConnectionError:
+            return False
+        return True
 
     def __enter__(self) -> Self:
         return self

@@ -260,7 +260,7 @@ def test_200_open_pages_cost_the_broker_one_look_in_two_seconds(page: WebPage, d
 
     def commands(seconds: float) -> int:
         before = int(desk.client.info("stats")["total_commands_processed"])
-        time.sleep(seconds)
+        time.sleep(seconds)  # the span that is measured: nothing is waited for
         return int(desk.client.info("stats")["total_commands_processed"]) - before
 
     def opened() -> socket.socket:
