@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from redis import ConnectionPool, Redis, UnixDomainSocketConnection
 
+from redelivery.middleware.brokers.redis.keys import Keys
 from tests.support.bench import QUEUE, Bench
 from tests.support.running import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from tests.support.running import Shop
     from tests.support.servers import Server
 
 #: When an owner is to look again, in milliseconds: one that watches or waits, and a deputy.
@@ -245,3 +248,31 @@ def test_who_hears_no_pushes_never_watches(bench: Bench, owners: Callable[..., l
     one.ask()
     bench.publish("a")
     assert one.was_woken()
+
+
+@pytest.mark.parametrize("pool", ["solo", "prefork"])
+def test_an_idle_worker_takes_what_comes_while_another_one_is_busy(shop: Callable[..., Shop], pool: str) -> None:
+    """A worker that runs a task in its main process hears no push meanwhile: it has handed the watch on before."""
+    here = shop()
+    for _ in range(2):
+        here.start(pool=pool, concurrency=1)
+    long = here.send("naps", 20)
+    until(lambda: here.runs(long), what="the long task to begin")
+    for _ in range(5):
+        here.ended(here.send("ok"), "succeeded")
+    assert [run["event"] for run in here.runs(long)] == ["start"]
+    here.ended(long, "succeeded")
+
+
+def test_what_comes_after_the_watcher_was_killed_is_taken_by_the_others(shop: Callable[..., Shop]) -> None:
+    """Before its lease has ended: the others look for themselves."""
+    here = shop(settings={"lease": 600})
+    workers = [here.start(pool="solo", concurrency=1) for _ in range(3)]
+    here.ended(here.send("ok"), "succeeded")
+    keys, client = Keys(), here.server.client
+    token = until(lambda: client.hget(keys.watch("celery"), "watcher"), what="a watcher")
+    (watching,) = [each for each in workers if each.process.pid == json.loads(client.hget(keys.owners, token))["pid"]]
+    watching.kill()
+    for _ in range(3):
+        here.ended(here.send("ok"), "succeeded", 30)
+    assert client.hexists(keys.leases, token)
