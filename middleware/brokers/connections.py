@@ -16,7 +16,7 @@ from kombu.utils.collections import HashedSeq
 
 from ..messages.countdown import remember_countdowns
 from .rabbitmq.channel import RabbitTlsTransport, RabbitTransport
-from .redis.channel import ReceivingTransport, SentinelReceivingTransport
+from .redis.receiving.channel import ReceivingTransport, SentinelReceivingTransport
 
 if TYPE_CHECKING:
     from celery import Celery

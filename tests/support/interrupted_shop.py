@@ -6,7 +6,7 @@ import os
 import signal
 from typing import TYPE_CHECKING, Any
 
-from redelivery.middleware.brokers.rabbitmq import start_markers as amqp_starts
+from redelivery.middleware.brokers.rabbitmq.consuming import start_markers as amqp_starts
 from tests.support.shop import app
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from kombu import Exchange, Queue
 from redis.exceptions import ResponseError
 
 from redelivery import Redelivery
-from redelivery.middleware.brokers.redis.receiver import Receiver
+from redelivery.middleware.brokers.redis.receiving.receiver import Receiver
 from redelivery.middleware.messages.events import Event, Outcome
 from redelivery.middleware.messages.steps import sealed
 from redelivery.middleware.policy.resolver import Pace

@@ -11,7 +11,7 @@ from celery.worker.request import Request
 
 from redelivery.middleware.brokers.redis import broker as redis_broker
 from redelivery.middleware.brokers.redis import pipeline as underway
-from redelivery.middleware.brokers.redis.channel import Receiving
+from redelivery.middleware.brokers.redis.receiving.channel import Receiving
 from redelivery.middleware.worker import bootstep as ingress
 from redelivery.workers.duties import remote_control
 

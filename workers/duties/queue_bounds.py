@@ -19,7 +19,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from redelivery.errors import EnvelopeError
-from redelivery.middleware.brokers.redis.bounds import alarm, announce_eviction, evict_oldest, evicted
+from redelivery.middleware.brokers.redis.publishing.bounds import alarm, announce_eviction, evict_oldest, evicted
 from redelivery.middleware.brokers.redis.scripts import Script
 from redelivery.middleware.logs import log
 from redelivery.middleware.messages.envelope import Envelope

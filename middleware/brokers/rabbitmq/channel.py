@@ -25,14 +25,14 @@ from ...messages.envelope import ANNOUNCED, EXPIRATION
 from ...messages.events import Numbering
 from ...messages.recording import published
 from ...messages.ttl import PUBLISHED, is_dated
-from .acks import Settled, frames
+from .consuming.acks import Settled, frames
+from .consuming.reading import ReadingAhead
+from .consuming.window import Windowed
 from .events import packed
 from .messages import PERSISTENT
 from .names import AmqpNames
 from .properties import frame_handler
-from .reading import ReadingAhead
 from .topology import declare_outcomes, max_log_bytes
-from .window import Windowed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

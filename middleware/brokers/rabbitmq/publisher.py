@@ -32,14 +32,14 @@ from ...logs import log
 from ...messages.events import Numbering
 from ...ports import Answer
 from .events import packed
-from .journal import HAS_HAD, HAS_MOVED, IS_MOVING, IS_TURNING, IS_UNRECORDED, entry
+from .journal.entries import HAS_HAD, HAS_MOVED, IS_MOVING, IS_TURNING, IS_UNRECORDED, entry
 from .messages import PERSISTENT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from ...messages.events import Event
-    from .journal import Moved
+    from .journal.entries import Moved
     from .names import AmqpNames
 
 #: Moves that go out together, and the bytes of their messages.

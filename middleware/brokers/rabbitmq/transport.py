@@ -21,14 +21,15 @@ from ...messages.steps import opened
 from ...ports import Answer, Capability, Successor
 from ..broker_url import unanswered
 from ..deliveries import WithoutLeases
+from .consuming.deliveries import ChannelClaim
+from .consuming.start_markers import Starts, start_of
 from .delays import waiting
-from .deliveries import ChannelClaim
-from .journal import Journal, moved_of
+from .journal.entries import moved_of, word_of
+from .journal.reader import Journal
 from .messages import message_of
 from .names import AmqpNames
 from .policies import warn_of_bypasses, warn_of_policies
 from .publisher import Move, Publisher
-from .start_markers import Starts, start_of
 from .topology import (
     bind_to_delays,
     declare_delays,
@@ -40,7 +41,6 @@ from .topology import (
     max_log_bytes,
     queue_type_of,
 )
-from .word import word_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

@@ -8,10 +8,10 @@ from redis.exceptions import RedisError
 
 from ...known import is_known, known_of, version_of, warn_unless_known
 from ...logs import log
-from .channel import Receiving
-from .owner import Owner
 from .pipeline import UnderWay
-from .receiver import Receiver
+from .receiving.channel import Receiving
+from .receiving.owner import Owner
+from .receiving.receiver import Receiver
 from .scripts import text_of
 from .transport import RedisTransport
 

@@ -12,22 +12,22 @@ import pytest
 from structlog.testing import capture_logs
 from webhooks.rabbit_node import USER
 
-from redelivery.middleware.brokers.rabbitmq import journal as amqp_journal
-from redelivery.middleware.brokers.rabbitmq.journal import (
+from redelivery.middleware.brokers.rabbitmq.journal import reader as amqp_journal
+from redelivery.middleware.brokers.rabbitmq.journal.entries import (
     HAS_HAD,
     HAS_MOVED,
     IS_MOVING,
     IS_TURNING,
     IS_UNRECORDED,
-    Journal,
     Moved,
     entry,
     moved_of,
+    word_of,
 )
+from redelivery.middleware.brokers.rabbitmq.journal.reader import Journal
 from redelivery.middleware.brokers.rabbitmq.messages import message_of
 from redelivery.middleware.brokers.rabbitmq.names import JOURNAL
 from redelivery.middleware.brokers.rabbitmq.topology import declare_journal
-from redelivery.middleware.brokers.rabbitmq.word import word_of
 from redelivery.middleware.messages.events import Outcome
 from redelivery.middleware.messages.recording import about
 from redelivery.middleware.messages.steps import dead, deferred, redelivered, redriven, sealed

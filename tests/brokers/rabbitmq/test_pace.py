@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 from kombu.asynchronous import Hub
 
 from redelivery import Redelivery
-from redelivery.middleware.brokers.rabbitmq import acks as amqp_settled
-from redelivery.middleware.brokers.rabbitmq.acks import Settled, frames
-from redelivery.middleware.brokers.rabbitmq.reading import ReadingAhead
+from redelivery.middleware.brokers.rabbitmq.consuming import acks as amqp_settled
+from redelivery.middleware.brokers.rabbitmq.consuming.acks import Settled, frames
+from redelivery.middleware.brokers.rabbitmq.consuming.reading import ReadingAhead
 from tests.support.amqp_taking import consumed, filled
 from tests.support.running import until
 

@@ -11,8 +11,8 @@ from structlog.testing import capture_logs
 from webhooks.rabbit_node import USER
 
 from redelivery.errors import BrokerUnavailable
+from redelivery.middleware.brokers.rabbitmq.consuming.start_markers import Starts, start_of
 from redelivery.middleware.brokers.rabbitmq.names import START
-from redelivery.middleware.brokers.rabbitmq.start_markers import Starts, start_of
 from redelivery.middleware.messages.envelope import HEADER, Envelope
 from redelivery.middleware.worker.admission import MAX_UNCOUNTED
 from tests.faults.chaos.proxy import Proxy

@@ -11,7 +11,7 @@ from redis import Redis
 from redis.exceptions import ResponseError
 
 from redelivery.middleware.brokers.redis.keys import Keys
-from redelivery.middleware.brokers.redis.receiver import Receiver
+from redelivery.middleware.brokers.redis.receiving.receiver import Receiver
 from redelivery.middleware.brokers.redis.scripts import Script, encoded
 from redelivery.middleware.messages.events import Event, Outcome
 from tests.support.bench import QUEUE, Bench

@@ -11,8 +11,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from redelivery.middleware.brokers.redis.keys import unacked_suffix
-from redelivery.middleware.brokers.redis.owner import Owner
-from redelivery.middleware.brokers.redis.receiver import Receiver
+from redelivery.middleware.brokers.redis.receiving.owner import Owner
+from redelivery.middleware.brokers.redis.receiving.receiver import Receiver
 from redelivery.middleware.brokers.redis.scripts import Script
 from redelivery.middleware.messages.envelope import Envelope
 from redelivery.middleware.messages.steps import sealed

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from redelivery.middleware.brokers.redis import server_clock
-from redelivery.middleware.brokers.redis.server_clock import MEMORY, ServerClock
+from redelivery.middleware.brokers.redis.receiving import server_clock
+from redelivery.middleware.brokers.redis.receiving.server_clock import MEMORY, ServerClock
 
 
 @pytest.fixture

@@ -25,9 +25,9 @@ from typing import TYPE_CHECKING, Any
 from celery import signals
 
 from redelivery.middleware.brokers.redis import scripts
-from redelivery.middleware.brokers.redis.channel import Receiving
 from redelivery.middleware.brokers.redis.pipeline import Asking, UnderWay
-from redelivery.middleware.brokers.redis.receiver import Receiver
+from redelivery.middleware.brokers.redis.receiving.channel import Receiving
+from redelivery.middleware.brokers.redis.receiving.receiver import Receiver
 from redelivery.middleware.brokers.redis.stores import Stores
 from redelivery.workers.duties.dispatcher import Dispatcher
 from redelivery.workers.export import tables

@@ -12,9 +12,9 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from redelivery.middleware.brokers.redis import scripts
-from redelivery.middleware.brokers.redis.channel import Receiving
 from redelivery.middleware.brokers.redis.keys import unacked_suffix
 from redelivery.middleware.brokers.redis.pipeline import UnderWay
+from redelivery.middleware.brokers.redis.receiving.channel import Receiving
 from tests.faults.chaos.boundary import here
 
 if TYPE_CHECKING:

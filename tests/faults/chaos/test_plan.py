@@ -35,11 +35,11 @@ OWN_CALLS = {
     "workers/duties/dispatcher.py:_resign": "resign",
 }
 #: Where it does what kombu does, in kombu's name: no step, as kombu's own calls are none.
-KOMBUS = {"middleware/brokers/redis/publishing.py:_delete"}
+KOMBUS = {"middleware/brokers/redis/publishing/producer.py:_delete"}
 #: Where it changes what is no message and moves none: the function, and why a kill there loses nothing.
 NO_MESSAGES = {
     **dict.fromkeys((f"workers/brokers/redis/operations.py:{name}" for name in ("turn", "unended", "_forget")), AN_OPERATION),
-    "middleware/brokers/redis/producer_clock.py:_compare": "notes a clock that is wrong, for the doctor",
+    "middleware/brokers/redis/publishing/producer_clock.py:_compare": "notes a clock that is wrong, for the doctor",
 }
 #: Where it writes files: the function, and its step.
 FILES = {"workers/export/tables.py:_sink": "write", "workers/operations/letters/archive.py:_write_lines": "write"}

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from celery import Celery
 
 from redelivery import Redelivery
-from redelivery.middleware.brokers.redis.bounds import evict_oldest, evicted, publish_within
 from redelivery.middleware.brokers.redis.keys import split_unacked, unacked_suffix
+from redelivery.middleware.brokers.redis.publishing.bounds import evict_oldest, evicted, publish_within
 from redelivery.middleware.brokers.redis.scripts import Script, encoded
 from redelivery.middleware.messages.envelope import ANNOUNCED
 from redelivery.middleware.messages.events import Event, Outcome, Reason, entries
@@ -20,8 +20,8 @@ from tests.faults.model.books import LISTS, MAX_ATTEMPTS, MAX_LENGTH
 from tests.support.desk import task_message
 
 if TYPE_CHECKING:
-    from redelivery.middleware.brokers.redis.bounds import Eviction
     from redelivery.middleware.brokers.redis.broker import RedisBroker
+    from redelivery.middleware.brokers.redis.publishing.bounds import Eviction
     from tests.faults.model.books import Message
     from tests.support.servers import Server
 

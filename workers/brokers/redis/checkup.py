@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from redis.exceptions import ResponseError
 
 from redelivery.middleware.brokers.redis.broker import eviction_of
-from redelivery.middleware.brokers.redis.producer_clock import DAY_MS
+from redelivery.middleware.brokers.redis.publishing.producer_clock import DAY_MS
 from redelivery.middleware.brokers.redis.scripts import text_of
 
 from ...ports import Condition, LogState, NotKnown

@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any
 from redelivery.middleware.brokers.rabbitmq import channel as amqp_channel
 from redelivery.middleware.brokers.rabbitmq import transport as amqp
 from redelivery.middleware.brokers.rabbitmq.channel import Channel
-from redelivery.middleware.brokers.rabbitmq.deliveries import ChannelClaim
-from redelivery.middleware.brokers.rabbitmq.journal import HAS_HAD, HAS_MOVED, IS_MOVING, IS_TURNING, IS_UNRECORDED
+from redelivery.middleware.brokers.rabbitmq.consuming.deliveries import ChannelClaim
+from redelivery.middleware.brokers.rabbitmq.consuming.start_markers import Starts
+from redelivery.middleware.brokers.rabbitmq.journal.entries import HAS_HAD, HAS_MOVED, IS_MOVING, IS_TURNING, IS_UNRECORDED
 from redelivery.middleware.brokers.rabbitmq.names import DELAY_PREFIX, JOURNAL, OUTCOMES
 from redelivery.middleware.brokers.rabbitmq.peek import Look
 from redelivery.middleware.brokers.rabbitmq.publisher import Publisher
-from redelivery.middleware.brokers.rabbitmq.start_markers import Starts
 from redelivery.middleware.messages.events import Outcome, Reason
 from redelivery.workers.brokers.rabbitmq import letters as amqp_letters
 from redelivery.workers.brokers.rabbitmq import outcome_log as amqp_outcomes

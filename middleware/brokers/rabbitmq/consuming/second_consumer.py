@@ -10,14 +10,14 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from ...logs import log
+from ....logs import log
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from celery.worker.consumer import Consumer
 
-    from ...ports import Held
+    from ....ports import Held
 
 #: The second consumer's window, in windows of the first.
 TIMES = 2

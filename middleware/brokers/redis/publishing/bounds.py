@@ -19,25 +19,25 @@ from typing import TYPE_CHECKING, Any
 
 from redelivery.errors import BrokerError, EnvelopeError, QueueFull
 
-from ...logs import log
-from ...messages.countdown import from_now, with_gaps
-from ...messages.envelope import ANNOUNCED, HEADER, Envelope, Failed, eligible_of
-from ...messages.events import Outcome, Reason
-from ...messages.recording import about, raw_id, wrapped
-from ...messages.steps import opened, sealed
-from ...messages.ttl import PUBLISHED, is_dated
-from ...policy.decision import ending
-from ...transitions.death import Death
-from ...transitions.notify import store_end
-from .scripts import Script, encoded
+from ....logs import log
+from ....messages.countdown import from_now, with_gaps
+from ....messages.envelope import ANNOUNCED, HEADER, Envelope, Failed, eligible_of
+from ....messages.events import Outcome, Reason
+from ....messages.recording import about, raw_id, wrapped
+from ....messages.steps import opened, sealed
+from ....messages.ttl import PUBLISHED, is_dated
+from ....policy.decision import ending
+from ....transitions.death import Death
+from ....transitions.notify import store_end
+from ..scripts import Script, encoded
 
 if TYPE_CHECKING:
     from redis import Redis
 
-    from ...messages.events import Event
-    from ...policy.resolver import Bounds
-    from ...runtime import Runtime
-    from .keys import Keys
+    from ....messages.events import Event
+    from ....policy.resolver import Bounds
+    from ....runtime import Runtime
+    from ..keys import Keys
 
 #: How often the oldest message may turn out to be another one: many producers at a full queue, each try one more round trip.
 MAX_TRIES = 1000

@@ -22,10 +22,10 @@ import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from ...logs import log
-from ...messages.envelope import Envelope
-from .names import START
-from .topology import declare_start, has_queue
+from ....logs import log
+from ....messages.envelope import Envelope
+from ..names import START
+from ..topology import declare_start, has_queue
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 from redis.exceptions import OutOfMemoryError, ReadOnlyError
 
-from ...messages.countdown import from_now, with_gaps
-from ...messages.envelope import ANNOUNCED
-from ...messages.recording import published
-from ...messages.ttl import is_dated
+from ....messages.countdown import from_now, with_gaps
+from ....messages.envelope import ANNOUNCED
+from ....messages.recording import published
+from ....messages.ttl import is_dated
+from ..keys import Keys
+from ..replicas import ConfirmedRedis
+from ..scripts import Script, encoded
 from .bounds import publish_within
-from .keys import Keys
 from .producer_clock import ProducerClock
 from .purging import purge
-from .replicas import ConfirmedRedis
-from .scripts import Script, encoded
 
 if TYPE_CHECKING:
     from redis import Redis

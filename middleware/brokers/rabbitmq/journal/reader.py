@@ -1,25 +1,7 @@
-"""The journal of moves on RabbitMQ: what has been moved on is known, though the worker died before it could acknowledge it.
-
-A worker that moves a message writes words into a stream. A worker that is handed a message again waits for a moment and reads them:
-
-- `moved`, written when the successor is confirmed, right behind the event: the message is only acknowledged;
-- `unrecorded` takes `moved` back, where the log has refused the event: the message is delivered again;
-- `moving`, written before the successor is published, names the successor, too. The reader waits for as long as the successor is
-  delayed, and half a minute: where it `moved` or was `had` meanwhile, the message is only acknowledged, else delivered again;
-- `turning`, written in place of `moving` where a life ends or begins by the move (a death, a redrive), has its event as well. For a
-  dead letter the reader looks in its queue (`letter_look`). If the successor is there, or `moved`, or was `had`, the message is
-  acknowledged with that event; else it is delivered again;
-- `had`, written when the end of a message that has been moved before is recorded.
-
-A message with `moved` has its event in the log. If only its successor is known, it may have none: its reader records one.
-A word is a digest of one delivery of one message (`word`). A reader writes a marker of its own and reads until it comes back: then
-it has read all that was written before. Nothing is lost without the journal: it only ever saves a copy. `docs/rabbitmq.md` says
-what it cannot tell.
-"""
+"""Reads the journal of moves, in a thread of its own, and answers what it knows of a message's successor."""
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 import uuid
@@ -27,128 +9,41 @@ from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from struct import Struct
 from typing import TYPE_CHECKING, Any
 
-import amqp
-
-from redelivery.errors import EnvelopeError
-
-from ...logs import log
-from ...messages.envelope import HEADER, Envelope
-from ...messages.events import Outcome
-from ...messages.steps import opened
-from ...ports import Successor
-from .events import events_of, packed
+from ....logs import log
+from ....ports import Successor
+from .entries import (
+    HAS_HAD,
+    HAS_MOVED,
+    IS_MOVING,
+    IS_TURNING,
+    IS_UNRECORDED,
+    MARKER,
+    MAX_DELAY,
+    MOVING,
+    WORD,
+    Turn,
+    entry,
+)
 from .letter_look import NOT_LOOKED, look_for
-from .word import WORD, word_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from ...messages.events import Event
+    from ....messages.events import Event
     from .letter_look import Looked
 
-#: A word, its successor's, and for how many seconds that is delayed.
-MOVING = Struct(f">{WORD}s{WORD}sI")
-#: What an entry holds, by its first byte.
-MARKER, HAS_MOVED, IS_UNRECORDED, IS_MOVING, HAS_HAD, IS_TURNING = b"?", b"d", b"u", b"g", b"h", b"l"
 #: Seconds: how long the last frames of a dead worker may be on their way; how long a reader waits for its marker, and for more
 #: questions before it closes its connection; how far back it reads.
 ON_ITS_WAY, TIMEOUT, MAX_IDLE = 1.0, 10.0, 5.0
 LOOK_BACK = timedelta(minutes=10)
-#: Seconds: how long a successor may be delayed that is waited for, and how long it is waited for besides.
-MAX_DELAY, MARGIN = 60, 30.0
+#: Seconds that a successor is waited for, beyond its own delay.
+MARGIN = 30.0
 #: Seconds that a dead letter is looked for, in a queue that nobody consumes.
 LETTER_MARGIN = 5.0
 #: Entries that the broker sends before the reader must say that it has read them.
 MAX_UNREAD = 1000
-
-
-@dataclass(frozen=True, slots=True)
-class Moved:
-    """The words of a move: of the message and of its successor, and for how many seconds the successor waits.
-
-    `dead_letter_queue` is where a dead letter goes; empty for what lives. `event` is what its reader has to record, with its id;
-    None where there is nothing to record, or where the reader records that the message was handed over again.
-    """
-
-    word: bytes
-    successor: bytes
-    seconds: int = 0
-    dead_letter_queue: str = ""
-    event: Event | None = None
-
-    @property
-    def is_turn(self) -> bool:
-        """Whether a life ends or begins by the move."""
-        return bool(self.dead_letter_queue) or self.event is not None
-
-    @property
-    def moving(self) -> bytes:
-        """What is written before a message that goes on is published; empty where nobody could wait for the successor."""
-        return b"" if self.is_turn or self.seconds > MAX_DELAY else MOVING.pack(self.word, self.successor, self.seconds)
-
-    @property
-    def turning(self) -> bytes:
-        """What is written before a life ends or begins: a line; empty for what goes on."""
-        if not self.is_turn:
-            return b""
-        events = "" if self.event is None else packed([(self.event.event_id, self.event)]).decode()
-        return json.dumps([self.word.hex(), self.successor.hex(), self.seconds, self.dead_letter_queue, events]).encode() + b"\n"
-
-
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """A `turning` as it is read: the successor's word, its delay, and its queue where it is a dead letter; the event, packed."""
-
-    successor: bytes
-    seconds: int
-    dead_letter_queue: str
-    events: str
-
-    @classmethod
-    def of(cls, line: bytes) -> tuple[bytes, Turn]:
-        """The word of the message, and its turn. Raises `ValueError` or `TypeError` where it was not written by us."""
-        word, successor, seconds, dead_letter_queue, events = json.loads(line)
-        return bytes.fromhex(word), cls(bytes.fromhex(successor), min(int(seconds), MAX_DELAY), str(dead_letter_queue), str(events))
-
-    @property
-    def event(self) -> Event | None:
-        """The event of the turn; None where there is none to record."""
-        try:
-            return events_of(self.events)[0] if self.events else None
-        except (EnvelopeError, IndexError):
-            return None
-
-
-def moved_of(
-    message: bytes, successor: bytes, queue: str, seconds: int, *, target: str, event: Event | None = None, now_ms: int = 0
-) -> Moved | None:
-    """The words of a move; None where the successor is no step on, and might be the same again.
-
-    `target` is the queue where the successor arrives, `event` what is recorded of the move. The event of a death or a redrive gets
-    an id that is made of the successor's word: if two readers record it, it counts once.
-    """
-    before, after = opened(message)["headers"], opened(successor)["headers"]
-    if _steps(before) >= _steps(after):
-        return None
-    word, known = word_of(message, queue), word_of(successor, target)
-    is_letter = Envelope.of(after).is_letter
-    is_turn = event is not None and event.outcome in {Outcome.DEAD_LETTERED, Outcome.REDRIVEN}
-    said = replace(event, event_id=f"{now_ms}-turn{known.hex()}.0") if event is not None and is_turn else None
-    return Moved(word, known, seconds, target if is_letter else "", said)
-
-
-def _steps(headers: dict[str, Any]) -> tuple[bool, int, int]:
-    """How far a message has come: it never comes back to where it was."""
-    envelope = Envelope.of(headers)
-    return HEADER in headers, envelope.generation, envelope.delivery
-
-
-def entry(kind: bytes, words: Iterable[bytes]) -> amqp.Message:
-    """The message that writes these words."""
-    return amqp.Message(kind + b"".join(words), content_type="application/octet-stream")
 
 
 @dataclass(frozen=True, slots=True)

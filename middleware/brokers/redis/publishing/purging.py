@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING
 
 from redelivery.errors import EnvelopeError
 
-from ...messages.envelope import ANNOUNCED, HEADER, Envelope
-from ...messages.events import Event, Outcome, Reason
-from ...messages.recording import about
-from ...messages.steps import opened
+from ....messages.envelope import ANNOUNCED, HEADER, Envelope
+from ....messages.events import Event, Outcome, Reason
+from ....messages.recording import about
+from ....messages.steps import opened
 from .bounds import Eviction, evict_oldest
 
 if TYPE_CHECKING:
     from redis import Redis
 
-    from .keys import Keys
+    from ..keys import Keys
 
 
 def purge(client: Redis, keys: Keys, queue: str) -> int:

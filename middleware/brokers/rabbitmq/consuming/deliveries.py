@@ -19,11 +19,11 @@ from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ...logs import log
-from ...messages.envelope import HEADER
-from ..deliveries import Claim, Delivered
-from .messages import delivery_count, envelope_of, published_to, shown
-from .publisher import ENOUGH
+from ....logs import log
+from ....messages.envelope import HEADER
+from ...deliveries import Claim, Delivered
+from ..messages import delivery_count, envelope_of, published_to, shown
+from ..publisher import ENOUGH
 from .second_consumer import SecondConsumers
 
 if TYPE_CHECKING:
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
     from celery.worker.consumer import Consumer
 
-    from ...ports import Held, Transport
-    from .publisher import Publisher
+    from ....ports import Held, Transport
+    from ..publisher import Publisher
 
 #: Messages that may have ended, and wait for the confirmation of their events, without taking a place in the prefetch window.
 MAX_LEAVING = 128

@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any
 
 from redis.exceptions import ResponseError
 
-from ...logs import log
-from ...messages.steps import sealed
-from ...ports import Held
-from .keys import Keys
+from ....logs import log
+from ....messages.steps import sealed
+from ....ports import Held
+from ..keys import Keys
 from .server_clock import ServerClock
 
 if TYPE_CHECKING:
-    from ...ports import Answer, Lease
-    from .transport import RedisTransport
+    from ....ports import Answer, Lease
+    from ..transport import RedisTransport
 
 
 class Owner:

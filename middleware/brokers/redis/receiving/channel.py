@@ -23,15 +23,15 @@ from kombu.utils.scheduling import priority_cycle
 from redis import ConnectionPool, Redis
 from redis.exceptions import NoScriptError, ResponseError
 
-from ...known import is_known
-from ...logs import log
-from ...ports import Held
-from .keys import Keys, split_unacked, unacked_suffix
-from .leases import priority_of
+from ....known import is_known
+from ....logs import log
+from ....ports import Held
+from ..keys import Keys, split_unacked, unacked_suffix
+from ..leases import priority_of
+from ..publishing.producer import Publishing
+from ..scripts import command, packed
 from .poller import Wakeful
-from .publishing import Publishing
 from .receiver import FIRST_POLL, MAX_POLL, REST, Receiver
-from .scripts import command, packed
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -14,14 +14,14 @@ import socket
 import time
 from typing import TYPE_CHECKING, Any
 
-from ...logs import log
-from ...policy.clock_skew import skew_ms
-from ..errors import REDIS_ERRORS
+from ....logs import log
+from ....policy.clock_skew import skew_ms
+from ...errors import REDIS_ERRORS
 
 if TYPE_CHECKING:
     from redis import Redis
 
-    from .keys import Keys
+    from ..keys import Keys
 
 #: Seconds between two looks of one process.
 EVERY = 3600.0

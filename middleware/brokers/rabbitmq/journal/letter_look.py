@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from amqp.exceptions import NotFound, ResourceLocked
 
-from ...logs import log
-from .peek import Look
-from .word import word_of
+from ....logs import log
+from ..peek import Look
+from .entries import word_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

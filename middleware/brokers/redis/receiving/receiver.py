@@ -15,12 +15,12 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from .scripts import Script
+from ..scripts import Script
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ...ports import Held
+    from ....ports import Held
     from .owner import Owner
 
 #: Seconds between two polls.

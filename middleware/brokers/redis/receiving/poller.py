@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from kombu.transport import redis as kombu_redis
 
-from ...ports import ignore
+from ....ports import ignore
 
 if TYPE_CHECKING:
     from collections.abc import Collection

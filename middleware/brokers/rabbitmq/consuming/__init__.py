@@ -1,0 +1,1 @@
+"""How a worker consumes from RabbitMQ: what it reads, how far its window reaches, what it holds and acknowledges."""

@@ -1,0 +1,1 @@
+"""What a producer's channel does on Redis: publish and record, keep a queue's bounds, purge, compare the clock."""
