@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.xdist_group("rights")
 
-DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "deploying.md"
+DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "deploying.md"
 LINE = re.compile(r"^user (\w+) (.+)$", re.MULTILINE)
 DATABASE = 1
 #: redis-py tells the server its version, and goes on where it may not; Redis 7.0 knows no such command, so no line can allow it.

@@ -1,0 +1,1 @@
+"""Tests of what operators do with dead letters."""

@@ -1,0 +1,1 @@
+"""Tests of rights, and of what is hidden."""
