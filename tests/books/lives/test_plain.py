@@ -16,7 +16,7 @@ from redelivery.workers.reconciliation.job import reconcile
 from redelivery.workers.reconciliation.plain import NOTHING_TOLD, sort_out
 from redelivery.workers.reconciliation.rules import VERDICTS
 from redelivery.workers.reconciliation.schema import EVENTS
-from tests.books.test_oracle import told_at_random
+from tests.books.lives.test_oracle import told_at_random
 from tests.support.lanes import seed
 from tests.support.spark_session import NOON, Histories, Row, rows, spark
 

@@ -17,9 +17,9 @@ from redelivery.workers.reconciliation.job import Books, reconcile
 from redelivery.workers.reconciliation.lives import fold
 from redelivery.workers.reconciliation.plain import sort_out
 from redelivery.workers.reconciliation.state import State
-from tests.books.test_oracle import told_at_random
-from tests.books.test_plain import AGAIN, HOUR, SECOND, SUCCEEDED, twins
-from tests.books.test_state import parts_of
+from tests.books.lives.test_oracle import told_at_random
+from tests.books.lives.test_plain import AGAIN, HOUR, SECOND, SUCCEEDED, twins
+from tests.books.lives.test_state import parts_of
 from tests.support.spark_session import NOON, Histories, Row, rows, spark, write_lines
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from pyarrow import parquet
 from redelivery.errors import InputError
 from redelivery.workers.reconciliation.job import Books, reconcile
 from redelivery.workers.reconciliation.state import Run
-from tests.books.test_oracle import ENDS, opinion, told_at_random
+from tests.books.lives.test_oracle import ENDS, opinion, told_at_random
 from tests.support.spark_session import NOON, Histories, Row, rows, spark, write_lines
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ def ledger(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Led
 def test_runs_over_parts_say_together_what_one_run_over_all_says(ledger: Ledger) -> None:
     """Random histories in two parts, with events late and repeated in the second: each life's last verdict is the whole's.
 
-    What one run over all would say is the second opinion's, with which such a run agrees (`test_reconciliation_oracle.py`).
+    What one run over all would say is the second opinion's, with which such a run agrees (`test_oracle.py`).
     """
     (_, first), (_, second), *_ = ledger.said
     last = {life: row["verdict"] for life, row in (first | second).items()}
