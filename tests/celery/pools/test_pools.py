@@ -201,7 +201,7 @@ def test_a_worker_prefetches_what_its_multiplier_says(on: tuple[str, Floor]) -> 
 def test_a_pool_of_greenlets_grows_and_shrinks_while_it_works(on: tuple[str, Floor]) -> None:
     """A third task begins at once; afterwards there is room for two again. Threads and solo cannot, as in Celery."""
     pool, here = on
-    if pool == "prefork":  # `test_celery_control.py`
+    if pool == "prefork":  # `test_control.py`
         return
     if pool not in GREEN:
         assert "error" in here.tell("pool_grow", 1)

@@ -1,6 +1,6 @@
 """Every command of remote control is answered by our worker as by a plain one.
 
-What it then does is in `test_celery_control.py`, and on each pool in `test_celery_pools.py` and `test_celery_shutdown.py`. Asked of
+What it then does is in `test_control.py`, and on each pool in `test_pools.py` and `test_shutdown.py`. Asked of
 the two workers of a trial, each on its own broker, in the same words.
 """
 
