@@ -1,8 +1,8 @@
 """The contract: every name that a user, an operator, a program or another version of this project relies on, as one document.
 
-`tests/contract.json` is that document as it was agreed; `test_contract.py` compares. A name may be added. One that goes, or means
-something else, breaks somebody: a deployment's settings, a dashboard, a script, a worker of the version before. To write the
-document anew after names were added: `./dev python -m tests.project.contract`.
+`tests/project/contract.json` is that document as it was agreed; `test_contract.py` compares. A name may be added. One that
+goes, or means something else, breaks somebody: a deployment's settings, a dashboard, a script, a worker of the version before.
+To write the document anew after names were added: `./dev python -m tests.project.contract`.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from tests.project.settings_reference import described
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 PUBLIC = [redelivery, redelivery.errors, redelivery.settings, redelivery.testing, redelivery.web]
 TIMES = re.compile(r"(seconds|timeout|delay|.*_ms)")
 UNITS = re.compile(r"second|millisecond|\bms\b|timedelta")

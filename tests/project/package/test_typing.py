@@ -23,7 +23,7 @@ import pytest
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 USER = ROOT / "tests" / "support" / "typing_user"
 EXPECTED = re.compile(r"\s*# (?:seen|refused) by (mypy|pyright): (.+)")
 #: A name's module, which only mypy writes.

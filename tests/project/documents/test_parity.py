@@ -15,7 +15,7 @@ from tests.support.proofs import DOCUMENT, DOCUMENTS, NAME, kind_of, named, unpr
 
 pytest_plugins = ["pytester"]
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 ROW = re.compile(r"^\| \*?\*?([A-Z]\d+(?:, [A-Z]\d+)*) ", re.MULTILINE)
 ROWS = [*(f"A{n}" for n in range(1, 19)), *(f"S{n}" for n in range(1, 13)), *(f"R{n}" for n in range(1, 16))]
 ADDED = [f"L{n}" for n in range(1, 18)]

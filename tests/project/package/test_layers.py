@@ -15,7 +15,7 @@ import pytest
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 ROOMS = ("middleware", "workers", "settings")
 #: A module, an import that it must not have, and the contract that refuses it.
 WRONG = [

@@ -27,17 +27,17 @@ from tests.support.runbooks import BROKERS
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 DOCUMENTS = sorted([ROOT / "README.md", *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/*/README.md")])
 LINKED = sorted([*DOCUMENTS, *ROOT.glob("*.md"), ROOT / "benchmarks" / "README.md"])
 #: The pages that name tests: what proves what. The pages for users name none.
 PROOFS = {f"docs/{name}.md" for name in ("proofs", "parity", "chaos", "performance")}
 #: Documents that have a test of their own, which runs their blocks in these languages.
 RUN_ELSEWHERE = {
-    "README.md": ("tests/project/test_readme.py", {"python"}),
-    "docs/tutorial.md": ("tests/project/test_readme.py", {"python"}),
-    "docs/migrating.md": ("tests/project/test_migrating.py", {"python", "console"}),
-    "docs/testing.md": ("tests/project/test_testing_plugin.py", {"python"}),
+    "README.md": ("tests/project/documents/test_readme.py", {"python"}),
+    "docs/tutorial.md": ("tests/project/documents/test_readme.py", {"python"}),
+    "docs/migrating.md": ("tests/project/documents/test_migrating.py", {"python", "console"}),
+    "docs/testing.md": ("tests/project/package/test_testing_plugin.py", {"python"}),
     **{name: ("tests/support/runbooks/__init__.py", {"python", "console"}) for name in BROKERS if "/runbooks/" in name},
 }
 
@@ -189,7 +189,7 @@ def wrong(words: list[str]) -> str:
         return wrong_dev(rest)
     if program == "pip":
         return wrong_pip(rest)
-    return f"tests/project/test_docs.py does not know {program!r}: teach it"
+    return f"tests/project/documents/test_docs.py does not know {program!r}: teach it"
 
 
 def wrong_click(command: click.Command, words: list[str]) -> str:
