@@ -17,7 +17,7 @@ from redelivery.middleware.brokers.rabbitmq.transport import AmqpTransport
 from redelivery.middleware.messages.envelope import Envelope
 from redelivery.middleware.messages.steps import sealed
 from redelivery.middleware.ports import Answer, ignore
-from tests.faults.chaos.proxy import Proxy
+from tests.faults.chaos.processes.proxy import Proxy
 from tests.support.desk import task_message
 from tests.support.rabbit import TAP
 from tests.support.running import Shop, until

@@ -25,7 +25,7 @@ from redelivery.middleware.messages.events import Event, Numbering, Outcome
 from redelivery.workers.brokers.rabbitmq import gaps as amqp_gaps
 from redelivery.workers.brokers.rabbitmq.outcome_log import Listening, export_outcomes
 from tests.conformance.brokers import Place, letter
-from tests.faults.chaos.proxy import Proxy
+from tests.faults.chaos.processes.proxy import Proxy
 from tests.support.desk import LETTERS, QUEUE, Desk, task_message
 from tests.support.running import until
 

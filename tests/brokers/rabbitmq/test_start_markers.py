@@ -15,7 +15,7 @@ from redelivery.middleware.brokers.rabbitmq.consuming.start_markers import Start
 from redelivery.middleware.brokers.rabbitmq.names import START
 from redelivery.middleware.messages.envelope import HEADER, Envelope
 from redelivery.middleware.worker.admission import MAX_UNCOUNTED
-from tests.faults.chaos.proxy import Proxy
+from tests.faults.chaos.processes.proxy import Proxy
 from tests.support.lanes import first_quick
 from tests.support.running import Shop, until
 

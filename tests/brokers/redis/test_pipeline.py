@@ -18,7 +18,7 @@ from redelivery.middleware.brokers.redis.transport import RedisTransport
 from redelivery.middleware.messages.events import Event, Outcome
 from redelivery.middleware.ports import Answer
 from redelivery.middleware.transitions.outbox import Outbox
-from tests.faults.chaos.proxy import Proxy
+from tests.faults.chaos.processes.proxy import Proxy
 from tests.support.desk import QUEUE, Desk
 from tests.support.running import until
 

@@ -12,12 +12,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tests.faults.chaos import page
-from tests.faults.chaos.harness import Run
-from tests.faults.chaos.plan import BOUNDARIES, Plan
+from tests.faults.chaos.plans import page
+from tests.faults.chaos.plans.plan import BOUNDARIES, Plan
 from tests.faults.chaos.rabbit.account import NAMED, NEVER_SENT
 from tests.faults.chaos.rabbit.harness import RabbitRun
 from tests.faults.chaos.rabbit.plan import BOUNDARIES as RABBITMQ
+from tests.faults.chaos.run.harness import Run
 
 OF_BROKER = {"valkey": BOUNDARIES, "rabbitmq": RABBITMQ}
 #: Seconds in which everything comes to rest: a broker that was killed hands on three minutes later what was between two levels.

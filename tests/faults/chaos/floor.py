@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from kombu import Exchange, Queue
 
 from redelivery import DeadLetter, Letter
-from tests.faults.chaos.fleet import QUEUES
+from tests.faults.chaos.processes.fleet import QUEUES
 from tests.support.shop import app, note
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.faults.chaos.harness import Run
-from tests.faults.chaos.plan import Plan
+from tests.faults.chaos.plans.plan import Plan
+from tests.faults.chaos.run.harness import Run
 from tests.support.lanes import seed
 
 if TYPE_CHECKING:

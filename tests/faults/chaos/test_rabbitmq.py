@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from redelivery.middleware.brokers.rabbitmq.names import OUTCOMES
-from tests.faults.chaos.plan import Plan
+from tests.faults.chaos.plans.plan import Plan
 from tests.faults.chaos.rabbit.account import Account, account
 from tests.faults.chaos.rabbit.harness import RabbitRun
 from tests.faults.chaos.rabbit.plan import BOUNDARIES

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.faults.chaos.harness import Run
-from tests.faults.chaos.plan import Plan
+from tests.faults.chaos.plans.plan import Plan
+from tests.faults.chaos.run.harness import Run
 from tests.support.lanes import first_quick
 from tests.support.running import until
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from tests.faults.chaos.fleet import Process
+    from tests.faults.chaos.processes.fleet import Process
     from tests.faults.chaos.verdict import Verdict
 
 

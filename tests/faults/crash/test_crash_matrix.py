@@ -8,8 +8,8 @@ import pytest
 
 from redelivery.middleware.transitions.recovery import recover
 from tests.faults.chaos.boundary import Order
-from tests.faults.chaos.harness import SETTINGS, Run
-from tests.faults.chaos.plan import Plan
+from tests.faults.chaos.plans.plan import Plan
+from tests.faults.chaos.run.harness import SETTINGS, Run
 from tests.support.desk import Desk, task_message
 from tests.support.running import until
 

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 from kombu.exceptions import OperationalError
 
-from tests.faults.chaos.commands import LETTERS, Commands
 from tests.faults.chaos.rabbit.fleet import DIED, RabbitFleet
+from tests.faults.chaos.run.commands import LETTERS, Commands
 
 if TYPE_CHECKING:
     import random
     from collections.abc import Callable
 
-    from tests.faults.chaos.plan import Plan
+    from tests.faults.chaos.plans.plan import Plan
 
 __all__ = ["RabbitCommands"]
 

@@ -7,7 +7,7 @@ from contextlib import suppress
 from subprocess import SubprocessError
 from typing import TYPE_CHECKING
 
-from tests.faults.chaos.faults import Faults
+from tests.faults.chaos.run.faults import Faults
 
 if TYPE_CHECKING:
     from tests.faults.chaos.rabbit.fleet import RabbitFleet

@@ -1,7 +1,7 @@
 """The fleet on RabbitMQ: a node behind a proxy, and the processes of a run.
 
-Enters: what to start, and a node, where it need not be the run's own. Leaves: as `tests.faults.chaos.fleet`; what is on the broker
-is asked of the node itself, past the proxy.
+Enters: what to start, and a node, where it need not be the run's own. Leaves: as `tests.faults.chaos.processes.fleet`; what is on
+the broker is asked of the node itself, past the proxy.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from webhooks.rabbit_node import USER
 from redelivery.middleware.brokers.rabbitmq.names import JOURNAL, OUTCOMES
 from redelivery.middleware.brokers.rabbitmq.peek import Look
 from redelivery.workers.letters import Letter
-from tests.faults.chaos.fleet import Fleet
-from tests.faults.chaos.proxy import Proxy
+from tests.faults.chaos.processes.fleet import Fleet
+from tests.faults.chaos.processes.proxy import Proxy
 from tests.support.rabbit import TAP, Node
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
 """A run on RabbitMQ: a fleet that is killed and cut by a plan; at the end nothing is lost, and the books name what ended twice.
 
-As on Redis (`tests.faults.chaos.harness`), but for the dispatcher and the leases, which RabbitMQ needs none of. It is judged by
+As on Redis (`tests.faults.chaos.run.harness`), but for the dispatcher and the leases, which RabbitMQ needs none of. It is judged by
 `tests.faults.chaos.rabbit.account`, whose words the reconciliation has to say too.
 """
 
@@ -15,12 +15,12 @@ from celery import Celery
 from redelivery.middleware.brokers.rabbitmq.events import events_of
 from redelivery.middleware.brokers.rabbitmq.names import OUTCOMES
 from redelivery.middleware.brokers.rabbitmq.peek import Look
-from tests.faults.chaos.lines import read_lines
+from tests.faults.chaos.processes.lines import read_lines
 from tests.faults.chaos.rabbit.account import Account, account
 from tests.faults.chaos.rabbit.commands import RabbitCommands
 from tests.faults.chaos.rabbit.faults import FAULTS, RabbitFaults
 from tests.faults.chaos.rabbit.fleet import DIED, RabbitFleet, queues
-from tests.faults.chaos.turns import Turns
+from tests.faults.chaos.run.turns import Turns
 from tests.faults.chaos.verdict import archived_in
 
 if TYPE_CHECKING:
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.faults.chaos.boundary import Order
-    from tests.faults.chaos.fleet import Process
-    from tests.faults.chaos.plan import Plan
+    from tests.faults.chaos.plans.plan import Plan
+    from tests.faults.chaos.processes.fleet import Process
     from tests.support.rabbit import Node
 
 __all__ = ["RabbitRun"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.faults.chaos.plan import FILE, around
+from tests.faults.chaos.plans.plan import FILE, around
 
 __all__ = ["BOUNDARIES"]
 

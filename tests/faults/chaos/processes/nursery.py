@@ -20,7 +20,7 @@ from typing import Any
 from redelivery.workers.cli.main import redelivery
 from redelivery.workers.duties import dispatcher, lease, letter_watch, retention
 from redelivery.workers.export import export
-from tests.faults.chaos import builds
+from tests.faults.chaos.processes import builds
 
 #: A lead that lapses soon: most of a run would else be spent without a dispatcher.
 dispatcher.LEAD = 1.0

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from redis.exceptions import RedisError
 
 from redelivery.middleware.brokers.redis.keys import SEPARATOR
-from tests.faults.chaos.proxy import Proxy
+from tests.faults.chaos.processes.proxy import Proxy
 from tests.support.running import ROOT, until
 from tests.support.servers import Server, binaries
 
@@ -105,7 +105,7 @@ class Fleet:
         self._open_broker()
         with (self.folder / "nursery.log").open("wb") as log:
             self._nursery = subprocess.Popen(
-                [sys.executable, "-m", "tests.faults.chaos.nursery"],
+                [sys.executable, "-m", "tests.faults.chaos.processes.nursery"],
                 env=self._environment(),
                 cwd=self.folder,
                 stdin=subprocess.PIPE,

@@ -18,7 +18,7 @@ from redis.exceptions import RedisError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.faults.chaos.fleet import Fleet, Process
+    from tests.faults.chaos.processes.fleet import Fleet, Process
 
 __all__ = ["FAULTS", "LEASE", "Faults"]
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import ast
 
-from tests.faults.chaos.page import RABBITMQ, read_kills
+from tests.faults.chaos.plans.page import RABBITMQ, read_kills
+from tests.faults.chaos.plans.test_plan import calls
 from tests.faults.chaos.rabbit.plan import BOUNDARIES
-from tests.faults.chaos.test_plan import calls
 from tests.support.running import ROOT
 
 #: AMQP's methods that change a broker, or who has a message, as py-amqp and kombu call them; and our own ways around both.

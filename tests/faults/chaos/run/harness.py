@@ -23,12 +23,12 @@ from kombu.exceptions import OperationalError
 from redis.exceptions import RedisError
 
 from redelivery.middleware.messages.events import entries
-from tests.faults.chaos.commands import Commands
-from tests.faults.chaos.faults import FAULTS, LEASE, Faults
-from tests.faults.chaos.fleet import Fleet
-from tests.faults.chaos.leaving import Leaving
-from tests.faults.chaos.lines import read_lines
-from tests.faults.chaos.turns import Turns
+from tests.faults.chaos.processes.fleet import Fleet
+from tests.faults.chaos.processes.lines import read_lines
+from tests.faults.chaos.run.commands import Commands
+from tests.faults.chaos.run.faults import FAULTS, LEASE, Faults
+from tests.faults.chaos.run.leaving import Leaving
+from tests.faults.chaos.run.turns import Turns
 from tests.faults.chaos.verdict import Verdict, archived_in, judge
 
 if TYPE_CHECKING:
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.faults.chaos.boundary import Order
-    from tests.faults.chaos.fleet import Process
-    from tests.faults.chaos.plan import Plan
+    from tests.faults.chaos.plans.plan import Plan
+    from tests.faults.chaos.processes.fleet import Process
 
 __all__ = ["Run"]
 

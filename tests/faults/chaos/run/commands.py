@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 from redis.exceptions import RedisError
 
 from redelivery.middleware.brokers.redis.keys import SEPARATOR
-from tests.faults.chaos.turns import TIMEOUT
+from tests.faults.chaos.run.turns import TIMEOUT
 
 if TYPE_CHECKING:
     import random
 
-    from tests.faults.chaos.fleet import Fleet
-    from tests.faults.chaos.plan import Plan
+    from tests.faults.chaos.plans.plan import Plan
+    from tests.faults.chaos.processes.fleet import Fleet
 
 __all__ = ["Commands"]
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from kombu.exceptions import OperationalError
 from redis.exceptions import RedisError
 
-from tests.faults.chaos.lines import Tail, read_lines
+from tests.faults.chaos.processes.lines import Tail, read_lines
 from tests.support.running import ROOT, until
 
 if TYPE_CHECKING:
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from celery import Celery
 
     from tests.faults.chaos.boundary import Order
-    from tests.faults.chaos.faults import Faults
-    from tests.faults.chaos.fleet import Fleet, Process
-    from tests.faults.chaos.plan import Plan
+    from tests.faults.chaos.plans.plan import Plan
+    from tests.faults.chaos.processes.fleet import Fleet, Process
+    from tests.faults.chaos.run.faults import Faults
 
 __all__ = ["TIMEOUT", "Turns"]
 

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.faults.chaos.faults import Faults
-from tests.faults.chaos.page import BEGIN, END, read_kills, write
-from tests.faults.chaos.plan import BOUNDARIES, Plan
+from tests.faults.chaos.plans.page import BEGIN, END, read_kills, write
+from tests.faults.chaos.plans.plan import BOUNDARIES, Plan
+from tests.faults.chaos.run.faults import Faults
 from tests.support.running import ROOT
 
 if TYPE_CHECKING:

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 from redis.exceptions import RedisError
 
-from tests.faults.chaos.faults import LEASE
-from tests.faults.chaos.turns import TIMEOUT
+from tests.faults.chaos.run.faults import LEASE
+from tests.faults.chaos.run.turns import TIMEOUT
 
 if TYPE_CHECKING:
-    from tests.faults.chaos.fleet import Fleet
-    from tests.faults.chaos.plan import Plan
+    from tests.faults.chaos.plans.plan import Plan
+    from tests.faults.chaos.processes.fleet import Fleet
 
 __all__ = ["Leaving"]
 
