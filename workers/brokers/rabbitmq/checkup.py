@@ -11,11 +11,10 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import amqp
-from amqp.exceptions import NotFound
 
 from redelivery.errors import BrokerError
 from redelivery.middleware.brokers.rabbitmq.events import events_of
-from redelivery.middleware.brokers.rabbitmq.peek import Look
+from redelivery.middleware.brokers.rabbitmq.peek import Look, counts_of
 from redelivery.middleware.brokers.rabbitmq.policies import bypasses_of, bypassing_policies
 
 from ...ports import Condition, Ending, LogState, NotKnown
@@ -89,14 +88,8 @@ class AmqpCheckup:
         return {}
 
     def consumers(self, queues: Collection[str]) -> dict[str, int]:
-        found = {}
         with self._transport.connect() as connection:
-            for name in queues:
-                try:
-                    found[name] = int(connection.default_channel.queue_declare(name, passive=True).consumer_count)
-                except NotFound:
-                    continue
-        return found
+            return {name: counts[1] for name in queues if (counts := counts_of(connection, name)) is not None}
 
     def wrong_clocks(self) -> None:
         """As `Checkup.wrong_clocks`: RabbitMQ tells nobody its time, so that a producer has nothing to compare its clock with."""
