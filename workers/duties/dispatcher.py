@@ -64,7 +64,7 @@ class Dispatcher(Duty):
 
     def _resign(self) -> None:
         if self._leads:
-            self._transport.client.delete(self._transport.keys.dispatcher)
+            self._transport.leases.resign(self._transport.keys.dispatcher, self._token)
 
 
 def _wait(wake: Any, seconds: float) -> None:

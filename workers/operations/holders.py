@@ -5,9 +5,10 @@ A lease that was not renewed for its whole time belongs to a worker that died: i
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+
+from redelivery.middleware.brokers.redis.leases import about_of
 
 from ..brokers.redis.transport import redis_of
 from ..brokers.redis.unacked import held_pages
@@ -45,7 +46,7 @@ def holders(runtime: Runtime, *, most: int, named: int) -> Holders:
     abouts: Any = client.hgetall(keys.owners)
     found: dict[str, Holder] = {}
     for token in leases:
-        about = _about(abouts.get(token))
+        about = about_of(abouts.get(token))
         name = str(about.get("worker") or token.decode(errors="replace"))
         found[name] = Holder(name, _number(about.get("pid")), _number(about.get("since")))
     looked_at, is_cut = 0, False
@@ -62,14 +63,6 @@ def holders(runtime: Runtime, *, most: int, named: int) -> Holders:
             is_cut = True
             break
     return Holders(sorted(found.values(), key=lambda each: each.worker), looked_at, is_cut)
-
-
-def _about(raw: bytes | None) -> dict[str, Any]:
-    try:
-        read = {} if raw is None else json.loads(raw)
-    except ValueError:
-        return {}
-    return read if isinstance(read, dict) else {}
 
 
 def _number(value: object) -> int | None:

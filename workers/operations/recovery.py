@@ -6,10 +6,10 @@ where it is; it does not stop the others, and is tried again, ever more seldom.
 
 from __future__ import annotations
 
-import json
 import time
 from typing import TYPE_CHECKING, Any
 
+from redelivery.middleware.brokers.redis.leases import about_of
 from redelivery.middleware.logs import log
 from redelivery.middleware.ports import Answer
 from redelivery.middleware.transitions.recovery import recover
@@ -74,4 +74,4 @@ class Recovery:
 def name_of(transport: RedisTransport, token: str) -> str:
     """The name of the worker that registered this token."""
     about: Any = transport.client.hget(transport.keys.owners, token)
-    return str(json.loads(about)["worker"]) if about is not None else "?"
+    return str(about_of(about).get("worker") or "?")

@@ -25,6 +25,7 @@ _FENCE = Script("fence")
 _UNREGISTER = Script("unregister")
 _EXTEND = Script("extend")
 _LEAD = Script("lead")
+_RESIGN = Script("resign")
 
 
 class Leases:
@@ -70,6 +71,19 @@ class Leases:
     def lead(self, role: str, token: str, seconds: float) -> bool:
         """Take or keep the lead in this role, one of `Keys`, for this long."""
         return int(_LEAD(self.client, [role], [token, int(seconds * 1000)])) > 0
+
+    def resign(self, role: str, token: str) -> None:
+        """Hand the lead in this role on; nothing happens where another leads."""
+        _RESIGN(self.client, [role], [token])
+
+
+def about_of(raw: bytes | None) -> dict[str, Any]:
+    """What an owner has registered of itself; empty where that is not there, or is none of ours."""
+    try:
+        read = {} if raw is None else json.loads(raw)
+    except (ValueError, RecursionError):
+        return {}
+    return read if isinstance(read, dict) else {}
 
 
 def priority_of(raw: bytes) -> int:

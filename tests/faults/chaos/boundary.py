@@ -3,9 +3,8 @@
 A boundary is `<step>.before` (the process is about to ask the broker) or `<step>.after` (the broker has done it, and the answer
 has not been used yet); where nobody waits for the answer also `<step>.asked` (nobody knows what the broker has done). Steps are
 the scripts, by their names, and what is no script: `receive` (the batch has been answered), `hand_over` (it is in line, and goes
-to its consumers), `run` (the task's own code), `recover` (one message of a dead worker), `resign` (a dispatcher goes), `write` (a
-file: of the outcome log, of an inventory, of an archive) and in the middle of it `name` (its bytes are on the disk, and it gets
-its name).
+to its consumers), `run` (the task's own code), `recover` (one message of a dead worker), `write` (a file: of the outcome log, of
+an inventory, of an archive) and in the middle of it `name` (its bytes are on the disk, and it gets its name).
 
 Enters: an order in the environment, `CHAOS_ORDER=<boundary>:<n>` for the process that is started, and for the children of its pool
 `CHAOS_CHILDREN=<seed>:<most>:<boundary>,...`: each of them draws one, and the number where it often comes by. Leaves: a line in
@@ -29,7 +28,6 @@ from redelivery.middleware.brokers.redis.pipeline import Asking, UnderWay
 from redelivery.middleware.brokers.redis.receiving.channel import Receiving
 from redelivery.middleware.brokers.redis.receiving.receiver import Receiver
 from redelivery.middleware.brokers.redis.stores import Stores
-from redelivery.workers.duties.dispatcher import Dispatcher
 from redelivery.workers.export import tables
 from redelivery.workers.operations import recovery
 from redelivery.workers.operations.letters import archive as letter_archive
@@ -42,7 +40,7 @@ __all__ = ["Order", "begin", "here", "install", "stand_around"]
 #: Steps whose first argument is the tag of the message; where it is empty, none is in hand.
 TAGGED = {"acknowledge", "defer", "dead_letter", "start", "accept"}
 #: Steps that hold no message themselves: a message is in hand where somebody holds one.
-DUTIES = {"renew", "fence", "lead", "watch", "register", "unregister", "bind", "bound", "forget"}
+DUTIES = {"renew", "fence", "lead", "watch", "register", "unregister", "bind", "bound", "forget", "resign"}
 
 
 @dataclass(frozen=True)
@@ -244,7 +242,6 @@ def _at_receiving() -> None:
 def _at_duties() -> None:
     rescuing: Any = recovery  # what this module imports is no name that it exports
     stand_around(rescuing, "recover", "recover")
-    stand_around(Dispatcher, "_resign", "resign", lambda self: self._leads and _somebody_holds(self._transport.client))
 
 
 def _at_files() -> None:

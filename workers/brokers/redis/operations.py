@@ -32,7 +32,6 @@ PAGE = 5_000
 #: Fields of an operation that count the messages which went somewhere.
 TO = "to:"
 
-_LEAD, _RESIGN = Script("lead"), Script("resign")
 _BEGIN, _TURN, _REPORT = Script("operation_begin"), Script("operation_turn"), Script("operation_report")
 _RECORD = Script("record")
 
@@ -44,10 +43,10 @@ class RedisOperationStore:
         self._transport, self._client, self._keys = transport, transport.client, transport.keys
 
     def lead(self, token: str, seconds: float) -> bool:
-        return int(_LEAD(self._client, [self._keys.operator], [token, int(seconds * 1000)])) > 0
+        return self._transport.leases.lead(self._keys.operator, token, seconds)
 
     def resign(self, token: str) -> None:
-        _RESIGN(self._client, [self._keys.operator], [token])
+        self._transport.leases.resign(self._keys.operator, token)
 
     def begin(self, operation_id: str, about: str, record: str) -> StoredOperation:
         keys = self._keys
@@ -79,8 +78,8 @@ class RedisOperationStore:
         return self._read(self.ids()[:limit])
 
     def ids(self) -> list[str]:
-        found: Any = self._client.zrange(self._keys.operations, 0, -1)
-        return [each.decode("utf-8", "replace") for each in reversed(found)]
+        found: Any = self._client.zrevrange(self._keys.operations, 0, -1)
+        return [each.decode("utf-8", "replace") for each in found]
 
     def has_unended(self) -> bool:
         return bool(self._client.exists(self._keys.open_operations))

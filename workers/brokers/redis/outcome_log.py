@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from redelivery.middleware.brokers.redis.scripts import Script
+from redelivery.middleware.brokers.redis.scripts import Script, text_of
 from redelivery.middleware.logs import log
 from redelivery.middleware.messages.events import Event, Outcome
 
@@ -39,7 +39,7 @@ EXACT = 0.3
 #: Entries of one answer, and how long a follower waits for it: less than the client's socket time-out.
 PAGE, BLOCK_MS = 500, 1000
 
-_BOUND, _LEAD = Script("bound"), Script("lead")
+_BOUND = Script("bound")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ def follow(client: Redis, stream: str, from_id: str, block_ms: int = BLOCK_MS) -
 def read_on(client: Redis, stream: str, from_id: str, *, block_ms: int | None = None) -> tuple[list[Event | Refused], str]:
     """The next entries behind `from_id`, at most `PAGE`, and the id to read on from; with `block_ms` it waits for the first."""
     raw = _entries(client.xread({stream: from_id}, count=PAGE, block=block_ms))
-    return list(decoded(raw)), _text(raw[-1][0]) if raw else from_id
+    return list(decoded(raw)), text_of(raw[-1][0]) if raw else from_id
 
 
 def _entries(answer: Any) -> list[tuple[Any, Mapping[Any, Any]]]:
@@ -100,11 +100,7 @@ def _entries(answer: Any) -> list[tuple[Any, Mapping[Any, Any]]]:
 def newest_id(client: Redis, stream: str) -> str:
     """The id of the newest entry, so that nothing that follows is missed between two questions."""
     newest: Any = client.xrevrange(stream, count=1)
-    return _text(newest[0][0]) if newest else "0"
-
-
-def _text(value: bytes | str) -> str:
-    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
+    return text_of(newest[0][0]) if newest else "0"
 
 
 #: Of the log, answers of one look; of a dead-letter queue, letters of one look and of one answer behind the first.
@@ -135,7 +131,7 @@ class Reading:
                 break
         yield from self._arrived()
         if is_busy and seconds > 0:
-            time.sleep(PAUSE)
+            time.sleep(PAUSE)  # else XREAD comes back at once for each event, and a busy log is asked without end
 
     def _arrived(self) -> Iterator[Event]:
         """Letters that arrived since the last look, the newest first; what died before the redrive began ends the look."""
@@ -168,7 +164,7 @@ class RedisOutcomeLog:
 
     def lead(self, token: str, lead_ms: int) -> bool:
         """As `OutcomeLog.lead`: one of all exporters does, by a lease."""
-        return bool(_LEAD(self._client, [self._keys.exporter], [token, lead_ms]))
+        return self._transport.leases.lead(self._keys.exporter, token, lead_ms / 1000)
 
     def export(self, destination: str, *, format: Format = "parquet", batch: int = 50_000) -> ExportResult:  # noqa: A002 - as `OutcomeLog`
         from ...export.export import export_outcomes  # noqa: PLC0415 - pyarrow is an optional dependency

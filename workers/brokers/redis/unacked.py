@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from redelivery.middleware.brokers.redis.keys import split_unacked
+from redelivery.middleware.brokers.redis.leases import about_of
 
 from .pages import hash_pages
 
@@ -37,7 +38,7 @@ def held_pages(transport: RedisTransport) -> Iterator[tuple[int, list[HeldMessag
     client, keys = transport.client, transport.keys
     leases: Any = client.hkeys(keys.leases)
     abouts: Any = client.hgetall(keys.owners)
-    living = {token: _name(abouts.get(token)) or token.decode() for token in leases}
+    living = {token: str(about_of(abouts.get(token)).get("worker") or token.decode(errors="replace")) for token in leases}
     routes = bindings(transport)
     for now, page in hash_pages(client, keys.unacked):
         yield now, [held for tag, value in page.items() if (held := _held(tag, value, living, routes)) is not None]
@@ -71,10 +72,3 @@ def _of_kombu(value: bytes, owner: str, routes: Mapping[tuple[str, str], str]) -
     except (ValueError, TypeError, RecursionError):
         return None
     return HeldMessage(json.dumps(message).encode(), str(queue), owner)
-
-
-def _name(about: bytes | None) -> str:
-    try:
-        return "" if about is None else str(json.loads(about)["worker"])
-    except (ValueError, KeyError, TypeError):
-        return ""
