@@ -15,7 +15,7 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
 
 from redelivery.middleware.messages.events import TERMINAL, Outcome, Reason
 
-from .lives import KEY
+from .lives import KEY, OPENED
 from .rules import DISCREPANCIES
 from .schema import or_default
 from .steps import DELIVERY, number, position
@@ -113,11 +113,10 @@ def without_histories(lives: DataFrame) -> DataFrame:
 
 def _likely() -> str:
     """What the facts mean, most of the time, in SQL; null where they say no more than the rule."""
-    openings = f"({Outcome.PUBLISHED} + {Outcome.REDRIVEN})"
     waited = one_of("last_word", (Outcome.DEFERRED, Outcome.REDELIVERY_SCHEDULED))
     silence = f"coalesce(concat(' by ', worker, ', which was last heard of at ', {_moment('silent_ms')}), '')"
     lost = {
-        f"ends > 0 AND ends < {openings}": f"concat('published ', {openings}, ' times under one id, and ended less often')",
+        f"ends > 0 AND ends < {OPENED}": f"concat('published ', {OPENED}, ' times under one id, and ended less often')",
         f"last_word = '{Outcome.RECEIVED}'": f"concat('held', {silence}, ': lost between its hand-over and its end')",
         f"{waited} AND reason = '{Reason.WORKER_LOST}'": (
             "'given back after its worker died, and removed since: by an eviction, a DEL or another client'"

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 
 KEY: Final = ("task_id", "nesting", "generation", "queue")
 
+#: How often a life was opened, in SQL. A redrive that died half-way is recorded again by the next one: that is one opening.
+OPENED: Final = f"({Outcome.PUBLISHED} + least({Outcome.REDRIVEN}, 1))"
+
 #: How a broker or another client that restores a message is recorded, where receiving is recorded at all.
 RESTORED: Final = "redelivered"
 

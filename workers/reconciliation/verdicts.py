@@ -2,7 +2,8 @@
 
 The nine verdicts are tried in the order of `RULES`, and the first that holds is the life's. A life is *old* when its last event
 is at least the grace before `as_of`; it is *open* while it has not ended, or was opened more often than it ended: two
-publications under one task id are two messages, and one end is not enough for both.
+publications under one task id are two messages, and one end is not enough for both. A redrive opens a generation once: if it is
+recorded again, because the first one died half-way, that opens nothing more.
 
 A life that is in the inventory alone has no event, so it is not `orphaned`: in a dead-letter queue it is a `phantom_dead_letter`,
 elsewhere it is `stuck` or `in_flight`, exactly as the rules say. Its publisher did not record it, and no worker has seen it yet.
@@ -24,6 +25,7 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
 
 from redelivery.middleware.messages.events import Outcome
 
+from .lives import OPENED
 from .rules import RULES, VERDICTS
 from .steps import DELIVERY, ENDS, STEPS, outcome_of
 from .texts import named, quoted
@@ -72,7 +74,7 @@ def _with_later(lives: DataFrame) -> DataFrame:
 def _verdict(as_of_ms: int, grace_ms: int, looked_ms: int | None) -> str:
     is_dead = f"coalesce(last_word = '{Outcome.DEAD_LETTERED}', false)"
     old = f"coalesce(age_ms >= {grace_ms}, true)"  # without an event it has no age to be young by
-    is_open = "(ends = 0 OR ends < published + redriven)"
+    is_open = f"(ends = 0 OR ends < {OPENED})"
     overdue = f"coalesce(due_ms + {grace_ms} < {as_of_ms}, false)"
     held = "(in_flight > 0 OR in_dead_letters > 0)"
     # What the broker held before the life's last event, or did not hold before it, says nothing of what came of that event.

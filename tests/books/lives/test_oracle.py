@@ -128,7 +128,7 @@ def _verdict(life: Life, rows_here: list[Row], lives: dict[Life, list[Row]]) -> 
         return "phantom_dead_letter"
     if last == "dead_lettered" and old and not letter and not _is_redriven(life, lives):
         return "missing_dead_letter"
-    if ends and len(ends) >= words.count("published") + words.count("redriven"):
+    if ends and len(ends) >= words.count("published") + ("redriven" in words):
         return "balanced"
     if any(_is_stuck(row, old=old) for row in held):
         return "stuck"

@@ -75,6 +75,10 @@ EXPECTED = {
     "only-in-the-broker": "in_flight",
     "vanished": "lost",
     "held-and-gone": "lost",
+    "redriven-again": "balanced",
+    "redriven-again/1": "balanced",
+    "redriven-again-and-vanished": "balanced",
+    "redriven-again-and-vanished/1": "lost",
     "redriven-and-vanished": "balanced",
     "redriven-and-vanished/1": "lost",
     "published-twice": "lost",
@@ -115,6 +119,11 @@ def _redriven(told: Histories) -> None:
     told.tell("moved", "redriven", SUCCEEDED, generation=1, queue="repairs")
     told.tell("redriven-and-vanished", "published", DIED)
     told.tell("redriven-and-vanished", "redriven", generation=1)
+    # A redrive that died after it had published; the next one records it again.
+    told.tell("redriven-again", "published", DIED)
+    told.tell("redriven-again", "redriven", "redriven", SUCCEEDED, generation=1)
+    told.tell("redriven-again-and-vanished", "published", DIED)
+    told.tell("redriven-again-and-vanished", "redriven", "redriven", generation=1)
     for queue in ("orders", "mail"):
         told.tell("other-queue-redriven", "published", DIED, queue=queue)
     told.tell("other-queue-redriven", "redriven", SUCCEEDED, generation=1)
