@@ -5,7 +5,6 @@ The output may lie wherever pyarrow reaches. A page is found in one pass with bo
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -16,6 +15,7 @@ from redelivery.display import scrubbed
 from redelivery.errors import InputError
 
 from .rules import WORST_FIRST
+from .written import place_of
 
 #: What a page tells of a life; `history` lists its events.
 COLUMNS: Final = (
@@ -24,7 +24,6 @@ COLUMNS: Final = (
 )
 _RANK: Final = "rank"
 _ORDER: Final = [(name, "ascending") for name in (_RANK, "first_ms", "task_id", "generation", "nesting", "queue")]
-_SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +62,8 @@ def page_of(output: str, *, verdicts: tuple[str, ...] = (), limit: int, after: i
 
 def _opened(output: str) -> dataset.Dataset:
     """The table `verdicts` of an output. Raises `InputError` where there is none."""
-    if _SCHEME.match(output):
-        # What Hadoop calls s3a is s3 to everybody else.
-        system, path = fs.FileSystem.from_uri(re.sub("^s3a:", "s3:", output))
-    else:
-        system, path = fs.LocalFileSystem(), output
-    folder = f"{path.rstrip('/')}/verdicts"
+    system, place = place_of(output)
+    folder = f"{place}/verdicts"
     if system.get_file_info(folder).type is not fs.FileType.Directory:
         msg = scrubbed(f"there are no books in {output}: name the folder that `redelivery reconcile --output` wrote")
         raise InputError(msg)

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from redelivery.display import scrubbed
 from redelivery.errors import InputError
 
 from .rules import DISCREPANCIES, RULES, VERDICTS
+
+if TYPE_CHECKING:
+    from pyarrow import fs
 
 #: The most that a file of these may hold.
 MAX_BYTES: Final = 4 * 1024 * 1024
@@ -48,16 +51,22 @@ def written(output: str) -> Written:
     return Written({"gaps": [], "balanced": False, **summary, "verdicts": counts}, lines)
 
 
+def place_of(output: str) -> tuple[fs.FileSystem, str]:
+    """The filesystem of an output, and its folder there. Raises what pyarrow does where it does not know such a URI."""
+    from pyarrow import fs  # noqa: PLC0415 - as below
+
+    if _SCHEME.match(output) is None:
+        return fs.LocalFileSystem(), output.rstrip("/")
+    system, path = fs.FileSystem.from_uri(re.sub("^s3a:", "s3:", output))  # what Hadoop calls s3a is s3 to everybody else
+    return system, path.rstrip("/")
+
+
 def _read(output: str, name: str, *, is_needed: bool = True) -> Any:
-    from pyarrow import ArrowException, fs  # noqa: PLC0415 - pyarrow is an optional dependency
+    from pyarrow import ArrowException  # noqa: PLC0415 - pyarrow is an optional dependency
 
     try:
-        if _SCHEME.match(output):
-            # What Hadoop calls s3a is s3 to everybody else.
-            system, path = fs.FileSystem.from_uri(re.sub("^s3a:", "s3:", output))
-        else:
-            system, path = fs.LocalFileSystem(), output
-        with system.open_input_stream(f"{path.rstrip('/')}/{name}") as file:
+        system, folder = place_of(output)
+        with system.open_input_stream(f"{folder}/{name}") as file:
             return json.loads(file.read(MAX_BYTES))
     except FileNotFoundError as exc:
         if not is_needed:
