@@ -18,7 +18,8 @@ from redelivery.errors import InputError
 from ..operations.audit import Act, recording, result_of
 from ..operations.letters import dead_letters
 from ..operations.letters.choice import filter_of
-from ..operations.letters.purge import move, purge
+from ..operations.letters.move import move
+from ..operations.letters.purge import purge
 from ..operations.letters.redrive import Edit, Redrive, redrive
 from ..operations.operation import Kind, Options, begin
 from ..operations.queues import require_queue

@@ -10,12 +10,13 @@ from collections import Counter
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
-from .letters.causes import Cause
-from .letters.purge import move, purge
+from .letters.causes import Causes
+from .letters.move import move
+from .letters.purge import purge
 from .letters.redrive import Edit, Redrive, redrive
 from .letters.walk import Pace
 from .operation import Kind, Options, check
-from .redaction import redacted
+from .redaction import seen
 from .waiting import cancel_waiting
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from redelivery.middleware.runtime import Runtime
 
     from ..letters import Letter
+    from .letters.causes import Cause
     from .letters.filter import Filter
     from .letters.walk import Walked
 
@@ -62,18 +64,12 @@ def preview(runtime: Runtime, kind: Kind, queue: str, chosen: Filter, options: O
     """What this operation would do now. Raises `InputError` where it cannot be carried out, and what the broker does."""
     wanted = options or Options()
     check(runtime, kind, queue, chosen, wanted)
-    result, causes, redact = Preview(kind=kind, queue=queue), dict[tuple[str, str], Cause](), runtime.settings.redact
+    result, causes = Preview(kind=kind, queue=queue), Causes(most=MAX_CAUSES)
 
     def on_chosen(each: Letter) -> None:
-        letter = redacted(each) if redact else each
+        letter = seen(runtime, each)
         result.by_task[letter.task] += 1
-        fingerprint, reason = str(letter.failure.get("fingerprint") or ""), letter.reason or "unknown"
-        key = (fingerprint, "" if fingerprint else reason)
-        if key not in causes and len(causes) >= MAX_CAUSES:
-            key, fingerprint, reason = ("", ""), "", "other causes"
-        if key not in causes:
-            causes[key] = Cause(fingerprint=fingerprint, reason=reason, exception=str(letter.failure.get("type") or ""))
-        causes[key].add(letter, queue)
+        causes.add(letter, queue)
         if len(result.examples) < MAX_EXAMPLES:
             result.examples.append(letter.to_row())
 
@@ -83,7 +79,7 @@ def preview(runtime: Runtime, kind: Kind, queue: str, chosen: Filter, options: O
         result.chords, result.by_target = walked.chords, walked.by_target
     elif walked.moved and wanted.to is not None:
         result.by_target[wanted.to] = walked.moved
-    result.causes = sorted(causes.values(), key=lambda each: (-each.count, -(each.last_ms or 0)))
+    result.causes = causes.ranked()
     return result
 
 

@@ -22,7 +22,7 @@ from redelivery.settings import AddressPattern, names
 from redelivery.workers.brokers.rabbitmq import delay_store as amqp_delayed
 from redelivery.workers.duties.letter_watch import LetterWatch
 from redelivery.workers.operations.letters.filter import Filter
-from redelivery.workers.operations.letters.purge import move
+from redelivery.workers.operations.letters.move import move
 from redelivery.workers.operations.letters.redrive import Edit, redrive
 from tests.conformance.brokers import Place, letter
 from tests.support.desk import LETTERS, QUEUE, Desk, task_message

@@ -18,7 +18,8 @@ from redelivery.workers.operations.letters.archive import COLUMNS, archive, expo
 from redelivery.workers.operations.letters.causes import causes
 from redelivery.workers.operations.letters.dead_letters import newest
 from redelivery.workers.operations.letters.filter import Filter
-from redelivery.workers.operations.letters.purge import move, purge
+from redelivery.workers.operations.letters.move import move
+from redelivery.workers.operations.letters.purge import purge
 from redelivery.workers.operations.letters.walk import BATCH
 from tests.support.desk import LETTERS, QUEUE, Desk, copies, task_message
 

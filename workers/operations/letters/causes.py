@@ -5,6 +5,7 @@ Memory: one row for each cause, and a number for each minute in which any died; 
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 #: Milliseconds.
 MINUTE = 60_000
+#: What stands for the reason of the causes that are not told apart.
+OTHERS = "other causes"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -56,10 +59,13 @@ class Cause:
 
 
 class Causes:
-    """Letters, grouped as they come; `redact` hides texts. `looked_at` is how many have come."""
+    """Letters, grouped as they come; `redact` hides texts. `looked_at` is how many have come.
 
-    def __init__(self, *, redact: bool = False) -> None:
-        self._redact = redact
+    So many causes are told apart at `most`; what is beyond counts as one cause without a name.
+    """
+
+    def __init__(self, *, redact: bool = False, most: float = math.inf) -> None:
+        self._redact, self._most = redact, most
         self._found: dict[tuple[str, str], Cause] = {}
         self._minutes: dict[tuple[str, str], Counter[int]] = {}
         self.looked_at = 0
@@ -68,10 +74,11 @@ class Causes:
         """One more letter, of this queue."""
         self.looked_at += 1
         letter = redacted(letter) if self._redact else letter
-        key = _key(letter)
+        key, reason, exception = _key(letter), letter.reason or "unknown", str(letter.failure.get("type") or "")
+        if key not in self._found and len(self._found) >= self._most:
+            key, reason, exception = ("", OTHERS), OTHERS, ""
         if key not in self._found:
-            exception = str(letter.failure.get("type") or "")
-            self._found[key] = Cause(fingerprint=key[0], reason=letter.reason or "unknown", exception=exception)
+            self._found[key] = Cause(fingerprint=key[0], reason=reason, exception=exception)
             self._minutes[key] = Counter()
         self._found[key].add(letter, name)
         if letter.died_ms is not None:

@@ -1,0 +1,109 @@
+"""The move: dead letters go to another dead-letter queue, by an operator's hand.
+
+It is recorded: the letter's next generation begins, and dies at once by the operator's hand (`redriven`, `dead_lettered` with
+reason `operator`), so that the books know where it lies and its history says who put it there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar
+
+from redelivery.errors import EnvelopeError, RedriveError
+from redelivery.middleware.messages.envelope import HEADER
+from redelivery.middleware.messages.events import Outcome, Reason
+from redelivery.middleware.messages.steps import dead, redriven, sealed
+from redelivery.middleware.transitions.homes import Homes, required
+
+from ...brokers.broker import broker_of, needed
+from .walk import Pace, Walk, Walked
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from redelivery.middleware.messages.events import Event
+
+    from ...letters import Letter
+    from ...ports import Transitions
+    from .filter import Filter
+
+    _Moved = tuple[bytes, bytes, str, tuple[Event, Event]]
+
+
+@dataclass(slots=True, kw_only=True)
+class Move(Walked):
+    """What a move did, or would do; `target` is the other dead-letter queue."""
+
+    kind: ClassVar[str] = "move"
+    went: ClassVar[str] = "had been moved"
+
+    target: str
+
+
+def move(
+    transport: Transitions,
+    name: str,
+    target: str,
+    chosen: Filter,
+    *,
+    dry_run: bool = False,
+    limit: int | None = None,
+    rate: float | None = None,
+    on_progress: Callable[[Move], None] = lambda _: None,
+    pace: Pace | None = None,
+    actor: str | None = None,
+) -> Move:
+    """Move letters to another dead-letter queue, at most `limit`.
+
+    Raises `InputError` where nothing may be sent there, and `BrokerError` where the broker does not answer.
+    """
+    result, now_ms = Move(dead_letter_queue=name, dry_run=dry_run, target=target), transport.now_ms()
+    required(transport, target)
+    pace = pace or Pace()
+    homes, store = Homes(transport, name), pace.letters or needed(broker_of(transport).letters)
+    walk = Walk(
+        letters=store,
+        transport=transport,
+        chosen=chosen,
+        result=result,
+        prepare=lambda letter: _moved(letter, homes, target, now_ms, actor),
+        carry=lambda moves: store.move_many(name, target, moves),
+        on_progress=on_progress,
+        limit=limit,
+        rate=rate,
+        pace=pace,
+    )
+    walk.run()
+    return result
+
+
+def _moved(letter: Letter, homes: Homes, target: str, now_ms: int, actor: str | None) -> _Moved:
+    """The letter as it lies there, as it is to lie, its origin queue, its two events. Raises `RedriveError` where it cannot go."""
+    if not letter.is_message or not letter.death:
+        msg = "it is not a dead letter of redelivery's: its bytes were never a message, or somebody else put it here"
+        raise RedriveError(msg)
+    message, failure = letter.message, letter.envelope.failure
+    assert message is not None  # noqa: S101 - a message has been seen just above
+    try:
+        home = homes.of(letter.envelope)
+    except EnvelopeError as exc:
+        raise RedriveError(str(exc)) from exc
+    living = redriven(message, home.address)
+    again = dead(
+        living,
+        homes.dead_letter_queue,
+        dead_letter_queue=target,
+        reason=Reason.OPERATOR,
+        at_ms=now_ms,
+        seen_ms=now_ms,
+        attempt=None,
+        failed=None,
+        detail=f"moved to {target}",
+    )
+    header = again["headers"][HEADER]
+    if failure is not None:
+        header["failure"] = dict(failure)
+    header["attempt"] = letter.envelope.attempt
+    opened = letter.event(Outcome.REDRIVEN, home.queue, generation=letter.generation + 1, actor=actor)
+    died = replace(opened, outcome=Outcome.DEAD_LETTERED, reason=Reason.OPERATOR)
+    return letter.raw, sealed(again), home.queue, (opened, died)
