@@ -6,18 +6,17 @@ began to wait, so one that begins to wait while this goes on may be among those 
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from redelivery.errors import BrokerError, InputError
+from redelivery.errors import InputError
 from redelivery.middleware.brokers.errors import BROKER_ERRORS
 from redelivery.middleware.ports import Answer
 
 from ..brokers.broker import broker_of, needed
 from ..letters import Letter
 from .delayed import cancel, changeable
-from .letters.walk import Pace, Walked
+from .letters.walk import Evenly, Pace, Walked
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,6 +35,7 @@ class Cancelled(Walked):
     """What a bulk cancel did, or would do: `moved` were cancelled, `gone` became due meanwhile."""
 
     kind: ClassVar[str] = "cancel"
+    things: ClassVar[str] = "messages"
     went: ClassVar[str] = "had been cancelled"
 
 
@@ -59,7 +59,7 @@ def cancel_waiting(
     store = pace.delayed or needed(broker_of(runtime.transport).delayed)
     result = Cancelled(dead_letter_queue=queue, dry_run=dry_run)
     result.total = sum(count for name, count in store.totals().items() if not queue or name == queue)
-    due = time.monotonic()
+    evenly = Evenly(None if dry_run else rate, pace.sleep)
     try:
         for page in store.pages(queue or None):
             for each in page:
@@ -67,16 +67,13 @@ def cancel_waiting(
                     return result
                 if not _is_chosen(each, chosen, result, pace):
                     continue
-                if rate is not None and not dry_run:
-                    pace.sleep(max(due - time.monotonic(), 0.0))
-                    due = max(due, time.monotonic()) + 1 / rate
+                evenly.wait(1)
                 answer = Answer.DONE if dry_run else cancel(runtime, each, actor=actor, store=store)
                 result.moved += answer is Answer.DONE
                 result.gone += answer is not Answer.DONE
             on_progress(result)
     except BROKER_ERRORS as exc:
-        msg = f"the cancel stopped when {result.moved} messages {result.went}: {exc}; the same command goes on"
-        raise BrokerError(msg) from exc
+        raise result.cut_short(exc) from exc
     return result
 
 

@@ -20,7 +20,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
-from redelivery.errors import BrokerError, InputError
+from redelivery.errors import InputError
 from redelivery.middleware.brokers.errors import BROKER_ERRORS
 from redelivery.settings import names
 
@@ -88,8 +88,7 @@ def import_letters(
                     result.count(death, has_gone=has_gone)
                 on_progress(result)
     except BROKER_ERRORS as exc:
-        msg = f"the import of {name!r} stopped when {result.moved} dead letters {result.went}: {exc}; the same command goes on"
-        raise BrokerError(msg) from exc
+        raise result.cut_short(exc) from exc
     return result
 
 

@@ -41,10 +41,11 @@ class Walked:
 
     Of the `total` letters that were there when it began, `looked_at` were read and `matched` chosen. Of these `moved` went; `gone`
     had left the queue meanwhile; `left` counts those that cannot go, by reason. `kind` names the walk, and `went` says what its
-    letters did.
+    `things` did.
     """
 
     kind: ClassVar[str] = "walk"
+    things: ClassVar[str] = "dead letters"
     went: ClassVar[str] = "had gone"
 
     dead_letter_queue: str
@@ -60,6 +61,27 @@ class Walked:
         """As JSON has it."""
         facts = {each.name: getattr(self, each.name) for each in fields(self)}
         return {name: dict(value) if isinstance(value, Counter) else value for name, value in facts.items()}
+
+    def cut_short(self, exc: BaseException) -> BrokerError:
+        """What is told of an error of the broker's: how far it has come by then."""
+        of = f" of {self.dead_letter_queue!r}" if self.dead_letter_queue else ""
+        so_far = f"the {self.kind}{of} stopped when {self.moved} {self.things} {self.went}"
+        return BrokerError(f"{so_far}: {exc}; the same command goes on")
+
+
+@dataclass(slots=True)
+class Evenly:
+    """Lets so many go in a second (None: as many as come); `sleep` is what waits."""
+
+    rate: float | None
+    sleep: Callable[[float], None]
+    _next: float = field(default_factory=time.monotonic)
+
+    def wait(self, count: int) -> None:
+        """Until so many more may go."""
+        if self.rate is not None:
+            self.sleep(max(self._next - time.monotonic(), 0.0))
+            self._next = max(self._next, time.monotonic()) + count / self.rate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +121,10 @@ class Walk(Generic[Job]):
     limit: int | None = None
     pace: Pace = field(default_factory=Pace)
     _began_ms: int = 0
-    _next: float = field(default_factory=time.monotonic)
+    _evenly: Evenly = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._evenly = Evenly(self.rate, self.pace.sleep)
 
     def run(self) -> None:
         """Walk. Raises `BrokerError` where the broker refuses or does not answer: it says how many letters had been moved."""
@@ -108,9 +133,7 @@ class Walk(Generic[Job]):
             self._walk(result)
             self.finish()
         except BROKER_ERRORS as exc:
-            so_far = f"the {result.kind} of {result.dead_letter_queue!r} stopped when {result.moved} dead letters {result.went}"
-            msg = f"{so_far}: {exc}; the same command goes on"
-            raise BrokerError(msg) from exc
+            raise result.cut_short(exc) from exc
 
     def _walk(self, result: Walked) -> None:
         self._began_ms = self.transport.now_ms() if self.pace.began_ms is None else self.pace.began_ms
@@ -170,7 +193,7 @@ class Walk(Generic[Job]):
         if self.result.dry_run:
             self._count(batch, [Answer.DONE] * len(batch))
             return
-        self._wait(len(batch))
+        self._evenly.wait(len(batch))
         self._count(batch, self.carry(batch))
 
     def _count(self, batch: list[Job], answers: Sequence[Answer | Exception]) -> None:
@@ -185,12 +208,6 @@ class Walk(Generic[Job]):
         for answer in answers:
             if isinstance(answer, Exception):
                 raise answer
-
-    def _wait(self, count: int) -> None:
-        """Until so many more may go."""
-        if self.rate is not None:
-            self.pace.sleep(max(self._next - time.monotonic(), 0.0))
-            self._next = max(self._next, time.monotonic()) + count / self.rate
 
 
 def letters_of(transport: Transitions, name: str) -> Iterator[Letter]:
