@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 #: Tasks that one record names, and characters of what it says.
 MAX_NAMED, MAX_SAID = 20, 500
+#: Records that are looked through for those of one actor or operation: more than are kept.
+MAX_READ = 20_000
 
 
 class Act(StrEnum):
@@ -155,17 +157,13 @@ def record(transport: Transitions, said: str) -> None:
 def entries(transport: Transitions, limit: int, *, actor: str = "", operation: str = "") -> list[Entry]:
     """The newest records, the newest first, of this actor and this operation alone where one is named.
 
-    None where the broker has no place for them. Raises what the broker does.
+    There are none where the broker has no place for them. Raises what the broker does.
     """
     store = broker_of(transport).operations
     read = [] if store is None else [Entry.of(each) for each in store.records(MAX_READ if actor or operation else limit)]
     return [
         each for each in read if each is not None and (not actor or each.actor == actor) and each.operation.startswith(operation)
     ][:limit]
-
-
-#: Records that are looked through for those of one actor or operation: all that there may be.
-MAX_READ = 20_000
 
 
 def os_user() -> str:

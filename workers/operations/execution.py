@@ -36,7 +36,7 @@ from .letters.fates import watched
 from .letters.guard import Guard
 from .letters.redrive import Redrive
 from .letters.walk import Pace
-from .operation import Kind, Operation, State, canary_wait_of, readable
+from .operation import Kind, Operation, State, canary_wait_of, readable, reported
 from .preview import walk_of
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ class Execution:
             self._operation = operation
             self._end(State.FAILED, operation.message)
             return False
-        progress = _read(stored.progress)
+        progress = reported(stored.progress)
         self._operation, self._base, self._gone, self._total = operation, operation.moved, operation.gone, operation.total
         self._died_before, self._deaths = operation.died_again, [dict(each) for each in operation.deaths]
         self._has_canary_passed, self._reported_ms = progress.get("canary_passed") is True, stored.reported_ms
@@ -173,7 +173,7 @@ class Execution:
         until = time.monotonic() + seconds
         while (left := until - time.monotonic()) > 0:
             self._beat()
-            time.sleep(min(left, BEAT))
+            time.sleep(min(left, BEAT))  # the wait that a rate asks for, in an operation's own thread, cut so that a stop is heard
 
     def _waits(self, said: str) -> None:
         """What the guard says while it waits for its canary."""
@@ -286,11 +286,3 @@ class Execution:
 
 def _fate(event: Event) -> dict[str, Any]:
     return {"task_id": event.task_id, "queue": event.queue, "reason": event.reason, "exception": event.exception}
-
-
-def _read(progress: str) -> dict[str, Any]:
-    try:
-        read = json.loads(progress or "{}")
-    except (ValueError, RecursionError):
-        return {}
-    return read if isinstance(read, dict) else {}

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from redelivery.display import scrubbed
 from redelivery.errors import BrokerError, InputError, RedeliveryError
+from redelivery.middleware.messages.envelope import count
 from redelivery.middleware.ports import Answer
 
 from ..brokers.broker import broker_of
@@ -264,23 +265,24 @@ def _about(text: str) -> dict[str, Any]:
 _COUNTS = ("total", "looked_at", "matched", "gone", "died_again")
 
 
+def reported(progress: str) -> dict[str, Any]:
+    """What its progress says, as it was reported; empty where that cannot be read."""
+    try:
+        read: Any = json.loads(progress or "{}")
+    except (ValueError, RecursionError):
+        return {}
+    return read if isinstance(read, dict) else {}
+
+
 def _progress(text: str) -> dict[str, Any]:
     """How far it is, from its JSON; what cannot be read counts as nothing."""
-    try:
-        read: Any = json.loads(text or "{}")
-    except (ValueError, RecursionError):
-        read = {}
-    given = read if isinstance(read, dict) else {}
+    given = reported(text)
     left, deaths = given.get("left"), given.get("deaths")
     return {
-        **{name: _count(given.get(name)) for name in _COUNTS},
-        "left": {str(why): _count(count) for why, count in left.items()} if isinstance(left, dict) else {},
+        **{name: count(given.get(name)) for name in _COUNTS},
+        "left": {str(why): count(each) for why, each in left.items()} if isinstance(left, dict) else {},
         "deaths": tuple(each for each in deaths if isinstance(each, dict)) if isinstance(deaths, list) else (),
     }
-
-
-def _count(value: object) -> int:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else 0
 
 
 def store_of(transport: Transitions) -> OperationStore:

@@ -13,20 +13,22 @@ from redelivery.middleware.messages.events import Outcome
 from redelivery.middleware.ports import Capability
 
 from ..brokers.redis.transport import redis_of
+from .letters.causes import MINUTE
+from .letters.fates import DIED
 
 if TYPE_CHECKING:
     from redelivery.middleware.runtime import Runtime
 
 
-#: Milliseconds of a minute, and minutes that are kept.
-MINUTE, KEPT = 60_000, 60
+#: Minutes that are kept.
+KEPT = 60
 #: Entries of one round trip, and round trips of one look.
 PAGE, PAGES = 1000, 5
 #: What is counted, and from which outcomes.
 KINDS = {
     "succeeded": frozenset({Outcome.SUCCEEDED}),
     "retried": frozenset({Outcome.REDELIVERY_SCHEDULED}),
-    "died": frozenset({Outcome.DEAD_LETTERED, Outcome.DISCARDED, Outcome.EXPIRED}),
+    "died": DIED,
 }
 _KIND = {str(outcome).encode(): kind for kind, outcomes in KINDS.items() for outcome in outcomes}
 

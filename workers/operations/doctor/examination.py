@@ -143,7 +143,7 @@ def _moving(checkup: Checkup) -> int:
     before = checkup.leases()
     if not before:
         return 0
-    time.sleep(STILL)
+    time.sleep(STILL)  # whether a counter moves takes two looks; this question has its own thread, and holds no other up
     return sum(before.get(token) != counter for token, counter in checkup.leases().items())
 
 
