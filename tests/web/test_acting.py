@@ -110,6 +110,22 @@ def test_all_letters_are_meant_only_where_that_is_said(desk: Desk, operator: Vis
     assert (answer.status, listed(desk.install)) == (400, [])
 
 
+def test_none_is_no_limit(desk: Desk, operator: Visitor) -> None:
+    """A zero is refused, and not taken for a field that was left empty."""
+    desk.die()
+    [form] = operator.get(f"/operations/preview?kind=purge&queue={LETTERS}&limit=1").forms("/operations/begin")
+    answer = operator.post("/operations/begin", {**form, "limit": "0"})
+    assert (answer.status, listed(desk.install)) == (400, [])
+    assert operator.get(f"/operations/preview?kind=redrive&queue={LETTERS}&canary=0").status == 400
+
+
+def test_a_move_to_a_queue_of_the_app_is_no_way_to_run_letters(desk: Desk, operator: Visitor) -> None:
+    """Who may move may not redrive: what is moved stays dead."""
+    desk.die()
+    answer = operator.get(f"/operations/preview?kind=move&queue={LETTERS}&to={QUEUE}&create=1")
+    assert answer.forms("/operations/begin") == []
+
+
 def test_delayed_messages_are_promoted_rescheduled_and_cancelled(desk: Desk, operator: Visitor) -> None:
     """One by one, and a message that is gone is left alone."""
     one, two = desk.delay(task_message("task-one-1")), desk.delay(task_message("task-two-2"))

@@ -16,6 +16,11 @@ from starlette.routing import Mount
 
 from redelivery.errors import ConfigurationError
 from redelivery.web import User, asgi_app, wsgi_app
+from redelivery.workers.operations import operation
+from redelivery.workers.operations.letters.filter import Filter
+from redelivery.workers.operations.operation import Kind, State
+from redelivery.workers.web.guard import form_token_of
+from redelivery.workers.web.streams import LIMIT
 from tests.support.desk import LETTERS, Desk
 
 if TYPE_CHECKING:
@@ -26,6 +31,7 @@ if TYPE_CHECKING:
 USERS = {
     "ada": User("ada", "all"),
     "bob": User("bob", {"redrive": ["DLQ.mail"], "cancel": ["*"]}),
+    "dan": User("dan", {"move": ["DLQ.*orders"], "cancel": ["orders"]}),
     "eve": User("eve"),
 }
 
@@ -129,6 +135,65 @@ def test_rights_are_for_each_action_and_each_queue(desk: Desk) -> None:
         assert "Redrive to" not in asked(page, letter, user).text
         assert asked(page, f"/operations/preview?kind=redrive&queue={LETTERS}", user).status_code == 403
     assert asked(page, "/", "mallory").status_code == 401
+
+
+def posted(app: Any, path: str, user: str, **form: str) -> httpx.Response:
+    """A form of this user's, as a page of this user's would have it."""
+    cookie = "c" * 64
+    headers = {"sec-fetch-site": "same-origin", "cookie": f"redelivery_form={cookie}"}
+    return asked(app, path, user, method="POST", data={**form, "token": form_token_of(cookie, user)}, headers=headers)
+
+
+def test_an_operation_of_every_queue_is_for_who_may_act_on_every_queue(desk: Desk) -> None:
+    """A right to one queue neither pauses nor ends it."""
+    page = asgi_app(desk.app, user=by_header, allow="all")
+    made = operation.begin(desk.install, Kind.CANCEL, "", Filter(tasks=("desk.*",)), actor="cy")
+    assert posted(page, "/operation/abort", "dan", id=made.id).status_code == 403
+    assert "Control" not in asked(page, f"/operation?id={made.id}", "dan").text
+    assert operation.found(desk.install, made.id).state is State.WAITING
+    assert posted(page, "/operation/abort", "bob", id=made.id).status_code == 303
+    assert operation.found(desk.install, made.id).state is State.ABORTED
+
+
+def test_a_move_needs_the_right_to_both_queues(desk: Desk) -> None:
+    """Letters are neither taken from another's dead-letter queue nor put into it."""
+    desk.die()
+    page = asgi_app(desk.app, user=by_header, allow="all")
+    fields = {"kind": "move", "queue": LETTERS, "all": "1", "create": "1"}
+    for user, target, status in (("dan", "DLQ.pay", 403), ("dan", "DLQ.old.orders", 303)):
+        assert posted(page, "/operations/begin", user, **fields, to=target).status_code == status, target
+
+
+def test_clients_that_go_before_their_stream_begins_take_no_place(desk: Desk) -> None:
+    """However many they are, the next page is live."""
+    page = asgi_app(desk.app, user=by_header)
+
+    async def gone() -> int:
+        statuses: list[int] = []
+
+        async def receive() -> dict[str, str]:
+            return {"type": "http.disconnect"}
+
+        async def send(message: Any) -> None:
+            await asyncio.sleep(0)  # as through a middleware of the application
+            if message["type"] == "http.response.start":
+                statuses.append(message["status"])
+
+        scope: Any = {
+            "type": "http",
+            "asgi": {"version": "3.0", "spec_version": "2.3"},
+            "method": "GET",
+            "path": "/live",
+            "root_path": "",
+            "query_string": b"",
+            "headers": [(b"x-user", b"ada")],
+        }
+        stream: Any = page
+        for _ in range(LIMIT + 1):
+            await stream(scope, receive, send)
+        return statuses.count(503)
+
+    assert asyncio.run(gone()) == 0
 
 
 def test_a_coroutine_may_be_the_login_and_its_answer_is_checked(desk: Desk) -> None:

@@ -174,6 +174,29 @@ def test_other_names_are_refused_as_host(open_page: Callable[..., WebPage]) -> N
         assert page.visitor().get("/", Host=host).status == status, host
 
 
+@pytest.mark.parametrize(
+    "host", ["127.0.0.1/delayed/cancel?", "127.0.0.1#", "localhost\\@evil.example", "evil.example@localhost", "[::1"]
+)
+def test_what_is_no_host_is_refused_though_a_host_is_in_it(page: WebPage, host: str) -> None:
+    """A part of an address that stands in it would be read as another path, or as another name."""
+    assert page.visitor().get("/", Host=host).status == 421
+
+
+def test_a_duration_that_no_clock_holds_is_refused(open_page: Callable[..., WebPage], desk: Desk) -> None:
+    """In an address and in a form: it is an error of who asks, and changes nothing."""
+    desk.die()
+    desk.delay(task_message())
+    operator, long = open_page("--allow", "all").operator(), "9" * 400
+    for field in ("older-than", "newer-than"):
+        assert operator.get(f"/letters?queue={LETTERS}&{field}={long}").status == 400
+    shown = operator.get("/delayed")
+    [form] = shown.forms("/delayed/reschedule")
+    for after in (long, "9" * 30 + "w"):
+        answer = operator.post("/delayed/reschedule", {**form, "after": after})
+        assert (answer.status, "100 years" in answer.read) == (400, True)
+    assert operator.get("/delayed").forms("/delayed/reschedule") == [form]
+
+
 def test_every_answer_carries_the_headers_of_safety(page: WebPage, desk: Desk) -> None:
     """Screens, refusals, files, streams that are refused: no script but ours, no frame, no guess of a type, no copy."""
     desk.die()

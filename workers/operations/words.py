@@ -13,6 +13,8 @@ _UNITS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 #: How deep a value that is shown may be nested, and what stands for what lies below.
 MAX_DEPTH, TOO_DEEP = 64, "(nested too deep to be shown)"
 _LATEST_MS = 253_402_300_799_999
+#: The longest duration that can be written: a hundred years, which no clock of a broker is too small for.
+MAX_SECONDS = 36_525 * 86_400
 
 
 def moment(ms: float | None) -> str:
@@ -67,7 +69,11 @@ def seconds(text: str) -> float:
     if match is None:
         msg = f"{text!r} is no duration: write 90s, 15m, 2h, 3d or 1w"
         raise InputError(msg)
-    return float(match[1]) * _UNITS[match[2] or "s"]
+    found = float(match[1]) * _UNITS[match[2] or "s"]
+    if found > MAX_SECONDS:
+        msg = f"{text[:40]!r} is too long: at most 100 years can be written"
+        raise InputError(msg)
+    return found
 
 
 def plain(value: Any, depth: int = 0) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode
@@ -9,6 +10,7 @@ from urllib.parse import quote, urlencode
 from redelivery.display import harmless
 from redelivery.errors import InputError
 
+from .asking import LATE, SECONDS
 from .guard import Refused
 from .looks import Looks
 from .previews import Previews
@@ -60,6 +62,7 @@ class Asked:
     path: str
     query: Mapping[str, list[str]]
     form: Mapping[str, list[str]] = field(default_factory=dict)
+    began: float = field(default_factory=time.monotonic)
 
     @property
     def runtime(self) -> Runtime:
@@ -107,6 +110,12 @@ class Asked:
             else {name.replace("-", "_"): values for name, values in self.query.items() if name.isidentifier() or "-" in name}
         )
 
+    def acting(self) -> str:
+        """Who acts, asked for right before something is changed. Raises `Refused` where he was told already that it is late."""
+        if time.monotonic() - self.began >= SECONDS:
+            raise Refused(503, LATE)
+        return self.user.name
+
     def may(self, action: str, *queues: str) -> bool:
         """Whether the page allows this, and its user may do it."""
         return self.desk.allows.may(action, queues) and self.user.may(action, queues)
@@ -114,7 +123,7 @@ class Asked:
     def require(self, action: str, *queues: str) -> None:
         """Raises `Refused` where `may` says no."""
         if not self.may(action, *queues):
-            where = f" for {harmless(queues[0])}" if queues else ""
+            where = f" for {harmless(queues[0]) or 'every queue'}" if queues else ""
             if not self.desk.allows.may(action, queues):
                 raise Refused(
                     403, f"This page may not {action}{where}: it is started with --allow {action}, or mounted with allow=…"

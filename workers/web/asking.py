@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
@@ -30,21 +31,17 @@ class Asking:
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="redelivery-web")
-        self._waiting = 0
+        self._places = threading.BoundedSemaphore(WAITING)
 
     async def run(self, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """What `work` gives. Raises what it raises, and `Refused` where it takes too long or too many wait."""
-        if self._waiting >= WAITING:
+        if not self._places.acquire(blocking=False):
             raise Refused(503, BUSY)
-        self._waiting += 1
         future = self._pool.submit(functools.partial(work, *args, **kwargs))
-        future.add_done_callback(lambda _: self._done())
+        future.add_done_callback(lambda _: self._places.release())  # in a thread of the pool
         try:
             return await asyncio.wait_for(asyncio.wrap_future(future), SECONDS)
         except TimeoutError as exc:
             if future.done() and not future.cancelled():
                 raise
             raise Refused(503, BUSY if future.cancelled() else LATE) from exc
-
-    def _done(self) -> None:
-        self._waiting -= 1

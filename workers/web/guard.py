@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import ipaddress
+import re
 import secrets
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl, urlsplit
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
 #: The most that a form may hold, how many fields, and how long it may take to arrive.
 MAX_BODY, MAX_FIELDS, BODY_SECONDS = 1024 * 1024, 200, 10.0
+#: A host, and the port behind it, as a request names it; no user, no path.
+HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([a-z0-9._-]+))(?::\d{0,5})?", re.IGNORECASE | re.ASCII)
 #: The most of an address behind the host.
 MAX_QUERY = 8192
 POLICY = (
@@ -109,11 +112,9 @@ def _is_known(host: str, names: Collection[str]) -> bool:
 
 
 def _name(host: str) -> str:
-    """A host without its port."""
-    try:
-        return (urlsplit(f"//{host}").hostname or "").rstrip(".")
-    except ValueError:
-        return ""
+    """A host without its port; empty where it is none."""
+    found = HOST.fullmatch(host)
+    return "" if found is None else (found[1] or found[2]).lower().rstrip(".")
 
 
 def is_same_origin(headers: Headers) -> bool:

@@ -44,10 +44,10 @@ class Streams:
         """The news of the figures for one open page."""
         if self._open >= LIMIT:
             return PlainTextResponse("too many pages are open\n", 503)
-        self._open += 1
         return StreamingResponse(self._events(), media_type="text/event-stream", headers={"x-accel-buffering": "no"})
 
     async def _events(self) -> AsyncIterator[str]:
+        self._open += 1  # here, for a client that has gone before its stream begins never comes to the end of it
         try:
             if self._changed is None:
                 self._changed = asyncio.Condition()

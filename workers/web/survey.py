@@ -45,6 +45,11 @@ class Counted:
         """How many there were."""
         return sum(self.depths.values())
 
+    @property
+    def is_fresh(self) -> bool:
+        """Whether all were counted, and not long ago."""
+        return self.ended is not None and time.monotonic() - self.ended < FRESH
+
 
 class Survey:
     """The counts of one page, by the queues that were asked for."""
@@ -61,8 +66,7 @@ class Survey:
         self._asked[queue] = time.monotonic()
         with self._lock:
             last = self._counts.get(queue)
-            is_fresh = last is not None and (last.depths == depths or (last.ended or time.monotonic()) > time.monotonic() - FRESH)
-            if (last is not None and is_fresh) or (last is not None and queue in self._walking):
+            if last is not None and (queue in self._walking or last.is_fresh):
                 return last
             self._walking.add(queue)
         try:

@@ -5,6 +5,7 @@ A screen is a function of one request (`Asked`), which looks at the broker throu
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -53,6 +54,6 @@ def acts() -> Mapping[str, Callable[[Asked], Shown | Go]]:
         "/look": letters.look,
         "/letter/redrive": letter.redrive,
         "/operations/begin": operations.start,
-        **dict.fromkeys(operations.TURNS, operations.turn),
-        **dict.fromkeys(delayed.ACTS, delayed.change),
+        **{f"/operation/{name}": functools.partial(operations.turn, name) for name in operations.TURNS},
+        **{f"/delayed/{act}": functools.partial(delayed.change, act) for act in delayed.ACTS},
     }

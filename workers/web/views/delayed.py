@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 #: Messages of one screen, and parts of the picture of what is due.
 MOST, PARTS = 200, 60
-#: What can be done, by its address.
-ACTS = {"/delayed/cancel": Act.CANCEL, "/delayed/promote": Act.PROMOTE, "/delayed/reschedule": Act.RESCHEDULE}
+#: What can be done, in the order of the buttons.
+ACTS = (Act.PROMOTE, Act.RESCHEDULE, Act.CANCEL)
 
 
 def delayed(asked: Asked) -> Shown:
@@ -61,7 +61,7 @@ NOTICES = {
 
 
 def _row(asked: Asked, each: Delayed) -> dict[str, Any]:
-    may = [act for act in ("promote", "reschedule", "cancel") if asked.may(act, each.queue)]
+    may = [str(act) for act in ACTS if asked.may(str(act), each.queue)]
     return {**each.to_row(), "digest": _digest(each), "may": may}
 
 
@@ -91,21 +91,20 @@ def _of_task(asked: Asked, given: str) -> list[Delayed]:
     return found
 
 
-def change(asked: Asked) -> Go:
+def change(act: Act, asked: Asked) -> Go:
     """Cancel, promote or reschedule one message."""
-    act = ACTS[asked.path[len(asked.root) :]]
     found = [each for each in _of_task(asked, asked.first("id")) if asked.first("message") in ("", _digest(each))]
     if not found:
         return Go("/delayed", {"notice": "gone"})
     each = found[0]
     asked.require(str(act), each.queue)
-    name = asked.user.name
     if act is Act.CANCEL:
-        answer = changes.cancel(asked.runtime, each, actor=name)
+        answer = changes.cancel(asked.runtime, each, actor=asked.acting())
     else:
         due_ms = None if act is Act.PROMOTE else asked.transport.now_ms() + round(seconds(asked.first("after")) * 1000)
-        answer = changes.reschedule(asked.runtime, each, due_ms=due_ms, actor=name)
+        answer = changes.reschedule(asked.runtime, each, due_ms=due_ms, actor=asked.acting())
     if answer is not Answer.DONE:
         return Go("/delayed", {"notice": "gone"})
-    record(asked.transport, acted(act, Acted.DONE, each.queue, actor=name, tasks=[each.contents.task_id], result={"moved": 1}))
+    tasks = [each.contents.task_id]
+    record(asked.transport, acted(act, Acted.DONE, each.queue, actor=asked.user.name, tasks=tasks, result={"moved": 1}))
     return Go("/delayed", {"queue": asked.first("queue"), "notice": str(act)})

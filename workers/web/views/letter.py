@@ -97,7 +97,7 @@ def redrive(asked: Asked) -> Go:
         asked.require("edit", name)
     edit = edit_of_json(changes, "the changed letter", task_id) if changes else None
     _, found = found_letter(asked, name, task_id)
-    redrive_one(asked.transport, name, found, actor=asked.user.name, why=asked.first("why"), edit=edit)
+    redrive_one(asked.transport, name, found, actor=asked.acting(), why=asked.first("why"), edit=edit)
     asked.desk.looks.forget(name)
     return Go("/letters", {"queue": name}) if leaves_marks(asked.transport) else Go("/task", {"id": task_id})
 

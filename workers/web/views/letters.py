@@ -140,6 +140,7 @@ def look(asked: Asked) -> Go:
         msg = "a look leaves no mark on this broker: open the letters"
         raise InputError(msg)
     asked.require("look", name)
+    asked.acting()
     asked.desk.looks.look(asked.transport, name)
     back = asked.first("back")
     return Go("/causes" if back == "causes" else "/letters", {"queue": name})

@@ -9,7 +9,21 @@ from redelivery.errors import InputError
 
 from ...operations.audit import entries
 from ...operations.letters import dead_letters
-from ...operations.operation import NOT_HERE, Kind, Operation, Options, abort, begin, found, is_kept, listed, pause, resume
+from ...operations.operation import (
+    ALLOWED,
+    NOT_HERE,
+    Kind,
+    Operation,
+    Options,
+    State,
+    abort,
+    begin,
+    found,
+    is_kept,
+    listed,
+    pause,
+    resume,
+)
 from ...operations.preview import preview
 from ...operations.words import rate_of, seconds, share_of
 from ..asked import Go, Shown
@@ -20,8 +34,8 @@ if TYPE_CHECKING:
 
 #: Operations, and records of the audit, of one screen.
 MOST, RECORDS = 50, 100
-#: What may be done with an operation, by its address.
-TURNS = {"/operation/pause": pause, "/operation/resume": resume, "/operation/abort": abort}
+#: What may be done with an operation, and the state that follows.
+TURNS = {"pause": (pause, State.PAUSED), "resume": (resume, State.WAITING), "abort": (abort, State.ABORTED)}
 #: How the fields of a form are called, and what reads them.
 _COUNTS, _TEXTS = ("limit", "canary", "abort_after"), ("to", "archive")
 
@@ -56,40 +70,33 @@ def _words(each: Operation) -> str:
 def operation(asked: Asked) -> Shown:
     """One operation: what was asked, how far it is, what can be done with it."""
     each = found(asked.runtime, asked.first("id"))
-    may = asked.may(str(each.kind), each.queue) if each.queue else asked.may(str(each.kind))
-    open_ = not each.has_ended
+    may = asked.may(str(each.kind), each.queue)
     return Shown(
         "operation.html",
         {
             "operation": each,
             "filter": _words(each),
             "options": each.options.to_dict(),
-            "can": [name for name in ("pause", "resume", "abort") if may and open_ and _fits(name, str(each.state))],
+            "can": [name for name, (_, state) in TURNS.items() if may and each.state in ALLOWED[state]],
             "records": entries(asked.transport, RECORDS, operation=each.id),
-            "refresh": 3 if open_ and str(each.state) != "paused" else None,
+            "is_waiting": each.state is State.WAITING,
+            "refresh": 3 if each.state in {State.WAITING, State.RUNNING} else None,
         },
     )
 
 
-def _fits(name: str, state: str) -> bool:
-    return {"pause": state in {"waiting", "running"}, "resume": state == "paused", "abort": True}[name]
-
-
-def turn(asked: Asked) -> Go:
-    """Pause, resume or abort."""
-    act = TURNS[asked.path[len(asked.root) :]]
+def turn(name: str, asked: Asked) -> Go:
+    """Pause, resume or abort. One that is of every queue (its `queue` is empty) asks for a right to every queue."""
+    act, _ = TURNS[name]
     each = found(asked.runtime, asked.first("id"))
-    asked.require(str(each.kind), *([each.queue] if each.queue else []))
-    act(asked.runtime, each.id, asked.user.name, asked.first("why"))
+    asked.require(str(each.kind), each.queue)
+    act(asked.runtime, each.id, asked.acting(), asked.first("why"))
     return Go("/operation", {"id": each.id})
 
 
 def planned(asked: Asked) -> Shown:
     """The dry run: what an operation would do, and the form that begins it. Reads alone."""
     kind, choice, options = _plan(asked)
-    asked.require(str(kind), choice.queue)
-    if not is_kept(asked.transport):
-        raise InputError(NOT_HERE)
     count = functools.partial(preview, asked.runtime, kind, choice.queue, choice.chosen, options)
     job = asked.desk.previews.of((kind, choice.queue, repr(choice.given), options), count)
     return Shown(
@@ -123,15 +130,12 @@ def start(asked: Asked) -> Go:
     if not choice.has_filter and asked.first("all") != "1":
         msg = "which letters? choose them with a filter, or say that all are meant"
         raise InputError(msg)
-    asked.require(str(kind), choice.queue)
-    if not is_kept(asked.transport):
-        raise InputError(NOT_HERE)
-    begun = begin(asked.runtime, kind, choice.queue, choice.chosen, options, actor=asked.user.name, why=asked.first("why"))
+    begun = begin(asked.runtime, kind, choice.queue, choice.chosen, options, actor=asked.acting(), why=asked.first("why"))
     return Go("/operation", {"id": begun.id})
 
 
 def _plan(asked: Asked) -> tuple[Kind, Choice, Options]:
-    """What was asked for. Raises `InputError`."""
+    """What was asked for, where its user may do it. A move ends in a dead-letter queue, too. Raises `InputError`, `Refused`."""
     try:
         kind = Kind(asked.first("kind"))
     except ValueError as exc:
@@ -141,7 +145,12 @@ def _plan(asked: Asked) -> tuple[Kind, Choice, Options]:
         msg = "delayed messages are cancelled on the screen Delayed"
         raise InputError(msg)
     name = dead_letters.required(asked.runtime, asked.first("queue"))
-    return kind, choice_of(asked, name), options_of(asked)
+    options = options_of(asked)
+    for queue in {name, options.to or name} if kind is Kind.MOVE else {name}:
+        asked.require(str(kind), queue)
+    if not is_kept(asked.transport):
+        raise InputError(NOT_HERE)
+    return kind, choice_of(asked, name), options
 
 
 def options_of(asked: Asked) -> Options:
@@ -153,4 +162,4 @@ def options_of(asked: Asked) -> Options:
     said["abort_share"] = share_of(asked.first("abort_share")) if asked.first("abort_share") else None
     wait = asked.first("canary_wait")
     said["canary_wait"] = seconds(wait) if wait else None
-    return Options.from_dict({name: value for name, value in said.items() if value not in (None, False)})
+    return Options.from_dict({name: value for name, value in said.items() if value is not None})

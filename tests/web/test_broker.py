@@ -1,0 +1,95 @@
+"""A broker that is slow, and one that is full: the page says so in bounded time, and what it could not do it has not done."""
+
+from __future__ import annotations
+
+import os
+import signal
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.conformance.brokers import Place, letter
+from tests.support.desk import LETTERS, QUEUE, task_message
+from tests.support.running import until
+from tests.support.web_page import WebPage
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tests.support.desk import Desk
+    from tests.support.rabbit import Rabbit
+    from tests.support.servers import Server
+
+SCREENS = ("/", "/causes", "/letters", "/delayed", "/queues", "/workers", "/operations", "/task?id=task-1")
+
+
+def test_a_broker_that_does_not_answer_is_said_and_what_was_asked_of_it_is_not_done_later(
+    open_page: Callable[..., WebPage], desk: Desk, server: Server
+) -> None:
+    """An act that could not look is given up, though the broker answers again while it waits."""
+    task_id, delayed_id = desk.die(), desk.delay(task_message())
+    page = open_page("--allow", "all")
+    operator = page.operator()
+    [redrive] = operator.get(f"/letter?queue={LETTERS}&id={task_id}").forms("/letter/redrive")[:1]
+    [cancel] = operator.get("/delayed").forms("/delayed/cancel")
+    [purge] = operator.get(f"/operations/preview?kind=purge&queue={LETTERS}").forms("/operations/begin")
+    assert server.process is not None
+    acts = {"/letter/redrive": redrive, "/delayed/cancel": cancel, "/operations/begin": purge}
+    with ThreadPoolExecutor(len(SCREENS)) as visitors:
+        os.kill(server.process.pid, signal.SIGSTOP)
+        try:
+            answers = list(visitors.map(lambda path: operator.post(path, acts[path]), acts))
+        finally:
+            os.kill(server.process.pid, signal.SIGCONT)
+        for answer in answers:
+            assert (answer.status, "does not answer in time" in answer.read) == (503, True), answer.read
+        until(lambda: operator.get("/").status == 200, 30, "the page to reach the broker again")
+        os.kill(server.process.pid, signal.SIGSTOP)
+        try:
+            answers = list(visitors.map(operator.get, SCREENS))
+        finally:
+            os.kill(server.process.pid, signal.SIGCONT)
+        for answer in answers:
+            assert (answer.status, "The broker does not tell" in answer.read) == (503, True), answer.read
+    until(lambda: operator.get("/").status == 200, 30, "the page to reach the broker again")
+    assert (desk.ids(LETTERS), desk.ids(), operator.get("/delayed").forms("/delayed/cancel")) == ([task_id], [], [cancel])
+    assert delayed_id == cancel["id"]
+    assert "None was begun" in operator.get("/operations").read
+    assert page.process.poll() is None
+
+
+def test_a_full_redis_is_shown_and_its_letters_go_back(open_page: Callable[..., WebPage], desk: Desk) -> None:
+    """What takes before it gives needs no room: a full broker can be looked at and emptied by the page."""
+    task_id, operator = desk.die(), open_page("--allow", "all").operator()
+    desk.client.config_set("maxmemory-policy", "noeviction")
+    desk.client.config_set("maxmemory", 1)
+    for path in (*SCREENS[:-1], f"/letter?queue={LETTERS}&id={task_id}"):
+        assert operator.get(path).status == 200, path
+    [form, *_] = operator.get(f"/letter?queue={LETTERS}&id={task_id}").forms("/letter/redrive")
+    assert operator.post("/letter/redrive", form).status == 303
+    assert desk.ids() == [task_id]
+
+
+@pytest.mark.full
+def test_a_full_rabbitmq_takes_no_letter_back_and_keeps_it(private_rabbit: Rabbit, tmp_path: Path) -> None:
+    """Its alarm blocks who publishes: the page says that it does not answer, shows what it can, and the letter is there once."""
+    Place("rabbit-quorum", private_rabbit, tmp_path).put(letter(task_message("task-of-rabbit-1")))
+    with private_rabbit.connection() as connection:
+        connection.default_channel.queue_declare(QUEUE, durable=True, auto_delete=False)
+    env = {**os.environ, "WEB_SHOP_BROKER": private_rabbit.url}
+    with WebPage("tests.support.web_shop", tmp_path, "--allow", "look,redrive", env=env) as page:
+        operator = page.operator()
+        [form] = operator.get(f"/letters?queue={LETTERS}").forms("/look")
+        [href] = operator.follow(operator.post("/look", form)).links("/letter?")
+        [form, *_] = operator.get(href).forms("/letter/redrive")
+        private_rabbit.node.evaluate("rabbit_alarm:set_alarm({{resource_limit, memory, node()}, []}).")
+        try:
+            answer = operator.post("/letter/redrive", form)
+            assert (answer.status, "The broker does not tell" in answer.read) == (503, True), answer.read
+            assert operator.get(f"/letters?queue={LETTERS}").status == 200
+            assert private_rabbit.depth(QUEUE) == 0
+        finally:
+            private_rabbit.node.evaluate("rabbit_alarm:clear_alarm({resource_limit, memory, node()}).")
+    until(lambda: private_rabbit.depth(LETTERS) + private_rabbit.depth(QUEUE) == 1, 30, "the letter to be in one place")

@@ -1,0 +1,39 @@
+"""The causes that are counted in passing: a count that was left is taken up again, and one that is old is made anew."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from redelivery.workers.web import survey
+from redelivery.workers.web.source import Source
+from redelivery.workers.web.survey import Survey
+from tests.support.desk import LETTERS, copies
+from tests.support.running import until
+
+if TYPE_CHECKING:
+    import pytest
+
+    from tests.support.desk import Desk
+
+
+def test_a_count_that_nobody_waited_for_is_made_to_its_end(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever opens the screen again sees all letters, and not for ever those that were counted by then."""
+    copies(desk, 20)
+    monkeypatch.setattr(survey, "PIECE", 5)
+    monkeypatch.setattr(survey, "AT_ONCE", 0.0)
+    monkeypatch.setattr(survey, "UNREAD", 0.0)
+    made = Survey(Source(desk.install))
+    assert made.of("", {LETTERS: 20}).causes.looked_at < 20
+    until(lambda: not made._walking, 30, "the walk to end")
+    monkeypatch.setattr(survey, "UNREAD", 60.0)
+    until(lambda: made.of("", {LETTERS: 20}).causes.looked_at == 20, 30, "all to be counted")
+
+
+def test_a_queue_that_is_as_long_as_before_is_counted_again(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one that is at its greatest length: one letter has left, and another has come."""
+    monkeypatch.setattr(survey, "FRESH", 0.0)
+    made = Survey(Source(desk.install))
+    for fingerprint in ("f-one", "f-two"):
+        desk.client.delete(LETTERS)
+        desk.die(fingerprint=fingerprint)
+        assert [each.fingerprint for each in made.of("", {LETTERS: 1}).causes.ranked()] == [fingerprint]
