@@ -119,13 +119,6 @@ def test_none_is_no_limit(desk: Desk, operator: Visitor) -> None:
     assert operator.get(f"/operations/preview?kind=redrive&queue={LETTERS}&canary=0").status == 400
 
 
-def test_a_move_to_a_queue_of_the_app_is_no_way_to_run_letters(desk: Desk, operator: Visitor) -> None:
-    """Who may move may not redrive: what is moved stays dead."""
-    desk.die()
-    answer = operator.get(f"/operations/preview?kind=move&queue={LETTERS}&to={QUEUE}&create=1")
-    assert answer.forms("/operations/begin") == []
-
-
 def test_delayed_messages_are_promoted_rescheduled_and_cancelled(desk: Desk, operator: Visitor) -> None:
     """One by one, and a message that is gone is left alone."""
     one, two = desk.delay(task_message("task-one-1")), desk.delay(task_message("task-two-2"))
