@@ -92,4 +92,6 @@ def test_a_full_rabbitmq_takes_no_letter_back_and_keeps_it(private_rabbit: Rabbi
             assert private_rabbit.depth(QUEUE) == 0
         finally:
             private_rabbit.node.evaluate("rabbit_alarm:clear_alarm({resource_limit, memory, node()}).")
-    until(lambda: (private_rabbit.depth(LETTERS) or 0) + (private_rabbit.depth(QUEUE) or 0) == 1, 30, "the letter to be in one place")
+    until(
+        lambda: (private_rabbit.depth(LETTERS) or 0) + (private_rabbit.depth(QUEUE) or 0) == 1, 30, "the letter to be in one place"
+    )
