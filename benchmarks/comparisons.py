@@ -199,6 +199,14 @@ COMPARISONS: Mapping[str, Comparison] = {
             aims={"first_page": 100.0},
         ),
         Comparison(
+            "web",
+            "the operator's page over very many dead letters",
+            "benchmarks.web:page",
+            OURS,
+            {"letters": Amount(1_000_000, 1000), "delayed": Amount(10_000, 100)},
+            aims={"overview": 50.0, "causes": 50.0, "letters": 50.0, "letters_in_the_middle": 100.0, "letters_by_cause": 100.0},
+        ),
+        Comparison(
             "inventory",
             "the inventory of very many waiting messages",
             "benchmarks.inventory:inventory",

@@ -30,14 +30,18 @@ def asgi_app(
     allow: Allowed = (),
     token: str | None = None,
     books: str | None = None,
+    carry_out: bool = True,
 ) -> ASGIApp:
     """The page of this Celery app, to be mounted under any path.
 
     `user` is the login: it is given the request, and answers who asks (`User`) or None. `token` is one for everybody who has it,
     where there is no login. `allow` bounds what any user may do: actions (`redrive`, `edit`, …, or `all`), or each with its
-    queues; without it the page reads only. `books` is where `reconcile --output` writes. Raises `ConfigurationError`.
+    queues; without it the page reads only. `books` is where `reconcile --output` writes.
+
+    Where `allow` allows anything, this process takes part in carrying operations out, as workers do, from its first request on;
+    with `carry_out=False` it leaves that to them. Raises `ConfigurationError`.
     """
-    return _page(app, user=user, allow=allow, token=token, books=books, is_live=True).asgi
+    return _page(app, user=user, allow=allow, token=token, books=books, carry_out=carry_out, is_live=True).asgi
 
 
 def wsgi_app(
@@ -47,6 +51,7 @@ def wsgi_app(
     allow: Allowed = (),
     token: str | None = None,
     books: str | None = None,
+    carry_out: bool = True,
 ) -> Callable[..., Any]:
     """The same for a WSGI application; without live figures, each of which would take a worker of its server.
 
@@ -54,7 +59,7 @@ def wsgi_app(
     """
     from a2wsgi import ASGIMiddleware  # noqa: PLC0415 - only where a WSGI application asks for it
 
-    page = _page(app, user=user, allow=allow, token=token, books=books, is_live=False)
+    page = _page(app, user=user, allow=allow, token=token, books=books, carry_out=carry_out, is_live=False)
     return ASGIMiddleware(page.asgi)  # type: ignore[arg-type] # its types of ASGI are its own
 
 
@@ -65,6 +70,7 @@ def _page(
     allow: Allowed,
     token: str | None,
     books: str | None,
+    carry_out: bool,
     is_live: bool,
 ) -> Page:
     runtime = getattr(app, "redelivery", None)
@@ -83,4 +89,4 @@ def _page(
             msg = "token= has 16 characters or more, so that nobody guesses it"
             raise ConfigurationError(msg)
         login = TokenLogin(token, User("operator", "all"))
-    return Page(runtime, login, allow=allow, books=books, is_live=is_live)
+    return Page(runtime, login, allow=allow, books=books, is_live=is_live, carries_out=carry_out)

@@ -121,6 +121,9 @@ class LetterStore(Protocol):
     def has_queue(self, name: str) -> bool:
         """Whether the broker knows a queue of this name, of whatever kind."""
 
+    def is_consumed(self, name: str) -> bool:
+        """Whether somebody consumes this queue, as far as the broker knows."""
+
     def depth(self, name: str) -> int:
         """How many letters there are; none is looked at."""
 

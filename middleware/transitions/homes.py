@@ -65,7 +65,7 @@ class Homes:
         self.transport = transport
         self.dead_letter_queue = dead_letter_queue
         self._app: Celery | None = transport.app
-        self._named = frozenset(_named(self._app)) if self._app is not None else frozenset()
+        self._named = frozenset(named_by(self._app)) if self._app is not None else frozenset()
         self._known: dict[str, str | None] = {}
 
     def of(self, envelope: Envelope) -> Home:
@@ -142,7 +142,7 @@ def required(transport: Transport, queue: str) -> str:
     return queue
 
 
-def _named(app: Celery) -> Iterator[str]:
+def named_by(app: Celery) -> Iterator[str]:
     """Every queue that the app itself names."""
     yield from app.amqp.queues
     yield from _routed(app.conf.task_routes)

@@ -188,6 +188,15 @@ def test_letters_move_to_another_queue_and_the_log_says_who_did_it(place: Place)
     assert sorted(of_first) == [("dead_lettered", "operator"), ("redriven", "")]
 
 
+def test_letters_are_moved_to_no_queue_that_a_worker_consumes(place: Place) -> None:
+    """Though no app at the desk has ever heard of it: they would run there, which is a redrive."""
+    ids, desk = put_many(place, 1), place.desk()
+    place.shop().start("-Q", "fast")
+    done = desk.run("dlq", "move", LETTERS, "--to", "fast", "--create", "--all", "--yes")
+    assert (done.exit_code, "is consumed by a worker" in done.stderr) == (2, True), done.output
+    assert place.ids(LETTERS) == ids
+
+
 def test_the_same_letter_has_the_same_bytes_in_every_export(place: Place, tmp_path: Path) -> None:
     """`dlq export` twice: the same files, by the same names, for they are named by what is in them."""
     put_many(place, 4)

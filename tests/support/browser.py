@@ -88,6 +88,7 @@ class Browser:
         self._read = b""
         self._sent = 0
         self._page = Page("")
+        self._target = ""
 
     def __enter__(self) -> Self:
         return self
@@ -103,14 +104,20 @@ class Browser:
         os.close(self._answers)
         self._profile.cleanup()
 
-    def open(self, path: Path | str, *, width: int = 1200, height: int = 900, scheme: str = "light") -> Page:
+    def open(
+        self, path: Path | str, *, width: int = 1200, height: int = 900, scheme: str = "light", has_scripts: bool = True
+    ) -> Page:
         """Show a file, or an address; what it logged and asked for until it was loaded."""
         target = self._ask("Target.createTarget", url="about:blank")["targetId"]
         self._page = Page(self._ask("Target.attachToTarget", targetId=target, flatten=True)["sessionId"])
+        if self._target:
+            self._ask("Target.closeTarget", targetId=self._target)  # so that it holds no connection
+        self._target = target
         for domain in ("Page", "Runtime", "Log", "Network"):
             self._tell(f"{domain}.enable")
         self._tell("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600)
         self._tell("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+        self._tell("Emulation.setScriptExecutionDisabled", value=not has_scripts)
         self._tell("Page.navigate", url=path if isinstance(path, str) else path.resolve().as_uri())
         self.await_("document.readyState === 'complete' && location.protocol !== 'about:'")
         return self._page
@@ -136,6 +143,13 @@ class Browser:
         if "exceptionDetails" in answer:
             raise AssertionError(answer["exceptionDetails"])
         return answer["result"].get("value")
+
+    def press(self, key: str) -> None:
+        """Press a key and let it go: Tab, or Enter."""
+        code, text = {"Tab": (9, ""), "Enter": (13, "\r")}[key]
+        given = {"key": key, "code": key, "windowsVirtualKeyCode": code}
+        self._tell("Input.dispatchKeyEvent", type="keyDown", text=text, **given)
+        self._tell("Input.dispatchKeyEvent", type="keyUp", **given)
 
     def picture(self, path: Path, *, is_whole: bool = True) -> None:
         """The whole page as it is drawn, or what of it is in the window, as a PNG."""

@@ -54,6 +54,7 @@ class Answer:
                 fields = {
                     _attribute(each, "name"): unescape(_attribute(each, "value"))
                     for each in re.findall(r"<(?:input|button)([^>]*)>", inside)
+                    if 'type="checkbox"' not in each  # of which none is ticked when nothing is
                 }
                 texts = re.findall(r"<textarea([^>]*)>(.*?)</textarea>", inside, re.DOTALL)
                 fields |= {_attribute(each, "name"): unescape(text).removeprefix("\n") for each, text in texts}

@@ -18,9 +18,11 @@ Redelivery(app, {"queues": {"#": {"max_delivery_attempts": 3}}, **json.loads(os.
 
 @app.task(name="shop.pay")
 def pay(number: int, cause: str) -> int:
-    """Fail as long as the file of this cause is there."""
+    """Fail as long as the file of this cause is there; what is paid is noted, each payment in a line of its own."""
     if Path(os.environ["WEB_SHOP_BROKEN"], cause).exists():
         kinds: dict[str, type[Exception]] = {"refused": ValueError, "late": TimeoutError, "gone": LookupError}
         msg = f"payment {number}: {cause}"
         raise kinds[cause](msg)
+    with Path(os.environ["WEB_SHOP_BROKEN"], "paid").open("a") as paid:
+        paid.write(f"{number}\n")
     return number

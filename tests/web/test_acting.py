@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from redelivery.middleware.messages.events import Outcome
+from redelivery.workers.brokers.broker import broker_of, needed
 from redelivery.workers.operations.audit import entries
 from redelivery.workers.operations.operation import State, found, listed
 from tests.support.desk import LETTERS, QUEUE, body_of, task_message
+from tests.support.running import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,6 +26,12 @@ if TYPE_CHECKING:
 def operator(open_page: Callable[..., WebPage]) -> Visitor:
     """An operator who may do everything."""
     return open_page("--allow", "all", "--as", "ada").operator()
+
+
+@pytest.fixture
+def _led_elsewhere(desk: Desk) -> None:
+    """Another process leads among those that carry operations out, and does nothing: what is begun waits."""
+    desk.client.set(desk.keys.operator, "another")
 
 
 def letter_of(operator: Visitor, task_id: str) -> Answer:
@@ -70,6 +78,7 @@ def test_a_letter_is_changed_before_it_goes(desk: Desk, operator: Visitor) -> No
     assert json.loads(base64.b64decode(message["body"]))[0] == ["blue", 2]
 
 
+@pytest.mark.usefixtures("_led_elsewhere")
 def test_letters_are_counted_then_redriven_as_an_operation(desk: Desk, operator: Visitor) -> None:
     """The dry run changes nothing; the operation that follows has the filter, the options and who asked."""
     for _ in range(3):
@@ -86,6 +95,7 @@ def test_letters_are_counted_then_redriven_as_an_operation(desk: Desk, operator:
     assert "Redrive of DLQ.orders waiting" in shown.read
 
 
+@pytest.mark.usefixtures("_led_elsewhere")
 def test_an_operation_is_paused_resumed_and_aborted(desk: Desk, operator: Visitor) -> None:
     """Each by its button, and each in the audit."""
     desk.die()
@@ -108,6 +118,54 @@ def test_all_letters_are_meant_only_where_that_is_said(desk: Desk, operator: Vis
     del form["task"]
     answer = operator.post("/operations/begin", form)
     assert (answer.status, listed(desk.install)) == (400, [])
+
+
+def test_letters_are_moved_to_no_queue_where_they_would_run(desk: Desk, open_page: Callable[..., WebPage]) -> None:
+    """Who may move and not redrive could have them run: neither the dry run nor the form does it, and both name the redrive."""
+    desk.die()
+    operator = open_page("--allow", "move").operator()
+    [form] = operator.get(f"/operations/preview?kind=move&queue={LETTERS}&to=DLQ.kept&create=1").forms("/operations/begin")
+    for create in ("1", ""):
+        dry = operator.get(f"/operations/preview?kind=move&queue={LETTERS}&to={QUEUE}&create={create}")
+        assert (dry.status, dry.forms("/operations/begin"), "redrive" in dry.read) == (400, [], True), dry.read
+        begun = operator.post("/operations/begin", {**form, "to": QUEUE, "create": create})
+        assert (begun.status, "redrive" in begun.read) == (400, True), begun.read
+    assert (listed(desk.install), desk.ids(), len(desk.ids(LETTERS))) == ([], [], 1)
+    assert operator.post("/operations/begin", form).status == 303
+
+
+def test_waiting_messages_are_cancelled_by_their_task_behind_a_dry_run(desk: Desk, operator: Visitor) -> None:
+    """The dry run changes nothing; the operation that follows has the tasks, the queue and who asked."""
+    for number in range(3):
+        desk.delay(task_message(f"task-late-{number}", task="shop.remind"))
+    other = desk.delay(task_message("task-other"))
+    [form] = operator.get(f"/delayed?queue={QUEUE}").forms("/operations/preview")
+    assert (form["kind"], form["queue"]) == ("cancel", QUEUE)
+    dry = operator.get(f"/operations/preview?kind=cancel&queue={QUEUE}&task=shop.*&rate=50/s")
+    assert "3 messages of 4 would be cancelled. Nothing was changed." in dry.read
+    assert (listed(desk.install), "4 messages wait" in operator.get("/delayed").read) == ([], True)
+    [form] = dry.forms("/operations/begin")
+    shown = operator.follow(operator.post("/operations/begin", {**form, "why": "the campaign is over"}))
+    assert f"Cancel of {QUEUE} waiting" in shown.read
+    [begun] = listed(desk.install)
+    assert (begun.kind, begun.queue, begun.filter.tasks, begun.actor, begun.why) == (
+        "cancel",
+        QUEUE,
+        ("shop.*",),
+        "ada",
+        "the campaign is over",
+    )
+    until(lambda: found(desk.install, begun.id).state is State.DONE, 60, "the page to carry it out")
+    left = [each.contents.task_id for each in needed(broker_of(desk.transport).delayed).soonest(10)]
+    assert (left, found(desk.install, begun.id).moved) == ([other], 3)
+
+
+def test_all_that_waits_is_cancelled_only_where_that_is_said(desk: Desk, operator: Visitor) -> None:
+    """A form that lost its task begins nothing."""
+    desk.delay(task_message())
+    [form] = operator.get("/operations/preview?kind=cancel&task=desk.*").forms("/operations/begin")
+    del form["task"]
+    assert (operator.post("/operations/begin", form).status, listed(desk.install)) == (400, [])
 
 
 def test_none_is_no_limit(desk: Desk, operator: Visitor) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from redelivery.workers.operations import operation
+from redelivery.workers.operations.letters.filter import Filter
+from redelivery.workers.operations.operation import Kind, Options
+from tests.support.axe import findings
 from tests.support.browser import Browser, browser
 from tests.support.desk import LETTERS, task_message
 from tests.support.web_page import TOKEN
@@ -20,7 +22,6 @@ if TYPE_CHECKING:
 
 __all__ = ["browser"]
 
-AXE = Path(sys.prefix) / "stubs" / "axe_playwright_python" / "axe.min.js"
 SCREENS = ("/", "/causes", "/letters", "/delayed", "/task", "/queues", "/queue?name=orders", "/workers", "/operations", "/books")
 
 
@@ -71,21 +72,58 @@ def test_figures_are_live(browser: Browser, page: WebPage, desk: Desk) -> None:
 def test_axe_finds_nothing_and_nothing_is_wider_than_the_window(
     browser: Browser, open_page: Callable[..., WebPage], desk: Desk, scheme: str
 ) -> None:
-    """Of each screen, with something in it, at 390 and 1280 pixels."""
+    """Of each screen, with something in it, at 390, 1280 and 2560 pixels."""
     desk.publish()
     desk.hold()
     desk.delay(task_message())
     task_id = desk.die(task_message(task="shop.charge"), exception="shop.CardRefused", said="refused " * 40)
     desk.die()
+    desk.client.set(desk.keys.operator, "another")
+    made = operation.begin(
+        desk.install, Kind.REDRIVE, LETTERS, Filter(tasks=("shop.*",)), Options(canary=1), actor="ada", why="mended"
+    )
+    operation.pause(desk.install, made.id, "ada", "lunch")
     page = open_page("--allow", "all")
+    browser.open(page.address, scheme=scheme)
+    assert findings(browser) == [], "the login"
     browser.open(f"{page.address}/login?token={TOKEN}")
-    preview = f"/operations/preview?kind=redrive&queue={LETTERS}"
-    for path in (*SCREENS, f"/letter?queue={LETTERS}&id={task_id}", f"/task?id={task_id}", preview, "/nowhere"):
-        for width in (390, 1280):
+    previews = (f"/operations/preview?kind=redrive&queue={LETTERS}", "/operations/preview?kind=cancel")
+    more = (f"/letter?queue={LETTERS}&id={task_id}", f"/task?id={task_id}", f"/operation?id={made.id}", *previews, "/nowhere")
+    for path in (*SCREENS, *more):
+        for width in (390, 2560, 1280):
             browser.open(page.address + path, width=width, scheme=scheme)
             assert browser.ask("document.documentElement.scrollWidth <= innerWidth"), (path, width)
-        browser.ask(AXE.read_text(encoding="utf-8") + "; 0")
-        found = browser.ask(
-            "axe.run().then(each => each.violations.map(one => [one.id, one.nodes.map(node => node.html.slice(0, 200))]))"
-        )
-        assert found == [], path
+        assert findings(browser) == [], path
+
+
+def test_all_can_be_reached_by_the_keyboard(browser: Browser, open_page: Callable[..., WebPage], desk: Desk) -> None:
+    """First comes the way past the navigation; what has the focus is seen, and Enter follows a link and sends a form."""
+    task_id = desk.die()
+    page = open_page("--allow", "redrive", "--as", "ada")
+    browser.open(f"{page.address}/login?token={TOKEN}")
+    browser.press("Tab")
+    assert browser.ask("document.activeElement.textContent") == "Skip to the content"
+    assert browser.ask("document.activeElement.getBoundingClientRect().left >= 0")
+    reach(browser, "a", "Causes")
+    assert browser.ask("getComputedStyle(document.activeElement).outlineStyle") == "solid"
+    browser.press("Enter")
+    browser.await_("location.pathname === '/causes' && document.readyState === 'complete'")
+    reach(browser, "td a", "1")
+    browser.press("Enter")
+    browser.await_("location.pathname === '/letters' && document.readyState === 'complete'")
+    reach(browser, "th a", task_id[:8])
+    browser.press("Enter")
+    browser.await_("location.pathname === '/letter' && document.readyState === 'complete'")
+    reach(browser, "button", "Redrive to")
+    browser.press("Enter")
+    browser.await_("location.pathname === '/task' && document.readyState === 'complete'")
+    assert desk.ids() == [task_id]
+
+
+def reach(browser: Browser, selector: str, text: str) -> None:
+    """Press Tab until an element of this kind with this text has the focus."""
+    for _ in range(80):
+        browser.press("Tab")
+        if browser.ask(f"document.activeElement.matches({selector!r}) && document.activeElement.textContent.includes({text!r})"):
+            return
+    pytest.fail(f"no Tab leads to {selector} {text}")

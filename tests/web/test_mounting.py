@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import io
 import re
+import threading
 from typing import TYPE_CHECKING, Any
 
 import httpx
@@ -22,6 +24,7 @@ from redelivery.workers.operations.operation import Kind, State
 from redelivery.workers.web.guard import form_token_of
 from redelivery.workers.web.streams import LIMIT
 from tests.support.desk import LETTERS, Desk
+from tests.support.running import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -127,7 +130,7 @@ def wsgi(app: Callable[..., Any], path: str, query: str, user: str = "ada") -> t
 def test_rights_are_for_each_action_and_each_queue(desk: Desk) -> None:
     """What the login allows, within what the page allows."""
     task_id = desk.die()
-    page = asgi_app(desk.app, user=by_header, allow=["redrive", "cancel"])
+    page = asgi_app(desk.app, user=by_header, allow=["redrive", "cancel"], carry_out=False)
     letter = f"/letter?queue={LETTERS}&id={task_id}"
     assert "Redrive to" in asked(page, letter, "ada").text
     assert "Change it first" not in asked(page, letter, "ada").text
@@ -146,7 +149,7 @@ def posted(app: Any, path: str, user: str, **form: str) -> httpx.Response:
 
 def test_an_operation_of_every_queue_is_for_who_may_act_on_every_queue(desk: Desk) -> None:
     """A right to one queue neither pauses nor ends it."""
-    page = asgi_app(desk.app, user=by_header, allow="all")
+    page = asgi_app(desk.app, user=by_header, allow="all", carry_out=False)
     made = operation.begin(desk.install, Kind.CANCEL, "", Filter(tasks=("desk.*",)), actor="cy")
     assert posted(page, "/operation/abort", "dan", id=made.id).status_code == 403
     assert "Control" not in asked(page, f"/operation?id={made.id}", "dan").text
@@ -158,10 +161,38 @@ def test_an_operation_of_every_queue_is_for_who_may_act_on_every_queue(desk: Des
 def test_a_move_needs_the_right_to_both_queues(desk: Desk) -> None:
     """Letters are neither taken from another's dead-letter queue nor put into it."""
     desk.die()
-    page = asgi_app(desk.app, user=by_header, allow="all")
+    page = asgi_app(desk.app, user=by_header, allow="all", carry_out=False)
     fields = {"kind": "move", "queue": LETTERS, "all": "1", "create": "1"}
     for user, target, status in (("dan", "DLQ.pay", 403), ("dan", "DLQ.old.orders", 303)):
         assert posted(page, "/operations/begin", user, **fields, to=target).status_code == status, target
+
+
+def runners() -> set[threading.Thread]:
+    """The threads of this process that carry operations out."""
+    return {each for each in threading.enumerate() if each.name == "redelivery-operations"}
+
+
+def test_a_page_that_is_mounted_carries_out_what_is_begun_on_it(desk: Desk) -> None:
+    """No worker runs: from its first request on this process is one of those that may lead, until nobody has the page any more."""
+    desk.die()
+    before, page = runners(), asgi_app(desk.app, user=by_header, allow=["redrive"])
+    assert runners() == before
+    begun = posted(Starlette(routes=[Mount("/ops", page)]), "/ops/operations/begin", "ada", kind="redrive", queue=LETTERS, all="1")
+    assert begun.status_code == 303
+    [made] = operation.listed(desk.install)
+    until(lambda: operation.found(desk.install, made.id).state is State.DONE, 60, "the page to carry it out")
+    assert (desk.client.llen(LETTERS), len(runners() - before)) == (0, 1)
+    del page
+    gc.collect()
+    until(lambda: runners() <= before, 60, "its runner to end")
+
+
+@pytest.mark.parametrize("options", [{"allow": ["redrive"], "carry_out": False}, {}])
+def test_a_page_carries_nothing_out_where_it_is_told_so_or_reads_only(desk: Desk, options: dict[str, Any]) -> None:
+    """Its workers do."""
+    before = runners()
+    assert asked(asgi_app(desk.app, user=by_header, **options), "/", "ada").status_code == 200
+    assert runners() <= before
 
 
 def test_clients_that_go_before_their_stream_begins_take_no_place(desk: Desk) -> None:

@@ -21,6 +21,7 @@ from ..operations.letters.choice import filter_of
 from ..operations.letters.move import move
 from ..operations.letters.purge import purge
 from ..operations.letters.redrive import Edit, Redrive, redrive
+from ..operations.letters.running import require_rest
 from ..operations.operation import Kind, Options, begin
 from ..operations.queues import require_queue
 from ..operations.words import counted
@@ -163,7 +164,8 @@ def move_(
     """Move dead letters to another dead-letter queue. They stay dead there.
 
     Each move is recorded as redriven, and then as dead_lettered with reason operator. If --to names a queue of the app that is no
-    dead-letter queue, this is a redrive to that queue.
+    dead-letter queue, this is a redrive to that queue. With --create it is refused, and so is a dead-letter queue whose messages
+    workers run.
     """
     require_choice(options, dry_run=dry_run)
     transport, known = context.transport, dead_letters.known(context.runtime)
@@ -175,6 +177,8 @@ def move_(
     is_living = target not in known and not create
     if is_living:
         require_queue(context.runtime, target, instead="a new dead-letter queue is made with --create")
+    else:
+        require_rest(transport, target)
     go: Callable[..., Walked]
     if is_living:
         go = functools.partial(redrive, transport, name, chosen, limit=limit, edit=Edit(queue=target), actor=actor)

@@ -22,6 +22,7 @@ from ..operations.letters.edits import edit_of_json
 from ..operations.letters.fates import watched
 from ..operations.letters.guard import Guard
 from ..operations.letters.redrive import Edit, Redrive, redrive
+from ..operations.letters.running import why_it_runs
 from ..operations.operation import Kind, Options, begin, canary_wait_of
 from ..operations.queues import declare, require_queue
 from ..operations.words import counted, rate_of, share_of
@@ -243,7 +244,7 @@ def _require_queues(context: Context, name: str, wanted: Options) -> None:
     dead_letters.required(context.runtime, name)
     if wanted.to is None:
         return
-    if wanted.to in dead_letters.known(context.runtime):
+    if wanted.to in dead_letters.known(context.runtime) and why_it_runs(context.transport, wanted.to) is None:
         msg = f"{wanted.to!r} is a dead-letter queue: `redelivery dlq move` moves letters there"
         raise InputError(msg)
     if not wanted.create:

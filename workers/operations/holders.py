@@ -5,6 +5,7 @@ A lease that was not renewed for its whole time belongs to a worker that died: i
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -32,11 +33,12 @@ class Holder:
 
 @dataclass(slots=True)
 class Holders:
-    """All of them, and how many held messages were looked at."""
+    """All of them, how many held messages were looked at, and how many of these came from each queue."""
 
     workers: list[Holder]
     looked_at: int
     is_cut: bool
+    by_queue: Counter[str]
 
 
 def holders(runtime: Runtime, *, most: int, named: int) -> Holders:
@@ -49,12 +51,13 @@ def holders(runtime: Runtime, *, most: int, named: int) -> Holders:
         about = about_of(abouts.get(token))
         name = str(about.get("worker") or token.decode(errors="replace"))
         found[name] = Holder(name, _number(about.get("pid")), _number(about.get("since")))
-    looked_at, is_cut = 0, False
+    looked_at, is_cut, by_queue = 0, False, Counter[str]()
     for _, page in held_pages(redis_of(runtime)):
         for held in page:
             name = held.owner or "(gone: its messages are given back)"
             holder = found.setdefault(name, Holder(name, has_lease=False))
             holder.held += 1
+            by_queue[held.queue] += 1
             if len(holder.messages) < named:
                 contents = Contents.of(held.raw)
                 holder.messages.append((contents.task_id, contents.task, held.queue))
@@ -62,7 +65,7 @@ def holders(runtime: Runtime, *, most: int, named: int) -> Holders:
         if looked_at >= most:
             is_cut = True
             break
-    return Holders(sorted(found.values(), key=lambda each: each.worker), looked_at, is_cut)
+    return Holders(sorted(found.values(), key=lambda each: each.worker), looked_at, is_cut, by_queue)
 
 
 def _number(value: object) -> int | None:

@@ -34,6 +34,7 @@ from .audit import Act, Acted, acted
 from .letters import dead_letters
 from .letters.filter import Filter
 from .letters.guard import CANARY_WAIT
+from .letters.running import require_rest, why_it_runs
 from .queues import declare, require_queue
 from .short_ids import LEAST, MAX_CANDIDATES
 
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
 #: What a broker without operations says, and what to do there.
 NOT_HERE = (
     "operations are kept on Redis and Valkey alone: on this broker a command does the work itself, and must stay until it is done; "
-    "use `redelivery dlq redrive|move|purge` without --detach, in a shell or a job that stays"
+    "use `redelivery dlq redrive|move|purge` without --detach, or `redelivery delayed cancel`, in a shell or a job that stays"
 )
 #: Characters of a name, and of a reason.
 MAX_ACTOR, MAX_WHY = 200, 1_000
@@ -362,10 +363,11 @@ def _check_move(runtime: Runtime, queue: str, options: Options) -> None:
     if options.to not in dead_letters.known(runtime) and not options.create:
         msg = f"there is no dead-letter queue {options.to!r}: have it created, or redrive the letters to a queue of the app"
         raise InputError(msg)
+    require_rest(runtime.transport, options.to)
 
 
 def _check_target(runtime: Runtime, target: str, options: Options) -> None:
-    if target in dead_letters.known(runtime):
+    if target in dead_letters.known(runtime) and why_it_runs(runtime.transport, target) is None:
         msg = f"{target!r} is a dead-letter queue: move the letters there instead"
         raise InputError(msg)
     if not options.create:

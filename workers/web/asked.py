@@ -12,6 +12,7 @@ from redelivery.errors import InputError
 
 from .asking import LATE, SECONDS
 from .guard import Refused
+from .last_word import LastWord
 from .looks import Looks
 from .previews import Previews
 from .sampler import Sampler
@@ -33,6 +34,7 @@ class Desk:
     def __init__(self, source: Source, allows: User, books: str | None) -> None:
         self.source, self.allows, self.books = source, allows, books
         self.sampler, self.looks, self.survey, self.previews = Sampler(source), Looks(), Survey(source), Previews()
+        self.last_word = LastWord(books)
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ from . import views
 from .access import ACTIONS, TokenLogin, User
 from .asked import Asked, Desk, Go, Shown
 from .asking import Asking
+from .beside import Beside
 from .guard import FormCookie, Guard, Refused, form_of, is_same_origin
 from .source import Source
 from .streams import Streams
@@ -45,7 +46,10 @@ LOGIN, STATIC = "/login", "/static"
 
 
 class Page:
-    """One page for one app. `hosts` is as `Guard` has it; `allow` bounds what any user may do."""
+    """One page for one app. `hosts` is as `Guard` has it; `allow` bounds what any user may do.
+
+    `carries_out` has a runner of operations beside it (`Beside`), where anything may be done at all.
+    """
 
     def __init__(
         self,
@@ -56,11 +60,13 @@ class Page:
         hosts: Collection[str] | None = None,
         books: str | None = None,
         is_live: bool = True,
+        carries_out: bool = False,
     ) -> None:
         self.allows = User("page", allow)
         self._source, self._login, self._is_live = Source(runtime), login, is_live
         self._desk, self._asking = Desk(self._source, self.allows, books), Asking()
         self._streams = Streams(self._desk.sampler, self._asking)
+        self._beside = Beside(self._source) if carries_out and self.allows.actions else None
         self._templates = environment()
         static = StaticFiles(directory=str(files("redelivery.workers.web.static")))
         routes = [
@@ -113,6 +119,8 @@ class Page:
 
     def _made(self, view: Callable[[Asked], Shown | Go], asked: Asked, cookie: FormCookie) -> Response:
         shown = view(asked)
+        if self._beside is not None:
+            self._beside.start()
         if isinstance(shown, Go):
             return RedirectResponse(asked.href(shown.path, **shown.query), status_code=303)
         return self._html(asked, shown, cookie.token(asked.user.name), self._source.transport.now_ms())

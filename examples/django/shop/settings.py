@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 SECRET_KEY = "an example keeps no secrets"  # noqa: S105 - it says so
 USE_TZ = True
-INSTALLED_APPS = ["orders"]
+ALLOWED_HOSTS = ["shop.example"]
+INSTALLED_APPS = ["django.contrib.auth", "django.contrib.contenttypes", "django.contrib.sessions", "orders"]
+MIDDLEWARE = [
+    "django.contrib.sessions.middleware.SessionMiddleware",
+    "django.middleware.csrf.CsrfViewMiddleware",
+    "django.contrib.auth.middleware.AuthenticationMiddleware",
+]
+ROOT_URLCONF = "shop.urls"
+TEMPLATES = [{"BACKEND": "django.template.backends.django.DjangoTemplates", "DIRS": [Path(__file__).parent / "templates"]}]
+LOGIN_REDIRECT_URL = "/redelivery/"
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 DATABASES = {
     "default": {

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from redelivery.workers.operations.operation import listed
 from tests.support.desk import LETTERS, QUEUE, Desk, body_of, harmless, task_message
 
 if TYPE_CHECKING:
@@ -268,6 +269,40 @@ def test_move_to_another_dead_letter_queue_or_to_a_queue(desk: Desk) -> None:
     assert desk.run("dlq", "move", LETTERS, "--id", "c", "--to", QUEUE).exit_code == 0
     assert (desk.ids("DLQ.new"), desk.ids(), desk.ids(LETTERS)) == (["a", "b"], ["c"], [])
     assert [event.outcome for event in desk.events][-5:] == ["redriven", "dead_lettered"] * 2 + ["redriven"]
+
+
+@pytest.mark.parametrize("how", ["declared", "routed", "consumed", "there", "used"])
+def test_letters_are_moved_to_no_queue_where_they_would_run(desk: Desk, how: str) -> None:
+    """A move leaves them dead: where a worker runs what is put there, only a redrive may go, and the error says so."""
+    desk.die(task_message("a"))
+    if how == "declared":
+        desk.app.amqp.queues.add("fast")
+    elif how == "routed":
+        desk.app.conf.task_routes = {"desk.*": {"queue": "fast"}}
+    elif how == "consumed":
+        desk.client.hset(desk.keys.watch("fast"), "watcher", "w")
+    elif how == "there":
+        desk.publish(queue="fast")
+    else:  # somebody had it noted as a dead-letter queue
+        desk.app.amqp.queues.add("fast")
+        desk.client.hset(desk.keys.dead_letter_queues, "fast", QUEUE)
+    for more in ((), ("--dry-run",), ("--detach",)):
+        done = desk.run("dlq", "move", LETTERS, "--all", "--to", "fast", "--create", *more)
+        assert (done.exit_code, "redelivery dlq redrive … --to fast" in done.stderr) == (2, True), done.output
+    assert (desk.ids(LETTERS), len(desk.messages("fast")), listed(desk.install)) == (["a"], int(how == "there"), [])
+    assert desk.json("dlq", "redrive", LETTERS, "--all", "--to", "fast", "--create")["moved"] == 1
+
+
+def test_letters_are_moved_to_a_queue_whose_handler_decides(desk: Desk) -> None:
+    """They stay dead there until it has decided; where there is no handler, a worker that consumes it would run them."""
+    desk.die(task_message("a"))
+    for name in ("old", "DLQ.old"):
+        desk.app.amqp.queues.add(name)
+    refused = desk.run("dlq", "move", LETTERS, "--all", "--to", "DLQ.old")
+    assert (refused.exit_code, "would not stay dead" in refused.stderr) == (2, True)
+    desk.install.dead_letter_handler("old")(lambda letter: letter.park())
+    assert desk.json("dlq", "move", LETTERS, "--all", "--to", "DLQ.old")["moved"] == 1
+    assert "dlq move" in desk.run("dlq", "redrive", "DLQ.old", "--all", "--to", "DLQ.old").stderr
 
 
 def test_redrive_to_another_queue(desk: Desk) -> None:

@@ -21,7 +21,7 @@ from amqp.exceptions import NotFound
 
 from redelivery.errors import BrokerError
 from redelivery.middleware.brokers.rabbitmq.messages import message_of
-from redelivery.middleware.brokers.rabbitmq.peek import Found, Look, depth_of
+from redelivery.middleware.brokers.rabbitmq.peek import Found, Look, counts_of, depth_of
 from redelivery.middleware.brokers.rabbitmq.publisher import Move
 from redelivery.middleware.brokers.rabbitmq.topology import declare_letters, queue_type_of
 from redelivery.middleware.messages.steps import opened
@@ -60,6 +60,12 @@ class AmqpLetterStore:
         """As `LetterStore.has_queue`."""
         with self.transport.connect() as connection:
             return depth_of(connection, name) is not None
+
+    def is_consumed(self, name: str) -> bool:
+        """As `LetterStore.is_consumed`."""
+        with self.transport.connect() as connection:
+            counts = counts_of(connection, name)
+        return counts is not None and counts[1] > 0
 
     def depth(self, name: str) -> int:
         """As `LetterStore.depth`. Needs no management plugin."""

@@ -44,6 +44,10 @@ class RedisLetterStore:
         """As `LetterStore.has_queue`: an empty queue has no list, but what kombu has declared has a binding."""
         return bool(self._client.exists(self._keys.list(name), self._keys.bindings(name)))
 
+    def is_consumed(self, name: str) -> bool:
+        """As `LetterStore.is_consumed`: workers of ours wait for it, or did so."""
+        return bool(self._client.exists(self._keys.watch(name), self._keys.idle(name)))
+
     def depth(self, name: str) -> int:
         return int(self._client.llen(self._keys.list(name)))
 

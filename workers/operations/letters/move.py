@@ -16,6 +16,7 @@ from redelivery.middleware.messages.steps import dead, redriven, sealed
 from redelivery.middleware.transitions.homes import Homes, required
 
 from ...brokers.broker import broker_of, needed
+from .running import require_rest
 from .walk import Pace, Walk, Walked
 
 if TYPE_CHECKING:
@@ -55,10 +56,12 @@ def move(
 ) -> Move:
     """Move letters to another dead-letter queue, at most `limit`.
 
-    Raises `InputError` where nothing may be sent there, and `BrokerError` where the broker does not answer.
+    Raises `InputError` where nothing may be sent there, or where they would run there (`running`), and `BrokerError` where the
+    broker does not answer.
     """
     result, now_ms = Move(dead_letter_queue=name, dry_run=dry_run, target=target), transport.now_ms()
     required(transport, target)
+    require_rest(transport, target)
     pace = pace or Pace()
     homes, store = Homes(transport, name), pace.letters or needed(broker_of(transport).letters)
     walk = Walk(

@@ -1,4 +1,7 @@
-"""Delayed: what waits for its time, which is due first, and when how many are due; cancelled, promoted, rescheduled one by one."""
+"""Delayed: what waits for its time, which is due first, and when how many are due; promoted, rescheduled, cancelled.
+
+One message at once, by its button; many are cancelled by an operation, behind a dry run.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from redelivery.middleware.ports import Answer
 from ...brokers.broker import broker_of, needed
 from ...operations import delayed as changes
 from ...operations.audit import Act, Acted, acted, record
+from ...operations.operation import is_kept
 from ...operations.queues import require_queue
 from ...operations.short_ids import MAX_CANDIDATES, is_whole, meant
 from ...operations.words import seconds
@@ -48,6 +52,7 @@ def delayed(asked: Asked) -> Shown:
             "until_ms": waiting[-1].due_ms if waiting else None,
             "notice": NOTICES.get(asked.first("notice"), ""),
             "is_marked": leaves_marks(asked.transport),
+            "may_cancel": asked.may(str(Act.CANCEL), queue) and is_kept(asked.transport),
         },
     )
 

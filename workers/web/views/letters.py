@@ -12,6 +12,7 @@ from redelivery.middleware.messages.events import Reason
 from ...operations.letters import dead_letters
 from ...operations.letters.browse import Browsed, browsed
 from ...operations.letters.choice import filter_of
+from ...operations.letters.filter import Filter
 from ...operations.operation import is_kept
 from ...operations.redaction import seen
 from ...operations.words import seconds
@@ -20,7 +21,6 @@ from ..looks import MOST, leaves_marks
 
 if TYPE_CHECKING:
     from ...letters import Letter
-    from ...operations.letters.filter import Filter
     from ..asked import Asked
 
 
@@ -77,6 +77,12 @@ def choice_of(asked: Asked, queue: str) -> Choice:
         chosen = filter_of(asked.transport, queue, options)
         return Choice(queue, _with_ids(chosen, short), given)
     return Choice(queue, filter_of(asked.transport, queue, options), given)
+
+
+def waiting_choice(queue: str, tasks: tuple[str, ...]) -> Choice:
+    """The choice among messages that wait: they have not died, so nothing but their tasks is known of them."""
+    given = dict.fromkeys(("id", "reason", "exception", "fingerprint"), ()) | {"older_than": "", "newer_than": ""}
+    return Choice(queue, Filter(tasks=tasks), {**given, "task": tasks})
 
 
 def _with_ids(chosen: Filter, ids: tuple[str, ...]) -> Filter:

@@ -27,7 +27,7 @@ from ...operations.operation import (
 from ...operations.preview import preview
 from ...operations.words import rate_of, seconds, share_of
 from ..asked import Go, Shown
-from .letters import Choice, choice_of
+from .letters import Choice, choice_of, waiting_choice
 
 if TYPE_CHECKING:
     from ..asked import Asked
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 MOST, RECORDS = 50, 100
 #: What may be done with an operation, and the state that follows.
 TURNS = {"pause": (pause, State.PAUSED), "resume": (resume, State.WAITING), "abort": (abort, State.ABORTED)}
+#: What its letters or messages are, once they went.
+WENT = {Kind.REDRIVE: "sent back", Kind.MOVE: "moved", Kind.PURGE: "removed", Kind.CANCEL: "cancelled"}
 #: How the fields of a form are called, and what reads them.
 _COUNTS, _TEXTS = ("limit", "canary", "abort_after"), ("to", "archive")
 
@@ -76,10 +78,12 @@ def operation(asked: Asked) -> Shown:
         {
             "operation": each,
             "filter": _words(each),
+            "deaths": [{name: str(death.get(name) or "") for name in ("task_id", "reason", "exception")} for death in each.deaths],
             "options": each.options.to_dict(),
             "can": [name for name, (_, state) in TURNS.items() if may and each.state in ALLOWED[state]],
             "records": entries(asked.transport, RECORDS, operation=each.id),
             "is_waiting": each.state is State.WAITING,
+            "went": WENT[each.kind],
             "refresh": 3 if each.state in {State.WAITING, State.RUNNING} else None,
         },
     )
@@ -104,6 +108,8 @@ def planned(asked: Asked) -> Shown:
         {
             "kind": kind,
             "choice": choice,
+            "one": "message" if kind is Kind.CANCEL else "dead letter",
+            "many": "messages" if kind is Kind.CANCEL else "dead letters",
             "preview": job.preview,
             "is_done": job.preview is not None,
             "given": _given(asked, kind, choice),
@@ -128,7 +134,7 @@ def start(asked: Asked) -> Go:
     """Begin it."""
     kind, choice, options = _plan(asked)
     if not choice.has_filter and asked.first("all") != "1":
-        msg = "which letters? choose them with a filter, or say that all are meant"
+        msg = "which ones? choose them with a filter, or say that all are meant"
         raise InputError(msg)
     begun = begin(asked.runtime, kind, choice.queue, choice.chosen, options, actor=asked.acting(), why=asked.first("why"))
     return Go("/operation", {"id": begun.id})
@@ -142,8 +148,7 @@ def _plan(asked: Asked) -> tuple[Kind, Choice, Options]:
         msg = f"there is no operation {asked.first('kind')!r}: redrive, move, purge"
         raise InputError(msg) from exc
     if kind is Kind.CANCEL:
-        msg = "delayed messages are cancelled on the screen Delayed"
-        raise InputError(msg)
+        return _cancel(asked)
     name = dead_letters.required(asked.runtime, asked.first("queue"))
     options = options_of(asked)
     for queue in {name, options.to or name} if kind is Kind.MOVE else {name}:
@@ -151,6 +156,15 @@ def _plan(asked: Asked) -> tuple[Kind, Choice, Options]:
     if not is_kept(asked.transport):
         raise InputError(NOT_HERE)
     return kind, choice_of(asked, name), options
+
+
+def _cancel(asked: Asked) -> tuple[Kind, Choice, Options]:
+    """The same of messages that wait: for one queue, or for every one, which asks for a right to every queue."""
+    name = asked.first("queue")
+    asked.require(str(Kind.CANCEL), name)
+    if not is_kept(asked.transport):
+        raise InputError(NOT_HERE)
+    return Kind.CANCEL, waiting_choice(name, asked.many("task")), options_of(asked)
 
 
 def options_of(asked: Asked) -> Options:

@@ -1,4 +1,4 @@
-"""Overview: is it well? Rates of the last hour, what waits, what is overdue, the oldest letter, workers, alarms."""
+"""Overview: is it well? Rates of the last hour, what waits and is overdue, the oldest letter, workers, alarms, the books."""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ def overview(asked: Asked) -> Shown:
             "kinds": list(KINDS),
             "queues": sorted((each for each in queues if each.letters), key=lambda each: -each.letters),
             "rows": rows,
+            "word": asked.desk.last_word.said(),
         },
     )
 

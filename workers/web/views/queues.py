@@ -8,9 +8,12 @@ from redelivery.errors import InputError
 from redelivery.settings import FIELDS
 from redelivery.settings.values import suggestion
 
+from ...operations.holders import holders
 from ...operations.letters import dead_letters
 from ...operations.policy_words import delays_of, shown, sources_of
 from ..asked import Shown
+from ..looks import leaves_marks
+from .workers import LOOKED_AT
 
 if TYPE_CHECKING:
     from ..asked import Asked
@@ -22,7 +25,8 @@ def queues(asked: Asked) -> Shown:
     waiting, delayed = figures.by("queue_messages", "queue"), figures.by("delayed_messages", "queue")
     consumers, overdue = figures.by("queue_consumers", "queue"), figures.by("overdue_seconds", "queue")
     letters = {each.origin: each for each in dead_letters.summaries(asked.runtime)}
-    named = {*asked.runtime.app.amqp.queues, *waiting, *(each for each in delayed if each)}
+    in_flight = None if leaves_marks(asked.transport) else holders(asked.runtime, most=LOOKED_AT, named=0).by_queue
+    named = {*asked.runtime.app.amqp.queues, *waiting, *(each for each in delayed if each), *(in_flight or ())}
     names = sorted(named - {each.name for each in letters.values()})
     rows = [
         {
@@ -31,6 +35,7 @@ def queues(asked: Asked) -> Shown:
             "delayed": delayed.get(name),
             "overdue": overdue.get(name, 0),
             "consumers": consumers.get(name),
+            "in_flight": None if in_flight is None else in_flight[name],
             "letters": letters.get(name),
             "policy": asked.runtime.policies.policy_for(name),
         }

@@ -1,0 +1,139 @@
+"""The operator's page over very many dead letters: how soon each screen is there, and what it costs the broker beside a worker.
+
+The page is a process of its own, and asked over HTTP, one request after the other. A screen is there with its first byte, for it is
+sent whole. Then tasks are published at a steady rate and a worker runs them: without a page, with 200 open pages of live figures,
+and while somebody opens a screen each second. What the broker takes of its processor, and how late tasks begin, is told of each.
+"""
+
+from __future__ import annotations
+
+import http.client
+import os
+import socket
+import time
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.celery_side import QUEUE
+from benchmarks.figures import less, percentile
+from benchmarks.sides import side
+from benchmarks.stamps import late_ms
+from benchmarks.stock import Stock
+from tests.support.web_page import WebPage
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from benchmarks.figures import Figure
+    from tests.support.web_page import Visitor
+
+__all__ = ["page"]
+
+LETTERS = f"DLQ.{QUEUE}"
+#: How often each screen is opened; tasks in a second; open pages; how long each time of load lasts (seconds).
+LOOKS, PER_SECOND, PAGES, SPAN = 40, 250, 200, 15.0
+HOUR = 3600.0
+
+
+def page(name: str, *, letters: int, delayed: int) -> dict[str, Figure]:
+    """The screens over so many letters and delayed messages, then the price. Raises `RuntimeError` where a screen is not there."""
+    with side(name) as here:
+        stock = Stock(here.client)
+        stock.kill(letters, QUEUE, LETTERS)
+        stock.delay(delayed, "stock", HOUR)  # a queue of its own, so that all of the worker's can be seen to have ended
+        with WebPage("benchmarks.app", here.folder, env=dict(os.environ)) as served:
+            operator = served.operator()
+            found = _screens(operator, letters)
+            with here.worker():
+                return found | _price(here, served, operator)
+
+
+def _screens(operator: Visitor, letters: int) -> dict[str, Figure]:
+    """Milliseconds until each screen's first byte: the median of all looks, and the longest."""
+    newest = f"/letters?queue={LETTERS}"
+    href = _get(operator, newest)[1].partition('href="/letter?')[2].partition('"')[0].replace("&amp;", "&")
+    screens = {
+        "overview": "/",
+        "causes": "/causes",
+        "letters": newest,
+        "letters_in_the_middle": f"{newest}&before={letters // 2}",
+        "letters_by_cause": f"{newest}&fingerprint=0123&task=benchmarks.*",
+        "letters_none_chosen": f"{newest}&exception=Nothing",
+        "letter": f"/letter?{href}",
+        "delayed": "/delayed",
+        "queues": "/queues",
+        "workers": "/workers",
+        "operations": "/operations",
+    }
+    found: dict[str, Figure] = {}
+    for name, path in screens.items():
+        _get(operator, path)  # what a first look imports
+        took = [_get(operator, path)[0] for _ in range(LOOKS)]
+        found[name] = less(percentile(took, 0.5), "ms")
+        found[f"{name}_longest"] = less(max(took), "ms")
+    return found
+
+
+def _get(operator: Visitor, path: str) -> tuple[float, str]:
+    """Milliseconds until the first byte of an answer, and the answer. Raises `RuntimeError` where it is another than 200."""
+    connection = http.client.HTTPConnection(operator.host, operator.port, timeout=60)
+    cookie = "; ".join(f"{name}={value}" for name, value in operator.cookies.items())
+    try:
+        connection.connect()
+        began = time.perf_counter()
+        connection.request("GET", path, headers={"Cookie": cookie})
+        answer = connection.getresponse()
+        took = (time.perf_counter() - began) * 1000
+        text = answer.read().decode()
+    finally:
+        connection.close()
+    if answer.status != http.client.OK:
+        msg = f"{path}: {answer.status}: {text[-500:]}"
+        raise RuntimeError(msg)
+    return took, text
+
+
+def _price(here: Any, served: WebPage, operator: Visitor) -> dict[str, Figure]:
+    """Processor of the broker, and how late tasks begin: without the page, with many open ones, and while somebody browses."""
+    found = _loaded(here, "without_page")
+    with ExitStack() as stack:
+        for _ in range(PAGES):
+            stack.enter_context(_opened(served, operator))
+        found |= _loaded(here, "open_pages")
+    paths = ("/", "/causes", f"/letters?queue={LETTERS}", "/delayed", "/queues", "/workers", "/operations")
+    turns = iter(range(10**6))
+    return found | _loaded(here, "browsing", lambda: _get(operator, paths[next(turns) % len(paths)]))
+
+
+def _opened(served: WebPage, operator: Visitor) -> socket.socket:
+    """One more page whose figures are live, when the first of them has come."""
+    cookie = "; ".join(f"{name}={value}" for name, value in operator.cookies.items())
+    stream = socket.create_connection((operator.host, served.port), timeout=30)
+    stream.sendall(f"GET /live HTTP/1.1\r\nHost: 127.0.0.1\r\nCookie: {cookie}\r\n\r\n".encode())
+    heard = b""
+    while b"data: " not in heard:
+        heard += stream.recv(65_536)
+    return stream
+
+
+def _loaded(here: Any, name: str, each_second: Callable[[], object] = lambda: None) -> dict[str, Figure]:
+    """Tasks are published for a while, and something is done each second: what the broker used, and how late tasks began."""
+    stamp, path, count = here.sender("stamp"), here.folder / name, 0
+    began, used, due = time.monotonic(), here.broker_seconds(), time.time()
+    next_act = began
+    while time.monotonic() - began < SPAN:
+        if time.monotonic() >= next_act:
+            next_act += 1.0
+            each_second()
+        due += 1 / PER_SECOND
+        time.sleep(max(due - time.time(), 0))
+        stamp(time.time(), str(path))
+        count += 1
+    seconds, used = time.monotonic() - began, here.broker_seconds() - used
+    here.wait_until_empty()
+    late = late_ms(path, expected=count)
+    return {
+        f"{name}_broker": less(used / seconds * 1000, "ms/s"),
+        f"{name}_start_p50": less(percentile(late, 0.5), "ms"),
+        f"{name}_start_p99": less(percentile(late, 0.99), "ms"),
+    }

@@ -1,0 +1,99 @@
+"""The books on the page: what the job wrote, each life that is wrong with its evidence, and what hostile events leave in it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.axe import findings
+from tests.support.books_command import SUCCEEDED, run
+from tests.support.browser import Browser, browser
+from tests.support.spark_session import Histories, spark
+from tests.support.web_page import TOKEN
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tests.support.web_page import WebPage
+
+__all__ = ["browser", "spark"]
+
+pytestmark = pytest.mark.xdist_group("spark")
+
+SCRIPT = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>&\x1b[31m\u202e"
+
+
+@pytest.fixture
+def told(tmp_path: Path) -> Histories:
+    """One life that balances, one that is lost, one that ended twice, and one whose every word is hostile."""
+    told = Histories()
+    told.tell("task-fine", "published", SUCCEEDED)
+    told.tell("task-lost", "published", ("received", {"delivery": 1, "worker": "w1@shop"}))
+    ends = [("succeeded", {"delivery": number, "attempt": number, "worker": f"w{number}@shop"}) for number in (1, 2)]
+    told.tell("task-twice", "published", *ends)
+    evil = {"delivery": 1, "worker": SCRIPT, "exception": SCRIPT, "reason": SCRIPT}
+    told.tell(SCRIPT, "published", ("received", evil), task=SCRIPT, queue=SCRIPT)
+    told.write(tmp_path)
+    return told
+
+
+@pytest.mark.usefixtures("spark", "told")
+def test_wrong_lives_are_shown_with_their_evidence(open_page: Callable[..., WebPage], tmp_path: Path) -> None:
+    """What is lost and what ended twice, each with its events, the likely cause, and what to do; the overview says so, too."""
+    assert run(tmp_path).exit_code == 1
+    operator = open_page("--books", str(tmp_path / "books")).operator()
+    shown = operator.get("/books")
+    for said in ("The books do not balance", "lives 4", "lost 2", "duplicated 1", "3 lives are wrong"):
+        assert said in shown.read, (said, shown.read)
+    twice = operator.get("/books?verdict=duplicated")
+    for said in ("1 life is duplicated", "task-twice", "w1@shop", "w2@shop", "attempt 2", "compare the ends in the history"):
+        assert said in twice.read, (said, twice.read)
+    assert "task-lost" not in twice.read
+    assert twice.read.count("succeeded") == 2
+    lost = operator.get("/books?verdict=lost").read
+    for said in ("2 lives are lost", "task-lost", "the broker does not have it", "publish the task again"):
+        assert said in lost, (said, lost)
+    assert [each for each in twice.links("/task") if each.endswith("id=task-twice")]
+    assert "The books do not balance" in operator.get("/").read
+    for text in (shown.text, lost):
+        assert "<script>alert" not in text
+        assert not any(char in text for char in ("\x1b", "\u202e"))
+    assert "&lt;script&gt;" in shown.text
+
+
+@pytest.mark.usefixtures("spark", "told")
+def test_many_wrong_lives_are_shown_page_by_page(open_page: Callable[..., WebPage], told: Histories, tmp_path: Path) -> None:
+    """Each is on one page."""
+    for number in range(60):
+        told.tell(f"task-lost-{number:02}", "published", start_ms=1_769_860_800_000 + number)
+    told.write(tmp_path)
+    assert run(tmp_path).exit_code == 1
+    operator = open_page("--books", str(tmp_path / "books")).operator()
+    first = operator.get("/books?verdict=lost")
+    [more] = [each for each in first.links("/books?") if "after=" in each]
+    pages = [first.text, operator.get(more).text]
+    assert all(sum(f'id=task-lost-{number:02}"' in text for text in pages) == 1 for number in range(60))
+
+
+def test_books_that_are_not_there_are_said(open_page: Callable[..., WebPage], tmp_path: Path) -> None:
+    """On their screen and on the overview, which goes on."""
+    operator = open_page("--books", str(tmp_path / "none")).operator()
+    assert "there are no books in" in operator.get("/books").read
+    overview = operator.get("/")
+    assert (overview.status, "there are no books in" in overview.read) == (200, True)
+
+
+@pytest.mark.full
+@pytest.mark.usefixtures("spark", "told")
+def test_axe_finds_nothing_in_the_books(browser: Browser, open_page: Callable[..., WebPage], tmp_path: Path) -> None:
+    """With wrong lives on the screen, and nothing is wider than the window."""
+    assert run(tmp_path).exit_code == 1
+    page = open_page("--books", str(tmp_path / "books"))
+    browser.open(f"{page.address}/login?token={TOKEN}")
+    for scheme in ("light", "dark"):
+        for width in (390, 1280):
+            browser.open(f"{page.address}/books", width=width, scheme=scheme)
+            assert browser.ask("document.documentElement.scrollWidth <= innerWidth"), width
+        assert findings(browser) == []

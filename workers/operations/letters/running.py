@@ -1,0 +1,81 @@
+"""Where letters would run: the queues that are no place to move dead letters to, because a worker runs what is put there.
+
+A move leaves letters dead, and asks for the right to move alone. In a queue that is consumed they would run, which is a redrive.
+
+- A dead-letter queue whose handler this app has runs nothing: the handler decides.
+- Else a queue that the app declares runs what it is given: a worker consumes it, now or when the next one is started.
+- So does a queue that somebody consumes, as far as the broker knows.
+- So does a queue that is no dead-letter queue, and that the app names otherwise (a route, a task, a policy), or, where the broker
+  notes which dead-letter queues were used (Redis), that was there before.
+
+Limits: Redis remembers that a worker of ours consumed a queue when none does so any more. RabbitMQ knows the consumers of this
+moment.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from redelivery.errors import ConfigurationError, InputError
+from redelivery.middleware.transitions.homes import named_by
+
+from ...brokers.broker import broker_of, needed
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from celery import Celery
+
+    from ...ports import Transitions
+
+
+def why_it_runs(transport: Transitions, queue: str) -> str | None:
+    """Why a letter in this queue would run; None where it stays dead. Raises what the broker does."""
+    app, letters = transport.app, needed(broker_of(transport).letters)
+    if app is not None and queue in app.amqp.queues:
+        why = "is a queue of the app, whose workers run what is in it"
+    elif letters.is_consumed(queue):
+        why = "is consumed by a worker, which runs what is in it"
+    elif queue in _letter_queues(app, letters.queues()):
+        return None
+    elif app is not None and queue in set(named_by(app)):
+        why = "is a queue that the app sends tasks to"
+    elif transport.registry is not None and letters.has_queue(queue):
+        why = "is a queue already, and no dead-letter queue"
+    else:
+        return None
+    return None if app is not None and _is_handled(app, queue) else why
+
+
+def require_rest(transport: Transitions, queue: str) -> None:
+    """Raise `InputError` where letters in this queue would run."""
+    why = why_it_runs(transport, queue)
+    if why is not None:
+        msg = (
+            f"{queue!r} {why}: letters that are moved there would not stay dead. If they are to run there, that is a redrive, and "
+            f"takes the right to redrive: `redelivery dlq redrive … --to {queue}`. A move goes to a dead-letter queue"
+        )
+        raise InputError(msg)
+
+
+def _letter_queues(app: Celery | None, used: Mapping[str, str]) -> set[str]:
+    """The dead-letter queues that were used, and those of the queues that the app declares."""
+    if app is None:
+        return set(used)
+    policies = app.redelivery.policies
+    named = (policies.policy_for(queue).dead_letter_queue_for(queue) for queue in app.amqp.queues)
+    return {*used, *(each for each in named if each is not None)}
+
+
+def _is_handled(app: Celery, queue: str) -> bool:
+    """Whether this app has a handler for this queue's letters. Raises `ConfigurationError` where its tasks cannot be imported."""
+    try:
+        app.loader.import_default_modules()  # a handler may stand among the tasks
+    except Exception as exc:
+        msg = f"the tasks of the app cannot be imported: {type(exc).__name__}: {exc}"
+        raise ConfigurationError(msg) from exc
+    if not app.redelivery.letter_handlers:
+        return False
+    from redelivery.middleware.worker.letter_handler import handlers_of  # noqa: PLC0415 - few apps have one
+
+    return queue in handlers_of(app.redelivery)

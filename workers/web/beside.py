@@ -1,0 +1,69 @@
+"""The runner of operations beside a page that another application serves: it begins with the page's first request.
+
+Not earlier, for a server may load its application and fork then: each process that answers has a runner of its own. It takes part
+in the same lead as the workers' (`duties.operation_runner`), so one process of the whole fleet carries an operation out. A process
+that is killed leaves its lead to another one after some seconds; one that exits hands it on.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+import weakref
+from typing import TYPE_CHECKING
+
+from redelivery.errors import RedeliveryError
+from redelivery.middleware.brokers.errors import BROKER_ERRORS
+from redelivery.middleware.logs import log
+
+from ..duties.operation_runner import OperationRunner
+from ..operations.operation import is_kept
+
+if TYPE_CHECKING:
+    from redelivery.middleware.runtime import Runtime
+
+    from .source import Source
+
+#: Seconds that the end of a process waits for what it carries out.
+ENDING = 2.0
+
+
+class Beside:
+    """The runner of one page, in each process that serves it."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._lock = threading.Lock()
+        self._pid = 0
+        self._runner: OperationRunner | None = None
+
+    def start(self) -> None:
+        """Begin, where this process has not begun; not where the broker keeps no operations. Never raises."""
+        with self._lock:
+            if self._pid == os.getpid():
+                return
+            try:
+                runner = self._made(self._source.runtime)
+            except (RedeliveryError, *BROKER_ERRORS) as exc:
+                log.warning("operations.waiting", error=str(exc))  # the next request tries again
+                return
+            self._pid = os.getpid()
+            if runner is not None:
+                self._runner = runner
+                runner.start()
+
+    def _made(self, runtime: Runtime) -> OperationRunner | None:
+        if not is_kept(self._source.transport):
+            return None
+        runner = OperationRunner(runtime)
+        weakref.finalize(self, runner.ask_to_stop).atexit = False  # a page that nobody has any more
+        atexit.register(_end, weakref.ref(runner))
+        return runner
+
+
+def _end(made: weakref.ref[OperationRunner]) -> None:
+    """Stop a runner, where it is there."""
+    runner = made()
+    if runner is not None:
+        runner.stop(ENDING)
