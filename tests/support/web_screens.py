@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from PIL import Image
 
@@ -100,7 +100,7 @@ def _an_hour(desk: Desk, drawn: random.Random) -> None:
             event = Event(
                 task_id=f"task-{minute}-{at}", outcome=outcome, task="shop.payments.charge_card", queue=QUEUE, worker="w1@shop-1"
             )
-            entry = dict(zip(ENTRY, event.to_entry(), strict=True))
+            entry: Any = dict(zip(ENTRY, event.to_entry(), strict=True))
             stamp = f"{now_ms - 3_600_000 + minute * 60_000 + moment}-{at}"
             desk.client.xadd(desk.keys.outcomes, entry, id=stamp)
 
