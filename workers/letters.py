@@ -165,11 +165,12 @@ class Letter(Contents):
 
 def may_be(raw: bytes, task_ids: Collection[str]) -> bool:
     """Whether these bytes may be a message of one of these tasks (of any, where none is given): far cheaper than decoding them."""
-    return not task_ids or any(each.encode("utf-8", "replace") in raw or not _stands_plainly(each) for each in task_ids)
+    return not task_ids or any(each.encode("utf-8", "replace") in raw or not stands_plainly(each) for each in task_ids)
 
 
-def _stands_plainly(task_id: str) -> bool:
-    return _PLAIN.fullmatch(task_id) is not None and not task_id.startswith("raw-")
+def stands_plainly(word: str) -> bool:
+    """Whether this word is in a message's bytes as it is, wherever the message has it; the id of what is no message is not."""
+    return _PLAIN.fullmatch(word) is not None and not word.startswith("raw-")
 
 
 def _name(value: object) -> str:

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 #: Letters of one round trip: the first, and the most.
 FIRST, MOST = 64, 1000
+#: Seconds that a page may take where letters are chosen by words, of which some tens of thousands are looked at in that time; and
+#: where each must be decoded.
+QUICK, SLOW = 0.06, 0.5
 #: Letters around a place, among which one is looked for that was seen there.
 AROUND = 50
 
@@ -38,21 +41,31 @@ class Browsed:
 
 
 def browsed(
-    transport: Transitions, name: str, chosen: Filter, *, before: int | None, limit: int, most: int = 50_000, seconds: float = 0.5
+    transport: Transitions,
+    name: str,
+    chosen: Filter,
+    *,
+    before: int | None,
+    limit: int,
+    most: int = 50_000,
+    seconds: float | None = None,
 ) -> Browsed:
     """The newest `limit` letters that pass, in front of the place `before`. Raises what the broker does."""
-    store, ends = needed(broker_of(transport).letters), time.monotonic() + seconds
+    store, may_pass = needed(broker_of(transport).letters), chosen.sieve()
+    ends = time.monotonic() + ((QUICK if chosen.has_words else SLOW) if seconds is None else seconds)
     found: list[tuple[int, Letter]] = []
     looked_at, size = 0, FIRST
     while True:
         page = store.page(name, before, min(size, most - looked_at))
         for place, raw in page.letters:
             looked_at, before = looked_at + 1, place
-            letter = Letter.of(raw) if may_be(raw, chosen.task_ids) else None
+            letter = Letter.of(raw) if may_pass(raw) else None
             if letter is not None and chosen.passes(letter):
                 found.append((place, letter))
                 if len(found) >= limit:
                     return Browsed(found, looked_at, page.total, place or None)
+            elif letter is not None and time.monotonic() >= ends:
+                return Browsed(found, looked_at, page.total, place or None)
         if not page.letters or not before:
             return Browsed(found, looked_at, page.total, None)
         if looked_at >= most or time.monotonic() >= ends:

@@ -16,7 +16,7 @@ from redelivery.middleware.brokers.errors import BROKER_ERRORS
 from redelivery.middleware.ports import Answer
 
 from ...brokers.broker import broker_of, needed
-from ...letters import Letter, may_be
+from ...letters import Letter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -122,8 +122,10 @@ class Walk(Generic[Job]):
     pace: Pace = field(default_factory=Pace)
     _began_ms: int = 0
     _evenly: Evenly = field(init=False)
+    _may_pass: Callable[[bytes], bool] = field(init=False)
 
     def __post_init__(self) -> None:
+        self._may_pass = self.chosen.sieve()
         self._evenly = Evenly(self.rate, self.pace.sleep)
 
     def run(self) -> None:
@@ -171,7 +173,7 @@ class Walk(Generic[Job]):
         self._send(batch)
 
     def _chosen(self, raw: bytes) -> Job | None:
-        if not may_be(raw, self.chosen.task_ids):
+        if not self._may_pass(raw):
             return None
         letter = Letter.of(raw)
         if not self.chosen.passes(letter):
