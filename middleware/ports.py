@@ -76,6 +76,8 @@ class Answer(StrEnum):
     MISSING = "missing"
     #: It was only asked for (`Pipeline`).
     ASKED = "asked"
+    #: Whoever moved it before has died, and nobody knows whether it went: nothing was changed.
+    UNSURE = "unsure"
 
 
 class Successor(StrEnum):
@@ -284,10 +286,10 @@ class Redeliveries(Protocol):
     def recorded_start(self, held: Held) -> str | None:
         """How the start of a message that came again was recorded, where the broker says so: `ACCEPTED`, or when, or not at all."""
 
-    def ask_moved(self, held: Held, letters: frozenset[str], then: Callable[[Successor, Event | None], None]) -> None:
+    def ask_moved(self, held: Held, letters: frozenset[str], then: Callable[[Successor, Sequence[Event]], None]) -> None:
         """Tell `then`, now or later, from any thread, whether the message was moved on already.
 
-        With `SEEN` it is told the event of a death or a redrive, too, which may not be recorded. `letters` are the queues where a
+        With `SEEN` it is told the events of a death or a redrive, too, which may not be recorded. `letters` are the queues where a
         dead letter may be looked for.
         """
 

@@ -143,7 +143,10 @@ class LetterStore(Protocol):
         """The letters whose task id is one of these or begins with one, the newest first; reads the whole queue, in pages."""
 
     def redrive_many(self, dead_letter_queue: str, moves: Sequence[tuple[bytes, str, bytes, Event]]) -> list[Answer | Exception]:
-        """Move letters back: each as it lies there, the list that it goes to, the message that it becomes, its event."""
+        """Move letters back: each as it lies there, the list that it goes to, the message that it becomes, its event.
+
+        `ALREADY`: it had gone; `MISSING`: nothing takes it; `UNSURE`: a command that died may have moved it.
+        """
 
     def purge_many(self, dead_letter_queue: str, gone: Sequence[tuple[bytes, Event]]) -> list[Answer | Exception]:
         """Remove letters for good, each with its event."""
@@ -176,8 +179,8 @@ class DeathList(Protocol):
     def __iter__(self) -> Iterator[OwnDeath | str]:
         """The death of each message, the oldest first, or why it stays."""
 
-    def bury(self, deaths: Sequence[Any]) -> list[bool]:
-        """Record these deaths of the list, and move their letters; whether each has gone. Raises `BrokerError`."""
+    def bury(self, deaths: Sequence[Any]) -> list[Answer]:
+        """Record these deaths of the list, and move their letters; an answer for each. Raises `BrokerError`."""
 
 
 class OwnDeaths(Protocol):

@@ -24,8 +24,10 @@ HEADER = "redelivery"
 ANNOUNCED = "redelivery-announced"
 ELIGIBLE = "redelivery-dead-letter-eligible"
 #: What a message carries on RabbitMQ, and nowhere else, where the broker does not see it: kombu's `expiration` (milliseconds, a
-#: text of digits); exchange and routing key that it was published to, where it was moved since; the keys of its copies (`CC`).
+#: text of digits); exchange and routing key that it was published to, where it was moved since; the keys of its copies (`CC`); how
+#: often a worker that stopped has put it back.
 EXPIRATION, DELIVERED, COPIES = "redelivery-expiration", "redelivery-delivered", "redelivery-cc"
+RELEASED = "redelivery-released"
 VERSION = 1
 #: What is kept of a failure: characters of its traceback, and of its message (and of any other text in the header).
 MAX_TRACEBACK = 16 * 1024

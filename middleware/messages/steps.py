@@ -19,6 +19,7 @@ from .envelope import (
     MAX_ATTEMPTS,
     MAX_DEATHS,
     MAX_MESSAGE,
+    RELEASED,
     Attempt,
     Envelope,
     Failed,
@@ -114,6 +115,12 @@ def deferred(message: Raw, queue: str, *, seen_ms: int, eta: str | None = None) 
     headers = message["headers"] if eta is None else {**message["headers"], "eta": eta}
     envelope = replace(envelope, served_eta=headers.get("eta"))
     return {**message, "headers": {**headers, HEADER: envelope.to_header()}}
+
+
+def released(message: Raw) -> Raw:
+    """The message as a worker that stops puts it back, where that is done by publishing it again: it has not run."""
+    headers = message["headers"]
+    return {**message, "headers": {**headers, RELEASED: count(headers.get(RELEASED)) + 1}}
 
 
 def dead(

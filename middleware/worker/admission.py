@@ -31,6 +31,8 @@ from ..transitions.redrive import redrive
 from .observer import queue_of, record
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from redelivery.settings import RedeliveryPolicy
 
     from ..messages.events import Event
@@ -92,11 +94,11 @@ class Arrivals:
         if known is None:
             return self._must_stop(message, held)
 
-        def then(successor: Successor, event: Event | None) -> None:
+        def then(successor: Successor, events: Sequence[Event]) -> None:
             if successor is Successor.UNKNOWN:
                 self._recover(message, held, known)
             else:
-                self._end_copy(message, held, event, is_recorded=successor is Successor.RECORDED)
+                self._end_copy(message, held, events, is_recorded=successor is Successor.RECORDED)
 
         headers = message.headers if isinstance(message.headers, dict) else {}
         policy = self.runtime.policies.policy_for(held.queue, str(headers.get("task")))
@@ -137,13 +139,15 @@ class Arrivals:
             return True
         return False
 
-    def _end_copy(self, message: Any, held: Held, event: Event | None, *, is_recorded: bool) -> None:
+    def _end_copy(self, message: Any, held: Held, events: Sequence[Event], *, is_recorded: bool) -> None:
         """Its successor is on the broker: its worker died before it acknowledged, or before it recorded the move."""
         log.info("message.moved_already", tag=held.tag, queue=held.queue, times=held.handed_over_before)
         headers = message.headers if isinstance(message.headers, dict) else {}
-        if not is_recorded and event is None and not Envelope.of(headers).is_letter:
-            event = handed_over_again(headers, held)
-        self.runtime.transport.acknowledge(held.tag, event)
+        if not is_recorded and not events and not Envelope.of(headers).is_letter:
+            events = [handed_over_again(headers, held)]
+        for event in events[:-1]:
+            self.runtime.transport.acknowledge("", event)
+        self.runtime.transport.acknowledge(held.tag, events[-1] if events else None)
         self.runtime.owner.drop(held.tag)
 
     def _recover(self, message: Any, held: Held, redeliveries: Redeliveries) -> None:

@@ -17,7 +17,7 @@ from celery.worker import state
 from celery.worker.request import Request
 
 from ..child.attempt import DELIVERY
-from ..messages.envelope import ANNOUNCED, COPIES, DELIVERED, EXPIRATION, HEADER, Envelope
+from ..messages.envelope import ANNOUNCED, COPIES, DELIVERED, EXPIRATION, HEADER, RELEASED, Envelope
 from ..messages.ttl import PUBLISHED
 from .held_delivery import HeldDelivery
 from .observer import ObservedDelivery, PlainDelivery
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 #: What Celery does not count among a task's own headers (`celery.app.task.Context`), and what is ours.
 CELERYS = {*vars(Context), "lang", "task", "argsrepr", "kwargsrepr", "compression"}
-NO_CUSTOM_HEADERS = CELERYS | {HEADER, ANNOUNCED, PUBLISHED, EXPIRATION, DELIVERED, COPIES, "redelivered"}
+NO_CUSTOM_HEADERS = CELERYS | {HEADER, ANNOUNCED, PUBLISHED, EXPIRATION, DELIVERED, COPIES, RELEASED, "redelivered"}
 PLAIN = PlainDelivery()
 
 

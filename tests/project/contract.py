@@ -159,7 +159,15 @@ def _headers() -> dict[str, Any]:
     return {
         "names": sorted(
             [
-                *(header.HEADER, header.ANNOUNCED, header.ELIGIBLE, header.EXPIRATION, header.DELIVERED, header.COPIES),
+                *(
+                    header.HEADER,
+                    header.ANNOUNCED,
+                    header.ELIGIBLE,
+                    header.EXPIRATION,
+                    header.DELIVERED,
+                    header.COPIES,
+                    header.RELEASED,
+                ),
                 *(PUBLISHED, TIME_TO_LIVE),
             ],
         ),

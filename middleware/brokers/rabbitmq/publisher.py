@@ -20,7 +20,7 @@ import os
 import threading
 import time
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import amqp
@@ -32,7 +32,7 @@ from ...logs import log
 from ...messages.events import Numbering
 from ...ports import Answer
 from .events import packed
-from .journal.entries import HAS_HAD, HAS_MOVED, IS_MOVING, IS_TURNING, IS_UNRECORDED, entry
+from .journal.entries import HAS_HAD, HAS_MOVED, HAS_STAYED, IS_MOVING, IS_TURNING, IS_UNRECORDED, entry
 from .messages import PERSISTENT
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class Move:
 
     `prepare` declares what the target needs, and answers False where that may not be made: then nothing has changed (`MISSING`).
     `is_current` says whether the delivery is still ours to end. What cannot be routed is tried again and again, unless it may not
-    wait: then that, too, is `MISSING`. `moved` and `had` are its words in the journal.
+    wait: then that, too, is `MISSING`. `moved` and `had` are its words in the journal. `further` is recorded together with `event`.
     """
 
     event: Event | None
@@ -81,6 +81,7 @@ class Move:
     moved: Moved | None = None
     had: bytes = b""
     event_id: str = ""
+    further: tuple[Event, ...] = ()
     is_there: bool = False
     answer: Answer | None = None
 
@@ -88,6 +89,14 @@ class Move:
         """Wait until it is over, at most this long; whether it is. Hardly anybody waits: one condition serves all moves."""
         with ENDED:
             return ENDED.wait_for(lambda: self.answer is not None, seconds)
+
+    def told(self, numbers: Numbering) -> list[tuple[str, Event]]:
+        """Its events, each with its id: the same whenever it is asked."""
+        if self.event is None:
+            return []
+        self.event_id = self.event_id or numbers.next_id()
+        self.further = tuple(replace(each, event_id=each.event_id or numbers.next_id()) for each in self.further)
+        return [(self.event_id, self.event), *((each.event_id, each) for each in self.further)]
 
     def end(self, answer: Answer) -> None:
         """It is over: tell those who wait for it."""
@@ -253,6 +262,7 @@ class Publisher:
         self._send(standing, is_again=self._was_broken)
         self._send([move for move in standing if move.answer is None], is_again=True)
         there = [move for move in standing if move.is_there]
+        self._note_moved(HAS_STAYED, [move for move in standing if not move.is_there and not move.may_wait])
         for move in standing:
             if move.answer is None and not move.is_there and not move.may_wait:
                 move.end(Answer.MISSING)
@@ -269,7 +279,7 @@ class Publisher:
         sent: list[tuple[int, Move]] = []
         self._nacked, self._returned = set(), set()
         listed = [move for move in moves if not move.is_there]
-        known = [move.moved for move in listed if move.moved is not None]
+        known = [move.moved for move in listed if move.moved is not None and move.may_wait]
         self._note(IS_MOVING, [moved.moving for moved in known if moved.moving])
         self._note(IS_TURNING, [moved.turning for moved in known if moved.turning])
         for move in listed:
@@ -279,6 +289,9 @@ class Publisher:
             if not move.prepare(self._connection, is_again):
                 move.end(Answer.MISSING)
                 continue
+            if not move.may_wait and move.moved is not None:
+                # By itself: whoever meets the message again leaves it alone because of this word, until more is known.
+                self._note(IS_TURNING, [move.moved.turning])
             sent.append((self._publish(move.message, move.target), move))
         self._confirmed()
         for number, move in sent:
@@ -286,11 +299,7 @@ class Publisher:
 
     def _tell(self, moves: list[Move]) -> None:
         """Record the events of what has been moved."""
-        events = []
-        for move in moves:
-            if move.event is not None:
-                move.event_id = move.event_id or self._numbers.next_id()
-                events.append((move.event_id, move.event))
+        events = [each for move in moves for each in move.told(self._numbers)]
         if not events:
             self._note_moved(HAS_MOVED, moves)
             return

@@ -17,7 +17,7 @@ from redelivery.errors import BrokerError, BrokerUnavailable
 
 from ...logs import log
 from ...messages.events import Outcome
-from ...messages.steps import opened
+from ...messages.steps import opened, released, sealed
 from ...ports import Answer, Capability, Successor
 from ..broker_url import unanswered
 from ..deliveries import WithoutLeases
@@ -204,17 +204,17 @@ class AmqpTransport(WithoutLeases):
         self._begun[held.tag] = name = start_of(opened(held.raw)["headers"])
         return name if self._starts.has(name) else None
 
-    def ask_moved(self, held: Held, letters: frozenset[str], then: Callable[[Successor, Event | None], None]) -> None:
+    def ask_moved(self, held: Held, letters: frozenset[str], then: Callable[[Successor, Sequence[Event]], None]) -> None:
         if self._has_journal and self.claim is not None:
             self.claim.leave(held.tag)  # while it waits for the answer, others can be received
             self._journal.ask(word_of(held.raw, held.queue), letters, then)
         else:
-            then(Successor.UNKNOWN, None)
+            then(Successor.UNKNOWN, ())
 
     def release(self, held: Sequence[Held]) -> int:
-        """Put messages that were not run back into their queues, unmarked, behind all others."""
+        """Put messages that were not run back into their queues, behind all others; as if they had never been handed over."""
         for each in held:
-            self.publisher.submit(self._made(each.tag, None, each.raw, ("", each.queue)))
+            self.publisher.submit(self._made(each.tag, None, sealed(released(opened(each.raw))), ("", each.queue)))
         return len(held)
 
     def now_ms(self) -> int:
@@ -303,7 +303,8 @@ class AmqpTransport(WithoutLeases):
     def _write_words(self, move: Move, held: Held, message: bytes | None, seconds: int, arrives_in: str) -> None:
         """What the journal is to be told of this move."""
         if message is not None:
-            said: dict[str, Any] = {"target": arrives_in, "event": move.event, "now_ms": self.now_ms()}
+            events = () if move.event is None else (move.event,)
+            said: dict[str, Any] = {"target": arrives_in, "events": events, "now_ms": self.now_ms()}
             move.moved = moved_of(held.raw, message, held.queue, seconds, **said)
         elif held.was_moved and move.event is not None:
             move.had = word_of(held.raw, held.queue)

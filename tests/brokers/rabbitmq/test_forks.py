@@ -30,14 +30,14 @@ from redelivery.middleware.brokers.rabbitmq.names import JOURNAL
 from redelivery.middleware.brokers.rabbitmq.topology import declare_journal
 from redelivery.middleware.messages.events import Outcome
 from redelivery.middleware.messages.recording import about
-from redelivery.middleware.messages.steps import dead, deferred, redelivered, redriven, sealed
+from redelivery.middleware.messages.steps import dead, deferred, redelivered, redriven, released, sealed
 from redelivery.middleware.ports import Successor
 from tests.support.desk import task_message
 from tests.support.rabbit import TAP
 from tests.support.running import Shop, until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from redelivery.middleware.messages.events import Event
@@ -112,6 +112,19 @@ def test_what_was_being_moved_is_known_by_its_successor(here: Shop, dying: Calla
     assert worker.text.count(KNOWN) == 1
     assert here.outcomes_of(task_id).count("redelivery_scheduled") == (2 if order in {"record.after", "moved.before"} else 1)
     assert len(here.letters()) == (times > 1)
+
+
+@pytest.mark.parametrize("order", ["had.after", "acknowledge.before"])
+def test_what_ended_after_a_move_when_its_worker_died_is_only_acknowledged(
+    here: Shop, dying: Callable[..., str], order: str
+) -> None:
+    """Its second delivery has succeeded, and that is recorded: it does not run a third time."""
+    task_id = dying(order, "fails", 1, times=2 if order == "acknowledge.before" else 1)
+    worker = here.start(pool="threads")
+    until(lambda: KNOWN in worker.text, what="the message to be known")
+    quiet(here)
+    assert [run["attempt"] for run in here.runs(task_id)] == [1, 2], worker.text[-3000:]
+    assert here.outcomes_of(task_id) == ["published", "redelivery_scheduled", "succeeded"]
 
 
 @pytest.mark.parametrize("order", ["moving.before", "moving.after"])
@@ -254,6 +267,26 @@ def test_what_went_back_without_having_run_is_run_however_often_it_comes_again(h
     assert KNOWN not in third.text
 
 
+@pytest.mark.parametrize("order", ["confirm.before", "release.after", "moved.after", "acknowledge.before"])
+def test_what_was_given_back_when_its_worker_died_runs_once(here: Shop, monkeypatch: pytest.MonkeyPatch, order: str) -> None:
+    """A worker that is told to stop publishes what it has not begun again, and dies before it acknowledges the originals."""
+    running = str(here.app.send_task("tests.support.shop.naps", (5,)).id)
+    waiting = [str(here.app.send_task("tests.support.shop.ok").id) for _ in range(3)]
+    with monkeypatch.context() as told:
+        told.setenv("CHAOS_KILLS", str(here.folder / "kills"))
+        told.setenv("CHAOS_ORDER", f"{order}:1")
+        first = here.start(pool="threads", concurrency=1)
+    until(lambda: here.runs(running), what="the first to run")
+    first.process.terminate()
+    assert first.process.wait(60) == -signal.SIGKILL, first.text[-3000:]
+    second = here.start(pool="threads")
+    for each in [running, *waiting]:
+        here.ended(each, "succeeded", 120)
+    quiet(here)
+    assert [len(here.runs(each)) for each in waiting] == [1] * 3
+    assert second.text.count(KNOWN) == 3
+
+
 def test_without_a_right_to_a_journal_all_goes_on_as_without_one(here: Shop, rabbit: Rabbit, dying: Callable[..., str]) -> None:
     """The worker says so once; what was moved when it died goes on twice, and nothing is lost."""
     rabbit.ctl("set_permissions", USER, f"^(?!{JOURNAL})", ".*", ".*")
@@ -324,7 +357,7 @@ def test_each_word_is_found_and_no_other(rabbit: Rabbit, journal: Journal) -> No
     told = answers(journal, words)
     write(rabbit, entry(HAS_MOVED, [words[98]]))
     until(lambda: len(told) == len(words), what="the answers")
-    assert [told[word] for word in words] == [Successor.RECORDED] * 99 + [Successor.UNKNOWN] * 2
+    assert [told[word] for word in words] == [Successor.RECORDED] * 100 + [Successor.UNKNOWN]
 
 
 @pytest.mark.parametrize("kind", [HAS_HAD, HAS_MOVED])
@@ -349,15 +382,15 @@ def test_a_letter_is_looked_for_in_no_queue_but_those_of_its_policy(rabbit: Rabb
     first = task_message("a")
     letter = dead(first, "celery", dead_letter_queue="theirs", reason="rejected", at_ms=1, seen_ms=1, attempt=None, failed=None)
     event = about(first["headers"], "celery", b"", Outcome.DEAD_LETTERED, reason="rejected")
-    moved = moved_of(sealed(first), sealed(letter), "celery", 0, target="theirs", event=event, now_ms=7)
+    moved = moved_of(sealed(first), sealed(letter), "celery", 0, target="theirs", events=[event], now_ms=7)
     assert moved is not None
     with rabbit.connection() as connection:
         connection.default_channel.queue_declare("theirs", durable=True, auto_delete=False)
         connection.default_channel.basic_publish(message_of(sealed(letter), target=("", "theirs")), "", "theirs")
     write(rabbit, entry(IS_TURNING, [moved.turning]))
-    told: dict[str, tuple[Successor, Event | None]] = {}
+    told: dict[str, tuple[Successor, Sequence[Event]]] = {}
     for name in ("DLQ.celery", "theirs"):
-        journal.ask(moved.word, frozenset({name}), lambda known, event, name=name: told.update({name: (known, event)}))  # type: ignore[misc]
+        journal.ask(moved.word, frozenset({name}), lambda known, events, name=name: told.update({name: (known, events)}))  # type: ignore[misc]
         until(lambda name=name: name in told, what="the answer")  # type: ignore[misc]
         with rabbit.connection() as connection:
             found = connection.default_channel.basic_get("theirs")
@@ -366,10 +399,9 @@ def test_a_letter_is_looked_for_in_no_queue_but_those_of_its_policy(rabbit: Rabb
         with rabbit.connection() as connection:
             connection.default_channel.queue_purge("theirs")
             connection.default_channel.basic_publish(message_of(sealed(letter), target=("", "theirs")), "", "theirs")
-    assert told["DLQ.celery"] == (Successor.UNKNOWN, None)
-    known, told_of = told["theirs"]
+    assert told["DLQ.celery"] == (Successor.UNKNOWN, ())
+    known, (told_of,) = told["theirs"]
     assert known is Successor.SEEN
-    assert told_of is not None
     assert (told_of.task_id, told_of.outcome, told_of.reason, told_of.at_ms) == ("a", "dead_lettered", "rejected", 7)
 
 
@@ -402,7 +434,16 @@ def test_a_word_is_of_one_delivery_of_one_message() -> None:
     assert len({word_of(each, "celery") for each in raws} | {word_of(raws[0], "other")}) == len(raws) + 1
     handed = {**first, "properties": {**first["properties"], "delivery_tag": "7"}}
     assert word_of(sealed(handed), "celery") == word_of(raws[0], "celery")
-    for before, after in ((first, again), (first, waiting), (waiting, again), (again, alive)):
+    put_back = released(first)
+    assert word_of(sealed(put_back), "celery") != word_of(raws[0], "celery")
+    for before, after in (
+        (first, put_back),
+        (put_back, released(put_back)),
+        (first, again),
+        (first, waiting),
+        (waiting, again),
+        (again, alive),
+    ):
         made = moved_of(sealed(before), sealed(after), "celery", 3, target="other")
         assert made == Moved(word_of(sealed(before), "celery"), word_of(sealed(after), "other"), 3)
         assert moved_of(sealed(after), sealed(before), "celery", 3, target="other") is None

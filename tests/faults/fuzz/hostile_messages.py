@@ -49,6 +49,7 @@ HEADERS = (
     "redelivery-expiration",
     "redelivery-delivered",
     "redelivery-cc",
+    "redelivery-released",
     "redelivery:is",
 )
 OURS = (

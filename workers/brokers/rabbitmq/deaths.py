@@ -14,13 +14,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from redelivery.errors import BrokerError, RedriveError
+from redelivery.middleware.brokers.rabbitmq.journal.entries import moved_of
 from redelivery.middleware.brokers.rabbitmq.messages import envelope_of, message_of
 from redelivery.middleware.brokers.rabbitmq.names import DELAY_PREFIX
 from redelivery.middleware.brokers.rabbitmq.peek import Look, depth_of
@@ -32,6 +33,7 @@ from redelivery.middleware.ports import Answer, ignore
 from redelivery.middleware.transitions.homes import Homes
 
 from ...letters import Contents
+from .copies import Copies, Fate
 from .letters import TIMEOUT, UNCONFIRMED, AmqpLetterStore
 
 if TYPE_CHECKING:
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
 
     from redelivery.middleware.brokers.rabbitmq.peek import Found
     from redelivery.middleware.brokers.rabbitmq.transport import AmqpTransport
+    from redelivery.middleware.messages.events import Event
     from redelivery.middleware.runtime import Runtime
 
 #: RabbitMQ's words for why it ended a message, and ours.
@@ -57,13 +60,23 @@ DEATHS, MESSAGE = "x-death", "message"
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """A letter of the broker's, read: how it comes into the books, what opens its life there before, and where it is to lie."""
+    """A letter of the broker's, read: how it comes into the books, what opens its life there before, and where it is to lie.
+
+    `letter` is the message as it lies there.
+    """
 
     found: Found
+    letter: bytes
     move: Move
     opening: Move | None
     target: str
     reason: Reason
+
+    @property
+    def events(self) -> list[Event]:
+        """What is recorded of it, each event with its id."""
+        moves = [move for move in (self.opening, self.move) if move is not None]
+        return [replace(move.event, event_id=move.event_id) for move in moves if move.event is not None]
 
 
 class AmqpDeaths:
@@ -76,8 +89,9 @@ class AmqpDeaths:
     def open(self, runtime: Runtime, name: str) -> Iterator[AmqpDeathList]:
         with self._store.transport.connect() as connection:
             depth = depth_of(connection, name) or 0
-            with Look(connection, name, most=depth, read=read) as look:
-                yield AmqpDeathList(runtime, self._store, name, look, depth)
+            copies = Copies(self._store.transport)
+            with Look(connection, name, most=depth, read=read) as look, closing(copies):
+                yield AmqpDeathList(runtime, self._store, name, look, depth, copies)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +103,7 @@ class AmqpDeathList:
     name: str
     look: Look
     total: int
+    copies: Copies
 
     def __iter__(self) -> Iterator[Death | str]:
         for found in self.look:
@@ -99,20 +114,35 @@ class AmqpDeathList:
             else:
                 yield death
 
-    def bury(self, deaths: Sequence[Death]) -> list[bool]:
-        """Publish and record all of them; then take away what has arrived."""
-        for death in deaths:
-            for move in filter(None, (death.opening, death.move)):
-                self.store.transport.publisher.submit(move)
-        return [self._has_gone(death) for death in deaths]
+    def bury(self, deaths: Sequence[Death]) -> list[Answer]:
+        """Publish and record all of them; then take away what has arrived.
 
-    def _has_gone(self, death: Death) -> bool:
-        if not all(move.wait(TIMEOUT) for move in (death.move, death.opening) if move is not None):
+        What an import that died had published already is recorded, and taken away.
+        """
+        again = [death.letter for death in deaths if death.found.taken]
+        fates = self.copies.fates(self.name, again)
+        asked = [(death, self._submitted(death, fates.get(death.letter))) for death in deaths]
+        return [self._ended(death, moves) for death, moves in asked]
+
+    def _submitted(self, death: Death, fate: Fate | None) -> list[Move]:
+        """What is asked for: the death; what an import that died may not have recorded; or nothing, where nobody knows."""
+        if fate is None:
+            moves = [move for move in (death.opening, death.move) if move is not None]
+        elif fate.is_in_doubt:
+            return []
+        else:
+            moves = [Move(event, ignore, may_wait=False, event_id=event.event_id) for event in death.events]
+        return [self.store.transport.publisher.submit(move) for move in moves]
+
+    def _ended(self, death: Death, moves: list[Move]) -> Answer:
+        if not moves:
+            return Answer.UNSURE
+        if not all(move.wait(TIMEOUT) for move in moves):
             raise BrokerError(UNCONFIRMED)
-        if death.move.answer is not Answer.DONE:
-            return False
+        if any(move.answer is not Answer.DONE for move in moves):
+            return Answer.MISSING
         self.look.take(death.found)
-        return True
+        return Answer.DONE
 
 
 def read(message: Any) -> bytes:
@@ -185,16 +215,19 @@ def death_of(runtime: Runtime, store: AmqpLetterStore, found: Found, name: str) 
     if ANNOUNCED not in contents.headers and HEADER not in contents.headers:
         seen = contents.event(Outcome.RECEIVED, queue, reason="unannounced", **facts)
         opening = Move(seen, ignore, may_wait=False, event_id=_event_id(contents, death, at_ms, "seen"))
+    died, lies = contents.event(Outcome.DEAD_LETTERED, queue, reason=reason, **facts), sealed(buried)
+    event_id = _event_id(contents, death, at_ms, "death")
     move = Move(
-        contents.event(Outcome.DEAD_LETTERED, queue, reason=reason, **facts),
+        died,
         ignore,
-        message_of(sealed(buried), target=("", target)),
+        message_of(lies, target=("", target)),
         ("", target),
         partial(store.keep, target, queue, ""),
         may_wait=False,
-        event_id=_event_id(contents, death, at_ms, "death"),
+        event_id=event_id,
+        moved=moved_of(contents.raw, lies, name, 0, target=target, events=[replace(died, event_id=event_id)]),
     )
-    return Death(found, move, opening, target, reason)
+    return Death(found, contents.raw, move, opening, target, reason)
 
 
 def _event_id(contents: Contents, death: Mapping[str, Any], at_ms: int, what: str) -> str:

@@ -2,7 +2,7 @@
 
 A letter that goes is published where it goes, and confirmed; then its event is recorded, and confirmed; then it is acknowledged,
 and so leaves its queue (the publisher's moves, `publisher`). A crash in between leaves a letter that has gone in its queue as
-well: the same command takes it away, and the task may run twice. It is never nowhere.
+well: the next command that would move it knows it by the journal of moves, and takes it away (`copies`). It is never nowhere.
 
 While a queue is looked at its letters are held, so that no other tool and no handler is given them; then they are given back in
 their order (`amqp_look`, which says what that costs). Nothing is held when nothing is looked at: counts come from the queue itself.
@@ -15,11 +15,13 @@ from __future__ import annotations
 
 import functools
 from collections import defaultdict, deque
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 from amqp.exceptions import NotFound
 
 from redelivery.errors import BrokerError
+from redelivery.middleware.brokers.rabbitmq.journal.entries import Moved, moved_of, word_of
 from redelivery.middleware.brokers.rabbitmq.messages import message_of
 from redelivery.middleware.brokers.rabbitmq.peek import Found, Look, counts_of, depth_of
 from redelivery.middleware.brokers.rabbitmq.publisher import Move
@@ -29,9 +31,10 @@ from redelivery.middleware.ports import Answer, ignore
 
 from ...letters import Letter, may_be
 from ...ports import DeadLetterQueue, LetterPage
+from .copies import Copies, Fate
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
 
     from redelivery.middleware.brokers.rabbitmq.transport import AmqpTransport
     from redelivery.middleware.messages.events import Event
@@ -100,12 +103,12 @@ class AmqpLetterStore:
 
     def redrive_many(self, dead_letter_queue: str, moves: Sequence[tuple[bytes, str, bytes, Event]]) -> list[Answer | Exception]:
         """Send letters to where they were first published to, each by itself; `MISSING` where nothing takes them there."""
-        routed = [(letter, [event], message, _home(message, queue)) for letter, queue, message, event in moves]
-        return self._carry(dead_letter_queue, routed, self._there)
+        going = [_Going(letter, (event,), message, _home(message, queue), queue) for letter, queue, message, event in moves]
+        return self._carry(dead_letter_queue, going, self._there)
 
     def purge_many(self, dead_letter_queue: str, gone: Sequence[tuple[bytes, Event]]) -> list[Answer | Exception]:
         """Remove letters for good: each is recorded, then acknowledged."""
-        return self._carry(dead_letter_queue, [(letter, [event], None, ("", "")) for letter, event in gone])
+        return self._carry(dead_letter_queue, [_Going(letter, (event,)) for letter, event in gone])
 
     def move_many(
         self,
@@ -115,8 +118,8 @@ class AmqpLetterStore:
     ) -> list[Answer | Exception]:
         """Move letters to another dead-letter queue, which is made where it is not there."""
         prepare = functools.partial(self.keep, target, "" if not moves else moves[0][2])
-        routed = [(letter, list(events), moved, ("", target)) for letter, moved, _, events in moves]
-        return self._carry(dead_letter_queue, routed, prepare)
+        going = [_Going(letter, events, moved, ("", target), target) for letter, moved, _, events in moves]
+        return self._carry(dead_letter_queue, going, prepare)
 
     def _there(self, exchange: str, connection: Any, is_again: bool) -> bool:
         """Whether there is this exchange: a publication to one that is missing would close the publisher's channel."""
@@ -139,30 +142,71 @@ class AmqpLetterStore:
     def _carry(
         self,
         name: str,
-        going: Iterable[tuple[bytes, list[Event], bytes | None, tuple[str, str]]],
+        going: Sequence[_Going],
         prepare: Callable[[str, Any, bool], bool] = lambda *_: True,
     ) -> list[Answer | Exception]:
-        """Publish and record, all at once; then take from the queue what has arrived. An answer for each."""
-        letters = self._open[name]
-        asked: list[tuple[Found | None, list[Move]]] = []
-        for letter, events, message, target in going:
-            found = letters.found(letter)
-            moves = [] if found is None else _moves(events, message, target, functools.partial(prepare, target[0]))
-            asked.append((found, [self.transport.publisher.submit(move) for move in moves]))
-        return [self._ended(letters, found, moves) for found, moves in asked]
+        """Publish and record, all at once; then take from the queue what has arrived. An answer for each.
+
+        What was taken before may have gone already: then it is only taken away.
+        """
+        letters, publisher, now_ms = self._open[name], self.transport.publisher, self.transport.now_ms()
+        found = [letters.found(each.letter) for each in going]
+        again = [each.raw for each in found if each is not None and each.taken]
+        fates = letters.copies.fates(name, again, going[0].arrives_in if going else "")
+        asked: list[tuple[Found | None, Fate | None, list[Move]]] = []
+        for each, one in zip(going, found, strict=True):
+            fate = None if one is None else fates.get(one.raw)
+            if fate is not None:
+                moves = [Move(event, ignore, event_id=event.event_id) for event in fate.events]
+            else:
+                moves = [] if one is None else [each.move(name, functools.partial(prepare, each.target[0]), now_ms)]
+            asked.append((one, fate, [publisher.submit(move) for move in moves]))
+        return [self._ended(letters, *each) for each in asked]
 
     @staticmethod
-    def _ended(letters: AmqpLetters, found: Found | None, moves: list[Move]) -> Answer | Exception:
+    def _ended(letters: AmqpLetters, found: Found | None, fate: Fate | None, moves: list[Move]) -> Answer | Exception:
         if found is None:
             return Answer.ALREADY
+        if fate is not None and fate.is_in_doubt:
+            return Answer.UNSURE
         for move in moves:
             if not move.wait(TIMEOUT):
                 return BrokerError(UNCONFIRMED)
-        answers = {move.answer for move in moves}
-        if answers != {Answer.DONE}:
+        if any(move.answer is not Answer.DONE for move in moves):
             return Answer.MISSING
         letters.take(found)
-        return Answer.DONE
+        return Answer.DONE if fate is None else Answer.ALREADY
+
+
+@dataclass(frozen=True, slots=True)
+class _Going:
+    """A letter that goes: its events, and the message that it becomes, where it goes, and the queue where it arrives, if any."""
+
+    letter: bytes
+    events: tuple[Event, ...]
+    message: bytes | None = None
+    target: tuple[str, str] = ("", "")
+    arrives_in: str = ""
+
+    def move(self, queue: str, prepare: Callable[[Any, bool], bool], now_ms: int) -> Move:
+        """How it leaves this queue: what is published and recorded, and told to the journal."""
+        made = None if self.message is None else message_of(self.message, target=self.target)
+        event, *further = self.events
+        return Move(
+            event,
+            ignore,
+            made,
+            self.target,
+            prepare,
+            may_wait=False,
+            moved=self._words(queue, now_ms),
+            further=tuple(further),
+        )
+
+    def _words(self, queue: str, now_ms: int) -> Moved | None:
+        if self.message is None:
+            return Moved(word_of(self.letter, queue))
+        return moved_of(self.letter, self.message, queue, 0, target=self.arrives_in, events=self.events, now_ms=now_ms)
 
 
 class AmqpLetters:
@@ -175,6 +219,7 @@ class AmqpLetters:
         self._connection: Any = None
         self._look: Look | None = None
         self._page: defaultdict[bytes, list[Found]] = defaultdict(list)
+        self.copies = Copies(store.transport)
 
     @property
     def most_taken(self) -> int:
@@ -191,6 +236,7 @@ class AmqpLetters:
 
     def __exit__(self, *exc: object) -> None:
         self._store.looks_at(self, is_open=False)
+        self.copies.close()
         assert self._look is not None  # noqa: S101 - it was opened above
         self._look.__exit__(*exc)
         self._connection.release()
@@ -240,16 +286,11 @@ class AmqpLetters:
 
 def carry_out(transport: AmqpTransport, event: Event, message: bytes | None, target: tuple[str, str]) -> Answer:
     """Publish and record one move, and wait for it. Raises `BrokerError` where the broker confirms nothing."""
-    (move,) = _moves([event], message, target, lambda _, __: True)
-    if not transport.publisher.submit(move).wait(TIMEOUT):
+    made = None if message is None else message_of(message, target=target)
+    move = transport.publisher.submit(Move(event, ignore, made, target, may_wait=False))
+    if not move.wait(TIMEOUT):
         raise BrokerError(UNCONFIRMED)
     return move.answer or Answer.MISSING
-
-
-def _moves(events: list[Event], message: bytes | None, target: tuple[str, str], prepare: Callable[[Any, bool], bool]) -> list[Move]:
-    """The publication with the first event, and the other events by themselves, in their order."""
-    made = None if message is None else message_of(message, target=target)
-    return [Move(events[0], ignore, made, target, prepare, may_wait=False), *(Move(event, ignore) for event in events[1:])]
 
 
 def _home(message: bytes, queue: str) -> tuple[str, str]:

@@ -10,8 +10,9 @@ messages by itself, past every policy here and unrecorded. Where it has a dead-l
 4. and it is acknowledged where it lay.
 
 What is no letter of RabbitMQ's stays, and is counted by the reason why. Limits: a crash between two steps leaves a letter that has
-gone in its old queue as well: imported again it counts once, and lies in its dead-letter queue twice. RabbitMQ's own dead-lettering
-is at most once (but for quorum queues with `at-least-once`): what it loses on the way nobody can import, and the books say `lost`.
+gone in its old queue as well: the next import takes it away, where the journal of moves knows it; else it counts once, and lies in
+its dead-letter queue twice. RabbitMQ's own dead-lettering is at most once (but for queues with `at-least-once`): what it loses
+on the way nobody can import, and the books say `lost`.
 """
 
 from __future__ import annotations
@@ -22,11 +23,12 @@ from typing import TYPE_CHECKING, ClassVar
 
 from redelivery.errors import InputError
 from redelivery.middleware.brokers.errors import BROKER_ERRORS
+from redelivery.middleware.ports import Answer
 from redelivery.settings import names
 
 from ...brokers.broker import broker_of, needed
 from . import dead_letters
-from .walk import BATCH, Walked
+from .walk import BATCH, UNSURE, Walked
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -46,10 +48,10 @@ class Import(Walked):
     reasons: Counter[str] = field(default_factory=Counter)
     targets: Counter[str] = field(default_factory=Counter)
 
-    def count(self, death: OwnDeath, *, has_gone: bool) -> None:
-        """A letter went, or nothing takes it."""
-        if not has_gone:
-            self.left[f"nothing takes it to {death.target!r}"] += 1
+    def count(self, death: OwnDeath, answer: Answer) -> None:
+        """A letter went, or it stays."""
+        if answer is not Answer.DONE:
+            self.left[UNSURE if answer is Answer.UNSURE else f"nothing takes it to {death.target!r}"] += 1
             return
         self.moved += 1
         self.reasons[str(death.reason)] += 1
@@ -83,9 +85,9 @@ def import_letters(
         with needed(broker.deaths).open(runtime, name) as found:
             result.total = found.total
             for batch in _batches(found, result, limit):
-                gone = [True] * len(batch) if dry_run else found.bury(batch)
-                for death, has_gone in zip(batch, gone, strict=True):
-                    result.count(death, has_gone=has_gone)
+                answers = [Answer.DONE] * len(batch) if dry_run else found.bury(batch)
+                for death, answer in zip(batch, answers, strict=True):
+                    result.count(death, answer)
                 on_progress(result)
     except BROKER_ERRORS as exc:
         raise result.cut_short(exc) from exc

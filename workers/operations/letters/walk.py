@@ -31,6 +31,8 @@ BEAT = 0.1
 
 #: Why a letter stays that the broker cannot route.
 UNROUTABLE = "nothing takes it where it came from: start a worker that declares its queue, or send it elsewhere with --to"
+#: Why a letter stays that a command had in hand when it died.
+UNSURE = "a command that died may have moved it: run this again when the queue that it went to is empty, or in ten minutes"
 
 Job = TypeVar("Job")
 
@@ -152,7 +154,8 @@ class Walk(Generic[Job]):
         return 0 if self.result.dry_run else self.result.moved + self.result.gone
 
     def _is_full(self) -> bool:
-        return self.limit is not None and self.result.matched >= self.limit
+        """Whether the limit is reached; those of which nobody knows whether they went are not counted."""
+        return self.limit is not None and self.result.matched - self.result.left[UNSURE] >= self.limit
 
     def _take(self, raws: list[bytes]) -> None:
         """Choose among these letters, and carry away what was chosen."""
@@ -160,7 +163,10 @@ class Walk(Generic[Job]):
         most = BATCH if self.rate is None else max(1, min(int(self.rate * BEAT), BATCH))
         for raw in raws:
             if self._is_full():
-                break
+                self._send(batch)
+                batch = []
+                if self._is_full():
+                    return
             self.result.looked_at += 1
             job = self._chosen(raw)
             if job is None:
@@ -207,6 +213,8 @@ class Walk(Generic[Job]):
                 self.result.gone += 1
             elif answer is Answer.MISSING:
                 self.result.left[UNROUTABLE] += 1
+            elif answer is Answer.UNSURE:
+                self.result.left[UNSURE] += 1
         for answer in answers:
             if isinstance(answer, Exception):
                 raise answer

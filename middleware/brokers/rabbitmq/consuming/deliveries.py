@@ -20,7 +20,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ....logs import log
-from ....messages.envelope import HEADER
+from ....messages.envelope import HEADER, RELEASED
 from ...deliveries import Claim, Delivered
 from ..messages import delivery_count, envelope_of, published_to, shown
 from ..publisher import ENOUGH
@@ -90,7 +90,7 @@ class ChannelClaim(Claim):
         read: Any = partial(envelope_of, raw, queue=queue, origin=origin)
         held = Delivered(tag, queue, queue, read, self.now_ms())
         held.handed_over_before = delivery_count(raw)
-        held.was_moved = HEADER in (message.headers or {})
+        held.was_moved = not {HEADER, RELEASED}.isdisjoint(message.headers or {})
         if not held.handed_over_before:
             self._coming_back.discard(queue)
         held.was_cut = queue in self._coming_back

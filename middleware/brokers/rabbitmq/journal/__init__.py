@@ -1,6 +1,7 @@
 """The journal of moves on RabbitMQ: what has been moved on is known, though the worker died before it could acknowledge it.
 
-A worker that moves a message writes words into a stream. A worker that is handed a message again waits for a moment and reads them:
+A worker that moves a message writes words into a stream, and so does a command that moves a dead letter. A worker that is handed a
+message again waits for a moment and reads them; a command that meets a dead letter which was taken before reads them, too:
 
 - `moved`, written when the successor is confirmed, right behind the event: the message is only acknowledged;
 - `unrecorded` takes `moved` back, where the log has refused the event: the message is delivered again;
@@ -9,7 +10,8 @@ A worker that moves a message writes words into a stream. A worker that is hande
 - `turning`, written in place of `moving` where a life ends or begins by the move (a death, a redrive), has its event as well. For a
   dead letter the reader looks in its queue (`letter_look`). If the successor is there, or `moved`, or was `had`, the message is
   acknowledged with that event; else it is delivered again;
-- `had`, written when the end of a message that has been moved before is recorded.
+- `had`, written when the end of a message that has been moved before is recorded: the message is only acknowledged;
+- `stayed` takes `moving` and `turning` back, where nothing takes the successor.
 
 A message with `moved` has its event in the log. If only its successor is known, it may have none: its reader records one.
 

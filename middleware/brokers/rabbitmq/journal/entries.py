@@ -1,7 +1,7 @@
 """What is written into the journal of moves: the words of messages, and what a move says of them.
 
-A word is a digest of one delivery of one message, from one queue. It is made of the message's id, its body and our header. What the
-broker writes when it hands a message over again is not in it.
+A word is a digest of one delivery of one message, from one queue. It is made of the message's id, its body and our headers. What
+the broker writes when it hands a message over again is not in it. Workers write them, and so do commands that move dead letters.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import amqp
 
 from redelivery.errors import EnvelopeError
 
-from ....messages.envelope import HEADER, Envelope
+from ....messages.envelope import HEADER, RELEASED, Envelope, count
 from ....messages.events import Outcome
 from ....messages.steps import opened
 from ..events import events_of, packed
@@ -31,16 +31,19 @@ WORD = 16
 #: A word, its successor's, and for how many seconds that is delayed.
 MOVING = Struct(f">{WORD}s{WORD}sI")
 #: What an entry holds, by its first byte.
-MARKER, HAS_MOVED, IS_UNRECORDED, IS_MOVING, HAS_HAD, IS_TURNING = b"?", b"d", b"u", b"g", b"h", b"l"
+MARKER, HAS_MOVED, IS_UNRECORDED, IS_MOVING, HAS_HAD, IS_TURNING, HAS_STAYED = b"?", b"d", b"u", b"g", b"h", b"l", b"s"
 #: Seconds that a successor may be delayed that is waited for.
 MAX_DELAY = 60
+#: What ends a life, or begins one, by a move.
+TURNS = frozenset({Outcome.DEAD_LETTERED, Outcome.REDRIVEN})
 
 
 def word_of(message: bytes, queue: str) -> bytes:
     """The word of a message (an envelope's bytes) as it is delivered from this queue."""
     raw = opened(message)
     headers = raw["headers"]
-    known = [queue, headers.get("id"), headers.get("replaced_task_nesting"), headers.get(HEADER), raw.get("body")]
+    said = [headers.get(name) for name in ("id", "replaced_task_nesting", HEADER, RELEASED)]
+    known = [queue, *said, raw.get("body")]
     return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).digest()[:WORD]
 
 
@@ -48,43 +51,45 @@ def word_of(message: bytes, queue: str) -> bytes:
 class Moved:
     """The words of a move: of the message and of its successor, and for how many seconds the successor waits.
 
-    `dead_letter_queue` is where a dead letter goes; empty for what lives. `event` is what its reader has to record, with its id;
-    None where there is nothing to record, or where the reader records that the message was handed over again.
+    `successor` is empty where the message goes for good. `dead_letter_queue` is where a dead letter goes; empty for what lives.
+    `events` are what its reader has to record, with their ids; none where there is nothing to record, or where the reader records
+    that the message was handed over again.
     """
 
     word: bytes
-    successor: bytes
+    successor: bytes = b""
     seconds: int = 0
     dead_letter_queue: str = ""
-    event: Event | None = None
+    events: tuple[Event, ...] = ()
 
     @property
     def is_turn(self) -> bool:
         """Whether a life ends or begins by the move."""
-        return bool(self.dead_letter_queue) or self.event is not None
+        return bool(self.dead_letter_queue or self.events)
 
     @property
     def moving(self) -> bytes:
         """What is written before a message that goes on is published; empty where nobody could wait for the successor."""
-        return b"" if self.is_turn or self.seconds > MAX_DELAY else MOVING.pack(self.word, self.successor, self.seconds)
+        cannot_wait = self.is_turn or not self.successor or self.seconds > MAX_DELAY
+        return b"" if cannot_wait else MOVING.pack(self.word, self.successor, self.seconds)
 
     @property
     def turning(self) -> bytes:
         """What is written before a life ends or begins: a line; empty for what goes on."""
         if not self.is_turn:
             return b""
-        events = "" if self.event is None else packed([(self.event.event_id, self.event)]).decode()
+        events = packed((event.event_id, event) for event in self.events).decode() if self.events else ""
         return json.dumps([self.word.hex(), self.successor.hex(), self.seconds, self.dead_letter_queue, events]).encode() + b"\n"
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A `turning` as it is read: the successor's word, its delay, and its queue where it is a dead letter; the event, packed."""
+    """A `turning` as it is read: the successor's word, its delay, and its queue where it is a dead letter; the events, packed."""
 
     successor: bytes
     seconds: int
     dead_letter_queue: str
-    events: str
+    packed: str
 
     @classmethod
     def of(cls, line: bytes) -> tuple[bytes, Turn]:
@@ -93,36 +98,46 @@ class Turn:
         return bytes.fromhex(word), cls(bytes.fromhex(successor), min(int(seconds), MAX_DELAY), str(dead_letter_queue), str(events))
 
     @property
-    def event(self) -> Event | None:
-        """The event of the turn; None where there is none to record."""
+    def events(self) -> tuple[Event, ...]:
+        """The events of the turn; none where there is nothing to record."""
         try:
-            return events_of(self.events)[0] if self.events else None
-        except (EnvelopeError, IndexError):
-            return None
+            return tuple(events_of(self.packed)) if self.packed else ()
+        except EnvelopeError:
+            return ()
 
 
 def moved_of(
-    message: bytes, successor: bytes, queue: str, seconds: int, *, target: str, event: Event | None = None, now_ms: int = 0
+    message: bytes,
+    successor: bytes,
+    queue: str,
+    seconds: int,
+    *,
+    target: str,
+    events: Iterable[Event] = (),
+    now_ms: int = 0,
 ) -> Moved | None:
     """The words of a move; None where the successor is no step on, and might be the same again.
 
-    `target` is the queue where the successor arrives, `event` what is recorded of the move. The event of a death or a redrive gets
-    an id that is made of the successor's word: if two readers record it, it counts once.
+    `target` is the queue where the successor arrives, `events` what is recorded of the move. The events of a death or a redrive get
+    ids that are made of the successor's word, where they have none: if two readers record one, it counts once.
     """
     before, after = opened(message)["headers"], opened(successor)["headers"]
     if _steps(before) >= _steps(after):
         return None
     word, known = word_of(message, queue), word_of(successor, target)
-    is_letter = Envelope.of(after).is_letter
-    is_turn = event is not None and event.outcome in {Outcome.DEAD_LETTERED, Outcome.REDRIVEN}
-    said = replace(event, event_id=f"{now_ms}-turn{known.hex()}.0") if event is not None and is_turn else None
+    is_letter, told = Envelope.of(after).is_letter, tuple(events)
+    if not TURNS & {event.outcome for event in told}:
+        told = ()
+    said = tuple(
+        replace(event, event_id=event.event_id or f"{now_ms}-turn{known.hex()}.{number}") for number, event in enumerate(told)
+    )
     return Moved(word, known, seconds, target if is_letter else "", said)
 
 
-def _steps(headers: dict[str, Any]) -> tuple[bool, int, int]:
+def _steps(headers: dict[str, Any]) -> tuple[bool, int, int, int]:
     """How far a message has come: it never comes back to where it was."""
     envelope = Envelope.of(headers)
-    return HEADER in headers, envelope.generation, envelope.delivery
+    return HEADER in headers, envelope.generation, envelope.delivery, count(headers.get(RELEASED))
 
 
 def entry(kind: bytes, words: Iterable[bytes]) -> amqp.Message:

@@ -16,6 +16,7 @@ from ....ports import Successor
 from .entries import (
     HAS_HAD,
     HAS_MOVED,
+    HAS_STAYED,
     IS_MOVING,
     IS_TURNING,
     IS_UNRECORDED,
@@ -29,7 +30,7 @@ from .entries import (
 from .letter_look import NOT_LOOKED, look_for
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from ....messages.events import Event
     from .letter_look import Looked
@@ -55,7 +56,7 @@ class Question:
 
     word: bytes
     letters: frozenset[str]
-    then: Callable[[Successor, Event | None], None]
+    then: Callable[[Successor, Sequence[Event]], None]
     asked_at: float
     due_at: float
 
@@ -73,7 +74,7 @@ class Journal:
         self._thread: threading.Thread | None = None
         self._is_closed = False
 
-    def ask(self, word: bytes, letters: frozenset[str], then: Callable[[Successor, Event | None], None]) -> None:
+    def ask(self, word: bytes, letters: frozenset[str], then: Callable[[Successor, Sequence[Event]], None]) -> None:
         """Tell `then` what the journal knows of this word, in a while, from another thread. It is not told after `close`."""
         with self._news:
             self._is_closed = False
@@ -102,7 +103,7 @@ class Journal:
             try:
                 reading = reading or Reading(self._connect(), self._name)
                 reading.catch_up()
-                reading.look_for_letters(due)
+                reading.look_for_letters((each.word, each.letters) for each in due)
             except Exception as exc:  # noqa: BLE001 - whatever it is, the messages must go on
                 log.warning("journal.unread", error=f"{type(exc).__name__}: {exc}", why="what was moved may be delivered again")
                 _close(reading)
@@ -113,21 +114,21 @@ class Journal:
     def _answer(self, due: list[Question], reading: Reading | None) -> None:
         now, doubtful = time.monotonic(), []
         for each in due:
-            known, event = (Successor.UNKNOWN, None) if reading is None else reading.successor_of(each.word)
+            known, events = (Successor.UNKNOWN, ()) if reading is None else reading.successor_of(each.word)
             may_show = reading is not None and now < each.asked_at + reading.seconds_to_wait_for(each.word)
             if known is Successor.UNKNOWN and may_show:
                 doubtful.append(replace(each, due_at=now + ON_ITS_WAY))
             else:
-                self._tell(each.then, known, event)
+                self._tell(each.then, known, events)
         with self._news:
             if not self._is_closed:
                 self._asked.extend(doubtful)
 
-    def _tell(self, then: Callable[[Successor, Event | None], None], known: Successor, event: Event | None) -> None:
+    def _tell(self, then: Callable[[Successor, Sequence[Event]], None], known: Successor, events: Sequence[Event]) -> None:
         if self._is_closed:
             return
         try:
-            then(known, event)
+            then(known, events)
         except Exception:  # noqa: BLE001 - its message stays unacknowledged, and comes again
             log.exception("journal.unheard")
 
@@ -161,23 +162,30 @@ class Reading:
         since = datetime.now(UTC).replace(tzinfo=None) - LOOK_BACK
         self._channel.basic_consume(name, callback=self._note, arguments={"x-stream-offset": since})
 
-    def successor_of(self, word: bytes) -> tuple[Successor, Event | None]:
-        """What is known of this message's successor; and the event of a death or a redrive, where that may not be recorded."""
-        if word in self._moved:
-            return Successor.RECORDED, None
+    def successor_of(self, word: bytes) -> tuple[Successor, tuple[Event, ...]]:
+        """What is known of this message's successor; and the events of a death or a redrive, where they may not be recorded."""
+        if self._was_there(word):
+            return Successor.RECORDED, ()
         if any(self._was_there(successor) for successor, _ in self._moving.get(word, ())):
-            return Successor.SEEN, None
+            return Successor.SEEN, ()
         for turn in self._turning.get(word, ()):
             if self._was_there(turn.successor) or turn.successor in self._looked_into(turn.dead_letter_queue).found:
-                return Successor.SEEN, turn.event
-        return Successor.UNKNOWN, None
+                return Successor.SEEN, turn.events
+        return Successor.UNKNOWN, ()
 
-    def look_for_letters(self, asked: Iterable[Question]) -> None:
-        """Look for the dead letters of the messages of which nothing else is known, once in each queue."""
+    def is_in_doubt(self, word: bytes) -> bool:
+        """Whether this message was to be moved, and nobody knows whether it was."""
+        return word in self._turning and self.successor_of(word)[0] is Successor.UNKNOWN
+
+    def look_for_letters(self, asked: Iterable[tuple[bytes, frozenset[str]]]) -> None:
+        """Look for the dead letters of the messages of which nothing else is known, once in each queue.
+
+        Each is a word, and the queues where its dead letter may be looked for.
+        """
         wanted: dict[str, set[bytes]] = {}
-        for each in asked:
-            for turn in self._turning.get(each.word, ()) if self.successor_of(each.word)[0] is Successor.UNKNOWN else ():
-                if turn.dead_letter_queue in each.letters:
+        for word, letters in asked:
+            for turn in self._turning.get(word, ()) if self.successor_of(word)[0] is Successor.UNKNOWN else ():
+                if turn.dead_letter_queue in letters:
                     wanted.setdefault(turn.dead_letter_queue, set()).add(turn.successor)
         self._looked = {queue: look_for(self._kombu, queue, letters) for queue, letters in wanted.items()}
 
@@ -228,6 +236,10 @@ class Reading:
             self._moved -= read
         elif kind == HAS_HAD:
             self._had |= read
+        elif kind == HAS_STAYED:
+            for word in read:
+                self._moving.pop(word, None)
+                self._turning.pop(word, None)
 
     def _read_turns(self, lines: bytes) -> None:
         for line in lines.splitlines():

@@ -67,7 +67,12 @@ NO_STEP = {
 
 
 #: The journal's steps, which the page's run is older than: the next one (`./dev chaos --broker rabbitmq --page`) empties this.
-NOT_YET = {f"worker:{step}.{side}" for step in ("moving", "moved", "had") for side in ("before", "after")}
+NOT_YET = {f"worker:{step}.{side}" for step in ("moving", "moved", "had") for side in ("before", "after")} | {
+    f"{role}:{step}.{side}"
+    for role, steps in {"redrive": "moving moved", "move": "moving moved", "importer": "moving moved", "purge": "moved"}.items()
+    for step in steps.split()
+    for side in ("before", "after")
+}
 
 
 def steps() -> set[str]:

@@ -2,7 +2,8 @@
 
 A publication of the publisher's is a step by what it is for (`defer`, `dead_letter`, `recover`, `release`, `record`, ...):
 `before` it, nothing was sent; `after` it, the broker has confirmed it, and nothing else has happened. `confirm.before` is between
-the two: published, and not confirmed. `moving`, `moved` and `had` are words for the journal, whose confirmation nobody waits for.
+the two: published, and not confirmed. `moving`, `moved` and `had` are words for the journal, whose confirmation nobody waits for
+(and `stayed`, which no run comes to).
 Steps of a producer are `announce` (the event of a publication) and `publish`. The others: `receive` (a delivery becomes the
 worker's), `start` (that of a suspect is recorded), `acknowledge`, `declare`, `keep` (a dead-letter queue is declared), `rest` (a
 worker that stops waits for its last acknowledgements), `look`, `give_back` and `lock` (an operator's tool takes messages to read
@@ -21,7 +22,14 @@ from redelivery.middleware.brokers.rabbitmq import transport as amqp
 from redelivery.middleware.brokers.rabbitmq.channel import Channel
 from redelivery.middleware.brokers.rabbitmq.consuming.deliveries import ChannelClaim
 from redelivery.middleware.brokers.rabbitmq.consuming.start_markers import Starts
-from redelivery.middleware.brokers.rabbitmq.journal.entries import HAS_HAD, HAS_MOVED, IS_MOVING, IS_TURNING, IS_UNRECORDED
+from redelivery.middleware.brokers.rabbitmq.journal.entries import (
+    HAS_HAD,
+    HAS_MOVED,
+    HAS_STAYED,
+    IS_MOVING,
+    IS_TURNING,
+    IS_UNRECORDED,
+)
 from redelivery.middleware.brokers.rabbitmq.names import DELAY_PREFIX, JOURNAL, OUTCOMES
 from redelivery.middleware.brokers.rabbitmq.peek import Look
 from redelivery.middleware.brokers.rabbitmq.publisher import Publisher
@@ -36,7 +44,14 @@ if TYPE_CHECKING:
 __all__ = ["install", "step_of"]
 
 #: The words of the journal.
-NOTES = {IS_MOVING: "moving", IS_TURNING: "moving", HAS_MOVED: "moved", IS_UNRECORDED: "moved", HAS_HAD: "had"}
+NOTES = {
+    IS_MOVING: "moving",
+    IS_TURNING: "moving",
+    HAS_MOVED: "moved",
+    IS_UNRECORDED: "moved",
+    HAS_HAD: "had",
+    HAS_STAYED: "stayed",
+}
 #: What the moves of an operator's command are, by its role.
 OF_ROLE = {"redrive": "redrive", "move": "move", "importer": "import", "reschedule": "reschedule", "cancel": "cancel"}
 

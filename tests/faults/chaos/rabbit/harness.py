@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 import signal
+import time
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from celery import Celery
@@ -19,7 +20,7 @@ from tests.faults.chaos.processes.lines import read_lines
 from tests.faults.chaos.rabbit.account import Account, account
 from tests.faults.chaos.rabbit.commands import RabbitCommands
 from tests.faults.chaos.rabbit.faults import FAULTS, RabbitFaults
-from tests.faults.chaos.rabbit.fleet import DIED, RabbitFleet, queues
+from tests.faults.chaos.rabbit.fleet import DIED, LOOK_EVERY, RabbitFleet, queues
 from tests.faults.chaos.run.turns import Turns
 from tests.faults.chaos.verdict import archived_in
 
@@ -76,6 +77,8 @@ class RabbitRun(Turns):
         self._pools = pools
         self._chance = random.Random(f"run-{seed}")  # noqa: S311 - a scenario, no secret
         self._commands = RabbitCommands(self.fleet, plan, self._chance, self._later)
+        self._last_redrive: Process | None = None
+        self._redriven_at = 0.0
 
     def open(self) -> None:
         """Start the broker, the proxy and the nursery."""
@@ -130,7 +133,18 @@ class RabbitRun(Turns):
     # the end
 
     def _is_busy(self) -> bool:
-        return self._commands.are_running() or self.fleet.alive("importer") is not None or self.fleet.is_restoring()
+        is_at_work = self._commands.are_running() or self.fleet.alive("importer") is not None or self.fleet.is_restoring()
+        return is_at_work or not self._has_redriven_again()
+
+    def _has_redriven_again(self) -> bool:
+        """Whether an operator has run the redrive once more, as is to be done where one died, and what it sent can be seen."""
+        if self._last_redrive is None and self.fleet.alive("producer") is None and self.fleet.waiting() == 0:
+            words = ["redelivery", "dlq", "redrive", "DLQ.celery", "--all", "--yes"]
+            self._last_redrive = self.fleet.start("asked", words, slot="last_redrive")
+        if self._last_redrive is None or self._last_redrive.is_alive:
+            return False
+        self._redriven_at = self._redriven_at or time.monotonic()
+        return time.monotonic() > self._redriven_at + 2 * LOOK_EVERY
 
     def judge(self) -> Account:
         """Export by the product's own commands, and give an account."""

@@ -1,0 +1,86 @@
+"""Copies of dead letters: a command, or a worker, that died had moved them on already, as the journal of moves knows.
+
+Enters: the dead letters of a queue that were taken before. Leaves: the fate of each that is in the journal. A letter that was moved
+may go; one that was to be moved, and of which nobody knows more, is in doubt: it stays until more is known, or until the journal is
+read no further back (`reader.LOOK_BACK`). A letter's new place is looked into where it is a dead-letter queue of the app, or the
+target of this command: anybody may write into the journal.
+
+Limits: without a journal, or where it cannot be read, no copy is known.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from amqp.exceptions import NotFound
+
+from redelivery.middleware.brokers.rabbitmq.journal.entries import word_of
+from redelivery.middleware.brokers.rabbitmq.journal.reader import Reading
+from redelivery.middleware.logs import log
+from redelivery.middleware.ports import Successor
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from redelivery.middleware.brokers.rabbitmq.transport import AmqpTransport
+    from redelivery.middleware.messages.events import Event
+
+
+@dataclass(frozen=True, slots=True)
+class Fate:
+    """What became of a letter: it has gone, and these events may not be recorded; or nobody knows (`is_in_doubt`)."""
+
+    events: tuple[Event, ...] = ()
+    is_in_doubt: bool = False
+
+
+class Copies:
+    """The copies among dead letters; for one thread. The journal is read when something is first asked."""
+
+    def __init__(self, transport: AmqpTransport) -> None:
+        self._transport = transport
+        self._reading: Reading | None = None
+        self._is_missing = False
+
+    def fates(self, queue: str, letters: Iterable[bytes], target: str = "") -> dict[bytes, Fate]:
+        """The fate of each of these letters of a queue, by its bytes, where it has one."""
+        words = {letter: word_of(letter, queue) for letter in letters}
+        if not words or self._is_missing:
+            return {}
+        try:
+            return self._read(words, self._places(target))
+        except Exception as exc:  # noqa: BLE001 - whatever it is, the command goes on as without a journal
+            if not isinstance(exc, NotFound):
+                log.warning("journal.unread", error=f"{type(exc).__name__}: {exc}", why="what was moved may be moved again")
+            self._is_missing = True
+            self.close()
+            return {}
+
+    def close(self) -> None:
+        """Close the connection to the journal."""
+        reading, self._reading = self._reading, None
+        if reading is not None:
+            reading.close()
+
+    def _read(self, words: dict[bytes, bytes], places: frozenset[str]) -> dict[bytes, Fate]:
+        if self._reading is None:
+            self._reading = Reading(self._transport.connect(), self._transport.keys.journal)
+        self._reading.catch_up()
+        self._reading.look_for_letters((word, places) for word in words.values())
+        fates = {}
+        for letter, word in words.items():
+            known, events = self._reading.successor_of(word)
+            if known is not Successor.UNKNOWN:
+                fates[letter] = Fate(events)
+            elif self._reading.is_in_doubt(word):
+                fates[letter] = Fate(is_in_doubt=True)
+        return fates
+
+    def _places(self, target: str) -> frozenset[str]:
+        """The dead-letter queues of the app, and the target of this command, if no worker consumes that."""
+        app = self._transport.app
+        runtime = getattr(app, "redelivery", None)
+        policies = {} if runtime is None else {queue: runtime.policies.policy_for(queue) for queue in app.amqp.queues}
+        named = [(each.dead_letter_queue_for(queue), each.expiry_queue_for(queue)) for queue, each in policies.items()]
+        return frozenset(name for names in named for name in names if name is not None) | ({target} - {*app.amqp.queues})
