@@ -111,6 +111,11 @@ def _start(name: str, title: str, tasks: int, per_second: int, aim: str, *, besi
     return Comparison(name, title, "benchmarks.start:start", THREE, amounts, options, {aim: 1.0}, beside=beside)
 
 
+def _many(name: str, title: str, measure: str, **options: Any) -> Comparison:
+    amounts, aims = {"tasks": Amount(10_000, 500)}, {"publish_mean": 0.4}
+    return Comparison(name, title, f"benchmarks.group:{measure}", TWO, amounts, options, aims)
+
+
 def _reconciliation(name: str, millions: int, aims: Mapping[str, float], **options: Any) -> Comparison:
     title = f"the books of {millions} million events, against a bare groupBy"
     amounts = {"events": Amount(millions * 1_000_000, 10_000)}
@@ -221,6 +226,9 @@ COMPARISONS: Mapping[str, Comparison] = {
             {"calls": Amount(10_000, 300)},
             aims={"delay_mean": 1.1},
         ),
+        _many("group", "a group, for each task", "group"),
+        _many("publishing", "a loop of `delay()` in a `publishing()` block", "loop"),
+        _many("rabbitmq-group", "RabbitMQ: a group, for each task", "group", broker="rabbitmq"),
         _start("start-idle", "from `delay()` to the task, idle (20/s)", 300, 20, "start_p50", beside=True),
         _start("start-loaded", "from `delay()` to the task, at 400/s", 4000, 400, "start_p99"),
         Comparison(

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from redelivery.errors import ConfigurationError
 
 from .brokers import transport_of
+from .brokers.batches import PublishingBlock, install_batches
 from .brokers.broker_url import check_before_start
 from .brokers.connections import install_connections
 from .policy.resolver import Resolver
@@ -54,6 +55,7 @@ class Redelivery(Runtime):
         app.steps["consumer"].add("redelivery.workers.duties.remote_control:RemoteControl")
         app.steps["consumer"].add("redelivery.workers.duties.served_metrics:ServedMetrics")
         install_connections(app)
+        install_batches(app)
         check_before_start(app)
 
     def _is_transient(self, exc: BaseException) -> bool:
@@ -62,6 +64,15 @@ class Redelivery(Runtime):
     def policy_for(self, queue: str, task: str | None = None) -> RedeliveryPolicy:
         """What holds for this task on this queue."""
         return self.policies.policy_for(queue, task)
+
+    def publishing(self) -> PublishingBlock:
+        """A block whose code publishes in batches: `with app.redelivery.publishing(): ...`; its `flush()` publishes at once.
+
+        `delay()` and `apply_async()` return as ever. A batch goes out at the end of the block (also where an exception ends it), at
+        500 messages, at a mebibyte, or when a message comes a second after the oldest. What a process has not handed over when it
+        dies is neither published nor recorded. Do not wait for a result in the block before `flush()`.
+        """
+        return PublishingBlock(self.app)
 
     def dead_letter_handler(self, *queues: str, **options: Any) -> Callable[[Handler], Handler]:
         """Decorate the function that decides about the dead letters of these origin queues, in a worker that consumes their DLQ.

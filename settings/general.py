@@ -31,6 +31,8 @@ class GeneralSettings:
       them there without `--to`; with None, both use `outcome_export`.
     - `fast_receive` (flag; true): whether workers receive by the batched script, and on RabbitMQ read ahead; false leaves
       receiving to kombu.
+    - `fast_publish` (flag; true): whether groups, chunks, chords and `publishing()` blocks publish in batches; false publishes each
+      message by itself.
     - `eta_threshold` (seconds; 1): messages that are due later than this wait in the delay store, not in the worker.
     - `dispatcher` (flag; true): whether every worker runs a dispatcher; set false if it runs as a process of its own.
     - `redact` (flag; false): whether commands, logs and JSON hide the arguments of tasks, and the texts and tracebacks of
@@ -56,6 +58,7 @@ class GeneralSettings:
     outcome_export_every: float = setting(values.duration_from(1.0), default=60.0)
     outcome_archive: str | None = setting(values.optional(values.name), default=None)
     fast_receive: bool = setting(values.flag, default=True)
+    fast_publish: bool = setting(values.flag, default=True)
     eta_threshold: float = setting(values.duration, default=1.0)
     dispatcher: bool = setting(values.flag, default=True)
     redact: bool = setting(values.flag, default=False)

@@ -47,7 +47,7 @@ AGREED = Path(__file__).with_name("contract.json")
 ROOT = Path(__file__).resolve().parents[2]
 LOG = re.compile(r"^\| `([a-z_]+\.[a-z_]+)` \| (\w+) \| ([^|]*) \|", re.MULTILINE)
 #: What `Redelivery(app)` offers its user; the rest of it is our own.
-INSTALLED = {"settings", "policy_for", "dead_letter_handler"}
+INSTALLED = {"settings", "policy_for", "dead_letter_handler", "publishing"}
 #: A task's message as a producer writes it: what each step adds to it is the header's contract.
 MESSAGE: Mapping[str, Any] = {
     "body": "",

@@ -25,6 +25,7 @@ from ...messages.envelope import ANNOUNCED, EXPIRATION
 from ...messages.events import Numbering
 from ...messages.recording import published
 from ...messages.ttl import PUBLISHED, is_dated
+from .batch import Together
 from .consuming.acks import Settled, frames
 from .consuming.reading import ReadingAhead
 from .consuming.window import Windowed
@@ -38,9 +39,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from ...messages.events import Event
+    from ...messages.publication import Batch
 
 NUMBERS = Numbering()
 NAMES = AmqpNames()
+#: Messages that a producer publishes in one write, whose confirmations it awaits together.
+MAX_TOGETHER = 500
 #: How often the broker is asked something that it answers behind the acknowledgements before it: a channel of RabbitMQ sends a
 #: quorum queue 32 commands at the most, and the rest, as one, when it has heard of them, which may be just after the first answer.
 BARRIERS = 3
@@ -154,28 +158,45 @@ class Channel(Windowed):
         self._announce(msg, exchange, routing_key, super().basic_publish_confirm)
         return super().basic_publish_confirm(msg, exchange, routing_key, **kwargs)
 
+    def publish_together(self, batch: Batch) -> None:
+        """Publish and record what is left of a batch, and wait for all confirmations together (`batch`)."""
+        self._declare_once()
+        together = getattr(self.connection, "together", None)
+        if together is None or not together.is_open:
+            together = self.connection.together = Together(self.connection, NAMES)
+        together.publish(batch, self)
+
     def _announce(self, msg: Any, exchange: str, routing_key: str, publish: Any) -> None:
+        event = self.prepared(msg, exchange, routing_key)
+        if event is None:
+            return
+        self._declare_once()
+        body = packed([(NUMBERS.next_id(), event)])
+        message = amqp.Message(body, content_type="application/json", delivery_mode=PERSISTENT)
+        try:
+            publish(message, NAMES.outcomes_exchange, NAMES.outcomes)
+        except BaseException:
+            NUMBERS.begin_anew()
+            raise
+
+    def prepared(self, msg: Any, exchange: str, routing_key: str) -> Event | None:
+        """Write into a task's headers what they are to say when it goes; the event that is to be recorded before, if one is."""
         headers = msg.properties.get("application_headers") or {}
         event = published({"headers": headers}, routing_key)
         if event is None:
-            return
+            return None
         headers = dict(headers)
         expiration = msg.properties.pop("expiration", None)
         if expiration is not None:
             headers[EXPIRATION] = expiration
         if PUBLISHED not in headers and (expiration is not None or is_dated(headers) or self._is_bounded(exchange, event)):
             headers[PUBLISHED] = time.time_ns() // 1_000_000
-        if not exchange and not {"CC", "BCC"} & headers.keys():  # a copy goes to queues that nobody here knows
-            self._declare_once()
+        # a copy goes to queues that nobody here knows
+        is_announced = not exchange and not {"CC", "BCC"} & headers.keys()
+        if is_announced:
             headers[ANNOUNCED] = 1
-            body = packed([(NUMBERS.next_id(), event)])
-            message = amqp.Message(body, content_type="application/json", delivery_mode=PERSISTENT)
-            try:
-                publish(message, NAMES.outcomes_exchange, NAMES.outcomes)
-            except BaseException:
-                NUMBERS.begin_anew()
-                raise
         msg.properties["application_headers"] = headers
+        return event if is_announced else None
 
     def _is_bounded(self, exchange: str, event: Event) -> bool:
         """Whether a policy gives the message a lifetime, which counts from now; an exchange may mean any queue of the app."""
@@ -205,6 +226,8 @@ class RabbitTransport(pyamqp.Transport):
     """kombu's transport for RabbitMQ, with our channels."""
 
     Connection = Connection
+    #: Its channels publish so many messages in one batch (`publish_together`).
+    publishes_together = MAX_TOGETHER
 
     def register_with_event_loop(self, connection: Any, loop: Any) -> None:
         """As kombu's; the loop reads ahead, unless `fast_receive` is off."""
@@ -228,3 +251,5 @@ class RabbitTlsTransport(pyamqp.SSLTransport):
     """The same over TLS."""
 
     Connection = Connection
+    #: Its channels publish so many messages in one batch (`publish_together`).
+    publishes_together = MAX_TOGETHER

@@ -129,6 +129,10 @@ class Keys:
         """Hash: the last batch that an owner was given (its number, first and last tag)."""
         return self._own(f"received:{token}")
 
+    def published(self, token: str) -> str:
+        """String with a time to live: the number of the last batch that was published under a producer's token."""
+        return self._own(f"published:{token}")
+
     def watch(self, queue: str) -> str:
         """Hash: which owner is woken by a push for this queue (`watcher`), until when (ms), and who stands in (`deputy`)."""
         return self._own(f"watch:{queue}")

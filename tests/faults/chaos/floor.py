@@ -59,12 +59,35 @@ def judge(letter: Letter) -> LetterDecision:
 
 
 def produce(seed: str, count: int, ledger: str, mix: str) -> None:
-    """Publish so many tasks; the ledger has a line before each, and one behind it once the broker has answered."""
+    """Publish so many tasks, some in batches; the ledger has a line before each, and one behind it once the broker has answered."""
     chance = random.Random(seed)  # noqa: S311 - a scenario, no secret
-    for _ in range(count):
-        task, args, options = _drawn(chance, mix)
-        task_id = str(uuid.UUID(int=chance.getrandbits(128), version=4))
-        publish(ledger, task_id, task, args, options)
+    while count > 0:
+        size = min(count, chance.choice(SIZES))
+        count -= size
+        tasks = [(str(uuid.UUID(int=chance.getrandbits(128), version=4)), *_drawn(chance, mix)) for _ in range(size)]
+        if size == 1:
+            publish(ledger, *tasks[0])
+        else:
+            publish_together(ledger, tasks)
+
+
+def publish_together(ledger: str, tasks: list[tuple[str, str, list[Any], dict[str, Any]]]) -> None:
+    """Publish these in one batch, with a line in the ledger before each, and one behind it when the batch has been answered."""
+    for task_id, task, _, _ in tasks:
+        _write(ledger, {"id": task_id, "said": "asked", "task": task})
+    block, error = app.redelivery.publishing(), ""
+    try:
+        with block:
+            for task_id, task, args, options in tasks:
+                app.send_task(f"tests.support.shop.{task}", args, task_id=task_id, retry=False, **options)
+    except Exception as exc:  # noqa: BLE001 - as below
+        error = str(exc)
+    missing = set(block.not_published)
+    for task_id, *_ in tasks:
+        _write(
+            ledger,
+            {"id": task_id, "said": "failed", "error": error} if task_id in missing else {"id": task_id, "said": "published"},
+        )
 
 
 def publish(ledger: str, task_id: str, task: str, args: list[Any], options: dict[str, Any]) -> None:
@@ -103,6 +126,8 @@ def _drawn(chance: random.Random, mix: str) -> tuple[str, list[Any], dict[str, A
     return {"dies": "fails", "dozes": "naps"}.get(kind, kind), args.get(kind, []), options
 
 
+#: How many tasks are published together; one by one, most of them.
+SIZES = (1, 1, 1, 1, 5)
 #: From how many seconds on, and up to how many.
 DELAYED = {"later": (0.5, 3.0), "much_later": (6.0, 6.0), "waits": (9.0, 12.0)}
 MIXES = {

@@ -1,6 +1,7 @@
 """Publishing on Redis: a task and its outcome event in one step, by every channel of an app with `Redelivery`. So is its purge.
 
-What is no task (replies, remote control, events) and what kombu publishes in batches goes kombu's own way. A binding is let in on a
+Of a batch (`batch`), all tasks are published and recorded in one step. What is no task (replies, remote control, events) and what
+kombu publishes in batches of its own goes kombu's own way. A binding is let in on a
 full server, and what kombu asks in transactions is asked without one there, so that a worker can come and empty it.
 """
 
@@ -17,6 +18,7 @@ from ....messages.ttl import is_dated
 from ..keys import Keys
 from ..replicas import ConfirmedRedis
 from ..scripts import Script, encoded
+from .batch import Gathering
 from .bounds import publish_within
 from .producer_clock import ProducerClock
 from .purging import purge
@@ -24,11 +26,15 @@ from .purging import purge
 if TYPE_CHECKING:
     from redis import Redis
 
+    from ....messages.publication import Batch
+
 
 class Publishing:
     """The publishing half of a channel: a mixin, because kombu has one channel for Redis and one for Sentinel."""
 
     _publishing: tuple[Redis, Keys] | None = None
+    #: The batch that is being put together, while that is so.
+    _gathering: Gathering | None = None
 
     def _queue_bind(self: Any, exchange: str, routing_key: str, pattern: str, queue: str) -> None:
         """As kombu's; on a full server by a script that is let through."""
@@ -77,19 +83,43 @@ class Publishing:
         queues_expire = getattr(self, "_expires", None)  # kombu 5.6 has no queues that expire
         expires = queues_expire.get(queue, "") if queues_expire else ""
         runtime = getattr(self.connection.client, "redelivery", None)
-        if runtime is not None:
-            bounds = runtime.policies.bounds_of(queue, event.task)
-            if bounds is not None or is_dated(message["headers"]):
-                where = {"queue": queue, "list_name": list_name, "expires": expires}
-                publish_within(client, keys, runtime, bounds, message=message, event=event, **where)
-                _CLOCK.look(client, keys)
-                return None
+        bounds = None if runtime is None else runtime.policies.bounds_of(queue, event.task)
+        where = {"list_name": list_name, "expires": expires}
+        if self._gathering is not None:
+            return self._gathering.add(message, event, queue, bounds=bounds, **where)
+        if runtime is not None and (bounds is not None or is_dated(message["headers"])):
+            publish_within(client, keys, runtime, bounds, message=message, event=event, queue=queue, **where)
+            _CLOCK.look(client, keys)
+            return None
         name = keys.list(list_name)
         lists = [keys.list(each) for each in keys.list_names(queue)] if expires != "" else []
         text, gaps = with_gaps(message, from_now(message["headers"]))
         answer = _PUBLISH(client, [keys.outcomes, name, *lists], [text, expires, *encoded(event), gaps])
         _CLOCK.look(client, keys)
         return answer
+
+    def publish_together(self: Any, batch: Batch) -> None:
+        """Publish and record what is left of a batch: all of it in one step, or, where a queue has no room for all, one by one.
+
+        Raises what `basic_publish` raises; of what goes one by one, what is before the one that is refused is published then.
+        """
+        left = batch.left
+        if len(left) > 1:
+            client, keys = self._publisher()
+            self._gathering = gathering = Gathering(keys)
+            try:
+                for each in left:
+                    self.basic_publish(each.message(self), **each.how)
+            finally:
+                self._gathering = None
+            if not len(gathering) or gathering.publish(client, batch):
+                for each in left:
+                    each.is_published = True
+                _CLOCK.look(client, keys)
+                return
+        for each in left:
+            self.basic_publish(each.message(self), **each.how)
+            each.is_published = True
 
     def _purge(self: Any, queue: str) -> int:
         """Discard what waits in a queue, as kombu does, and record it: `celery purge` is an operator's hand."""

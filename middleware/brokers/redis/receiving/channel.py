@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 MAX_MESSAGES = 64
 MAX_BYTES = 8 * 1024 * 1024
 MAX_NAMES = 1000
+#: Messages that a producer publishes in one script: the server does nothing else for a millisecond or two.
+MAX_TOGETHER = 100
 #: Seconds after which the rest of a batch waits for the next turn of the loop.
 MAX_HAND_OVER = 0.02
 #: Seconds that an idle worker waits for the answer to a question that a push made it ask, before its event loop comes round.
@@ -439,9 +441,13 @@ class ReceivingTransport(Wakeful, kombu_redis.Transport):  # type: ignore[misc]
     """kombu's Redis transport, with our channel."""
 
     Channel = Channel
+    #: Its channels publish so many messages in one batch (`publish_together`).
+    publishes_together = MAX_TOGETHER
 
 
 class SentinelReceivingTransport(Wakeful, kombu_redis.SentinelTransport):  # type: ignore[misc]
     """kombu's Sentinel transport, with our channel."""
 
     Channel = SentinelChannel
+    #: Its channels publish so many messages in one batch (`publish_together`).
+    publishes_together = MAX_TOGETHER

@@ -37,7 +37,7 @@ BOUNDARIES: dict[str, tuple[str, ...]] = {
     ),
     "child": (*around("run", "publish", "publish_within"), *FILE),
     "dispatcher": around("promote", "lead", "resign"),
-    "producer": around("publish", "publish_within"),
+    "producer": around("publish", "publish_within", "publish_batch"),
     "redrive": around("redrive"),
     "purge": (*around("purge"), *FILE),
     "move": around("move"),

@@ -16,13 +16,14 @@ from tests.support.running import ROOT
 #: AMQP's methods that change a broker, or who has a message, as py-amqp and kombu call them; and our own ways around both.
 CHANGES = {
     *("basic_publish", "basic_publish_confirm", "basic_consume", "basic_get", "basic_cancel", "basic_recover", "basic_qos"),
-    *("basic_ack", "basic_ack_multiple", "basic_reject", "basic_nack", "send_method", "frames"),
+    *("basic_ack", "basic_ack_multiple", "basic_reject", "basic_nack", "send_method", "frames", "_write_frame"),
     *("queue_declare", "queue_bind", "queue_unbind", "queue_delete", "queue_purge"),
     *("exchange_declare", "exchange_bind", "exchange_unbind", "exchange_delete"),
     *("tx_select", "tx_commit", "tx_rollback"),
 }
 #: Where it does: the function, and the steps that its calls belong to.
 CALLS = {
+    "middleware/brokers/rabbitmq/batch.py:_add": "publish_batch",
     "middleware/brokers/rabbitmq/channel.py:acknowledge": "acknowledge",
     "middleware/brokers/rabbitmq/channel.py:await_acknowledged": "rest",
     "middleware/brokers/rabbitmq/channel.py:basic_publish_confirm": "publish",
@@ -66,13 +67,14 @@ NO_STEP = {
 }
 
 
-#: The journal's steps, which the page's run is older than: the next one (`./dev chaos --broker rabbitmq --page`) empties this.
+#: Steps that the page's run is older than: the next one (`./dev chaos --broker rabbitmq --page`) empties this.
 NOT_YET = {f"worker:{step}.{side}" for step in ("moving", "moved", "had") for side in ("before", "after")} | {
     f"{role}:{step}.{side}"
     for role, steps in {"redrive": "moving moved", "move": "moving moved", "importer": "moving moved", "purge": "moved"}.items()
     for step in steps.split()
     for side in ("before", "after")
 }
+NOT_YET |= {"producer:publish_batch.before", "producer:publish_batch.after", "producer:confirm.before"}
 
 
 def steps() -> set[str]:

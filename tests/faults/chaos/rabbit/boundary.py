@@ -4,7 +4,8 @@ A publication of the publisher's is a step by what it is for (`defer`, `dead_let
 `before` it, nothing was sent; `after` it, the broker has confirmed it, and nothing else has happened. `confirm.before` is between
 the two: published, and not confirmed. `moving`, `moved` and `had` are words for the journal, whose confirmation nobody waits for
 (and `stayed`, which no run comes to).
-Steps of a producer are `announce` (the event of a publication) and `publish`. The others: `receive` (a delivery becomes the
+Steps of a producer are `announce` (the event of a publication), `publish`, and `publish_batch` (a batch, with its events).
+The others: `receive` (a delivery becomes the
 worker's), `start` (that of a suspect is recorded), `acknowledge`, `declare`, `keep` (a dead-letter queue is declared), `rest` (a
 worker that stops waits for its last acknowledgements), `look`, `give_back` and `lock` (an operator's tool takes messages to read
 them, and puts them back; an export keeps others away), `listen` (a queue of one's own beside the outcome log).
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from redelivery.middleware.brokers.rabbitmq import channel as amqp_channel
 from redelivery.middleware.brokers.rabbitmq import transport as amqp
+from redelivery.middleware.brokers.rabbitmq.batch import Together
 from redelivery.middleware.brokers.rabbitmq.channel import Channel
 from redelivery.middleware.brokers.rabbitmq.consuming.deliveries import ChannelClaim
 from redelivery.middleware.brokers.rabbitmq.consuming.start_markers import Starts
@@ -117,6 +119,8 @@ def _at_publisher() -> None:
 def _at_producer() -> None:
     stand_around(Channel, "_announce", "announce", lambda _self, msg, exchange, *_: not exchange and _is_task(msg))
     stand_around(Channel, "basic_publish_confirm", "publish", lambda _self, msg, *_: _is_task(msg))
+    stand_around(Together, "publish", "publish_batch")
+    stand_around(Together, "_confirmed", "confirm")
 
 
 def _is_task(message: Any) -> bool:

@@ -16,7 +16,7 @@ BOUNDARIES: dict[str, tuple[str, ...]] = {
         *SENT,
     ),
     "child": (*around("run", "announce", "publish"), *FILE),
-    "producer": around("announce", "publish", "declare"),
+    "producer": (*around("announce", "publish", "declare", "publish_batch"), *SENT),
     "redrive": (*around("redrive", "record", "acknowledge", "look", "give_back", "moving", "moved"), *SENT),
     "move": (*around("move", "record", "acknowledge", "keep", "moving", "moved"), *SENT),
     "importer": (*around("import", "record", "acknowledge", "keep", "moving", "moved"), *SENT),

@@ -1,0 +1,69 @@
+"""A group, and a loop of `delay()`: what each of many tasks costs when they are published, and how often the broker is asked.
+
+No worker runs beside it.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any
+
+from celery import group as celery_group
+
+from benchmarks.figures import less
+from benchmarks.sides import side
+from tests.support.servers import Server
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from benchmarks.figures import Figure
+
+__all__ = ["group", "loop"]
+
+WARM_UP = 50
+
+
+def group(name: str, *, tasks: int, broker: str = "valkey") -> dict[str, Figure]:
+    """Publish one group of so many tasks: microseconds for each, of this process's processor and of the broker's; round trips."""
+    with side(name, broker=broker) as here:
+        task = here.app.tasks["benchmarks.app.noop"]
+
+        def publish(count: int) -> None:
+            celery_group([task.s(number) for number in range(count)], app=here.app).apply_async()
+
+        return _measured(here, publish, tasks)
+
+
+def loop(name: str, *, tasks: int, broker: str = "valkey") -> dict[str, Figure]:
+    """Call `delay()` so often, with redelivery in a `publishing()` block; the same figures."""
+    with side(name, broker=broker) as here:
+        send = here.sender("noop")
+        install = getattr(here.app, "redelivery", None)
+
+        def publish(count: int) -> None:
+            with nullcontext() if install is None else install.publishing():
+                for number in range(count):
+                    send(number)
+
+        return _measured(here, publish, tasks)
+
+
+def _measured(here: Any, publish: Callable[[int], None], count: int) -> dict[str, Figure]:
+    publish(WARM_UP)
+    asked, broker, used, began = _round_trips(here), here.broker_seconds(), time.process_time(), time.perf_counter()
+    publish(count)
+    took, used = time.perf_counter() - began, time.process_time() - used
+    broker, asked = here.broker_seconds() - broker, _round_trips(here) - asked
+    figures = {
+        "publish_mean": less(took / count * 1e6, "µs"),
+        "producer_processor": less(used / count * 1e6, "µs/task"),
+        "broker_processor": less(broker / count * 1e6, "µs/task"),
+    }
+    return figures | ({"round_trips": less(asked, "")} if asked else {})
+
+
+def _round_trips(here: Any) -> int:
+    """How often the broker has read from its clients, where it counts that."""
+    return 0 if not isinstance(here.server, Server) else int(here.client.info("stats")["total_reads_processed"])

@@ -1,0 +1,353 @@
+"""Publishing in batches: what a group publishes, and what is published in a `publishing()` block, goes to the broker together.
+
+Celery's canvas publishes all messages of a group, of chunks and of a chord's header through one producer, which it asks the app for
+(`producer_or_acquire`). Here it is given one that collects, and hands over what it has: at the end of the group, when a batch is
+full, or when the oldest has waited for `MAX_WAIT` and another comes. A block does the same for whatever the code in it publishes by
+the app, in its own thread. Nothing else is collected: a message that is given a producer or a connection of its caller's goes at
+once.
+
+How many messages are a batch is the broker's to say (`publishes_together`): a script of Redis keeps all others waiting.
+
+Each message is serialized when it is collected, and Celery's two signals are sent then, as ever: `after_task_publish` says that the
+message has been handed over. Batches are tried again as their messages would have been (`retry`, `retry_policy`); messages with
+other policies go in another batch. What a process has collected when it dies is neither published nor recorded.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import threading
+import time
+from collections import deque
+from contextlib import ExitStack
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, Self
+
+from celery.app import amqp as celery_amqp
+from kombu import Producer
+
+from ..logs import log
+from ..messages.publication import Batch, Publication
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
+    from types import FrameType, TracebackType
+
+    from celery import Celery
+    from kombu import Connection
+
+    Acquire = Callable[[Any], AbstractContextManager[Producer]]
+
+#: What is collected at the most: messages of a block, and bytes (and one message more); and seconds after which the next message
+#: takes all along.
+MAX_MESSAGES, MAX_BYTES, MAX_WAIT = 500, 1024 * 1024, 1.0
+#: So many ids of what was not published are named in a line of the log, and kept by a block.
+MAX_NAMED, MAX_KEPT = 20, 10_000
+
+
+def install_batches(app: Celery) -> None:
+    """Have this app's groups, and its `publishing()` blocks, publish in batches."""
+    acquire = app.producer_or_acquire
+
+    @functools.wraps(acquire)
+    def producer_or_acquire(producer: Any = None) -> Any:
+        if producer is None:
+            block = _block_of(app)
+            if block is not None:
+                return _Lent(block.producer)
+        if _is_group(sys._getframe(1)) and not isinstance(producer, BatchProducer):  # noqa: SLF001 - nobody else is told it
+            connection = _template(app) if producer is None else producer.connection
+            most = _batch_of(app, connection)
+            if most:
+                return _Together(Collecting(functools.partial(acquire, producer), most, most), connection)
+        return acquire(producer)
+
+    producer_or_acquire.unbatched = acquire  # type: ignore[attr-defined]
+    app.producer_or_acquire = producer_or_acquire
+
+
+def _is_group(frame: FrameType) -> bool:
+    """Whether it is Celery's canvas that asks, for all messages of a group."""
+    return frame.f_code.co_name == "_apply_tasks" and frame.f_globals.get("__name__") == "celery.canvas"
+
+
+def _batch_of(app: Celery, connection: Any) -> int:
+    """How many messages are a batch; 0 where none are wanted, or this connection's channels do not publish them.
+
+    Celery publishes a worker's callbacks with a policy of its own, one by one.
+    """
+    if not app.redelivery.settings.fast_publish or _publishes_callbacks.get():
+        return 0
+    return int(getattr(connection.get_transport_cls(), "publishes_together", 0))
+
+
+_publishes_callbacks: ContextVar[bool] = getattr(
+    celery_amqp, "_callback_publish_retry", ContextVar("publishes_callbacks", default=False)
+)
+
+
+class Collecting:
+    """The messages that have been collected, for one thread.
+
+    `acquire` has the producer that publishes them: when there are `most`, in batches of so many.
+    """
+
+    def __init__(self, acquire: Callable[[], AbstractContextManager[Producer]], most: int, batch: int) -> None:
+        self._acquire, self._most, self._batch = acquire, most, max(batch, 1)
+        self._line: list[Publication] = []
+        self._bytes, self._since = 0, 0.0
+        self._policy: dict[str, Any] | None = None
+        self._held = ExitStack()
+        self._producer: Producer | None = None
+        #: The ids of the tasks that were not published, as far as anybody knows; the last of them.
+        self.not_published: deque[str] = deque(maxlen=MAX_KEPT)
+
+    def __len__(self) -> int:
+        return len(self._line)
+
+    def add(self, publication: Publication, policy: dict[str, Any] | None) -> None:
+        """Collect one more; `policy` says how it is to be tried again, None that it is not. Raises what `flush` raises."""
+        size = publication.size
+        if self._line and (policy != self._policy or self._bytes + size > MAX_BYTES):
+            self.flush()
+        now = time.monotonic()
+        if not self._line:
+            self._since, self._policy = now, policy
+        self._line.append(publication)
+        self._bytes += size
+        if len(self._line) >= self._most or self._bytes >= MAX_BYTES or now - self._since >= MAX_WAIT:
+            self.flush()
+
+    def producer(self) -> Producer:
+        """A real producer, held until the next flush: for whoever needs its channel."""
+        if self._producer is None:
+            self._producer = self._held.enter_context(self._acquire())
+        return self._producer
+
+    def flush(self) -> None:
+        """Publish what there is. Raises what publishing raises; what was not published then is forgotten, and named in the log."""
+        line, self._line, self._bytes = self._line, [], 0
+        try:
+            for at in range(0, len(line), self._batch):
+                _publish(self.producer(), Batch(line[at : at + self._batch]), self._policy)
+        except BaseException as exc:
+            self._name(line, exc)
+            self._let_go(exc)
+            raise
+        self._let_go(None)
+
+    def _let_go(self, exc: BaseException | None) -> None:
+        """Give the producer back; a connection that something was wrong with is replaced."""
+        self._producer = None
+        self._held.__exit__(type(exc) if exc is not None else None, exc, exc.__traceback__ if exc is not None else None)
+
+    def end(self, exc: BaseException | None) -> None:
+        """The code that published has ended, with this exception or without: what was collected is published.
+
+        Where that fails, its exception takes the place of the other, but for one that must reach its own handler (an interrupt, a
+        cancelled coroutine).
+        """
+        try:
+            self.flush()
+        except Exception:
+            if exc is None or isinstance(exc, Exception):
+                raise
+
+    def _name(self, line: list[Publication], exc: BaseException) -> None:
+        left = [each.task_id for each in line if not each.is_published]
+        if not left:
+            return
+        self.not_published.extend(left)
+        count, named = len(line), left[:MAX_NAMED]
+        exc.add_note(f"{len(left)} of {count} messages that went together are not known to be published: {', '.join(named)}")
+        log.error("publish.failed", messages=count, not_published=len(left), task_ids=named, error=f"{type(exc).__name__}: {exc}")
+
+
+def _publish(producer: Producer, batch: Batch, policy: dict[str, Any] | None) -> None:
+    """Hand a batch over, again and again as its policy says; what is known to be there is not sent again."""
+    connection: Any = producer.connection
+
+    def send() -> None:
+        for entity in batch.entities:
+            producer.maybe_declare(entity)
+        channel: Any = producer.channel
+        channel.publish_together(batch)
+
+    with connection._reraise_as_library_errors():  # noqa: SLF001 - as Celery does around each publication
+        if policy is None:
+            send()
+        else:
+            connection.transport_options.update(policy)  # as kombu does
+            connection.ensure(producer, send, **policy)()
+
+
+class BatchProducer(Producer):
+    """A producer of kombu's that collects tasks; what is no task it publishes at once."""
+
+    def __init__(self, collecting: Collecting, connection: Connection) -> None:
+        super().__init__(None, auto_declare=False)
+        self._collecting, self._template = collecting, connection
+        self._policy: dict[str, Any] | None = None
+        self._how: dict[str, Any] = {}
+
+    @property
+    def connection(self) -> Connection:
+        """A connection that knows its errors, and need not be open."""
+        return self._template
+
+    def _get_channel(self) -> Any:
+        return self._collecting.producer().channel
+
+    channel = property(_get_channel, Producer._set_channel)  # noqa: SLF001 - as kombu's
+
+    def publish(self, body: Any, **options: Any) -> Any:
+        """As kombu's; a task is collected."""
+        headers = options.get("headers") or {}
+        if not isinstance(headers.get("id"), str) or "task" not in headers:
+            return self._collecting.producer().publish(body, **options)
+        policy = options.pop("retry_policy", None)
+        self._policy = dict(policy or {}) if options.pop("retry", False) else None
+        self._how = {name: options.pop(name, None) for name in ("timeout", "confirm_timeout")}
+        return super().publish(body, **options)
+
+    def _publish(  # noqa: PLR0917 - kombu gives them in this order
+        self,
+        body: Any,
+        priority: Any,
+        content_type: Any,
+        content_encoding: Any,
+        headers: Any,
+        properties: Any,
+        routing_key: Any,
+        mandatory: Any,
+        immediate: Any,
+        exchange: Any,
+        declare: Any,
+        *_: Any,
+    ) -> None:
+        how = {"exchange": exchange, "routing_key": routing_key, "mandatory": mandatory, "immediate": immediate, **self._how}
+        made = (body, priority, content_type, content_encoding, headers, properties)
+        self._collecting.add(Publication(*made, how, tuple(declare or ())), self._policy)
+
+
+class _Together:
+    """What a group is given instead of a producer."""
+
+    def __init__(self, collecting: Collecting, connection: Connection) -> None:
+        self._collecting, self._producer = collecting, BatchProducer(collecting, connection)
+
+    def __enter__(self) -> BatchProducer:
+        return self._producer
+
+    def __exit__(self, _: type[BaseException] | None, exc: BaseException | None, __: TracebackType | None) -> None:
+        self._collecting.end(exc)
+
+
+class _Lent:
+    """A producer that is somebody else's to give back."""
+
+    def __init__(self, producer: Producer) -> None:
+        self._producer = producer
+
+    def __enter__(self) -> Producer:
+        return self._producer
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+def _template(app: Celery) -> Connection:
+    """The connection that the app's producers are made after; it is not open."""
+    connection: Connection = app.producer_pool.connections.connection
+    return connection
+
+
+class PublishingBlock:
+    """What `app.redelivery.publishing()` returns: what its code publishes by this app goes to the broker in batches.
+
+    A batch goes out at the end of the block, at 500 messages, at a mebibyte, when a message comes a second after the oldest, or
+    by `flush()`. The call that fills a batch raises what publishing raises; so does the end of the block. `not_published` has the
+    ids of the tasks that were not published then.
+
+    The block is its thread's, or its coroutine's; coroutines that begin in it are in it while it is open. What other threads
+    publish goes at once, and so does what a forked child publishes; the child does not publish what its parent has collected. A
+    block in a block publishes at its own end, with what the outer one has collected until then.
+    """
+
+    def __init__(self, app: Celery) -> None:
+        self._app = app
+        self._pid, self._thread, self._outer = 0, 0, _BLOCK.get()
+        self._is_open = False
+        self._collecting: Collecting
+        #: What the app's calls are given; None where each message goes at once.
+        self._producer: BatchProducer | None = None
+
+    def __enter__(self) -> Self:
+        if self._pid:
+            msg = "a publishing() block is entered once: call publishing() again"
+            raise RuntimeError(msg)
+        self._pid, self._thread, self._outer = os.getpid(), threading.get_ident(), _BLOCK.get()
+        outer, connection = _block_of(self._app), _template(self._app)
+        if outer is not None:
+            self._collecting, self._producer = outer._collecting, outer._producer  # noqa: SLF001 - one of its kind
+        else:
+            acquire: Any = self._app.producer_or_acquire
+            batch = _batch_of(self._app, connection)
+            self._collecting = Collecting(getattr(acquire, "unbatched", acquire), MAX_MESSAGES, batch)
+            self._producer = BatchProducer(self._collecting, connection) if batch else None
+        self._is_open = True
+        _BLOCK.set(self)
+        return self
+
+    def __exit__(self, _: type[BaseException] | None, exc: BaseException | None, __: TracebackType | None) -> None:
+        self._is_open = False
+        if _BLOCK.get() is self:
+            _BLOCK.set(self._outer)
+        if os.getpid() == self._pid:
+            self._collecting.end(exc)
+
+    def flush(self) -> None:
+        """Publish what was collected, now. Raises what publishing raises, and `RuntimeError` in another thread."""
+        if os.getpid() != self._pid:
+            return
+        if threading.get_ident() != self._thread:
+            msg = "a publishing() block is its own thread's: flush it there"
+            raise RuntimeError(msg)
+        self._collecting.flush()
+
+    @property
+    def not_published(self) -> tuple[str, ...]:
+        """The ids of the tasks that were not published because publishing failed; the last ten thousand of them."""
+        return tuple(self._collecting.not_published)
+
+    @property
+    def producer(self) -> Producer:
+        """What collects. Raises `LookupError` where each message goes at once."""
+        if self._producer is None:
+            msg = "this block collects nothing"
+            raise LookupError(msg)
+        return self._producer
+
+    def collects_for(self, app: Celery) -> bool:
+        """Whether what this app publishes here and now is collected."""
+        is_here = self._is_open and self._pid == os.getpid() and self._thread == threading.get_ident()
+        return is_here and self._app is app and self._producer is not None
+
+    @property
+    def outer(self) -> PublishingBlock | None:
+        """The block around it, of whatever app."""
+        return self._outer
+
+
+_BLOCK: ContextVar[PublishingBlock | None] = ContextVar("redelivery_publishing", default=None)
+
+
+def _block_of(app: Celery) -> PublishingBlock | None:
+    """The innermost block that collects what this app publishes here and now."""
+    block = _BLOCK.get()
+    while block is not None and not block.collects_for(app):
+        block = block.outer
+    return block

@@ -1,0 +1,149 @@
+"""A batch on RabbitMQ: its events in one message, then its messages, all in one write; their confirmations are awaited together.
+
+It goes out on a channel of its own beside the producer's, with confirmations, whether the app has asked for them or not: when a
+group returns, the broker has all of it. The events go first, as those of single publications do. A connection that is lost leaves
+unknown what was not confirmed: when the batch is tried again, that is sent again, and events under the same ids. So a task can be
+there twice, as when Celery tries a publication again.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import amqp
+from amqp import spec
+from amqp.exceptions import MessageNacked
+from amqp.method_framing import frame_writer
+from amqp.serialization import dumps
+from kombu.exceptions import OperationalError
+
+from redelivery.errors import BrokerError
+
+from ...messages.events import Numbering
+from .events import packed
+from .messages import PERSISTENT
+
+if TYPE_CHECKING:
+    from ...messages.events import Event
+    from ...messages.publication import Batch, Publication
+    from .names import AmqpNames
+
+#: Seconds for all confirmations of a batch to come, where no `confirm_timeout` says otherwise.
+TIMEOUT = 30.0
+
+_NUMBERS = Numbering()
+
+
+class _Written:
+    """What a frame writer of py-amqp writes to: parts that go out together."""
+
+    def __init__(self) -> None:
+        self.parts: list[bytes] = []
+
+    def write(self, part: bytes | memoryview) -> None:
+        """Keep it: py-amqp uses the memory behind it again."""
+        self.parts.append(bytes(part))
+
+    def taken(self) -> bytes:
+        """All of it, once."""
+        whole = b"".join(self.parts)
+        self.parts.clear()
+        return whole
+
+
+class Together:
+    """A channel for batches, of one connection."""
+
+    def __init__(self, connection: Any, names: AmqpNames) -> None:
+        self._connection, self._names = connection, names
+        self._channel = connection.channel()
+        self._channel.confirm_select()
+        self._channel.events["basic_ack"].add(self._on_ack)
+        self._channel.events["basic_nack"].add(self._on_nack)
+        self._written = _Written()
+        self._write_frame = frame_writer(connection, self._written)
+        self._last = 0
+        self._open: set[int] = set()
+        self._nacked: set[int] = set()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it can be used: the broker closes a channel on which something was wrong."""
+        return self._channel.connection is not None
+
+    def publish(self, batch: Batch, producer: Any) -> None:
+        """Publish what is left. Raises what py-amqp raises, `MessageNacked`, and `OperationalError` where nothing is confirmed."""
+        self._written.taken()  # what an error has left
+        left = batch.left
+        made = [self._made(each, producer) for each in left]
+        events = [(each.event_id, event) for each, (_, event) in zip(left, made, strict=True) if event is not None]
+        self._open, self._nacked = set(), set()
+        log = self._add(self._event_message(events), self._names.outcomes_exchange, self._names.outcomes) if events else 0
+        numbers = [self._add_publication(message, each) for each, (message, _) in zip(left, made, strict=True)]
+        try:
+            self._send()
+            self._confirmed(min((each.how["confirm_timeout"] or each.how["timeout"] or TIMEOUT for each in left), default=TIMEOUT))
+        except BaseException:
+            _NUMBERS.begin_anew()  # the last ids may not have arrived, and then their numbers would look like some that were lost
+            raise
+        finally:
+            for number, each in zip(numbers, left, strict=True):
+                each.is_published = number not in self._open and number not in self._nacked
+        if log in self._nacked:
+            msg = f"the outcome log {self._names.outcomes} takes no events: does a policy of the broker limit its length?"
+            raise BrokerError(msg)
+        if self._nacked:
+            msg = f"the broker refused {len(self._nacked)} of {len(left)} messages"
+            raise MessageNacked(msg)
+
+    def _made(self, publication: Publication, producer: Any) -> tuple[Any, Event | None]:
+        message = publication.message(producer)
+        event = producer.prepared(message, publication.how["exchange"], publication.how["routing_key"])
+        if event is not None and not publication.event_id:
+            publication.event_id = _NUMBERS.next_id()
+        return message, event
+
+    @staticmethod
+    def _event_message(events: list[tuple[str, Event]]) -> amqp.Message:
+        return amqp.Message(packed(events), content_type="application/json", delivery_mode=PERSISTENT)
+
+    def _add_publication(self, message: Any, publication: Publication) -> int:
+        how = publication.how
+        return self._add(message, how["exchange"], how["routing_key"], bool(how["mandatory"]), bool(how["immediate"]))
+
+    def _add(self, message: Any, exchange: str, routing_key: str, mandatory: bool = False, immediate: bool = False) -> int:
+        """Add a publication to what goes out; its number on this channel."""
+        args = dumps("Bssbb", (0, exchange, routing_key, mandatory, immediate))
+        self._write_frame(1, self._channel.channel_id, spec.Basic.Publish, args, message)
+        self._last += 1
+        self._open.add(self._last)
+        return self._last
+
+    def _send(self) -> None:
+        whole = self._written.taken()
+        self._connection.transport.write(whole)
+        self._connection.bytes_sent += 1  # py-amqp counts what it writes, to know when a heartbeat is due
+
+    def _confirmed(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while self._open:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                msg = f"RabbitMQ has not confirmed {len(self._open)} messages within {seconds:g} s; is it blocked by an alarm?"
+                raise OperationalError(msg)
+            try:
+                self._connection.drain_events(timeout=left)
+            except TimeoutError:
+                continue
+
+    def _on_ack(self, number: int, multiple: bool) -> None:
+        self._answered(number, multiple=multiple)
+
+    def _on_nack(self, number: int, multiple: bool) -> None:
+        self._nacked |= self._answered(number, multiple=multiple)
+
+    def _answered(self, number: int, *, multiple: bool) -> set[int]:
+        answered = {each for each in self._open if each <= number} if multiple else {number} & self._open
+        self._open -= answered
+        return answered

@@ -1,0 +1,109 @@
+"""A batch on Redis: one script publishes all its messages and records them, or does neither, and does it once.
+
+The script is asked under a token and a number, which the server remembers for `REMEMBERED` after it has carried the batch out:
+when an answer is lost and the batch is asked for again, nothing is published twice. A token serves one batch after another, so that
+a process leaves as many keys as it has threads that publish.
+
+What most events of a batch say alike (task, queue, parent) is sent once, as a form. Where a queue that has a `max_length` has no
+room for all, the script changes nothing, and the messages go one by one.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from typing import TYPE_CHECKING, Any
+
+from ....messages.countdown import from_now, with_gaps
+from ....messages.ttl import PUBLISHED, is_dated
+from ..scripts import Script, encoded
+
+if TYPE_CHECKING:
+    from redis import Redis
+
+    from ....messages.events import Event
+    from ....messages.publication import Batch
+    from ....policy.resolver import Bounds
+    from ..keys import Keys
+
+#: How long a batch is remembered (ms): longer than anybody tries again.
+REMEMBERED = 600_000
+
+
+class Stamps:
+    """The tokens of this process, each with the number of its last batch; a forked child has its own."""
+
+    def __init__(self) -> None:
+        self._pid = 0
+        self._free: list[tuple[str, int]] = []
+
+    def take(self) -> tuple[str, int]:
+        """A token that is nobody's now, and the next number."""
+        if self._pid != os.getpid():
+            self._pid, self._free = os.getpid(), []
+        try:
+            token, number = self._free.pop()
+        except IndexError:
+            token, number = uuid.uuid4().hex, 0
+        return token, number + 1
+
+    def give_back(self, stamp: tuple[str, int]) -> None:
+        """Its batch has been answered."""
+        self._free.append(stamp)
+
+
+class Gathering:
+    """The messages of one script, as it takes them."""
+
+    def __init__(self, keys: Keys) -> None:
+        self._keys = keys
+        self._names: dict[str, int] = {}
+        self._forms: dict[tuple[bytes, ...], int] = {}
+        self._rules: dict[str, tuple[int | None, Any]] = {}
+        self._adds: dict[str, int] = {}
+        self._messages: list[Any] = []
+
+    def __len__(self) -> int:
+        return len(self._messages) // 5
+
+    def add(
+        self, message: dict[str, Any], event: Event, queue: str, *, list_name: str, bounds: Bounds | None, expires: Any
+    ) -> None:
+        """One more message for this list of a queue."""
+        most = None if bounds is None else bounds.max_length
+        if most is not None or expires != "":
+            self._rules.setdefault(queue, (most, expires))
+        self._adds[queue] = self._adds.get(queue, 0) + 1
+        times = from_now(message["headers"])
+        if (bounds is not None and bounds.is_dated) or is_dated(message["headers"]):
+            times[PUBLISHED] = 0
+        text, gaps = with_gaps(message, times)
+        task_id, *rest = encoded(event)
+        form = self._forms.setdefault(tuple(rest), len(self._forms) + 1)
+        self._messages += (self._place(list_name), form, task_id, gaps, text)
+
+    def _place(self, list_name: str) -> int:
+        """Where a list stands among the script's keys."""
+        return self._names.setdefault(list_name, len(self._names) + 3)
+
+    def publish(self, client: Redis, batch: Batch) -> bool:
+        """Ask for it; False where a queue has no room for all. Raises whatever redis-py raises: then nothing has changed."""
+        if batch.stamp is None:
+            batch.stamp = _STAMPS.take()
+        token, number = batch.stamp
+        rules = [self._rule(queue, most, expires) for queue, (most, expires) in self._rules.items()]
+        forms = [value for form in self._forms for value in form]
+        names = [self._keys.outcomes, self._keys.published(token), *map(self._keys.list, self._names)]
+        args = [number, REMEMBERED, len(self._forms), len(rules), *forms, *rules, *self._messages]
+        answer = _PUBLISH_BATCH(client, names, args)
+        _STAMPS.give_back(batch.stamp)
+        batch.stamp = None
+        return bool(answer != b"full")
+
+    def _rule(self, queue: str, most: int | None, expires: Any) -> str:
+        lists = " ".join(str(self._place(name)) for name in self._keys.list_names(queue))
+        return f"{'' if most is None else most},{expires},{self._adds[queue]},{lists}"
+
+
+_PUBLISH_BATCH = Script("publish_batch", answers_last=True)
+_STAMPS = Stamps()

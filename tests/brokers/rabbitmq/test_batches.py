@@ -1,0 +1,200 @@
+"""Batches on RabbitMQ: what a group publishes goes out together, and its confirmations are awaited together."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from amqp.exceptions import MessageNacked, NotFound
+from celery import Celery, group
+from kombu.exceptions import OperationalError
+from structlog.testing import capture_logs
+
+from redelivery import Redelivery
+from redelivery.middleware.brokers import batches
+from redelivery.middleware.messages.envelope import ANNOUNCED, EXPIRATION
+from tests.faults.chaos.processes.proxy import Proxy
+from tests.support.running import Shop
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.support.rabbit import Rabbit
+
+NAME = "shop.pack"
+RETRY = {"max_retries": 5, "interval_start": 0, "interval_step": 0.1, "interval_max": 0.2}
+QUEUE = "celery"
+
+
+def pack(*_: Any) -> None:
+    """The task."""
+
+
+class Producer:
+    """An app that publishes to a virtual host."""
+
+    def __init__(self, rabbit: Rabbit, *, url: str = "") -> None:
+        self.rabbit = rabbit
+        self.app = Celery("producer", broker=url or rabbit.url, set_as_current=False)
+        self.install = Redelivery(self.app)
+        self.pack = self.app.task(name=NAME)(pack)
+
+    def group(self, count: int, **options: Any) -> list[str]:
+        """Publish a group of so many; their ids."""
+        made = group([self.pack.s(number) for number in range(count)], app=self.app).apply_async(**options)
+        return [str(each.id) for each in made.results]
+
+    def taken(self, queue: str = QUEUE) -> list[dict[str, Any]]:
+        """The headers of what lies in a queue, the oldest first; it is empty then."""
+        found = []
+        with self.rabbit.connection() as connection:
+            channel = connection.default_channel
+            while (message := channel.basic_get(queue, no_ack=True)) is not None:
+                found.append(message.headers)
+        return found
+
+    def published(self) -> list[str]:
+        """What is recorded."""
+        return [event.task_id for event in self.rabbit.events() if event.outcome == "published"]
+
+
+@pytest.fixture
+def producer(rabbit: Rabbit) -> Iterator[Producer]:
+    """A producer on a virtual host of its own."""
+    made = Producer(rabbit)
+    yield made
+    made.app.close()
+
+
+def test_a_group_is_on_the_broker_when_it_has_returned(producer: Producer) -> None:
+    """All of it, in its order, each recorded once, though the app has asked for no confirmations."""
+    ids = producer.group(1100)
+    assert producer.rabbit.depth(QUEUE) == 1100
+    headers = producer.taken()
+    assert [each["id"] for each in headers] == ids
+    assert {each[ANNOUNCED] for each in headers} == {1}
+    assert sorted(producer.published()) == sorted(ids)
+
+
+def test_a_block_publishes_at_its_end_and_mixes_with_what_goes_at_once(producer: Producer) -> None:
+    """Large messages, expiry and priorities among it."""
+    with producer.install.publishing() as block:
+        ids = [producer.pack.apply_async(("x" * 300_000,), expires=600).id for _ in range(3)]
+        assert not producer.rabbit.depth(QUEUE)
+        block.flush()
+        assert producer.rabbit.depth(QUEUE) == 3
+        ids += [producer.pack.apply_async((), priority=5).id for _ in range(2)]
+    ids.append(producer.pack.delay().id)
+    headers = producer.taken()
+    assert [each["id"] for each in headers] == ids
+    assert [EXPIRATION in each for each in headers] == [True] * 3 + [False] * 3
+    assert sorted(producer.published()) == sorted(ids)
+
+
+def test_a_message_for_an_exchange_of_the_apps_opens_its_life_in_the_worker(producer: Producer) -> None:
+    """As one by one: nobody here knows which queues it reaches."""
+    with producer.rabbit.connection() as connection:
+        channel = connection.default_channel
+        channel.exchange_declare("twins", "fanout", durable=True, auto_delete=False)
+        for name in ("left", "right"):
+            channel.queue_declare(name, durable=True, auto_delete=False)
+            channel.queue_bind(name, "twins", "")
+    ids = producer.group(3, exchange="twins", routing_key="all")
+    assert [each["id"] for each in producer.taken("left")] == [each["id"] for each in producer.taken("right")] == ids
+    assert producer.published() == []
+
+
+def test_what_the_broker_refuses_is_named_and_the_rest_is_published(producer: Producer) -> None:
+    """A queue that is full and rejects: as many as it has room for."""
+    with producer.rabbit.connection() as connection:
+        arguments = {"x-max-length": 5, "x-overflow": "reject-publish"}
+        connection.default_channel.queue_declare("brief", durable=True, auto_delete=False, arguments=arguments)
+    with capture_logs() as lines, producer.install.publishing() as block:
+        ids = [producer.app.send_task(NAME, exchange="", routing_key="brief", declare=[], retry=False).id for _ in range(9)]
+        other = producer.pack.apply_async((), retry=False).id
+        with pytest.raises(MessageNacked, match="4 of 10"):
+            block.flush()
+        assert block.not_published == tuple(ids[5:])
+    assert [each["id"] for each in producer.taken("brief")] == ids[:5]
+    assert [each["id"] for each in producer.taken()] == [other]
+    (line,) = [each for each in lines if each["event"] == "publish.failed"]
+    assert (line["messages"], line["not_published"], line["task_ids"]) == (10, 4, ids[5:])
+
+
+def test_an_exchange_that_is_missing_is_said_and_the_next_batch_has_a_channel(producer: Producer) -> None:
+    """The broker closes the channel of the batch, and no other."""
+    with pytest.raises(NotFound):
+        producer.group(2, exchange="nowhere", routing_key="x", declare=[], retry=False)
+    ids = producer.group(3)
+    assert [each["id"] for each in producer.taken()] == ids
+
+
+@pytest.fixture
+def proxy(rabbit: Rabbit) -> Iterator[Proxy]:
+    """What lies between a producer and its broker."""
+    made = Proxy(rabbit.node.port).start()
+    yield made
+    made.stop()
+
+
+def test_a_connection_that_is_cut_while_a_batch_is_confirmed_loses_nothing(rabbit: Rabbit, proxy: Proxy) -> None:
+    """It is published again by Celery's policy: each task is there once at least, each event once."""
+    producer = Producer(rabbit, url=rabbit.url.replace(f":{rabbit.node.port}/", f":{proxy.port}/"))
+    producer.group(2)
+    producer.taken()
+    proxy.swallow_reply(b"shop.pack")
+    ids = producer.group(40, retry_policy=RETRY)
+    assert proxy.swallowed == 1
+    there = [each["id"] for each in producer.taken()]
+    assert set(there) == set(ids)
+    assert len(there) in range(40, 81)
+    recorded = [each for each in producer.published() if each in set(ids)]
+    assert sorted(recorded) == sorted(ids)
+    producer.app.close()
+
+
+def test_a_broker_that_is_gone_is_celerys_error(rabbit: Rabbit, proxy: Proxy) -> None:
+    """Each that is not confirmed is named."""
+    producer = Producer(rabbit, url=rabbit.url.replace(f":{rabbit.node.port}/", f":{proxy.port}/"))
+    producer.group(2)
+    with capture_logs() as lines, producer.install.publishing() as block:
+        ids = [producer.pack.apply_async((), retry_policy=RETRY).id for _ in range(30)]
+        proxy.stop()
+        with pytest.raises(OperationalError):
+            block.flush()
+    assert block.not_published == tuple(ids)
+    (line,) = [each for each in lines if each["event"] == "publish.failed"]
+    assert (line["not_published"], len(line["task_ids"])) == (30, batches.MAX_NAMED)
+    assert producer.rabbit.depth(QUEUE) == 2
+
+
+@pytest.mark.full
+def test_a_blocked_broker_confirms_nothing_and_the_caller_hears_so(private_rabbit: Rabbit) -> None:
+    """After `confirm_timeout`; the same batch is not sent again."""
+    producer = Producer(private_rabbit)
+    producer.group(2)
+    private_rabbit.node.evaluate("rabbit_alarm:set_alarm({{resource_limit, memory, node()}, []}).")
+    began = time.monotonic()
+    with pytest.raises(OperationalError, match="blocked by an alarm"):
+        producer.group(20, confirm_timeout=2.0)
+    assert 2 <= time.monotonic() - began < 60
+    private_rabbit.node.evaluate("rabbit_alarm:clear_alarm({resource_limit, memory, node()}).")
+    assert len(producer.group(3)) == 3
+    producer.app.close()
+
+
+def test_workers_run_what_a_batch_has_published(rabbit: Rabbit, folder: Path) -> None:
+    """Once each."""
+    server: Any = rabbit
+    here = Shop(server, folder, settings={"queues": {"#": {"max_delivery_attempts": 2, "redelivery_delay": 0.1}}})
+    here.start()
+    with here.app.redelivery.publishing():
+        ids = [here.send("ok", number) for number in range(40)]
+        doomed = here.send("raises", "dead_letter")
+    for each in ids:
+        here.ended(each, "succeeded")
+    here.ended(doomed, "dead_lettered")
+    assert here.leftovers() == {}
+    here.stop()
