@@ -203,15 +203,15 @@ class BatchProducer(Producer):
 
     channel = property(_get_channel, Producer._set_channel)  # noqa: SLF001 - as kombu's
 
-    def publish(self, body: Any, **options: Any) -> Any:
+    def publish(self, body: Any, *args: Any, **options: Any) -> Any:
         """As kombu's; a task is collected."""
         headers = options.get("headers") or {}
         if not isinstance(headers.get("id"), str) or "task" not in headers:
-            return self._collecting.producer().publish(body, **options)
+            return self._collecting.producer().publish(body, *args, **options)
         policy = options.pop("retry_policy", None)
         self._policy = dict(policy or {}) if options.pop("retry", False) else None
         self._how = {name: options.pop(name, None) for name in ("timeout", "confirm_timeout")}
-        return super().publish(body, **options)
+        return super().publish(body, *args, **options)
 
     def _publish(  # noqa: PLR0917 - kombu gives them in this order
         self,
