@@ -130,6 +130,7 @@ class Together:
         while self._open:
             left = deadline - time.monotonic()
             if left <= 0:
+                self._connection.collect()  # a broker that is blocked does not answer a close, either
                 msg = f"RabbitMQ has not confirmed {len(self._open)} messages within {seconds:g} s; is it blocked by an alarm?"
                 raise OperationalError(msg)
             try:
