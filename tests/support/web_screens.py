@@ -140,6 +140,7 @@ def keep_books(folder: Path) -> Path:
     told.tell("8c1e77d04b", "published", ("received", {"delivery": 1, "worker": "w1@shop-1"}))
     ends = [("succeeded", {"delivery": each, "attempt": each, "worker": f"w{each}@shop-{each}"}) for each in (1, 2)]
     told.tell("b60f15aa92", "published", *ends)
+    told.hold("71d0c3aa", "queue")
     told.write(folder)
     places = [f"--{name}={folder / name}" for name in ("outcomes", "inventory")]
     command = [sys.executable, "-m", "redelivery", "reconcile", *places, f"--output={folder / 'books'}", "--quiet"]

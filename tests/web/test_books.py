@@ -27,7 +27,7 @@ SCRIPT = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>&\x1b[31m\u20
 
 @pytest.fixture
 def told(tmp_path: Path) -> Histories:
-    """One life that balances, one that is lost, one that ended twice, and one whose every word is hostile."""
+    """A life that balances, one that waits, one that is lost, one that ended twice, and a lost one whose every word is hostile."""
     told = Histories()
     told.tell("task-fine", "published", SUCCEEDED)
     told.tell("task-lost", "published", ("received", {"delivery": 1, "worker": "w1@shop"}))
@@ -35,6 +35,7 @@ def told(tmp_path: Path) -> Histories:
     told.tell("task-twice", "published", *ends)
     evil = {"delivery": 1, "worker": SCRIPT, "exception": SCRIPT, "reason": SCRIPT}
     told.tell(SCRIPT, "published", ("received", evil), task=SCRIPT, queue=SCRIPT)
+    told.hold("task-waits", "queue")  # seen an hour later: what has not ended by then, and is nowhere, is lost
     told.write(tmp_path)
     return told
 
@@ -45,7 +46,7 @@ def test_wrong_lives_are_shown_with_their_evidence(open_page: Callable[..., WebP
     assert run(tmp_path).exit_code == 1
     operator = open_page("--books", str(tmp_path / "books")).operator()
     shown = operator.get("/books")
-    for said in ("The books do not balance", "lives 4", "lost 2", "duplicated 1", "3 lives are wrong"):
+    for said in ("The books do not balance", "lives 5", "lost 2", "duplicated 1", "3 lives are wrong"):
         assert said in shown.read, (said, shown.read)
     twice = operator.get("/books?verdict=duplicated")
     for said in ("1 life is duplicated", "task-twice", "w1@shop", "w2@shop", "attempt 2", "compare the ends in the history"):
