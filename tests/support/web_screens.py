@@ -12,11 +12,13 @@ import re
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from PIL import Image
 
+from redelivery.middleware.messages.envelope import Attempt, Envelope
 from redelivery.middleware.messages.events import ENTRY, Event, Outcome
 from redelivery.workers.operations import operation
 from redelivery.workers.operations.letters.filter import Filter
@@ -64,8 +66,8 @@ SCREENS = {
 }
 #: Widths with the height of their window, and the colours.
 SIZES, SCHEMES = {390: 844, 1280: 800, 1920: 1080}, ("light", "dark")
-#: Colours of a picture: text on plain ground needs no more.
-COLOURS = 96
+#: Colours of a picture.
+COLOURS = 256
 
 
 def arrange(desk: Desk) -> None:
@@ -80,6 +82,9 @@ def arrange(desk: Desk) -> None:
     for number, ago_ms in enumerate(ages_ms):
         task, exception, said, fingerprint = drawn.choices(CAUSES, weights=(5, 2, 9))[0]
         message = task_message(task=task, body=body_of(number, f"customer-{number % 40}"))
+        message["headers"]["redelivery"] = _tried(
+            desk.transport.now_ms() - ago_ms, f"{exception}: {said.format(number=1000 + number)}"
+        )
         desk.die(message, exception=exception, said=said.format(number=1000 + number), fingerprint=fingerprint, ago_ms=ago_ms)
     for _ in range(40):
         desk.delay(task_message(task="shop.mail.remind"), delay_ms=drawn.randrange(60_000, 8_000_000))
@@ -87,6 +92,16 @@ def arrange(desk: Desk) -> None:
         desk.publish(task_message(task="shop.payments.charge_card"))
     for number in range(7):
         desk.hold(f"w{number % 2}")
+    desk.transport.leases.unregister("w")
+    desk.client.set(desk.keys.dispatcher, "w0")
+
+
+def _tried(died_ms: int, exception: str) -> dict[str, Any]:
+    """The header of a message whose first two attempts have failed."""
+    waits = ((9_400, 2_100), (4_300, 4_200))
+    attempts = [Attempt(at_ms=died_ms - ago, worker="w1@shop-1", exception=exception, delay_ms=delay) for ago, delay in waits]
+    tried = Envelope(attempt=2, delivery=2, first_seen_ms=died_ms - 9_500, attempts=tuple(each.to_header() for each in attempts))
+    return tried.to_header()
 
 
 def _an_hour(desk: Desk, drawn: random.Random) -> None:
@@ -134,13 +149,14 @@ def operate(desk: Desk) -> Mapping[str, str]:
 
 def keep_books(folder: Path) -> Path:
     """Books with a life that is lost and one that ended twice; where they are."""
-    told = Histories()
+    told, began_ms = Histories(), int(time.time() * 1000) - 7_200_000
     for number in range(40):
-        told.tell(f"3f2a9c{number:02}", "published", ("succeeded", {"delivery": 1, "attempt": 1, "worker": "w1@shop-1"}))
-    told.tell("8c1e77d04b", "published", ("received", {"delivery": 1, "worker": "w1@shop-1"}))
+        ended = ("succeeded", {"delivery": 1, "attempt": 1, "worker": "w1@shop-1"})
+        told.tell(f"3f2a9c{number:02}", "published", ended, start_ms=began_ms)
+    told.tell("8c1e77d04b", "published", ("received", {"delivery": 1, "worker": "w1@shop-1"}), start_ms=began_ms)
     ends = [("succeeded", {"delivery": each, "attempt": each, "worker": f"w{each}@shop-{each}"}) for each in (1, 2)]
-    told.tell("b60f15aa92", "published", *ends)
-    told.hold("71d0c3aa", "queue")
+    told.tell("b60f15aa92", "published", *ends, start_ms=began_ms)
+    told.hold("71d0c3aa", "queue", seen_ms=began_ms + 7_000_000)
     told.write(folder)
     places = [f"--{name}={folder / name}" for name in ("outcomes", "inventory")]
     command = [sys.executable, "-m", "redelivery", "reconcile", *places, f"--output={folder / 'books'}", "--quiet"]
@@ -178,7 +194,7 @@ def drawn(browser: Browser, name: str, address: str) -> None:
             path = FOLDER / f"{name}-{width}-{scheme}.png"
             browser.picture(path, is_whole=False)
             with Image.open(path) as picture:
-                picture.convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE).save(path, optimize=True)
+                picture.convert("RGB").quantize(COLOURS, kmeans=1, dither=Image.Dither.NONE).save(path, optimize=True)
 
 
 def document() -> str:

@@ -52,7 +52,7 @@ def test_a_broker_that_does_not_answer_is_said_and_what_was_asked_of_it_is_not_d
         finally:
             os.kill(server.process.pid, signal.SIGCONT)
         for answer in answers:
-            assert (answer.status, "The broker does not tell" in answer.read) == (503, True), answer.read
+            assert (answer.status, "The broker does not answer" in answer.read) == (503, True), answer.read
     until(lambda: operator.get("/").status == 200, 30, "the page to reach the broker again")
     assert (desk.ids(LETTERS), desk.ids(), operator.get("/delayed").forms("/delayed/cancel")) == ([task_id], [], [cancel])
     assert delayed_id == cancel["id"]
@@ -87,7 +87,7 @@ def test_a_full_rabbitmq_takes_no_letter_back_and_keeps_it(private_rabbit: Rabbi
         private_rabbit.node.evaluate("rabbit_alarm:set_alarm({{resource_limit, memory, node()}, []}).")
         try:
             answer = operator.post("/letter/redrive", form)
-            assert (answer.status, "The broker does not tell" in answer.read) == (503, True), answer.read
+            assert (answer.status, "The broker does not answer" in answer.read) == (503, True), answer.read
             assert operator.get(f"/letters?queue={LETTERS}").status == 200
             assert private_rabbit.depth(QUEUE) == 0
         finally:

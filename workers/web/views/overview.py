@@ -6,11 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 from ...operations.letters import dead_letters
 from ...operations.rates import KINDS
+from ...operations.words import counted
 from ..asked import Shown
 from ..figures import alarms, live
 
 if TYPE_CHECKING:
     from ..asked import Asked
+    from ..last_word import Word
 
 
 def overview(asked: Asked) -> Shown:
@@ -22,18 +24,30 @@ def overview(asked: Asked) -> Shown:
         {"queue": name, "waiting": waiting.get(name, 0), "delayed": delayed.get(name, 0), "letters": _letters(queues, name)}
         for name in sorted({*waiting, *(each for each in delayed if each)})
     ]
+    word = asked.desk.last_word.said()
     return Shown(
         "overview.html",
         {
             "figures": figures,
-            "alarms": alarms(figures),
+            "alarms": [*alarms(figures), *_of_books(word)],
             "live": live(figures),
             "kinds": list(KINDS),
             "queues": sorted((each for each in queues if each.letters), key=lambda each: -each.letters),
             "rows": rows,
-            "word": asked.desk.last_word.said(),
+            "word": word,
         },
     )
+
+
+def _of_books(word: Word | None) -> list[tuple[str, str]]:
+    if word is None or word.is_balanced or word.why:
+        return []
+    return [
+        (
+            f"The books do not balance: {counted(word.wrong, 'life is', 'lives are')} wrong.",
+            "The screen Books has each, with its evidence.",
+        )
+    ]
 
 
 def _letters(queues: Any, origin: str) -> int:
