@@ -52,7 +52,7 @@ def test_wrong_lives_are_shown_with_their_evidence(open_page: Callable[..., WebP
     for said in ("1 life is duplicated", "task-twice", "w1@shop", "w2@shop", "attempt 2", "compare the ends in the history"):
         assert said in twice.read, (said, twice.read)
     assert "task-lost" not in twice.read
-    assert twice.read.count("succeeded") == 2
+    assert twice.text.count('class="o-succeeded"') == 2
     lost = operator.get("/books?verdict=lost").read
     for said in ("2 lives are lost", "task-lost", "the broker does not have it", "publish the task again"):
         assert said in lost, (said, lost)
