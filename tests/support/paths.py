@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from celery import Celery
 from kombu import Exchange, Queue
+from kombu.exceptions import OperationalError
 from redis.exceptions import ResponseError
 
 from redelivery import Redelivery
@@ -56,6 +57,19 @@ def _publish_to_a_full_queue(desk: Desk) -> None:
     for _ in range(2):
         app.send_task("desk.pack", queue="short")
         app.send_task("desk.pack", queue="shorter")
+
+
+def _publish_a_batch(desk: Desk) -> None:
+    with desk.install.publishing():
+        for _ in range(3):
+            desk.app.send_task("desk.pack")
+
+
+def _publish_a_batch_that_is_taken_back(desk: Desk) -> None:
+    desk.client.xadd(desk.keys.outcomes, {"t": "x"}, id="18446744073709551615-18446744073709551614")  # there is one id more
+    with suppress(OperationalError), desk.install.publishing():
+        for _ in range(3):
+            desk.app.send_task("desk.pack", retry=False)
 
 
 def _receive(desk: Desk) -> None:

@@ -138,7 +138,10 @@ NEEDS = {
     **dict.fromkeys(("psubscribe", "punsubscribe"), "hear_remote_control"),
 }
 #: What a producer does.
-PRODUCING = ("publish", "publish_to_a_topic", "publish_to_a_queue_that_expires", "publish_to_a_full_queue")
+PRODUCING = (
+    *("publish", "publish_to_a_topic", "publish_to_a_queue_that_expires", "publish_to_a_full_queue"),
+    *("publish_a_batch", "publish_a_batch_that_is_taken_back"),
+)
 
 
 def denied_on(guarded: Guarded, path: str, user: str, *rules: str) -> set[str]:
