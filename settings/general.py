@@ -21,34 +21,34 @@ class GeneralSettings:
 
     Each setting with its unit and its default.
 
-    - `mode` (word; "enforce"): "observe" records outcomes and the decisions that it would take, and changes nothing.
-    - `lease` (seconds; 10): a worker that gives no sign for so long counts as dead; 2 or more.
-    - `outcome_log_max_bytes` (bytes; 268435456): how much of the broker the outcome log may take; beyond it the oldest events are
-      removed, and the gap is recorded.
-    - `outcome_export` (path or URI; None): where one of the workers exports the outcome log to; with None, no worker does.
+    - `mode` (word; "enforce"): with "observe", redelivery records outcomes and what it would decide, and changes nothing.
+    - `lease` (seconds; 10): a worker that does not renew its lease for this long counts as dead. 2 or more.
+    - `outcome_log_max_bytes` (bytes; 268435456): the largest size of the outcome log in the broker. Beyond it the oldest events
+      are removed, and the gap is recorded.
+    - `outcome_export` (path or URI; None): where one of the workers exports the outcome log to. With None no worker does.
     - `outcome_export_every` (seconds; 60): the time between two such exports.
-    - `outcome_archive` (path or URI; None): where exported events are. `task show` reads them there, and `outcomes export` writes
-      them there without `--to`; with None, both use `outcome_export`.
-    - `fast_receive` (flag; true): whether workers receive by the batched script, and on RabbitMQ read ahead; false leaves
-      receiving to kombu.
-    - `fast_publish` (flag; true): whether groups, chunks, chords and `publishing()` blocks publish in batches; false publishes each
-      message by itself.
-    - `eta_threshold` (seconds; 1): messages that are due later than this wait in the delay store, not in the worker.
-    - `dispatcher` (flag; true): whether every worker runs a dispatcher; set false if it runs as a process of its own.
+    - `outcome_archive` (path or URI; None): where exported events are. `task show` reads them there. `outcomes export` writes
+      them there if it has no `--to`. With None both use `outcome_export`.
+    - `fast_receive` (flag; true): whether workers receive messages in batches, and read ahead on RabbitMQ. With false, kombu
+      receives them.
+    - `fast_publish` (flag; true): whether groups, chunks, chords and `publishing()` blocks publish in batches. With false, each
+      message is published by itself.
+    - `eta_threshold` (seconds; 1): a message that is due later than this waits in the delay store, not in the worker.
+    - `dispatcher` (flag; true): whether every worker runs a dispatcher. Set false if you run it as a process of its own.
     - `redact` (flag; false): whether commands, logs and JSON hide the arguments of tasks, and the texts and tracebacks of
-      exceptions; what is stored does not change.
-    - `store_failure_texts` (flag; true): whether exceptions' texts and tracebacks are written into messages; false keeps only
-      their types and fingerprints.
-    - `wait_replicas` (replicas; 0): how many Redis replicas must confirm a publication or a transition (`WAIT`, at most a
-      second); 0 asks none.
+      exceptions. The stored data does not change.
+    - `store_failure_texts` (flag; true): whether texts and tracebacks of exceptions are written into messages. With false,
+      only their types and fingerprints are.
+    - `wait_replicas` (replicas; 0): how many Redis replicas must confirm a publication or a transition (`WAIT`, for a second
+      at most). 0 means none.
     - `dead_letter_archive` (path or URI; None): where dead letters are written before `dead_letter_time_to_live` or
-      `max_dead_letters` removes them; with None, none is removed.
-    - `management_url` (URL; None): RabbitMQ's management plugin. A worker asks it at start for the broker's policies that end
-      messages, with the broker's user if the URL names none. With None they are not seen.
-    - `metrics_listen` (address; None): where each worker serves its own counters for Prometheus, as `127.0.0.1:9541`; it needs the
-      extra `metrics`. With None nothing is counted.
-    - `release` (text; None): what outcome events name as the release of the app whose worker ran a task. With None it is the
-      variable `IMAGE_TAG` of the environment, or `SENTRY_RELEASE`; without them the release is unknown.
+      `max_dead_letters` removes them. With None they are not removed.
+    - `management_url` (URL; None): the address of RabbitMQ's management plugin. At start, a worker asks it for policies of the
+      broker that end messages. If the URL has no user, the broker's user is taken. With None such policies are not seen.
+    - `metrics_listen` (address; None): where each worker serves its own counters for Prometheus, for example `127.0.0.1:9541`. It
+      needs the extra `metrics`. With None nothing is counted.
+    - `release` (text; None): the release of the app, as outcome events name it. With None it is the environment variable `IMAGE_TAG`, or
+      `SENTRY_RELEASE`. Without them the release is unknown.
     """
 
     mode: Literal["enforce", "observe"] = setting(values.choice("enforce", "observe"), default="enforce")

@@ -83,47 +83,52 @@ class RedeliveryPolicy:
     Each field with its unit, its default, and whose word it is. `redelivery.middleware.policy.backoff` has the formula of the
     delays.
 
-    - `max_delivery_attempts` (deliveries; 10): how often a message is delivered before it dies, crashes included; -1 is no limit.
+    - `max_delivery_attempts` (deliveries; 10): a message dies when so many deliveries have failed. A crash
+      counts, too. -1 is no limit. Artemis.
+    - `redelivery_delay` (seconds; 1): how long a message waits before the second attempt. Artemis.
+    - `redelivery_delay_multiplier` (factor; 2): each further wait is the wait before it, multiplied by this. Below 1
+      the waits become shorter. Artemis.
+    - `max_redelivery_delay` (seconds; None): the longest wait (`cap`). None means 600, or 10 times the delay if that is
+      more. Artemis.
+    - `redelivery_collision_avoidance_factor` (fraction, 0 to 1; 0.25): each wait is made longer or shorter at
+      random, by this fraction of it at most. Artemis.
+    - `redeliveries_per_second` (redeliveries; None): the retry budget. All workers together redeliver at most this many
+      messages of a queue in a second; the others wait longer. None is no limit. It belongs to a queue, not to a task.
+    - `max_age` (seconds; None): a message whose next attempt would begin later than this after it was first seen dies instead of
+      waiting. None is no limit.
+    - `deadline` (seconds; None): a task should succeed within this time after its publication. The books count the tasks that did
+      not. It has no other effect. None is no deadline.
+    - `dead_letter_queue` (queue; "default"): where dead letters go. "default" means prefix + queue + suffix. With None
+      there are no dead letters: after its last attempt a message is discarded, and recorded as discarded. Artemis.
+    - `dead_letter_queue_prefix` (text; "DLQ."): the text before the name of the origin queue, in "default".
       Artemis.
-    - `redelivery_delay` (seconds; 1): the wait before the second attempt. Artemis.
-    - `redelivery_delay_multiplier` (factor; 2): each further wait is the one before times this; below 1 the waits shrink.
-      Artemis.
-    - `max_redelivery_delay` (seconds; None): the longest wait; None is the greater of 600 and 10 times the delay (`cap`).
-      Artemis.
-    - `redelivery_collision_avoidance_factor` (fraction, 0 to 1; 0.25): the part of a wait by which it is spread at random.
-      Artemis.
-    - `redeliveries_per_second` (redeliveries; None): the retry budget: all workers together redeliver at most so many of a
-      queue's messages in a second, and further ones wait longer; None is no limit. It belongs to a queue, not to a task.
-    - `max_age` (seconds; None): the message dies before a wait that would end later than this after it was first seen; None is
-      never.
-    - `deadline` (seconds; None): how long after its publication a task should have succeeded. The books count those that have
-      not; nothing else follows from it. None is no deadline.
-    - `dead_letter_queue` (queue; "default"): "default" is prefix + queue + suffix, a name is that queue, None keeps no dead
-      letters: the message is discarded after its last attempt, and recorded as discarded. Artemis.
-    - `dead_letter_queue_prefix` (text; "DLQ."): the text before the origin's name. Artemis.
-    - `dead_letter_queue_suffix` (text; ""): the text behind it. Artemis.
-    - `auto_create_dead_letter_resources` (flag; true): if false, a worker refuses to start while the dead-letter queue is
+    - `dead_letter_queue_suffix` (text; ""): the text after that name. Artemis.
+    - `auto_create_dead_letter_resources` (flag; true): if false, a worker does not start while the dead-letter queue is
       missing. Artemis.
     - `auto_delete_dead_letter_resources` (flag; false): a dead-letter queue that is empty and unused is removed. Artemis.
-    - `expiry_queue` (queue; None): where expired messages go; None is the dead-letter queue. Artemis.
-    - `persist_delivery_count` (word; "suspects"): "suspects" records the start of messages that a dead worker held, "always"
-      records every start, at one write each, "off" records none. Artemis.
-    - `enabled` (flag; true): false leaves the task to Celery alone.
-    - `dead_letter_eligible` (flag; true): false discards dead messages instead of keeping them, unless the producer's header
-      decides. Solace.
+    - `expiry_queue` (queue; None): where expired messages go. None means the dead-letter queue. Artemis.
+    - `persist_delivery_count` (word; "suspects"): which starts of tasks are recorded, so that a crash counts as an attempt.
+      "suspects": those of messages that a dead worker held. "always": every start, with one write for each. "off": none.
+      Artemis.
+    - `enabled` (flag; true): with false, Celery alone decides about the task.
+    - `dead_letter_eligible` (flag; true): with false, dead messages are discarded. A header of the producer can
+      decide otherwise for one message. Solace.
     - `respect_time_to_live` (flag; true): whether a message's own time to live counts. Solace.
-    - `max_time_to_live` (seconds; None): the queue's time to live; the lower of it and the message's applies. Solace.
-    - `delivery_delay` (seconds; 0): the least time between publication and consumption. Solace.
+    - `max_time_to_live` (seconds; None): the queue's time to live. If the message has one, too, the lower of the two applies.
+      Solace.
+    - `delivery_delay` (seconds; 0): the shortest time between publication and consumption. Solace.
     - `max_length` (messages; None): how many messages a queue may hold; None is no limit. RabbitMQ.
-    - `overflow` (word; "dead_letter_oldest"): what gives way beyond `max_length`: the oldest message, or with "refuse_publish"
-      the new one. RabbitMQ.
-    - `dead_letter_time_to_live` (seconds; None): how long a dead letter of this queue is kept before it goes into the archive;
-      None is for ever. It belongs to a queue, not to a task.
-    - `max_dead_letters` (letters; None): how many dead letters the dead-letter queue may hold before the oldest go into the
-      archive; None is no limit. It belongs to a queue, not to a task; if queues share a dead-letter queue, the greatest counts.
-    - `non_retryable` (exceptions; none): classes, or their dotted names, that are dead-lettered at once, subclasses included.
-    - `rules` (table; none): for an exception class or dotted name, other delay fields, `max_delivery_attempts`, `max_age`, or
-      `non_retryable`. The rule of the nearest ancestor wins, over `non_retryable` too.
+    - `overflow` (word; "dead_letter_oldest"): what happens beyond `max_length`. "dead_letter_oldest": the oldest message
+      dies. "refuse_publish": the new message is refused. RabbitMQ.
+    - `dead_letter_time_to_live` (seconds; None): how long a dead letter of this queue is kept before it is moved to the
+      archive. None is for ever. It belongs to a queue, not to a task.
+    - `max_dead_letters` (letters; None): how many dead letters the dead-letter queue may hold. The oldest ones beyond it are
+      moved to the archive. None is no limit. It belongs to a queue, not to a task. If queues share a dead-letter queue, the
+      highest value applies.
+    - `non_retryable` (exceptions; none): exception classes, or their dotted names. A task that raises one of them, or a
+      subclass, is dead-lettered at once.
+    - `rules` (table; none): other values for one exception class (or dotted name): delay fields, `max_delivery_attempts`, `max_age`,
+      `non_retryable`. If several classes match, the nearest one wins. A rule wins over the list `non_retryable`.
     """
 
     max_delivery_attempts: int = setting(values.attempts, default=10, in_rules=True)

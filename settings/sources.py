@@ -142,7 +142,7 @@ def toml_file(path: str | PathLike[str]) -> Source:
 def _broken(file: Path, content: bytes, error: str) -> str:
     place = re.search(r" \(at line (\d+), column \d+\)$", error)
     line = int(place[1]) if place else content.count(b"\n") + 1
-    return f"{file}, line {line}: is no valid TOML: {re.sub(r' [(]at .*[)]$', '', error)}"
+    return f"{file}, line {line}: is not valid TOML: {re.sub(r' [(]at .*[)]$', '', error)}"
 
 
 def environment(environ: Mapping[str, str]) -> Source:

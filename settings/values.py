@@ -133,7 +133,7 @@ def http_url(setting: str, value: Any) -> str:
 def _is_http_url(value: str) -> bool:
     try:
         parts = urlsplit(value)
-        parts.port  # noqa: B018 - raises where it is no number
+        parts.port  # noqa: B018 - raises where it is not a number
     except ValueError:
         return False
     behind = f"{parts.path}?{parts.query}#{parts.fragment}"
@@ -145,7 +145,7 @@ def host_and_port(text: str) -> tuple[str, int]:
     host, _, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not (port.isascii() and port.isdecimal() and int(port) <= LAST_PORT):
-        msg = f"{text!r} is no address: write 9540, 127.0.0.1:9540 or [::1]:9540"
+        msg = f"{text!r} is not an address: write 9540, 127.0.0.1:9540 or [::1]:9540"
         raise ValueError(msg)
     return host or LOOPBACK, int(port)
 

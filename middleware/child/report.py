@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from .attempt import Redelivering
 
 #: As Celery's lines about tasks.
-LOG_DEAD_LETTER = "Task %(name)s[%(id)s] gave its message up: %(exc)s"
+LOG_DEAD_LETTER = "Task %(name)s[%(id)s] gave up its message: %(exc)s"
 
 
 class Report:

@@ -64,7 +64,7 @@ def edited(
 ) -> Raw:
     """The message with other arguments, or for another task; what is None stays.
 
-    Raises `EnvelopeError` where its body is no JSON of Celery's protocol 2, or the new arguments are none.
+    Raises `EnvelopeError` where its body is not JSON of Celery's protocol 2, or the new arguments are none.
     """
     headers = dict(message["headers"])
     if task is not None:

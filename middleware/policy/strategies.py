@@ -42,7 +42,7 @@ class StrategyFailed(RedeliveryError):
         self.strategy = strategy
         self.decision = decision
         told = f"{type(error).__name__}: {error}"
-        super().__init__(f"@redeliver's {strategy}= failed ({told}), and the policy's own rule was followed: mend it")
+        super().__init__(f"@redeliver's {strategy}= failed ({told}), and the policy decided instead: correct it")
 
 
 def decide_with_tenacity(

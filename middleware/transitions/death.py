@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 #: How long a letter whose queue is missing waits before it is tried again (milliseconds).
 UNDELIVERED_WAIT = 5_000
-MISSING = "auto_create_dead_letter_resources is off: declare the queue; until then its letters wait and nothing is discarded"
+MISSING = "auto_create_dead_letter_resources is off: declare the queue; until then its dead letters wait and nothing is discarded"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

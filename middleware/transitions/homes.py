@@ -103,7 +103,7 @@ class Homes:
         if why is not None:
             return f"its origin {why}"
         if not (queue in self._named or self._is_named_after(queue) or self._is_recorded(queue)):
-            return "its origin is no queue of the app: declare it in task_queues, or redrive it elsewhere with --to"
+            return "its origin is not a queue of the app: declare it in task_queues, or redrive it elsewhere with --to"
         why = objection(self.transport, queue)
         return None if why is None else f"its origin {why}"
 

@@ -116,7 +116,7 @@ class Arrivals:
         if headers.get(HEADER) is None:
             self._note_arrival(headers, message.properties, held.queue, held.raw)
         if not _is_sound(headers):
-            failed = Failed(type="redelivery.InvalidHeaders", message="timelimit or retries is no number", fingerprint="headers")
+            failed = Failed(type="redelivery.InvalidHeaders", message="timelimit or retries is not a number", fingerprint="headers")
             bury(self.runtime, held, Reason.INVALID, failed, told=False)
             return True
         eta, envelope = headers.get("eta"), headers.get(HEADER)

@@ -34,7 +34,7 @@ REFUSED: tuple[tuple[str, Any, str, str], ...] = (
     (
         "worker_cancel_long_running_tasks_on_connection_loss",
         True,
-        "a task goes on when the connection is lost, its lease outlives that, and nobody would deliver a cancelled one again",
+        "a task runs on when the connection is lost, and its lease stays valid: nobody would deliver a cancelled task again",
         "remove the setting",
     ),
     ("task_protocol", 1, "its messages have no headers to count attempts in", "remove the setting, or set it to 2"),
@@ -108,8 +108,8 @@ ON_RABBITMQ = {
 ELSEWHERE = {
     "redeliveries_per_second": "use longer delays, or a rate_limit on the task",
     "max_length": "bound the queue by the broker's own means, if it has any",
-    "dead_letter_time_to_live": "let a dead_letter_handler decide about old letters",
-    "max_dead_letters": "let a dead_letter_handler decide about letters",
+    "dead_letter_time_to_live": "let a dead_letter_handler decide about old dead letters",
+    "max_dead_letters": "let a dead_letter_handler decide about dead letters",
     "auto_delete_dead_letter_resources": "delete empty queues by the broker's own means",
 }
 
@@ -126,13 +126,13 @@ def _not_kept(app: Celery, broker: str, instead: Mapping[str, str]) -> Iterator[
     rows = _rows(app)
     for field, remedy in instead.items():
         if any(fields.get(field) for fields in rows):
-            yield Contradiction(f"{field} is not kept on {broker}", "", f"take it out; {remedy}")
+            yield Contradiction(f"{field} is not supported on {broker}", "", f"remove it; {remedy}")
 
 
 def _on_rabbitmq(app: Celery) -> Iterator[Contradiction]:
     yield from _not_kept(app, "RabbitMQ", ON_RABBITMQ)
     if app.redelivery.settings.wait_replicas:
-        yield Contradiction("wait_replicas is Redis's", "", "take it out; a quorum queue confirms what most of its replicas have")
+        yield Contradiction("wait_replicas is only for Redis", "", "remove it; a quorum queue confirms what most of its replicas have")
 
 
 def _elsewhere(app: Celery, broker: str) -> Iterator[Contradiction]:
@@ -140,16 +140,18 @@ def _elsewhere(app: Celery, broker: str) -> Iterator[Contradiction]:
     settings, rows = app.redelivery.settings, _rows(app)
     yield from _not_kept(app, broker, ELSEWHERE)
     if any(fields.get("persist_delivery_count") == "always" for fields in rows):
-        yield Contradiction(f"persist_delivery_count is not kept on {broker}", "", "take it out; nothing there can record a start")
+        yield Contradiction(f"persist_delivery_count is not supported on {broker}", "", "remove it; nothing there can record a start")
     if any(fields.get("auto_create_dead_letter_resources") is False for fields in rows):
         yield Contradiction(
-            f"auto_create_dead_letter_resources = False is not kept on {broker}", "", "take it out; nobody can see its queues"
+            f"auto_create_dead_letter_resources = False is not supported on {broker}", "", "remove it; nobody can see its queues"
         )
     if settings.wait_replicas:
-        yield Contradiction(f"wait_replicas is Redis's, and not kept on {broker}", "", "take it out")
+        yield Contradiction("wait_replicas is only for Redis", "", "remove it")
     if settings.outcome_export is not None:
         yield Contradiction(
-            f"outcome_export finds no outcome log on {broker}", "", "take it out; the workers' logs say it (outcome.recorded)"
+            f"outcome_export is not supported on {broker}, which has no outcome log",
+            "",
+            "remove it; the workers' logs have the outcomes (outcome.recorded)",
         )
 
 
@@ -175,7 +177,7 @@ def _broker(app: Celery) -> Iterator[Contradiction]:
         else:
             named = f"{connection.transport_cls}://"
             yield Contradiction(
-                f"broker {named} is none that redelivery can work on", "", "use redis://, amqp:// or a virtual transport of kombu's"
+                f"broker {named} is not supported by redelivery", "", "use redis://, amqp:// or a virtual transport of kombu's"
             )
         return
     if len(connection.alt) > 1 and not all(str(each).startswith("sentinel") for each in connection.alt):
@@ -183,4 +185,4 @@ def _broker(app: Celery) -> Iterator[Contradiction]:
             "broker_url names several servers", "a message lives on one", "use Sentinel (sentinel://…), or name one"
         )
     if (connection.transport_options or {}).get("ack_emulation", True) is False:
-        yield Contradiction("broker_transport_options", "ack_emulation = False loses what a dying worker holds", "remove it")
+        yield Contradiction("broker_transport_options", "with ack_emulation = False a worker that dies loses its messages", "remove it")

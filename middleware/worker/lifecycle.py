@@ -85,7 +85,7 @@ def _end_without_lease(runtime: Runtime, owner: Deliveries) -> None:
     left = 0 if session is None else session.drain(DRAIN)
     if not is_done or left:
         waiting = len(runtime.outbox) + left
-        log.error("outbox.abandoned", waiting=waiting, why="the broker does not answer; the messages come again")
+        log.error("outbox.abandoned", waiting=waiting, why="the broker does not answer; the messages are delivered again")
     log.info("owner.released", worker=runtime.worker, given_back=given_back)
     transport.close()
     runtime.hold(None)

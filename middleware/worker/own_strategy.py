@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from celery import Celery, Task
 
 #: What an operator of such tasks must know, for the log and for `adopt`.
-WHY = "acknowledges its messages itself: a failure is not seen, not delivered again and no dead letter; only a crash counts"
+WHY = "acknowledges its messages itself: a failure makes no redelivery and no dead letter; only a crash counts"
 
 
 def strategy_of(task: Task) -> str | None:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 #: What a worker's line says of a broker that cannot do it.
 OF_A_WORKER = frozenset(Capability) - {Capability.REDELIVERY_COUNTS, Capability.LEASES}
 #: What follows from leaving Celery's pool as it is.
-WITHOUT = "what a child has begun when it is lost may begin twice, and a dead child's place may stay empty for some seconds"
+WITHOUT = "if a child dies, the task that it has begun may begin twice, and its place may stay empty for some seconds"
 
 
 def check_policies(runtime: Runtime) -> None:
@@ -132,7 +132,7 @@ def _without_leases(capabilities: frozenset[Capability]) -> str:
         return "at least once: published with confirm, recorded, then acknowledged; a crash between two of these repeats a message"
     if Capability.KEPT_UNTIL_ACKNOWLEDGED in capabilities:
         return "at least once: published, then acknowledged; a crash between the two repeats a message"
-    return "published, then acknowledged; what a worker holds when it is killed is lost"
+    return "published, then acknowledged; messages of a killed worker are lost"
 
 
 def summary(policy: RedeliveryPolicy) -> str:

@@ -28,7 +28,7 @@ Every setting, with its unit, its default and the variable that sets it. This pa
 (`./dev python -m tests.project.settings_reference > docs/settings.md`), and a test compares the two.
 
 Durations are seconds, or a `timedelta` in Python. 0 is a value and never means "unset". If None is a value, write `"none"` for it
-in TOML and in the environment. An unknown name is refused, with the nearest known one.
+in TOML and in the environment. An unknown name is an error, which names the nearest known one.
 
 Settings come from four sources; a later one overrides an earlier one: the built-in default, the TOML file that `{CONFIG}` names,
 `app.conf.redelivery`, the environment. A variable's value is JSON, or plain text.
@@ -44,6 +44,8 @@ You can set them in four places. A later place overrides an earlier one, field b
 4. `override` (`{PREFIX}OVERRIDE`), which beats everything except what a task raises.
 
 In a pattern, words are divided by dots; `*` is one word, and `#` is any number of words.
+
+If a meaning ends with *Artemis*, *Solace* or *RabbitMQ*, the setting works as in that broker ([parity](parity.md)).
 """
 
 GENERAL_INTRODUCTION = """## General settings

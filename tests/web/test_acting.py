@@ -67,7 +67,7 @@ def test_a_letter_that_has_left_meanwhile_is_not_sent_again(desk: Desk, operator
 
 
 def test_a_letter_is_changed_before_it_goes(desk: Desk, operator: Visitor) -> None:
-    """Its arguments as JSON; what is no JSON changes nothing."""
+    """Its arguments as JSON; what is not JSON changes nothing."""
     task_id = desk.die(task_message(body=body_of("blu", "</textarea><script>alert(1)</script>")))
     _, form = letter_of(operator, task_id).forms("/letter/redrive")
     assert json.loads(form["changes"])["args"] == ["blu", "</textarea><script>alert(1)</script>"]

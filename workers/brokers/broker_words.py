@@ -13,15 +13,15 @@ def broker_message(exc: BaseException) -> str | None:
     texts: dict[type[BaseException], str] = {
         redis.ReadOnlyError: "the broker is read-only, and changed nothing: point broker_url at the master",
         redis.OutOfMemoryError: "the broker is full, and changed nothing: raise its maxmemory, or make room",
-        redis.BusyLoadingError: "the broker is loading its data: ask again in a while",
-        redis.NoPermissionError: "the broker's user may not do that: give it the right, or use another in broker_url",
+        redis.BusyLoadingError: "the broker is loading its data: try again later",
+        redis.NoPermissionError: "the broker's user has no right to do that: grant it, or use another user in broker_url",
         redis.AuthenticationError: "the broker refused the user or the password in broker_url",
-        redis.TimeoutError: "the broker does not answer in time: is it overloaded, or the network cut?",
+        redis.TimeoutError: "the broker does not answer in time: is it overloaded, or is the network down?",
         redis.ConnectionError: "the broker does not answer any more: is it running?",
-        AccessRefused: "the broker's user may not do that: give it the right, or use another in broker_url",
+        AccessRefused: "the broker's user has no right to do that: grant it, or use another user in broker_url",
         AMQPError: "the broker refused, or does not answer any more: is it running?",
         ConnectionError: "the broker does not answer any more: is it running?",
-        TimeoutError: "the broker does not answer in time: is it overloaded, or the network cut?",
+        TimeoutError: "the broker does not answer in time: is it overloaded, or is the network down?",
     }
     text = next((text for kind, text in texts.items() if isinstance(exc, kind)), "the broker refused")
     return f"{text} ({exc})"

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def acting(command: Callable[..., Any]) -> Callable[..., Any]:
     """The options `--as` and `--why`; without `--as` it is the user of the operating system."""
     options = (
-        click.option("--as", "actor", metavar="NAME", default=os_user, help="Who does it, for the audit; else your user name."),
+        click.option("--as", "actor", metavar="NAME", default=os_user, help="Who does it, for the audit. By default your user name."),
         click.option("--why", default="", metavar="TEXT", help="Why, for the audit."),
     )
     return functools.reduce(lambda decorated, option: option(decorated), reversed(options), command)
@@ -24,5 +24,5 @@ def acting(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def detaching(command: Callable[..., Any]) -> Callable[..., Any]:
     """The option `--detach`."""
-    text = "Hand it over: whichever worker leads carries it out, and `redelivery ops` shows and controls it."
+    text = "Let a worker do it, and end. `redelivery ops` shows and controls it."
     return click.option("--detach", is_flag=True, help=text)(command)

@@ -45,7 +45,7 @@ UNEDITED = "The app has no Redelivery(app) yet: this is what those two lines wou
 def adopt(context: Context) -> None:
     """List what changes for each task if the app adopts redelivery, and what to look at first.
 
-    The app need not be edited before: without Redelivery(app) in it, the list is of what these two lines would do.
+    You need not edit the app first: if it has no Redelivery(app), the list shows what these two lines would change.
     """
     found = adoption_of(context.runtime_or_trial)
     if context.as_json:
@@ -74,7 +74,7 @@ def _lines(found: Adoption, *, is_installed: bool) -> Iterator[str]:
     yield from (_marked("look at", each) for each in found.look_at)
     notes = _grouped((each, change.task) for change in found.changes for each in change.look_at)
     yield from (_marked("look at", f"{_named(tasks)}: {each}") for each, tasks in notes.items())
-    refused = f"; no worker starts before {counted(len(found.refused), 'line', 'lines')} above is mended" if found.refused else ""
+    refused = f"; no worker starts before {counted(len(found.refused), 'line', 'lines')} above is corrected" if found.refused else ""
     yield f"{counted(len(found.changes), 'task', 'tasks')}{refused}."
 
 

@@ -44,17 +44,17 @@ MOST = 10_000
 
 
 @click.command()
-@click.option("--by", "actor", default="", metavar="NAME", help="What this one did.")
-@click.option("--operation", default="", metavar="ID", help="What was done with this operation; its id, or the beginning of it.")
-@click.option("--letters", is_flag=True, help="The single messages instead, of the outcome log's newest events.")
-@click.option("--limit", type=click.IntRange(1), default=50, show_default=True, help="The newest so many.")
+@click.option("--by", "actor", default="", metavar="NAME", help="Only what this actor did.")
+@click.option("--operation", default="", metavar="ID", help="Only what was done with this operation: its id, or the beginning of it.")
+@click.option("--letters", is_flag=True, help="List single messages instead, from the newest events of the outcome log.")
+@click.option("--limit", type=click.IntRange(1), default=50, show_default=True, help="At most this many, the newest first.")
 @json_option
 @pass_context
 def audit(context: Context, *, actor: str, operation: str, letters: bool, limit: int) -> None:
     """What operators did: who, when, what, on which messages, why, and with what result. The newest first.
 
-    The broker keeps the last 10,000 records. Besides, each message that was changed has an event with its actor, which is exported
-    with all others: --letters shows those that are still in the outcome log, `task show` those of one task.
+    The broker keeps the last 10,000 records. Each message that was changed also has an event with its actor. --letters shows the events
+    that are still in the outcome log, `task show` those of one task.
     """
     if letters or not is_kept(context.transport):
         _tell_events(context, actor, limit)
@@ -63,7 +63,7 @@ def audit(context: Context, *, actor: str, operation: str, letters: bool, limit:
     if context.as_json:
         print_json([each.to_dict() for each in found])
     elif not found:
-        say("Nothing was done that is still recorded.")
+        say("There are no records.")
     else:
         click.echo(table(list(map(_row, found)), ENTRIES))
 
@@ -85,7 +85,7 @@ def _tell_events(context: Context, actor: str, limit: int) -> None:
     if context.as_json:
         print_json([each.to_dict() for each in found])
     elif not found:
-        say("No event that is still in the outcome log has an actor.")
+        say("No event in the outcome log has an actor.")
     else:
         rows = [(moment(each.at_ms), each.actor, each.outcome, each.task_id, each.task, each.queue) for each in found]
         click.echo(table(rows, EVENTS))

@@ -178,7 +178,7 @@ def _imported(name: str) -> Celery:
         msg = f"the app {name!r} cannot be imported: {type(exc).__name__}: {exc}{where}"
         raise ConfigurationError(msg) from exc
     if not isinstance(found, Celery):
-        msg = f"{name!r} is no Celery app but {type(found).__name__}: name it as module or module:attribute"
+        msg = f"{name!r} is not a Celery app, but {type(found).__name__}: name it as module or module:attribute"
         raise ConfigurationError(msg)
     return found
 

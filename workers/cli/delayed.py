@@ -76,7 +76,7 @@ def list_(context: Context, queue: str | None, limit: int) -> None:
     if queue is not None and not totals[queue]:
         require_queue(context.runtime, queue)
     if not any(totals.values()):
-        say("Nothing waits." if queue is None else f"Nothing waits for {safe(queue)}.")
+        say("No message is delayed." if queue is None else f"No message is delayed for {safe(queue)}.")
         return
     rows = [
         (
@@ -98,7 +98,7 @@ def _found(context: Context, given: str) -> list[Delayed]:
     task_id = given if is_whole(given) else meant(given, store.ids_like(given, MAX_CANDIDATES + 1))
     found = [] if task_id is None else store.of_task(task_id)
     if not found:
-        msg = f"task {given} does not wait for its time: `redelivery task show` tells where a task is"
+        msg = f"task {given} is not delayed: `redelivery task show` says where a task is"
         raise InputError(msg)
     return found
 
@@ -108,7 +108,7 @@ def _found(context: Context, given: str) -> list[Delayed]:
 @json_option
 @pass_context
 def show(context: Context, task_id: str) -> None:
-    """Show the delayed messages of a task, whole."""
+    """Show the delayed messages of a task in full."""
     found, now, redact = _found(context, task_id), context.transport.now_ms(), context.settings.redact
     whole = [as_editable(Letter.of(each.contents.raw), redact=redact) for each in found]
     if context.as_json:
@@ -199,7 +199,7 @@ def cancel(
 ) -> None:
     """Remove delayed messages for good. Each is recorded as cancelled, and its result becomes REVOKED.
 
-    Name the tasks by their ids or the beginnings of these, or choose many with --task or --all. A message that begins to wait
+    Name the tasks by id, or by the beginning of an id. Or choose many with --task or --all. A message that is delayed
     while these are cancelled may be cancelled, too.
     """
     if bool(task_ids) == bool(tasks or everything) or (tasks and everything):
@@ -241,7 +241,7 @@ def _is_agreed(context: Context, queue: str, chosen: Filter, limit: int | None) 
     if not is_terminal():
         raise click.UsageError(NEEDS_YES)
     expected = cancel_waiting(context.runtime, queue, chosen, dry_run=True, limit=limit)
-    if click.confirm(f"Cancel {expected.moved} of {counted(expected.total, 'message', 'messages')} that wait?", err=True):
+    if click.confirm(f"Cancel {expected.moved} of {counted(expected.total, 'message', 'messages')} that are delayed?", err=True):
         return True
     say("Nothing was changed.", err=True)
     return False
@@ -254,7 +254,7 @@ def _is_agreed(context: Context, queue: str, chosen: Filter, limit: int | None) 
 @json_option
 @pass_context
 def promote(context: Context, task_ids: Sequence[str], *, dry_run: bool, actor: str, why: str) -> None:
-    """Make messages due now. A dispatcher moves them to their queue; on RabbitMQ this command does."""
+    """Make messages due now. A dispatcher then moves them to their queue; on RabbitMQ this command does it."""
     doing = _Doing(Act.PROMOTE, actor, why, ("promoted", "would be promoted"))
     change = functools.partial(delayed_changes.reschedule, context.runtime, due_ms=None, actor=actor)
     _change(context, task_ids, change, doing, dry_run=dry_run)
@@ -293,6 +293,6 @@ def _moment(text: str) -> int:
     try:
         read = datetime.fromisoformat(text)
     except ValueError as exc:
-        msg = f"{text!r} is no time: write it as 2026-07-01T08:00:00Z"
+        msg = f"{text!r} is not a time: write it as 2026-07-01T08:00:00Z"
         raise InputError(msg) from exc
     return round((read if read.tzinfo is not None else read.replace(tzinfo=UTC)).timestamp() * 1000)

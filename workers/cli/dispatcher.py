@@ -22,9 +22,9 @@ from .serving import served
 def dispatcher(ctx: click.Context, context: Context) -> None:
     """Move delayed messages that are due to their queues, until stopped; carry out operations (`redelivery ops`), too.
 
-    Any number may run: one works, the others stand by. SIGTERM ends it with exit code 0, SIGINT with 130.
+    Several dispatchers may run: one works, the others stand by. SIGTERM ends it with exit code 0, SIGINT with 130.
     """
-    instead = "on RabbitMQ delayed messages go to their queues by themselves: neither workers nor you need a dispatcher"
+    instead = "on RabbitMQ delayed messages go to their queues by themselves, so no dispatcher is needed"
     context.needs(Capability.LEASES, instead)
     running = Dispatcher(redis_of(context.runtime)), OperationRunner(context.runtime)
 

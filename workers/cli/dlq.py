@@ -68,8 +68,8 @@ def dlq() -> None:
 def list_(context: Context) -> None:
     """List the dead-letter queues: how many dead letters each has, how old they are, and why they died.
 
-    On RabbitMQ they are counted and not looked at, for a look leaves marks: `dlq causes` and `dlq show` look. The queues are those
-    that the policies of the app's queues name.
+    On RabbitMQ the command only counts them, because reading a dead letter leaves a mark. `dlq causes` and `dlq show` read them. The
+    command knows the queues that the policies of the app's queues name.
     """
     transport = context.transport
     queues = dead_letters.summaries(context.runtime)
@@ -78,7 +78,7 @@ def list_(context: Context) -> None:
         print_json([{name: getattr(queue, name) for name in names} for queue in queues])
         return
     if not queues:
-        say("There are no dead-letter queues: nothing has died, and no queue of the app keeps letters.")
+        say("There are no dead-letter queues: no message has died, and no queue of the app keeps dead letters.")
         return
     now = transport.now_ms()
     rows = [
@@ -99,7 +99,7 @@ def _reasons(queue: DeadLetterQueue) -> str:
 @click.argument("name")
 @click.option("--limit", type=click.IntRange(1), default=20, show_default=True, help="At most this many, the newest first.")
 @click.option(
-    "--id", "task_ids", multiple=True, metavar="TASK_ID", help="Show the dead letters of this task whole; may be repeated."
+    "--id", "task_ids", multiple=True, metavar="TASK_ID", help="Show the dead letters of this task in full; may be repeated."
 )
 @click.option("--full", is_flag=True, help="Show whole dead letters instead of a table.")
 @json_option
@@ -125,7 +125,7 @@ def show(context: Context, name: str, limit: int, task_ids: Sequence[str], *, fu
         count = dead_letters.depth(transport, name)
         click.echo(letters.as_table([seen(context.runtime, letter) for letter in chosen], transport.now_ms()))
         if count > len(chosen):
-            say(f"{len(chosen)} of {count} dead letters; more with --limit, one of them whole with --id.", err=True)
+            say(f"{len(chosen)} of {count} dead letters; more with --limit, one in full with --id.", err=True)
 
 
 @dlq.command("export")
@@ -137,7 +137,7 @@ def show(context: Context, name: str, limit: int, task_ids: Sequence[str], *, fu
 def export(context: Context, /, name: str, *, uri: str | None, **options: Any) -> None:
     """Copy dead letters to files, or print them as JSON lines; they stay in the queue. Without a filter: all of them.
 
-    On RabbitMQ this looks at the whole queue; `dlq show --help` says what that costs.
+    On RabbitMQ this reads the whole queue; `dlq show --help` says what that costs.
     """
     transport = context.transport
     dead_letters.required(context.runtime, name)
@@ -171,9 +171,9 @@ def export(context: Context, /, name: str, *, uri: str | None, **options: Any) -
 @json_option
 @pass_context
 def causes_(context: Context, name: str | None, limit: int) -> None:
-    """Group dead letters by cause, the most frequent first: how many, since when, and an example. Of one queue, or of all.
+    """Group dead letters by cause, the most frequent first: how many, since when, and an example. For one queue, or all.
 
-    On RabbitMQ this looks at the whole queue; `dlq show --help` says what that costs.
+    On RabbitMQ this reads the whole queue; `dlq show --help` says what that costs.
     """
     transport = context.transport
     names = list(dead_letters.known(context.runtime)) if name is None else [dead_letters.required(context.runtime, name)]

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from ..operations.letters.walk import Walked
 
 #: What cannot be undone is not done for a script that may have been meant for a terminal.
-NEEDS_YES = "this cannot be undone, and nobody can be asked: say --yes, or look first with --dry-run"
+NEEDS_YES = "this cannot be undone, and there is no terminal to ask on: say --yes, or try --dry-run first"
 #: Targets of a redrive that are named.
 MAX_TARGETS = 20
 
@@ -171,12 +171,12 @@ def move_(
     transport, known = context.transport, dead_letters.known(context.runtime)
     dead_letters.required(context.runtime, name)
     if target == name:
-        msg = f"the dead letters lie in {name!r} already: name another queue with --to"
+        msg = f"the dead letters are already in {name!r}: name another queue with --to"
         raise InputError(msg)
     chosen = filter_of(transport, name, options)
     is_living = target not in known and not create
     if is_living:
-        require_queue(context.runtime, target, instead="a new dead-letter queue is made with --create")
+        require_queue(context.runtime, target, instead="to make a new dead-letter queue, say --create")
     else:
         require_rest(transport, target)
     go: Callable[..., Walked]

@@ -229,10 +229,10 @@ def _require_sense(wanted: Options, *, is_edited: bool, detach: bool) -> None:
     """Raise click's usage error where two options contradict each other, or one lacks another."""
     if (wanted.abort_after is not None or wanted.abort_share is not None) and wanted.rate is None:
         option = "--abort-share" if wanted.abort_after is None else "--abort-after"
-        msg = f"{option} needs a --rate, such as 50/s: without one, all dead letters have gone before the first can die again"
+        msg = f"{option} needs a --rate, such as 50/s: without one, all dead letters are sent before the first can die again"
         raise click.UsageError(msg)
     if wanted.canary is None and wanted.canary_wait is not None:
-        msg = "--canary-wait is for a canary: say how many dead letters go first with --canary"
+        msg = "--canary-wait needs --canary: say how many dead letters go first"
         raise click.UsageError(msg)
     if detach and is_edited:
         msg = "--with changes one dead letter, which takes no time: leave --detach out"
@@ -245,10 +245,10 @@ def _require_queues(context: Context, name: str, wanted: Options) -> None:
     if wanted.to is None:
         return
     if wanted.to in dead_letters.known(context.runtime) and why_it_runs(context.transport, wanted.to) is None:
-        msg = f"{wanted.to!r} is a dead-letter queue: `redelivery dlq move` moves letters there"
+        msg = f"{wanted.to!r} is a dead-letter queue: use `redelivery dlq move` to move dead letters there"
         raise InputError(msg)
     if not wanted.create:
-        require_queue(context.runtime, wanted.to, instead="a new one is made with --create")
+        require_queue(context.runtime, wanted.to, instead="to make a new one, say --create")
 
 
 def _tell(done: Redrive) -> None:

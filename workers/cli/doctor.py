@@ -29,7 +29,7 @@ MARK = 9
 @click.command()
 @click.option("--ignore", "ignored", multiple=True, metavar="NAME", help="Leave out findings of this name; may be repeated.")
 @click.option(
-    "--timeout", type=SECONDS, default="15s", show_default=True, help="For how long the broker and the workers are asked."
+    "--timeout", type=SECONDS, default="15s", show_default=True, help="How long to wait for the broker and the workers to answer."
 )
 @json_option
 @pass_context
@@ -37,8 +37,8 @@ MARK = 9
 def doctor(ctx: click.Context, context: Context, ignored: tuple[str, ...], timeout: float) -> None:
     """Look for what will hurt: in the settings, in the broker, and in the workers that run.
 
-    Each finding has why it hurts, and the fix to paste. What the broker or a worker does not tell is listed as not known. Nothing
-    is changed. Exit code 0 where nothing was found, 1 where something was.
+    Each finding says why it hurts, and has a fix to paste. If the broker or a worker does not answer a question, the point is listed
+    as not known. Nothing is changed. Exit code: 0 if nothing was found, 1 if something was.
     """
     if timeout <= 0:
         msg = "--timeout: give more than 0 seconds"

@@ -24,7 +24,7 @@ from .progress import Progress
 def leave(context: Context, *, dry_run: bool, yes: bool) -> None:
     """Give delayed messages back as plain Celery messages with an ETA, and say what is left.
 
-    Stop all workers that have redelivery first; plain ones take over. What dead workers held is given back, which takes a lease.
+    Stop all workers with redelivery first; plain workers take over. Messages of dead workers go back when their lease has ended.
     """
     instead = (
         "on RabbitMQ nothing need be handed back: delayed messages go to their queues by themselves, and plain workers take them; "
@@ -33,7 +33,7 @@ def leave(context: Context, *, dry_run: bool, yes: bool) -> None:
     context.needs(Capability.LEASES, instead)  # what is wrong with the broker is said before anybody is asked
     if not (dry_run or yes or is_terminal()):
         raise click.UsageError(NEEDS_YES)
-    if not (dry_run or yes) and not click.confirm("Hand all delayed messages back to plain Celery?", err=True):
+    if not (dry_run or yes) and not click.confirm("Give all delayed messages back to plain Celery?", err=True):
         say("Nothing was changed.", err=True)
         return
     with Progress() as progress:
@@ -53,13 +53,13 @@ def _tell(done: Leaving) -> None:
     where = ", ".join(f"{safe(queue)} {number}" for queue, number in done.handed_back.most_common())
     say(f"{counted(count, 'delayed message', 'delayed messages')} {verb} back{f': {where}' if where else ''}.")
     for worker in done.recovered:
-        say(f"Worker {safe(worker)} had died: what it held {'would be' if done.dry_run else 'was'} given back.")
+        say(f"Worker {safe(worker)} had died: its messages {'would be' if done.dry_run else 'were'} given back.")
     say("Left in the broker:")
     for name, letters in done.dead_letters.items():
         say(f"- {counted(letters, 'dead letter', 'dead letters')} in {safe(name)}, an ordinary queue: `redelivery dlq`")
     if done.stay:
         say(f"- {counted(done.stay, 'dead letter', 'dead letters')} in the delay store, for a queue or a handler")
     if done.held:
-        say(f"- {counted(done.held, 'message', 'messages')} in the hands of workers (`unacked`)")
+        say(f"- {counted(done.held, 'message', 'messages')} held by workers (`unacked`)")
     say(f"- the outcome log, {counted(done.events, 'event', 'events')}: `redelivery outcomes export` empties it", hang=2)
     say("- keys that begin with `redelivery:`; you may delete them when the dead letters and the log are dealt with", hang=2)

@@ -18,7 +18,7 @@ from .serving import served
 
 
 class _Address(click.ParamType[tuple[str, int]]):
-    """Where to listen: `9540` and `:9540` on the loopback, `10.0.0.5:9540`, `[::]:9540`; port 0 is any that is free."""
+    """Where to listen: `9540` and `:9540` on the loopback, `10.0.0.5:9540`, `[::]:9540`; port 0 means any free port."""
 
     name = "address"
 
@@ -72,14 +72,14 @@ def _serve(context: Context, host: str, port: int) -> int:
     try:
         server = MetricsServer(host, port, lambda accept: page_of(families, accept))
     except OSError as exc:
-        msg = f"nothing can listen on {host}:{port} ({exc.strerror or exc}): choose another address with --listen"
+        msg = f"cannot listen on {host}:{port} ({exc.strerror or exc}): choose another address with --listen"
         raise InputError(msg) from exc
 
     def begin() -> None:
         server.begin()
         click.echo(f"metrics: {server.url}; SIGTERM or Ctrl-C ends it", err=True)
         if not _is_loopback(host):
-            click.echo("metrics: whoever reaches this address may read them: there is no password", err=True)
+            click.echo("metrics: there is no password: everybody who can reach this address can read them", err=True)
 
     return served(begin, server.end)
 

@@ -46,8 +46,8 @@ def ops() -> None:
 
 
 @ops.command("list")
-@click.option("--open", "is_open", is_flag=True, help="Those alone that have not ended.")
-@click.option("--limit", type=click.IntRange(1), default=20, show_default=True, help="The newest so many.")
+@click.option("--open", "is_open", is_flag=True, help="Only operations that have not ended.")
+@click.option("--limit", type=click.IntRange(1), default=20, show_default=True, help="At most this many, the newest first.")
 @json_option
 @pass_context
 def list_(context: Context, *, is_open: bool, limit: int) -> None:
@@ -57,7 +57,7 @@ def list_(context: Context, *, is_open: bool, limit: int) -> None:
         print_json([each.to_dict() for each in found])
         return
     if not found:
-        say("No operation is under way." if is_open else "There is no operation.")
+        say("No operation is under way." if is_open else "There are no operations.")
         return
     click.echo(table([_row(each, now) for each in found], OPERATIONS))
 
@@ -88,9 +88,9 @@ def _change(name: str, text: str) -> None:
             say(f"The {done.kind} {done.id[:8]} of {safe(done.queue or 'all queues')} is {done.state}: {_moved(done)}.")
 
 
-_change("pause", "Stop an operation until it is resumed. Once this returns, no message of it moves.")
-_change("resume", "Have an operation that was paused go on, where it was.")
-_change("abort", "End an operation. Once this returns, no message of it moves; what has moved stays where it is.")
+_change("pause", "Stop an operation until it is resumed. When this command returns, none of its messages moves.")
+_change("resume", "Continue a paused operation where it stopped.")
+_change("abort", "End an operation. When this command returns, none of its messages moves. Messages that have moved stay there.")
 
 
 def _row(found: Operation, now: int) -> tuple[str, ...]:
@@ -113,7 +113,7 @@ def tell_begun(context: Context, begun: Operation) -> None:
         return
     short = begun.id[:8]
     say(f"The {begun.kind} of {safe(begun.queue or 'all queues')} was begun as operation {begun.id}; a worker carries it out.")
-    say(f"`redelivery ops show {short}` tells how far it is, `redelivery ops abort {short}` ends it.")
+    say(f"`redelivery ops show {short}` shows how far it is, `redelivery ops abort {short}` ends it.")
 
 
 def _tell(context: Context, found: Operation) -> None:

@@ -42,9 +42,9 @@ def outcomes() -> None:
 @json_option
 @pass_context
 def tail(context: Context, limit: int, *, is_followed: bool) -> None:
-    """Print the newest events, one on a line, in the order of time.
+    """Print the newest events, one per line, in the order of time.
 
-    On RabbitMQ the log is read from its oldest event on, and given back; what follows (-f) is heard beside it.
+    On RabbitMQ the log is read from its oldest event on, and given back. New events (-f) come through a queue of their own.
     """
     with context.outcomes.tail(limit, is_followed=is_followed) as found:
         if context.as_json:
@@ -54,7 +54,7 @@ def tail(context: Context, limit: int, *, is_followed: bool) -> None:
             click.echo(events_table(found.events, is_followed=is_followed))
         if found.left:
             newer = counted(found.left, "newer message", "newer messages")
-            say(f"{newer} of the log were not looked at: export it.", err=True)
+            say(f"{newer} of the log were not read: export it.", err=True)
         for event in found.follow() if is_followed else ():
             if context.as_json:
                 print_json(event.to_dict(), is_line=True)
@@ -111,7 +111,7 @@ def _keep_exporting(context: Context, uri: str, kind: str, every: float) -> int:
 def export(ctx: click.Context, context: Context, given: str | None, kind: str, every: float | None) -> None:
     """Move the events of the outcome log to files for `redelivery reconcile`. A gap in the log is noted beside them.
 
-    With --every, any number may run: one exports, the others stand by. SIGTERM ends it with exit code 0, SIGINT with 130.
+    With --every, several exporters may run: one works, the others stand by. SIGTERM ends it with exit code 0, SIGINT with 130.
     On RabbitMQ the events are acknowledged when the files are on the disk.
     """
     uri = given if given is not None else context.settings.exported_outcomes

@@ -89,12 +89,12 @@ def _object(resolved: ResolvedPolicy, target: str | None, strategies: Mapping[st
 def _parts(resolved: ResolvedPolicy, target: str | None, strategies: Mapping[str, str]) -> Iterator[str]:
     subject = f"queue {resolved.queue}" if resolved.task is None else f"queue {resolved.queue}, task {resolved.task}"
     ends = "discarded" if target is None else f"dead-lettered into {target}"
-    yield wrapped(f"Policy for {safe(subject)}: what fails for good is {safe(ends)}.")
+    yield wrapped(f"Policy for {safe(subject)}: a message that fails for good is {safe(ends)}.")
     yield table([(key, shown(resolved.policy, key, target), resolved.sources[key]) for key in FIELDS], SETTINGS)
     if strategies:
-        yield "\n".join(f"{key}={name} of the decorator is asked at each attempt." for key, name in strategies.items())
+        yield "\n".join(f"{key}={name} of the decorator decides at each attempt." for key, name in strategies.items())
     if "wait" in strategies:
-        yield "It says the delays, so they are not known beforehand."
+        yield "It decides the delays, so they are not known beforehand."
         return
     rows = [
         (f"after attempt {attempt}", f"{seconds_text(least)} - {seconds_text(most)}")
@@ -105,4 +105,4 @@ def _parts(resolved: ResolvedPolicy, target: str | None, strategies: Mapping[str
         yield table(rows, ("next delay", "least - most"))
     limit = resolved.policy.max_delivery_attempts
     if limit != UNLIMITED and limit <= DELAYS + 1:
-        yield f"Attempt {limit} is the last: what fails then is {safe(ends)}."
+        yield f"Attempt {limit} is the last: if it fails, the message is {safe(ends)}."

@@ -57,7 +57,7 @@ class Moment(click.ParamType[int]):
         try:
             moment = datetime.fromisoformat(value)
         except ValueError:
-            self.fail(f"{value!r} is no time: write 2026-01-31T12:00:00Z, or milliseconds since the epoch", param, ctx)
+            self.fail(f"{value!r} is not a time: write 2026-01-31T12:00:00Z, or milliseconds since the epoch", param, ctx)
         return round((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from ..ports import Place, TaskLife
 
-HINT = "the id is another, or its events have been exported: say where with --outcomes, or set outcome_archive"
+HINT = "check the id; if its events were exported, say where with --outcomes, or set outcome_archive"
 
 #: What of a policy tells how a task will go on.
 POLICY = ("max_delivery_attempts", "redelivery_delay", "redelivery_delay_multiplier", "max_redelivery_delay", "max_age")
@@ -39,7 +39,7 @@ def task() -> None:
     type=click.IntRange(1),
     default=100_000,
     show_default=True,
-    help="Look at this many events, and this many messages of each list.",
+    help="Read at most this many events, and this many messages of each queue.",
 )
 @click.option(
     "--outcomes",
@@ -52,10 +52,11 @@ def task() -> None:
 def show(context: Context, task_id: str, scan: int, uri: str | None) -> None:
     """Show a task's events, where it is now, and its policy.
 
-    TASK_ID is its id or the beginning of it, six characters or more. Events that were exported are read again where --outcomes or
-    the settings say where they are.
+    TASK_ID is its id, or the beginning of it: six characters or more. Exported events are read, too, if --outcomes or the settings
+    say where they are.
 
-    On RabbitMQ what waits to be run and what workers hold is not looked at; the log and dead letters are, and are given back.
+    On RabbitMQ the command reads the log and the dead letters, and gives them back. It does not see messages that wait to run, or that
+    workers hold.
     """
     now = context.transport.now_ms()
     life = life_of(context.runtime, task_id, most=scan, outcomes=uri)
@@ -63,7 +64,7 @@ def show(context: Context, task_id: str, scan: int, uri: str | None) -> None:
         say(safe(each), err=True)
     if not life.events and not life.places:
         how_far = f"; {'; '.join(life.cut)}: look at more with --scan" if life.cut else f": {HINT}"
-        msg = f"nothing is known of task {task_id!r}{how_far}"
+        msg = f"nothing is known about task {task_id!r}{how_far}"
         raise InputError(msg)
     found = context.runtime.policies.policy_for(life.queue, life.task or None) if life.queue else None
     if context.as_json:
@@ -97,9 +98,9 @@ def _place_json(place: Place) -> dict[str, Any]:
 def _text(life: TaskLife, policy: RedeliveryPolicy | None, now: int) -> str:
     parts = [facts({"task id": life.task_id, "task": life.task, "queue": life.queue})]
     events = events_table(life.events, of_one_task=True, indent=INDENT) if life.events else ""
-    parts.append("events\n" + (events or "  none in the log: exported, or older than it"))
+    parts.append("events\n" + (events or "  none in the log: they were exported, or are too old"))
     places = "\n".join(wrapped(f"{INDENT}{_place_text(place, now)}", 4) for place in life.places)
-    parts.append("now\n" + (places or "  in no queue, held by nobody, no dead letter"))
+    parts.append("now\n" + (places or "  in no queue, not held by a worker, not a dead letter"))
     if policy is not None:
         target = policy.dead_letter_queue_for(life.queue)
         values = {name: shown(policy, name, target) for name in (*POLICY, "dead_letter_queue")}
@@ -121,5 +122,5 @@ def _place_text(place: Place, now: int) -> str:
     if place.place == "dead_letter":
         said = f"{detail['exception']}: {detail['message']}" if detail["exception"] else "no exception"
         reason, attempts = safe(detail["reason"] or "an unknown reason"), counted(detail["attempts"], "attempt", "attempts")
-        return f"lies in {name}: died {age(detail['died_ms'], now)} of {reason} after {attempts}; {safe(said)}"
+        return f"is in {name}: died {age(detail['died_ms'], now)} of {reason} after {attempts}; {safe(said)}"
     return f"is in {name}"

@@ -31,17 +31,17 @@ LEAST_TOKEN = 16
 
 
 @click.command()
-@click.option("--host", default=HOST, show_default=True, help="The address to listen on, where it is not the loopback's.")
-@click.option("--port", type=click.IntRange(0, 65_535), default=PORT, show_default=True, help="0 is any that is free.")
+@click.option("--host", default=HOST, show_default=True, help="The address to listen on. By default the loopback.")
+@click.option("--port", type=click.IntRange(0, 65_535), default=PORT, show_default=True, help="0 means any free port.")
 @click.option(
     "--allow", multiple=True, metavar="ACTIONS", help=f"What it may do: {','.join(ACTIONS)}, or all. Without it, it reads only."
 )
-@click.option("--allow-host", "hosts", multiple=True, metavar="NAME", help="A name it may be asked by, as behind a proxy.")
+@click.option("--allow-host", "hosts", multiple=True, metavar="NAME", help="Another host name for requests, as behind a proxy.")
 @click.option(
-    "--token-file", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="The token to log in with; else a new one."
+    "--token-file", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="The token to log in with. By default a new one."
 )
-@click.option("--as", "actor", metavar="NAME", help="Who acts, where the token is the login; else the user of this machine.")
-@click.option("--trust-proxy-header", "header", metavar="NAME", help="The header in which a proxy names the user; then no token.")
+@click.option("--as", "actor", metavar="NAME", help="The actor of a login with the token. By default your user name.")
+@click.option("--trust-proxy-header", "header", metavar="NAME", help="The header in which a proxy names the user. Then there is no token.")
 @click.option("--trusted-address", "addresses", multiple=True, metavar="ADDR", help="The address of that proxy, or its network.")
 @click.option("--books", metavar="URI", help="Where `reconcile --output` writes: its last report is shown.")
 @pass_context
@@ -68,7 +68,7 @@ def web(
     from ..web.server import serve  # noqa: PLC0415 - as above
 
     if (header is None) != (not addresses):
-        msg = "--trust-proxy-header and --trusted-address belong together: whoever else reaches the page could send that header"
+        msg = "--trust-proxy-header and --trusted-address belong together: without the address, any client could send this header"
         raise click.UsageError(msg)
     rights = [part for each in allow for part in each.split(",") if part.strip()]
     token, login = "", None
@@ -82,7 +82,7 @@ def web(
     try:
         listening = _listening(host, port)
     except OSError as exc:
-        msg = f"nothing can listen on {host}:{port} ({exc.strerror or exc}): choose another with --host and --port"
+        msg = f"cannot listen on {host}:{port} ({exc.strerror or exc}): choose another with --host and --port"
         raise InputError(msg) from exc
     address = f"http://{_shown(host)}:{listening.getsockname()[1]}"
     click.echo(f"redelivery web: {address}/{f'login?token={token}' if login is not None and token_file is None else ''}")

@@ -49,7 +49,7 @@ class Dispatcher(Duty):
                     continue
                 moved, missing, next_due = self._transport.stores.promote(BATCH)
                 if missing:
-                    log.error("delayed.missing", count=missing, why="the delay store named messages that it does not hold")
+                    log.error("delayed.missing", count=missing, why="the delay store lists messages that it does not hold")
                 if moved and next_due == 0:
                     continue
                 _wait(wake, MAX_SLEEP if next_due is None else min(next_due, MAX_SLEEP))

@@ -78,7 +78,8 @@ class QueueKeeper(Duty):
         if policy.overflow == "refuse_publish":
             length = sum(int(transport.client.llen(transport.keys.list(name))) for name in transport.keys.list_names(queue))
             if length > most and self._may_say(queue):
-                log.warning("queue.too_long", queue=queue, length=length, max_length=most, why="messages came that nobody refused")
+                why = "messages came from producers that do not keep the limit"
+                log.warning("queue.too_long", queue=queue, length=length, max_length=most, why=why)
             return
         why = f"the queue holds more than {most} messages (max_length)"
         self._evict(queue, Reason.MAX_LENGTH, why, most=most)
@@ -89,7 +90,7 @@ class QueueKeeper(Duty):
         for place, name in enumerate(keys.list_names(queue), start=5):  # the lists' places among the script's keys
             raw: Any = client.lindex(keys.list(name), -1)
             if raw is not None and self._is_expired(queue, raw):
-                self._evict(queue, Reason.EXPIRED, "its time was over while it waited in its queue", known=(place, raw))
+                self._evict(queue, Reason.EXPIRED, "it expired while it waited in its queue", known=(place, raw))
 
     def _is_expired(self, queue: str, raw: bytes) -> bool:
         """Whether this message says itself that its time is over: what has no date is judged by the worker that receives it."""

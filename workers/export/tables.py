@@ -151,7 +151,7 @@ def resolve(uri: str) -> tuple[fs.FileSystem, str]:
             return fs.LocalFileSystem(), str(Path(uri).absolute())
         filesystem, path = fs.FileSystem.from_uri(uri)
     except (pa.ArrowException, OSError, ValueError) as exc:
-        msg = scrubbed(f"{uri!r} is no destination that pyarrow knows ({exc}): give a path, or a URI such as s3://bucket/prefix")
+        msg = scrubbed(f"{uri!r} is not a destination that pyarrow knows ({exc}): give a path, or a URI such as s3://bucket/prefix")
         raise InputError(msg) from exc
     return filesystem, path.rstrip("/")
 

@@ -132,7 +132,7 @@ def _of_task(runtime: Runtime, task: Task, policy: RedeliveryPolicy) -> Iterator
         yield f"its Strategy, {strategy}, {WHY}; the books call its end unobserved"
     yield from _of_crashes(runtime.app, task)
     if explicit_task_option(task, "reject_on_worker_lost") is False:
-        yield "reject_on_worker_lost=False is without effect: a crash is a counted attempt; set enabled=false to keep it"
+        yield "reject_on_worker_lost=False has no effect: a crash counts as an attempt; set enabled=false to keep it"
     if task.max_retries is None and policy.max_delivery_attempts != UNLIMITED:
         yield f"max_retries=None retried for ever; now it stops after {policy.max_delivery_attempts} attempts"
     autoretry = getattr(task, "autoretry_for", ())
@@ -146,16 +146,16 @@ def _of_task(runtime: Runtime, task: Task, policy: RedeliveryPolicy) -> Iterator
     if autoretry and options is not None and options.has_strategy:
         yield "@redeliver and autoretry_for both decide: for what autoretry_for catches, its delays win; keep one"
     if task.time_limit is not None:
-        yield "a hard time limit is a counted attempt, no longer the end"
+        yield "a hard time limit counts as an attempt; it does not end the task any more"
 
 
 def _of_crashes(app: Celery, task: Task) -> Iterator[str]:
     if explicit_task_option(task, "acks_late") is False:
-        yield "acks_late=False is kept: a worker that dies ends the task; remove it where the task may run twice"
+        yield "acks_late=False is kept: if its worker dies, the task is lost; remove it if the task may run twice"
     elif not task.acks_late and not _is_kept(app):
         yield "a worker that is killed loses it, as now: kombu takes a message off this broker when it hands it over"
     elif not task.acks_late:
-        yield "it will run again where a worker dies in the middle of it: make it idempotent, or keep acks_late=False"
+        yield "it runs again if a worker dies while it runs: make it idempotent, or keep acks_late=False"
 
 
 def _is_kept(app: Celery) -> bool:
@@ -166,10 +166,10 @@ def _is_kept(app: Celery) -> bool:
 
 def _of_app(app: Celery) -> Iterator[str]:
     if explicit_app_setting(app, "task_acks_late") is False:
-        yield "task_acks_late = False is kept: a worker that dies ends its tasks; remove it to have them delivered again"
+        yield "task_acks_late = False is kept: if a worker dies, its tasks are lost; remove it to have them delivered again"
     visibility = (app.conf.broker_transport_options or {}).get("visibility_timeout")
     if visibility is not None:
-        yield "visibility_timeout is without effect on what our workers hold: a lease of seconds takes its place"
+        yield "visibility_timeout has no effect on messages that workers with redelivery hold: a lease of seconds replaces it"
     if app.conf.task_always_eager:
         yield "task_always_eager: nothing goes through the broker, and nothing is redelivered"
 
@@ -187,7 +187,7 @@ NEIGHBOURS = (
     Neighbour(
         name="sentry-sdk",
         module="sentry_sdk",
-        know="one event for each death, none for a redelivery; of each lost child Python's `multiprocessing` logs an error besides",
+        know="one event for each death, none for a redelivery; for each child that dies, `multiprocessing` also logs an error",
     ),
     Neighbour(
         name="opentelemetry-instrumentation-celery",
@@ -202,7 +202,7 @@ NEIGHBOURS = (
     Neighbour(
         name="celery-once",
         module="celery_once",
-        know="the lock is held until the last attempt ends; after `worker_lost` it stays until its timeout; a redrive takes none",
+        know="the lock is held until the last attempt ends; after `worker_lost` it stays until its timeout; a redrive takes no lock",
     ),
     Neighbour(
         name="celery-singleton",
@@ -212,20 +212,20 @@ NEIGHBOURS = (
     Neighbour(
         name="django-celery-results",
         module="django_celery_results",
-        know="one row for a task: RETRY while it waits, FAILURE when it is dead; a redriven one is overwritten",
+        know="one row for a task: RETRY while it waits, FAILURE when it is dead; a redrive overwrites it",
     ),
     Neighbour(
         name="django-celery-beat",
         module="django_celery_beat",
-        know="its ticks are published as all else, and redelivered; let beat's process load this app, so that they are recorded",
+        know="its tasks are published and redelivered like all others; let beat load this app, so that they are recorded",
     ),
     Neighbour(
         name="celery-redbeat",
-        know="its ticks are published as all else, and redelivered; let beat's process load this app, so that they are recorded",
+        know="its tasks are published and redelivered like all others; let beat load this app, so that they are recorded",
     ),
     Neighbour(
         name="flower",
-        know="shows a redelivery as RETRY, and a death as FAILURE; `dlq list` has what is dead, and `delayed list` what waits",
+        know="shows a redelivery as RETRY, and a death as FAILURE; `dlq list` shows dead letters, `delayed list` delayed messages",
     ),
     Neighbour(
         name="celery-progress",

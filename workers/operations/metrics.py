@@ -47,7 +47,7 @@ Kind = Literal["gauge", "counter"]
 #: Every metric: its kind, and what it says.
 METRICS: Mapping[str, tuple[Kind, str]] = {
     "redelivery_queue_messages": ("gauge", "Messages that wait in a queue, all priorities together."),
-    "redelivery_queue_consumers": ("gauge", "Consumers of a queue (RabbitMQ alone)."),
+    "redelivery_queue_consumers": ("gauge", "Consumers of a queue (only on RabbitMQ)."),
     "redelivery_delayed_messages": (
         "gauge",
         "Messages in the delay store, by the queue they go to; on RabbitMQ all together.",
@@ -56,21 +56,21 @@ METRICS: Mapping[str, tuple[Kind, str]] = {
         "gauge",
         "How long the first message that is due still waits in the delay store.",
     ),
-    "redelivery_dead_letters": ("gauge", "Letters in a dead-letter queue."),
-    "redelivery_oldest_dead_letter_age_seconds": ("gauge", "How long ago the oldest letter of a dead-letter queue died."),
+    "redelivery_dead_letters": ("gauge", "Messages in a dead-letter queue."),
+    "redelivery_oldest_dead_letter_age_seconds": ("gauge", "How long ago the oldest dead letter of a queue died."),
     "redelivery_held_messages": ("gauge", "Messages that workers hold, running or fetched ahead, plain Celery workers' included."),
     "redelivery_workers": ("gauge", "Workers that renew their lease."),
-    "redelivery_dispatchers": ("gauge", "Dispatchers that lead: 1, or 0 where nobody moves what is due."),
-    "redelivery_outcomes_recorded_total": ("counter", "Events that were ever recorded in the outcome log."),
+    "redelivery_dispatchers": ("gauge", "1 if a dispatcher moves the messages that are due, 0 if none does."),
+    "redelivery_outcomes_recorded_total": ("counter", "Events that were recorded in the outcome log since it began."),
     "redelivery_outcome_log_events": ("gauge", "Events in the outcome log: those that are not exported yet."),
-    "redelivery_outcome_log_messages": ("gauge", "Messages in the outcome log, each of one event or more (RabbitMQ alone)."),
-    "redelivery_outcome_log_bytes": ("gauge", "What the outcome log takes in the broker, estimated."),
-    "redelivery_outcome_log_max_bytes": ("gauge", "What it may take: the setting outcome_log_max_bytes."),
+    "redelivery_outcome_log_messages": ("gauge", "Messages in the outcome log, each of one event or more (only on RabbitMQ)."),
+    "redelivery_outcome_log_bytes": ("gauge", "Estimated size of the outcome log in the broker."),
+    "redelivery_outcome_log_max_bytes": ("gauge", "Limit of its size: the setting outcome_log_max_bytes."),
     "redelivery_outcome_log_lost_events": (
         "gauge",
-        "Events that left a full log unexported, since the last export.",
+        "Events that were removed from a full log unexported, since the last export.",
     ),
-    "redelivery_outcome_log_exported_timestamp_seconds": ("gauge", "When the last export let go of what it had written."),
+    "redelivery_outcome_log_exported_timestamp_seconds": ("gauge", "When the last export ended."),
 }
 
 

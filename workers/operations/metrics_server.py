@@ -51,10 +51,10 @@ class _Handler(BaseHTTPRequestHandler):
             page, content_type = self.server.page(self.headers.get("Accept", ""))
         except (RedeliveryError, *BROKER_ERRORS) as exc:
             log.warning("metrics.not_seen", error=str(exc))
-            self._answer(HTTPStatus.SERVICE_UNAVAILABLE, f"The broker does not tell: {type(exc).__name__}.\n", PLAIN)
+            self._answer(HTTPStatus.SERVICE_UNAVAILABLE, f"The broker does not answer: {type(exc).__name__}.\n", PLAIN)
         except Exception:  # noqa: BLE001 - the next request may be answered
             log.exception("metrics.failed")
-            self._answer(HTTPStatus.INTERNAL_SERVER_ERROR, "A fault of redelivery's own: see its log.\n", PLAIN)
+            self._answer(HTTPStatus.INTERNAL_SERVER_ERROR, "An error in redelivery: see its log.\n", PLAIN)
         else:
             self._send(HTTPStatus.OK, page, content_type)
 

@@ -221,7 +221,7 @@ class Operation:
             message = stored.message
         except (InputError, ValueError) as exc:
             about = {"kind": Kind.REDRIVE, "queue": "", "filter": Filter(), "options": Options(), "actor": "", "why": ""}
-            state, message = State.FAILED, f"what is stored of it cannot be read, and it is not carried out: {exc}"
+            state, message = State.FAILED, f"its stored data cannot be read, so it is not carried out: {exc}"
         return cls(
             id=stored.operation_id,
             state=state,
@@ -242,7 +242,7 @@ def _about(text: str) -> dict[str, Any]:
     try:
         read = json.loads(text)
     except (ValueError, RecursionError) as exc:
-        msg = "it is no JSON"
+        msg = "it is not JSON"
         raise InputError(msg) from exc
     names = {"kind": str, "queue": str, "filter": dict, "options": dict, "actor": str, "why": str}
     if not isinstance(read, dict) or any(not isinstance(read.get(name), kind) for name, kind in names.items()):
@@ -251,7 +251,7 @@ def _about(text: str) -> dict[str, Any]:
     try:
         kind = Kind(read["kind"])
     except ValueError as exc:
-        msg = f"this version knows no operation {read['kind'][:40]!r}"
+        msg = f"this version does not know the operation {read['kind'][:40]!r}"
         raise InputError(msg) from exc
     return {
         "kind": kind,
@@ -333,10 +333,10 @@ def check(runtime: Runtime, kind: Kind, queue: str, chosen: Filter, options: Opt
         msg = f"a {kind} takes no {wrong[0]!r}; it takes: {', '.join(sorted(_TAKES[kind]))}"
         raise InputError(msg)
     if (options.abort_after is not None or options.abort_share is not None) and options.rate is None:
-        msg = "abort_after and abort_share need a rate: without one all letters have gone before the first can die again"
+        msg = "abort_after and abort_share need a rate: without one all dead letters are sent before the first can die again"
         raise InputError(msg)
     if options.canary_wait is not None and options.canary is None:
-        msg = "canary_wait is for a canary: say how many letters go first"
+        msg = "canary_wait needs canary: say how many dead letters go first"
         raise InputError(msg)
     if kind is Kind.CANCEL:
         _check_cancel(runtime, queue, chosen)
@@ -350,7 +350,7 @@ def check(runtime: Runtime, kind: Kind, queue: str, chosen: Filter, options: Opt
 
 def _check_cancel(runtime: Runtime, queue: str, chosen: Filter) -> None:
     if chosen.to_dict().keys() - {"task_ids", "tasks"}:
-        msg = "messages that wait are chosen by their ids and tasks: they have not died, so nothing else is known of them"
+        msg = "choose delayed messages by id or task: they have not died, so they have no reason and no exception"
         raise InputError(msg)
     if queue:
         require_queue(runtime, queue)
@@ -361,14 +361,14 @@ def _check_move(runtime: Runtime, queue: str, options: Options) -> None:
         msg = "where to? a move needs the name of another dead-letter queue"
         raise InputError(msg)
     if options.to not in dead_letters.known(runtime) and not options.create:
-        msg = f"there is no dead-letter queue {options.to!r}: have it created, or redrive the letters to a queue of the app"
+        msg = f"there is no dead-letter queue {options.to!r}: have it created, or redrive the dead letters to a queue of the app"
         raise InputError(msg)
     require_rest(runtime.transport, options.to)
 
 
 def _check_target(runtime: Runtime, target: str, options: Options) -> None:
     if target in dead_letters.known(runtime) and why_it_runs(runtime.transport, target) is None:
-        msg = f"{target!r} is a dead-letter queue: move the letters there instead"
+        msg = f"{target!r} is a dead-letter queue: move the dead letters there instead"
         raise InputError(msg)
     if not options.create:
         require_queue(runtime, target, instead="have it created")
@@ -400,7 +400,7 @@ def found(runtime: Runtime, given: str) -> Operation:
             raise InputError(msg)
         stored = store.stored(ids[0]) if ids else None
     if stored is None:
-        msg = f"there is no operation {given!r}: `redelivery ops list` has those that are kept"
+        msg = f"there is no operation {given!r}: `redelivery ops list` lists all operations"
         raise InputError(msg)
     return Operation.of(stored)
 

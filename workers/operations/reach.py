@@ -29,8 +29,8 @@ def reached(runtime: Runtime) -> Transport:
     if kind_of(runtime.app) == "generic":
         where = runtime.app.connection_for_write().as_uri()
         msg = (
-            f"broker {where} is neither Redis nor RabbitMQ, and nothing on it can be listed: dead letters lie in ordinary "
-            "queues (a dead_letter_handler decides about them), outcomes are the lines outcome.recorded of the workers' logs"
+            f"broker {where} is neither Redis nor RabbitMQ, and nothing on it can be listed: dead letters are in ordinary "
+            "queues (a dead_letter_handler decides about them), and outcomes are in the workers' logs (outcome.recorded)"
         )
         raise BrokerError(msg)
     return runtime.transport

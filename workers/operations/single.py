@@ -30,13 +30,13 @@ def redrive_one(transport: Transitions, name: str, letter: Letter, *, actor: str
         if isinstance(answer, Exception):
             raise answer
         if answer is not Answer.DONE:
-            msg = f"the letter of task {letter.task_id} has left {name!r} meanwhile: nothing was changed"
+            msg = f"the dead letter of task {letter.task_id} has left {name!r} meanwhile: nothing was changed"
             raise InputError(msg)
         target = move.queue
     else:
         done = redrive(transport, name, Filter(task_ids=frozenset({letter.task_id})), limit=1, edit=edit, actor=actor)
         if not done.moved:
-            msg = next(iter(done.left), f"the letter of task {letter.task_id} has left {name!r} meanwhile")
+            msg = next(iter(done.left), f"the dead letter of task {letter.task_id} has left {name!r} meanwhile")
             raise RedriveError(msg)
         target = next(iter(done.by_queue))
     said = acted(Act.REDRIVE, Acted.DONE, name, actor=actor, why=why, tasks=[letter.task_id], result={"moved": 1})

@@ -67,7 +67,7 @@ def seconds(text: str) -> float:
     """The seconds in `90`, `90s`, `15m`, `2h`, `3d` or `1w`. Raises `InputError`."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(ms|[smhdw])?", text.strip())
     if match is None:
-        msg = f"{text!r} is no duration: write 90s, 15m, 2h, 3d or 1w"
+        msg = f"{text!r} is not a duration: write 90s, 15m, 2h, 3d or 1w"
         raise InputError(msg)
     found = float(match[1]) * _UNITS[match[2] or "s"]
     if found > MAX_SECONDS:
@@ -97,7 +97,7 @@ def rate_of(text: str) -> float:
     except (ValueError, KeyError):
         rate = 0.0
     if not 0 < rate < math.inf:
-        msg = f"{text!r} is no rate: write 50/s, 600/m or 1000/h"
+        msg = f"{text!r} is not a rate: write 50/s, 600/m or 1000/h"
         raise InputError(msg)
     return rate
 
@@ -109,6 +109,6 @@ def share_of(text: str) -> float:
     except ValueError:
         share = 0.0
     if not 0 < share <= 1:
-        msg = f"{text!r} is no share: write 5% or 0.5%"
+        msg = f"{text!r} is not a share: write 5% or 0.5%"
         raise InputError(msg)
     return share

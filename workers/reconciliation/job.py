@@ -283,13 +283,13 @@ def _look(lives: DataFrame, plain: SortedOut | None, books: Books, inputs: Input
         facts |= {name: max(filter(None, (facts[name], plain.latest_ms)), default=None) for name in ("latest_ms", "watermark_ms")}
         facts["earliest_ms"] = min(filter(None, (facts["earliest_ms"], plain.earliest_ms)), default=None)
     if facts.get("broken"):
-        msg = f"{books.outcomes}: {facts['broken']} rows have no task_id, event_id or at_ms: these are no outcome events"
+        msg = f"{books.outcomes}: {facts['broken']} rows have no task_id, event_id or at_ms: these are not outcome events"
     elif facts.get("unknown"):
         msg = (
-            f"{books.outcomes}: {facts['unknown']} rows have an outcome of none of our words: a newer version may have written them"
+            f"{books.outcomes}: {facts['unknown']} rows have an unknown outcome: a newer version may have written them"
         )
     elif facts.get("misplaced"):
-        msg = f"{books.inventory}: {facts['misplaced']} rows have no task_id, seen_ms or known place: this is no inventory"
+        msg = f"{books.inventory}: {facts['misplaced']} rows have no task_id, seen_ms or known place: this is not an inventory"
     elif not facts.get("events") and not inputs.open_before:
         msg = f"{books.outcomes} holds no outcome events: export them first, or look at the path"
     else:

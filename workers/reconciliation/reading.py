@@ -125,7 +125,7 @@ def _commits(files: Files, folder: str, known: AbstractSet[str], since: str) -> 
                 commit = json.loads(text or "")
                 [each["file"] for each in commit["files"]]
             except (ValueError, TypeError, KeyError) as exc:
-                msg = f"{folder}/{date}/{name} is no commit of an export ({exc}): only `redelivery outcomes export` writes there"
+                msg = f"{folder}/{date}/{name} is not a commit of an export ({exc}): only `redelivery outcomes export` writes there"
                 raise InputError(msg) from exc
             yield f"{date}/{name}", commit
 
@@ -135,7 +135,7 @@ def _missing(uri: str, missing: list[str]) -> str:
     days = ", ".join(dates[:3]) + (f" and {len(dates) - 3} more" if len(dates) > 3 else "")  # noqa: PLR2004 - enough to find them
     return (
         f"{uri}: {len(missing)} files of {days} were exported and are not there, the first is {missing[0]}: restore them; "
-        f"what was removed on purpose needs its commits removed too ({COMMITS})"
+        f"if you removed them on purpose, remove their commits, too ({COMMITS})"
     )
 
 
@@ -182,7 +182,7 @@ def paths_of(found: Iterable[File]) -> list[str]:
     paths = []
     for file in found:
         if file.size == 0 and file.name.endswith(".parquet"):
-            msg = f"{file.path} is no whole Parquet file: it has no bytes. Restore it, or move it away"
+            msg = f"{file.path} is not a whole Parquet file: it is empty. Restore it, or move it away"
             raise InputError(msg)
         paths.append(file.path)
     return paths
@@ -204,7 +204,7 @@ def read_gaps(files: Files, uri: str) -> list[dict[str, Any]]:
     try:
         gaps = [json.loads(line) for line in (text or "").splitlines() if line.strip()]
     except ValueError as exc:
-        msg = f"{uri}/{GAPS} holds a line that is no JSON ({exc}): it is written by `redelivery outcomes export` alone"
+        msg = f"{uri}/{GAPS} holds a line that is not JSON ({exc}): it is written by `redelivery outcomes export` alone"
         raise InputError(msg) from exc
     return [gap if isinstance(gap, dict) else {"gap": gap} for gap in gaps]
 

@@ -153,15 +153,15 @@ FAULTS: Final = (PySparkException, Py4JError, ConnectionError, OSError)
 _FILE: Final = re.compile(r"(?:file|path)[ :]+'?((?:[a-z0-9]+:)?/[^\s'\"]+)", re.IGNORECASE)
 _UNREADABLE: Final = {
     "FAILED_READ_FILE": "cannot be read",
-    "is not a Parquet file": "is no whole Parquet file: it was cut off, or is something else",
+    "is not a Parquet file": "is not a whole Parquet file: it was cut off, or is another kind of file",
     "CANNOT_MERGE_INCOMPATIBLE": "has columns of another type than the other files",
-    "PARQUET_COLUMN_DATA_TYPE_MISMATCH": "has a column of another type than ours",
-    "MALFORMED_RECORD_IN_PARSING": "has a line that is no JSON object of ours",
+    "PARQUET_COLUMN_DATA_TYPE_MISMATCH": "has a column of an unexpected type",
+    "MALFORMED_RECORD_IN_PARSING": "has a line that is not a JSON object of redelivery",
     "Permission denied": "cannot be opened: permission denied",
     "AccessControlException": "cannot be opened: permission denied",
     "No FileSystem for scheme": "names a file system that this Spark does not know: add its connector",
     "OutOfMemoryError": "needs more memory: give the driver more (spark.driver.memory), or run the job on a cluster",
-    "No space left on device": "does not fit on the disk: make room, or set SPARK_LOCAL_DIRS to a larger one",
+    "No space left on device": "does not fit on the disk: free space, or set SPARK_LOCAL_DIRS to a larger one",
 }
 
 

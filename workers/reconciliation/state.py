@@ -85,7 +85,7 @@ class State:
         self.uri = files.absolute(uri).rstrip("/")
         held = set(files.names(self.uri))
         if held and not held & {CURRENT, _NEXT} and not all(name.startswith((".", "v")) for name in held):
-            msg = f"{uri} is not empty, and no state of these books (no {CURRENT}): give --state a folder of its own"
+            msg = f"{uri} is not empty, and not a state of these books (no {CURRENT}): give --state a folder of its own"
             raise InputError(msg)
         self.last = self._read(self._current())
 
@@ -114,7 +114,7 @@ class State:
     def commit(self, run: Run) -> None:
         """Make it the one that holds, and remove what is older than the one before it."""
         if self._current() not in {self.last.version, run.version}:
-            msg = f"{self.uri}: another run moved the state meanwhile; nothing is lost: run one at a time, and this one again"
+            msg = f"{self.uri}: another run changed the state meanwhile; nothing is lost: run this one again, one at a time"
             raise InputError(msg)
         new = f"{self.uri}/{_NEXT}"
         self._files.write(new, json.dumps({"version": run.version, "format": _FORMAT}))
@@ -153,6 +153,6 @@ class State:
         try:
             found = json.loads(text)
         except ValueError as exc:
-            msg = f"{self.uri}: {name} is no JSON ({exc}). Restore it, or begin a new state in another folder"
+            msg = f"{self.uri}: {name} is not JSON ({exc}). Restore it, or begin a new state in another folder"
             raise InputError(msg) from exc
         return dict(found)

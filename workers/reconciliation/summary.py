@@ -194,7 +194,7 @@ def read_trend(files: Files, output: str) -> list[Line]:
         lines = json.loads(text)
         return [dict(line) | {"as_of_ms": int(line["as_of_ms"])} for line in lines]
     except (ValueError, TypeError, KeyError) as exc:
-        msg = f"{output}/{TREND} is no trend of these books ({exc}): remove it, or name another output"
+        msg = f"{output}/{TREND} is not a trend of these books ({exc}): remove it, or name another output"
         raise InputError(msg) from exc
 
 

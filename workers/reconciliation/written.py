@@ -43,7 +43,7 @@ def written(output: str) -> Written:
     summary, trend = _read(output, "summary.json"), _read(output, "trend.json", is_needed=False)
     numbers = {"as_of_ms", "lives", "events", "possible_repeats"}
     if not isinstance(summary, dict) or not isinstance(summary.get("verdicts"), dict) or not numbers <= summary.keys():
-        msg = scrubbed(f"{output}/summary.json is no summary of these books: name a folder that `redelivery reconcile` wrote")
+        msg = scrubbed(f"{output}/summary.json is not a summary of these books: name a folder that `redelivery reconcile` wrote")
         raise InputError(msg)
     counts = {name: int(summary["verdicts"].get(name) or 0) for name in VERDICTS}
     found = trend if isinstance(trend, list) else []

@@ -29,7 +29,7 @@ class Letter:
 
     `reason` is why it died (`redelivery.Reason`), `attempts` how many deliveries counted in this `generation`. `exception` is the
     type's name (built-ins bare, others dotted), `message` what it said, `traceback` its text. `args` and `kwargs` are None where
-    the body is no JSON: nothing is ever unpickled. `died_ms` is the server's time.
+    the body is not JSON: nothing is ever unpickled. `died_ms` is the server's time.
     """
 
     task_id: str

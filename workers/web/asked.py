@@ -93,7 +93,7 @@ class Asked:
         if not given:
             return otherwise
         if not given.isascii() or not given.isdecimal() or len(given) > 18:  # noqa: PLR2004 - digits that any integer of the broker holds
-            msg = f"{name} = {given!r} is no number"
+            msg = f"{name} = {given!r} is not a number"
             raise InputError(msg)
         return int(given)
 

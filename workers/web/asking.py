@@ -20,7 +20,7 @@ R = TypeVar("R")
 #: Threads, requests that wait for one, and seconds that a question may take with its wait.
 THREADS, WAITING, SECONDS = 8, 64, 8.0
 LATE = (
-    "The broker does not answer in time: is it overloaded, or the network cut? "
+    "The broker does not answer in time: is it overloaded, or is the network down? "
     "What was asked for may still be done: look before you ask again."
 )
 BUSY = "The page is busy: the broker answers slowly, and others wait for it already. Nothing was changed; ask again."

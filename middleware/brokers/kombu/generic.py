@@ -256,14 +256,14 @@ def limits(transport: GenericTransport) -> list[str]:
     connection = transport.app.connection_for_write()
     default = getattr(connection.get_transport_cls().Channel, "default_visibility_timeout", None)
     seconds = (connection.transport_options or {}).get("visibility_timeout") or default
-    again = f"what waits or runs for longer than visibility_timeout ({seconds} s) is delivered twice"
+    again = f"a message that waits or runs for longer than visibility_timeout ({seconds} s) is delivered twice"
     return [
         *([again] if kept and seconds else []),
         f"what a worker holds when it is killed {crash}",
         "a crash between publishing and acknowledging repeats a message" if kept else "no crash repeats a message",
-        "what waits for its time is held in a worker's memory",
+        "delayed messages are held in a worker's memory",
         "no outcome log: outcomes are the lines outcome.recorded of this log",
-        "no commands for dead letters, delays and books: a dead_letter_handler consumes the letters",
+        "no commands for dead letters, delays and books: a dead_letter_handler consumes the dead letters",
     ]
 
 

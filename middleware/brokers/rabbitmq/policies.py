@@ -40,9 +40,9 @@ TIMEOUT = 5.0
 REDIRECTION = 3
 #: What a queue's declaration may make the broker do by itself, past every policy here.
 BYPASSES = ("x-dead-letter-exchange", "x-message-ttl", "x-expires", "x-max-length", "x-max-length-bytes", "x-delivery-limit")
-_DROPPED = "the broker throws messages away by these, unrecorded: take them out, and use max_time_to_live and the like"
-_KEPT = "the broker ends messages by these itself: bring them into the books with `redelivery dlq import`, or use max_time_to_live"
-_ENDS_OURS = "dead letters, delays or outcome events are ended by it: write its pattern so that it leaves these queues out"
+_DROPPED = "the broker drops messages because of these, without a record: remove them, and use max_time_to_live instead"
+_KEPT = "the broker ends messages itself because of these: bring them into the books with `redelivery dlq import`, or use max_time_to_live"
+_ENDS_OURS = "it ends dead letters, delays or outcome events: change its pattern so that it does not match these queues"
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,7 @@ def _why_not(exc: Exception) -> str:
         return f"it answered with status {exc.code}{hint}"
     if isinstance(exc, (OSError, HTTPException)):
         return f"it does not answer ({type(getattr(exc, 'reason', exc)).__name__})"
-    return "what it answered are no policies"
+    return "its answer is not a list of policies"
 
 
 def _checked(rows: Any) -> Iterator[dict[str, Any]]:

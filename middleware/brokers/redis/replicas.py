@@ -33,7 +33,7 @@ class Replicas:
         self.question = b"".join([b"*3\r\n", *(b"$%d\r\n%b\r\n" % (len(part), part) for part in parts)])
         self._say_at = 0.0
 
-    def heard(self, confirmed: int, why: str = "what was answered may be lost if the master dies now") -> None:
+    def heard(self, confirmed: int, why: str = "the last writes may be lost if the master dies now") -> None:
         """The server's answer: how many replicas have it."""
         now = time.monotonic()
         if confirmed < self.wanted and now >= self._say_at:

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 TURN = 0.05
 #: What Celery's handler of a cold shutdown calls, and nothing else that reaches the pool or the broker.
 CALLS = {"wait_for_soft_shutdown", "cancel_active_requests", "cancel", "stop"}
-CELERYS = "this Celery, or its pool, is none that we know: a stop is its own, and may wait for what a signal has interrupted"
+CELERYS = "this Celery, or its pool, was not tested: Celery alone stops the worker, and may wait for what a signal has interrupted"
 #: The second signal takes the rest of a soft shutdown's time away.
 AT_ONCE = 2
 

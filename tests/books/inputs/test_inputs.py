@@ -112,13 +112,13 @@ BAD_INPUTS: dict[str, tuple[Callable[[Path], object], str]] = {
     "another type": (_of_another_type, "column at_ms of the outcome events must be bigint, and is string"),
     "other columns": (lambda folder: _parquet(folder / "outcomes" / "x.parquet", {"a": [1]}), "it has no column event_id, task_id"),
     "another ending": (lambda folder: (folder / "outcomes" / "notes.csv").write_text("a,b"), "neither Parquet nor JSON lines"),
-    "a broken line": (lambda folder: (folder / "outcomes" / "cut.jsonl").write_text('{"task_id": "a'), "is no JSON object of ours"),
+    "a broken line": (lambda folder: (folder / "outcomes" / "cut.jsonl").write_text('{"task_id": "a'), "is not JSON object of ours"),
     "no task id": (_event(task_id=None), "1 rows have no task_id, event_id or at_ms"),
     "an empty task id": (_event(task_id=""), "1 rows have no task_id, event_id or at_ms"),
     "an empty event id": (_event(event_id=""), "1 rows have no task_id, event_id or at_ms"),
     "a moment that is none": (lambda folder: (folder / "inventory" / "_taken.json").write_text("{}"), "does not say when"),
     "an unknown outcome": (_event(outcome="eaten"), "1 rows have an outcome of none of our words"),
-    "a number that is none": (_event(at_ms="noon"), "is no JSON object of ours"),
+    "a number that is none": (_event(at_ms="noon"), "is not JSON object of ours"),
     "an unknown place": (
         lambda folder: write_lines(
             folder / "inventory" / "x.jsonl", [{"task_id": "a", "queue": "q", "place": "moon", "seen_ms": 1}]
@@ -128,8 +128,8 @@ BAD_INPUTS: dict[str, tuple[Callable[[Path], object], str]] = {
     "no events": (lambda folder: _emptied(folder, "outcomes"), "holds no file with outcome events"),
     "no inventory": (lambda folder: _emptied(folder, "inventory"), "holds no file with inventory"),
     "a missing day": (_committed, "1 files of 2026-01-30 were exported and are not there, the first is date=2026-01-30/hour=01/"),
-    "a broken commit": (lambda folder: _commit(folder, "{"), "is no commit of an export"),
-    "a broken gap": (lambda folder: (folder / "outcomes" / "_gaps.jsonl").write_text("{"), "holds a line that is no JSON"),
+    "a broken commit": (lambda folder: _commit(folder, "{"), "is not a commit of an export"),
+    "a broken gap": (lambda folder: (folder / "outcomes" / "_gaps.jsonl").write_text("{"), "holds a line that is not JSON"),
 }
 
 

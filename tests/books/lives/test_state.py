@@ -219,7 +219,7 @@ def test_a_state_of_somebody_elses_is_refused(spark: SparkSession, tmp_path: Pat
         "thesis": "is no state of these books|is not empty, and no state",
         "outcomes/state": "lie within each other",
         "books/state": "lie within each other",
-        "broken": "is no JSON",
+        "broken": "is not JSON",
         "newer": "was written by another version of redelivery",
     }.items():
         with pytest.raises(InputError, match=said):

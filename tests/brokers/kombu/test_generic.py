@@ -81,7 +81,7 @@ def test_a_policy_holds_on_every_pool(filed: Callable[..., Shop], pool: str) -> 
 
 
 def test_a_worker_in_the_same_process_has_the_memory_transport() -> None:
-    """As in a test without a broker: nothing is different, and a header that is no JSON survives as text."""
+    """As in a test without a broker: nothing is different, and a header that is not JSON survives as text."""
     command = [sys.executable, "-m", "tests.support.memory_shop"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -182,5 +182,5 @@ def test_what_a_worker_holds_when_it_is_killed_is_lost_and_the_start_says_so(fil
     assert shop.leftovers() == {}
     assert files.letters() == []
     (line,) = [line for line in worker.text.splitlines() if "event=broker.limits" in line]
-    assert "what a worker holds when it is killed is lost" in line
+    assert "messages of a killed worker are lost" in line
     assert "transport=filesystem" in line

@@ -35,7 +35,7 @@ def test_the_start_up_line_says_what_this_broker_cannot_do(folder: Path) -> None
         line = until(lambda: next((line for line in worker.text.splitlines() if "event=worker.started" in line), ""))
     finally:
         shop.stop()
-    assert "published, then acknowledged; what a worker holds when it is killed is lost" in line
+    assert "published, then acknowledged; messages of a killed worker are lost" in line
     for lacking in ("broker_delays", "outcome_log", "starts", "server_time", "kept_until_acknowledged"):
         assert lacking in line.partition("broker_lacks=")[2]
     assert "dead_letter_queues" not in line.partition("broker_lacks=")[2]
@@ -83,7 +83,7 @@ def test_a_broker_that_keeps_what_is_held_says_for_how_long() -> None:
         ({"queues": {"#": {"auto_delete_dead_letter_resources": True}}}, "delete empty queues"),
         ({"queues": {"#": {"auto_create_dead_letter_resources": False}}}, "nobody can see"),
         ({"tasks": {"#": {"persist_delivery_count": "always"}}}, "record a start"),
-        ({"wait_replicas": 1}, "take it out"),
+        ({"wait_replicas": 1}, "remove it"),
         ({"outcome_export": "outcomes"}, "outcome.recorded"),
     ],
     ids=str,

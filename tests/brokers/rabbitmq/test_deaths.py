@@ -152,7 +152,7 @@ def test_what_is_no_death_stays_and_says_why(rabbit: Rabbit) -> None:
     done = imported(rabbit, app, 4)
     assert (done["moved"], done["looked_at"], done["reasons"]) == (1, 4, {"expired": 1})
     assert sorted(why.partition(":")[0] for why in done["left"]) == [
-        "it has waited for its time in the delay store, and has not died",
+        "it only waited in the delay store, and has not died",
         "it is none that RabbitMQ made",
         "the policy of queue 'unkept' keeps no dead letters",
     ]

@@ -183,7 +183,7 @@ def _answers(done: Result, words: tuple[str, ...], *, is_json: bool) -> None:
 
 
 def _refused(word: str) -> Any:
-    message = f"{word} is no JSON"
+    message = f"{word} is not JSON"
     raise AssertionError(message)
 
 

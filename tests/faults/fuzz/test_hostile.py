@@ -33,7 +33,7 @@ HEADERS: dict[str, dict[str, Any]] = {
     "stamps that are no list": {"stamped_headers": 5},
     "stamps without their values": {"stamped_headers": [["a"]], "stamps": 7},
     "a time limit without end": {"timelimit": [float("inf"), None]},
-    "a time limit that is no number": {"timelimit": [float("nan"), None]},
+    "a time limit that is not a number": {"timelimit": [float("nan"), None]},
     "a time limit before the beginning": {"timelimit": [-1, -1]},
     "a time limit that is a truth": {"timelimit": [True, True]},
     "retries below zero": {"retries": -5},

@@ -408,7 +408,7 @@ def test_one_hostile_letter_breaks_no_tool(desk: Desk, kind: str, tmp_path: Path
 
 
 def _refused(word: str) -> Any:
-    message = f"{word} is no JSON"
+    message = f"{word} is not JSON"
     raise AssertionError(message)
 
 

@@ -335,7 +335,7 @@ def test_a_letter_is_edited_before_it_goes_back(desk: Desk, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ("no json", "is no JSON"),
+        ("no json", "is not JSON"),
         ("[]", "holds no object"),
         ('{"queue": "x"}', "holds no object"),
         ('{"args": {}}', "args must be a list"),

@@ -31,7 +31,7 @@ __all__ = ["command", "desk"]
         (("-A", "nosuch", "dlq", "list"), "'nosuch' cannot be imported: ModuleNotFoundError"),
         (("-A", "broken", "dlq", "list"), "No module named 'nosuch' (broken.py, line 2)"),
         (("-A", "shopfront:nothing", "dlq", "list"), "'shopfront:nothing' cannot be imported"),
-        (("-A", "shopfront:os", "dlq", "list"), "is no Celery app but module"),
+        (("-A", "shopfront:os", "dlq", "list"), "is not a Celery app, but module"),
         (("-A", "shopfront:plain", "dlq", "list"), "add `from redelivery import Redelivery; Redelivery(app)`"),
         (("-A", "shopfront", "dlq", "list"), "does not answer"),
     ],
@@ -125,7 +125,7 @@ def test_a_task_that_nobody_knows_is_an_error(desk: Desk) -> None:
     """One line."""
     done = desk.run("task", "show", "nobody")
     assert (done.exit_code, done.stdout) == (2, "")
-    assert "nothing is known of task 'nobody'" in done.stderr
+    assert "nothing is known about task 'nobody'" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,7 @@ def test_a_redrive_to_a_queue_that_nobody_knows_is_refused(desk: Desk) -> None:
     """With the nearest name; `--create` makes it, so that it is a queue that others know."""
     desk.die()
     assert "no queue 'ordres'; did you mean 'orders'?" in refused(desk, "dlq", "redrive", LETTERS, "--all", "--to", "ordres")
-    assert "there is no queue 'night'; a new one is made with --create" in refused(
+    assert "there is no queue 'night'; to make a new one, say --create" in refused(
         desk, "dlq", "redrive", LETTERS, "--all", "--to", "night", "--dry-run"
     )
     assert desk.run("dlq", "redrive", LETTERS, "--all", "--to", "night", "--create").exit_code == 0
@@ -82,7 +82,7 @@ def test_what_is_misspelt_gets_the_nearest_name(desk: Desk) -> None:
         ("dlq", "purge", LETTERS, "--yes", "--task", "desk.pakc"): "the app has no such task; did you mean 'desk.pack'?",
         ("dlq", "move", LETTERS, "--all", "--to", "DLQ.oders"): "there is no queue 'DLQ.oders'; did you mean 'DLQ.orders'?",
         ("dlq", "show", "DLQ.ordres"): "there is no dead-letter queue 'DLQ.ordres'; did you mean 'DLQ.orders'?",
-        ("dlq", "show", QUEUE): "did you mean 'DLQ.orders', where its dead letters lie?",
+        ("dlq", "show", QUEUE): "did you mean 'DLQ.orders', which holds its dead letters?",
         ("delayed", "list", "--queue", "oders"): "there is no queue 'oders'; did you mean 'orders'?",
         ("dlq", "lst"): "no such command 'lst'. Did you mean 'list'? (see redelivery dlq --help)",
         ("dlq", "list", "--jsno"): "no such option '--jsno'. Did you mean '--json'? (see redelivery dlq list --help)",

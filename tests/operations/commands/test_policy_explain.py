@@ -78,7 +78,7 @@ def test_the_delays_are_shown_as_ranges_up_to_the_last_attempt() -> None:
         "after attempt 3\t10 s - 30 s",
         "after attempt 4\t20 s - 60 s",
         "",
-        "Attempt 5 is the last: what fails then is dead-lettered into DLQ.orders.eu.",
+        "Attempt 5 is the last: if it fails, the message is dead-lettered into DLQ.orders.eu.",
     ]
     for limit, count in ((1, 0), (2, 1), (10, 9), (11, 10), (12, 10), (-1, 10)):
         output = run("--queue", "q", conf={"queues": {"#": {"max_delivery_attempts": limit}}}).output

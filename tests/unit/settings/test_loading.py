@@ -271,9 +271,9 @@ def test_variables_of_kubernetes_are_passed_over() -> None:
 @pytest.mark.parametrize(
     ("content", "told"),
     [
-        (b'mode = "observe"\n[queues."#"\nmax_age = 1\n', "redelivery.toml, line 2: is no valid TOML"),
-        (b'[queues."#"]\nmax_age = 1\nmax_age = 2\n', "redelivery.toml, line 3: is no valid TOML"),
-        (b"mode = ", "redelivery.toml, line 1: is no valid TOML"),
+        (b'mode = "observe"\n[queues."#"\nmax_age = 1\n', "redelivery.toml, line 2: is not valid TOML"),
+        (b'[queues."#"]\nmax_age = 1\nmax_age = 2\n', "redelivery.toml, line 3: is not valid TOML"),
+        (b"mode = ", "redelivery.toml, line 1: is not valid TOML"),
         (b'# one\nmode = "\xff"\n', "redelivery.toml, line 2: is not UTF-8"),
         (b"moed = 1\n", "redelivery.toml: unknown setting 'moed'; did you mean 'mode'?"),
     ],

@@ -179,15 +179,15 @@ def death_of(runtime: Runtime, store: AmqpLetterStore, found: Found, name: str) 
     letter = json.loads(found.raw)
     deaths, contents = letter[DEATHS], Contents.of(letter[MESSAGE].encode())
     if not deaths:
-        msg = "it is none that RabbitMQ made: it has no x-death"
+        msg = "RabbitMQ did not make this dead letter: it has no x-death"
         raise RedriveError(msg)
     death, real = deaths[0], [each for each in deaths if not each["queue"].startswith(DELAYS)]
     if death not in real:
-        msg = "it has waited for its time in the delay store, and has not died"
+        msg = "it only waited in the delay store, and has not died"
         raise RedriveError(msg)
     reason = REASONS.get(death["reason"])
     if reason is None:
-        msg = f"{death['reason'] or 'nothing'!r} of queue {death['queue']!r} is no death that is known here"
+        msg = f"{death['reason'] or 'nothing'!r} of queue {death['queue']!r} is not a known reason of death"
         raise RedriveError(msg)
     queue = contents.envelope.life_queue(real[-1]["queue"])
     if (why := Homes(store.transport, name).objection_to(queue)) is not None:

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 PAGE = 250
 #: Seconds that the broker may take to confirm a batch.
 TIMEOUT = 120.0
-UNCONFIRMED = "the broker confirms nothing: is it blocked, by a memory or a disk alarm?"
+UNCONFIRMED = "the broker confirms nothing: does it have a memory or disk alarm?"
 
 
 class AmqpLetterStore:

@@ -52,11 +52,11 @@ def check_dispatcher(seen: Seen) -> Iterator[Finding]:
     has_workers = seen.fleet is not None and bool(seen.fleet.ours)
     if not queues.dispatchers and (queues.delayed or has_workers):
         what = f"no dispatcher is alive, and {queues.delayed} delayed messages wait"
-        why = "what becomes due stays in the delay store: no retry, no ETA (dispatcher = true lets the workers do it)"
+        why = "messages that become due stay in the delay store: no retry, no ETA (dispatcher = true lets the workers do it)"
         fix = f"redelivery -A {seen.app} dispatcher"
         yield Finding("dispatcher.none", "danger", what, why, fix)
     elif queues.overdue > OVERDUE:
         what = f"a delayed message is overdue by {round(queues.overdue)} s"
-        why = "a dispatcher leads and cannot move it: its queue refuses messages (delayed.refused in the log)"
+        why = "the dispatcher cannot move it: its queue refuses messages (delayed.refused in the log)"
         fix = f"redelivery -A {seen.app} delayed list"
         yield Finding("delays.overdue", "danger", what, why, fix)

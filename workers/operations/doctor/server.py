@@ -34,7 +34,7 @@ def check_memory(seen: Seen) -> Iterator[Finding]:
         yield Finding("broker.filling", "danger", what, why, f"redis-cli config set maxmemory {2 * most}")
     if condition.alarm:
         what = f"the broker takes no publications: {condition.alarm}"
-        why = "producers wait, and nothing that workers end is acknowledged: free the memory or the disk that the alarm names"
+        why = "producers wait, and workers cannot acknowledge messages: free the memory or the disk that the alarm names"
         yield Finding("broker.alarm", "danger", what, why, "rabbitmq-diagnostics alarms")
 
 
@@ -50,7 +50,7 @@ def check_persistence(seen: Seen) -> Iterator[Finding | NotKnown]:
         fix = "redis-cli config set appendonly yes"
         yield Finding("broker.forgets", "danger", what, why, fix)
     for each in condition.failing:
-        why = "what came since is lost in a restart, and the server may refuse writes (MISCONF): make room on its disk first"
+        why = "a restart loses what came since, and the server may refuse writes (MISCONF): free space on its disk first"
         yield Finding("broker.save_failing", "danger", each, why, "redis-cli bgsave")
 
 

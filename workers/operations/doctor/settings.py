@@ -48,7 +48,7 @@ def check_patterns(seen: Seen) -> Iterator[Finding | NotKnown]:
             yield NotKnown(f"whether {row.table}[{row.pattern.text!r}] matches a queue", why, "run doctor while the workers run")
             continue
         fix = f"correct the pattern (there are: {named(sorted(known))}), or take the row out"
-        yield Finding("policy.matches_nothing", "warning", what, "its values hold for nothing: the defaults hold instead", fix)
+        yield Finding("policy.matches_nothing", "warning", what, "its values apply to nothing: the defaults apply instead", fix)
 
 
 def _queues(seen: Seen, tasks: set[str]) -> set[str]:
@@ -65,7 +65,7 @@ def check_retention(seen: Seen) -> Iterator[Finding]:
     fields = sorted({name for row in settings.rows for name in RETENTION if row.fields.get(name) is not None})
     if fields and settings.dead_letter_archive is None:
         what = f"{' and '.join(fields)} without dead_letter_archive"
-        why = "no dead letter is removed before it is in an archive, so these remove none"
+        why = "no dead letter is removed before it is in an archive, so these settings remove none"
         yield Finding("retention.no_archive", "warning", what, why, 'dead_letter_archive = "/var/lib/shop/letters" (a path or URI)')
 
 
@@ -103,10 +103,10 @@ def check_celery(seen: Seen) -> Iterator[Finding]:
         why = "nothing goes through the broker, so that nothing is redelivered and no dead letter is kept"
         yield Finding("app.always_eager", "danger", "task_always_eager = True", why, "task_always_eager = False")
     if conf.worker_prefetch_multiplier == 0:
-        why = "one worker takes all that waits: others stay idle, and its death puts all of it back"
+        why = "one worker takes all waiting messages: the others stay idle, and if it dies, all of them go back"
         yield Finding("prefetch.unlimited", "warning", "worker_prefetch_multiplier = 0", why, "worker_prefetch_multiplier = 4")
     if seen.kind != "redis" and not (conf.broker_transport_options or {}).get("confirm_publish"):
-        why = "a producer is not told when the broker did not take its task: a restart or an alarm loses it in silence"
+        why = "a producer does not learn that the broker did not take its task: a restart or an alarm loses it silently"
         fix = 'broker_transport_options = {"confirm_publish": True}'
         yield Finding("publications.unconfirmed", "warning", "confirm_publish is not set", why, fix)
     if seen.kind != "redis":

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from .seen import Seen
 
-LOST = "a worker that dies in the middle of the task ends it, and the task never runs again"
+LOST = "if a worker dies while the task runs, the task never runs again"
 
 
 def check_acknowledgement(seen: Seen) -> Iterator[Finding]:

@@ -28,7 +28,7 @@ def check_mixture(seen: Seen) -> Iterator[Finding]:
     for queue in sorted(ours & {queue for worker in seen.fleet.plain for queue in worker.queues}):
         plain = [safe(worker.name) for worker in seen.fleet.plain if queue in worker.queues]
         what = f"{safe(queue)} is consumed by workers with redelivery and by plain ones: {named(plain)}"
-        why = "what a plain worker takes has no policy, no dead letter and no outcome: add Redelivery(app) to its app"
+        why = "messages that a plain worker takes have no policy, no dead letter and no outcome: add Redelivery(app) to its app"
         fix = f"celery -A {seen.app} control cancel_consumer {word(queue)} -d {word(plain[0])}"
         yield Finding("queue.mixed", "warning", what, why, fix)
 
@@ -75,7 +75,7 @@ def check_versions(seen: Seen) -> Iterator[Finding]:
     known = sorted(by_version.keys() - {UNTOLD})
     if len(by_version) > 1:
         what = "; ".join(f"{version}: {named(names)}" for version, names in sorted(by_version.items()))
-        why = "each reads what the others write, but a repair holds only where the newer one runs"
+        why = "each reads what the others write, but a fix works only in workers of the newer version"
         most = max(known, key=lambda each: len(by_version[each]))
         fix = f"pip install redelivery=={most}, and restart the others"
         yield Finding("versions.mixed", "warning", f"workers of several versions: {what}", why, fix)
@@ -88,7 +88,7 @@ def check_clocks(seen: Seen) -> Iterator[Finding]:
         if worker.ahead_ms:
             yield _clock(f"worker {safe(worker.name)}", worker.ahead_ms, than, "clock.worker", _why(seen))
     for host, ahead_ms in sorted((seen.wrong_clocks or {}).items()):
-        why = "times that it makes itself (eta, expires) are as wrong: tasks run early or late, or expire unrun"
+        why = "the times that it computes (eta, expires) are wrong, too: tasks run early or late, or expire before they run"
         yield _clock(f"producers on {safe(host)}", ahead_ms, than, "clock.producer", why)
 
 
@@ -99,5 +99,5 @@ def _clock(who: str, ahead_ms: int, than: str, name: str, why: str) -> Finding:
 
 def _why(seen: Seen) -> str:
     if seen.kind == "redis":
-        return "times that its tasks make themselves (eta, expires) are as wrong; Celery's own times in its log are, too"
+        return "the times that its tasks compute (eta, expires) are wrong, too; Celery's own times in its log are, too"
     return "delays, expires and the times of the books follow the workers' clocks on this broker"

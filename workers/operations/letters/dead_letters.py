@@ -41,7 +41,7 @@ def required(runtime: Runtime, name: str) -> str:
         return name
     there = f"; there are: {', '.join(names)}" if names else "; nothing has died yet, and no queue of the app keeps dead letters"
     its = " or ".join(repr(each) for each, origin in names.items() if origin == name)
-    near = f"; did you mean {its}, where its dead letters lie?" if its else suggestion(name, names)
+    near = f"; did you mean {its}, which holds its dead letters?" if its else suggestion(name, names)
     msg = f"there is no dead-letter queue {name!r}{near or there}"
     raise InputError(msg)
 
@@ -73,7 +73,7 @@ def found(transport: Transitions, name: str, given: Collection[str]) -> list[Let
     named = {each: meant(each, (letter.task_id for letter in letters)) for each in given}
     missing = sorted(each for each, task_id in named.items() if task_id is None)
     if missing:
-        msg = f"{name!r} holds no dead letter of task {', '.join(missing)}: `redelivery task show` tells where a task is"
+        msg = f"{name!r} holds no dead letter of task {', '.join(missing)}: `redelivery task show` says where a task is"
         raise InputError(msg)
     return [letter for letter in letters if letter.task_id in named.values()]
 

@@ -20,7 +20,7 @@ def edit_of_json(text: str, source: str, task_id: str, queue: str | None = None)
     try:
         given: Any = json.loads(text)
     except (ValueError, RecursionError) as exc:
-        msg = f"{source} is no JSON: {exc}"
+        msg = f"{source} is not JSON: {exc}"
         raise InputError(msg) from exc
     if not isinstance(given, dict) or not _KINDS.keys() & given.keys():
         msg = f"{source} holds no object with task, args or kwargs: begin with what `redelivery dlq export --id` prints"

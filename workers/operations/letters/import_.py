@@ -51,7 +51,7 @@ class Import(Walked):
     def count(self, death: OwnDeath, answer: Answer) -> None:
         """A letter went, or it stays."""
         if answer is not Answer.DONE:
-            self.left[UNSURE if answer is Answer.UNSURE else f"nothing takes it to {death.target!r}"] += 1
+            self.left[UNSURE if answer is Answer.UNSURE else f"the broker has no queue {death.target!r}"] += 1
             return
         self.moved += 1
         self.reasons[str(death.reason)] += 1
@@ -76,7 +76,7 @@ def import_letters(
         msg = f"{name!r} {why}: name the queue behind the dead-letter exchange"
         raise InputError(msg)
     if name in runtime.app.amqp.queues and name not in dead_letters.known(runtime):
-        msg = f"{name!r} is a queue that the app runs: the messages there are alive; name the queue behind the dead-letter exchange"
+        msg = f"{name!r} is a queue of the app, and its messages are not dead: name the queue behind the dead-letter exchange"
         raise InputError(msg)
     if not needed(broker.letters).has_queue(name):
         msg = f"there is no queue {name!r} on the broker: name the queue that is bound to the dead-letter exchange"

@@ -9,7 +9,7 @@
 
 Refuses a letter that names no origin, or one that is no queue of the app (`destinations`), or whose bytes were never a message: it
 is left where it is, and counted by its reason.
-Limits: a redrive that is interrupted has moved some letters and not the others, each of them whole; the same command goes on. Two
+Limits: a redrive that is interrupted has moved some letters and not the others, each of them whole; run the same command again to continue. Two
 redrives of one queue at once share its letters.
 """
 

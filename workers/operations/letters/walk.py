@@ -30,7 +30,7 @@ BATCH = 250
 BEAT = 0.1
 
 #: Why a letter stays that the broker cannot route.
-UNROUTABLE = "nothing takes it where it came from: start a worker that declares its queue, or send it elsewhere with --to"
+UNROUTABLE = "its origin queue does not exist: start a worker that declares it, or send it to another queue with --to"
 #: Why a letter stays that a command had in hand when it died.
 UNSURE = "a command that died may have moved it: run this again when the queue that it went to is empty, or in ten minutes"
 
@@ -68,7 +68,7 @@ class Walked:
         """What is told of an error of the broker's: how far it has come by then."""
         of = f" of {self.dead_letter_queue!r}" if self.dead_letter_queue else ""
         so_far = f"the {self.kind}{of} stopped when {self.moved} {self.things} {self.went}"
-        return BrokerError(f"{so_far}: {exc}; the same command goes on")
+        return BrokerError(f"{so_far}: {exc}; run the same command again to continue")
 
 
 @dataclass(slots=True)

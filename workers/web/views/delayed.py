@@ -91,7 +91,7 @@ def _of_task(asked: Asked, given: str) -> list[Delayed]:
     task_id = given if is_whole(given) else meant(given, store.ids_like(given, MAX_CANDIDATES + 1))
     found = [] if task_id is None else store.of_task(task_id)
     if not found:
-        msg = f"task {given} does not wait for its time: the screen Task tells where it is"
+        msg = f"task {given} is not delayed: the screen Task says where it is"
         raise InputError(msg)
     return found
 

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 #: How often the oldest message may turn out to be another one: many producers at a full queue, each try one more round trip.
 MAX_TRIES = 1000
-MISSING = "auto_create_dead_letter_resources is off: declare the queue; until then nothing is evicted"
+MISSING = "auto_create_dead_letter_resources is off: declare the queue; until then no message is removed"
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ EVERY = 3600.0
 DAY_MS = 86_400_000
 #: Hosts that are noted on one day at the most.
 MAX_HOSTS = 1000
-WHY = "times that it makes by itself (eta, expires) are as wrong: set its clock (NTP), or publish with countdown"
+WHY = "the times that it computes (eta, expires) are wrong, too: set its clock (NTP), or publish with countdown"
 
 
 class ProducerClock:

@@ -378,7 +378,7 @@ class Receiving:
         try:
             receiver.owner.transport.release(back)
         except ResponseError as exc:
-            log.error("release.refused", error=str(exc), why="what could not go back stays held until the lease ends")
+            log.error("release.refused", error=str(exc), why="these messages stay held until the lease ends")
             return
         for held in back:
             receiver.owner.held.pop(held.tag, None)

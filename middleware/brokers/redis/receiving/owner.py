@@ -117,7 +117,7 @@ class Owner:
             try:
                 count += self.transport.release([given[tag] for tag in page])
             except ResponseError as exc:
-                log.error("release.refused", error=str(exc), why="what could not go back stays held until the lease ends")
+                log.error("release.refused", error=str(exc), why="these messages stay held until the lease ends")
                 continue
             for tag in page:
                 self.held.pop(tag, None)

@@ -288,7 +288,7 @@ def test_the_command_shows_a_table_and_what_to_look_at(tmp_path: Path) -> None:
     assert [line.split("\t")[-1] for line in shown.splitlines() if line.startswith("1\t")] == ["shop.charge", "shop.mail"]
     assert "look at  shop.mail: acks_late=False is kept" in shown
     assert "REFUSED  task_retry_on_worker_lost = True" in shown
-    assert shown.splitlines()[-1] == "2 tasks; no worker starts before 1 line above is mended."
+    assert shown.splitlines()[-1] == "2 tasks; no worker starts before 1 line above is corrected."
 
 
 def test_the_command_prints_json(tmp_path: Path) -> None:
