@@ -111,7 +111,7 @@ def main(folder: Path) -> None:
             check(shop, BEFORE)
             print(shop.redelivery("dlq", "list"))
             shop.bank.touch()
-            print("The foreign bank is open again: an operator sends its letters back on the page, the stolen card's stays.")
+            print("The foreign bank is open again. An operator sends its dead letters back on the page.")
             with web("shop.asgi:application", folder, shop.environment) as socket:
                 work_on_the_page(socket)
                 until(lambda: shop.paid() == 7, "seven paid orders", process)  # noqa: PLR2004 - all but the stolen card's
@@ -120,7 +120,7 @@ def main(folder: Path) -> None:
                 print(f"  audit: {each['actor']}, {each['act']} {each['acted']} {each['why']}".rstrip())
             print()
             check(shop, AFTER)
-    print("Every order is where it belongs.")
+    print("Every order has ended as it should.")
 
 
 if __name__ == "__main__":

@@ -56,7 +56,7 @@ def main(folder: Path) -> None:
                 print(f"{name:8} {each['state']:8} {each['report']}")
             until(lambda: ids["missing"] in redelivery("dlq", "show", "DLQ.reports", "--json"), "the dead letter", process)
             life = json.loads(redelivery("task", "show", ids["missing"], "--json"))
-            print("The life of the lost one:", " -> ".join(event["outcome"] for event in life["events"]))
+            print("The events of the missing report:", " -> ".join(event["outcome"] for event in life["events"]))
             (folder / "missing").write_text("found after all")
             print(redelivery("dlq", "redrive", "DLQ.reports", "--id", ids["missing"], "--yes"), end="")
             until(lambda: states(ids)["missing"]["state"] == "SUCCESS", "the redriven report", process)
