@@ -69,8 +69,8 @@ PICTURE_OF, PICTURED = "README.md", re.compile(r"redelivery -A shop dlq (list|ca
 LINES = r"(?:[^\n]*\n)*"
 PORT, HOST, HOME = "6379", "shop-1", "/home/you"
 WIDTH, HEIGHT = 100, 40
-#: Seconds that a command may take, and a condition to come true.
-TIMEOUT = 600.0
+#: Seconds that a command may take, and a condition to come true: all quick tests are one command.
+TIMEOUT = 1800.0
 END = "end-of-command"
 
 
