@@ -73,7 +73,7 @@ class Shop:
 def check(shop: Shop, expected: dict[str, str]) -> None:
     """Every order is what its card makes of it, or the example has failed."""
     for number, (card, status, attempts) in enumerate(shop.orders(), 1):
-        print(f"  order {number}  {card:8}  {status:7}  {attempts} attempts")
+        print(f"  order {number}  {card:8}  {status:7}  {attempts} {'attempt' if attempts == 1 else 'attempts'}")
         if status != expected[str(card)]:
             sys.exit(f"order {number} is {status}, and should be {expected[str(card)]}")
 

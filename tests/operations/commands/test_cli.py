@@ -151,7 +151,7 @@ def test_the_whole_life_of_a_task_is_in_one_place(desk: Desk) -> None:
     for part in (
         "waits for orders until",
         "is held by w@desk",
-        "lies in DLQ.orders: died",
+        "is in DLQ.orders: died",
         "is in orders",
         "max_delivery_attempts",
     ):
