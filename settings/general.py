@@ -47,8 +47,8 @@ class GeneralSettings:
       broker that end messages. If the URL has no user, the broker's user is taken. With None such policies are not seen.
     - `metrics_listen` (address; None): where each worker serves its own counters for Prometheus, for example `127.0.0.1:9541`. It
       needs the extra `metrics`. With None nothing is counted.
-    - `release` (text; None): the release of the app, as outcome events name it. With None it is the environment variable `IMAGE_TAG`, or
-      `SENTRY_RELEASE`. Without them the release is unknown.
+    - `release` (text; None): the release of the app, as outcome events name it. With None it is the environment variable
+      `IMAGE_TAG`, or `SENTRY_RELEASE`. Without them the release is unknown.
     """
 
     mode: Literal["enforce", "observe"] = setting(values.choice("enforce", "observe"), default="enforce")

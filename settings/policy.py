@@ -127,8 +127,8 @@ class RedeliveryPolicy:
       highest value applies.
     - `non_retryable` (exceptions; none): exception classes, or their dotted names. A task that raises one of them, or a
       subclass, is dead-lettered at once.
-    - `rules` (table; none): other values for one exception class (or dotted name): delay fields, `max_delivery_attempts`, `max_age`,
-      `non_retryable`. If several classes match, the nearest one wins. A rule wins over the list `non_retryable`.
+    - `rules` (table; none): other values for one exception class (or dotted name): delay fields, `max_delivery_attempts`,
+      `max_age`, `non_retryable`. If several classes match, the nearest one wins. A rule wins over the list `non_retryable`.
     """
 
     max_delivery_attempts: int = setting(values.attempts, default=10, in_rules=True)

@@ -132,7 +132,9 @@ def _not_kept(app: Celery, broker: str, instead: Mapping[str, str]) -> Iterator[
 def _on_rabbitmq(app: Celery) -> Iterator[Contradiction]:
     yield from _not_kept(app, "RabbitMQ", ON_RABBITMQ)
     if app.redelivery.settings.wait_replicas:
-        yield Contradiction("wait_replicas is only for Redis", "", "remove it; a quorum queue confirms what most of its replicas have")
+        yield Contradiction(
+            "wait_replicas is only for Redis", "", "remove it; a quorum queue confirms what most of its replicas have"
+        )
 
 
 def _elsewhere(app: Celery, broker: str) -> Iterator[Contradiction]:
@@ -140,7 +142,9 @@ def _elsewhere(app: Celery, broker: str) -> Iterator[Contradiction]:
     settings, rows = app.redelivery.settings, _rows(app)
     yield from _not_kept(app, broker, ELSEWHERE)
     if any(fields.get("persist_delivery_count") == "always" for fields in rows):
-        yield Contradiction(f"persist_delivery_count is not supported on {broker}", "", "remove it; nothing there can record a start")
+        yield Contradiction(
+            f"persist_delivery_count is not supported on {broker}", "", "remove it; nothing there can record a start"
+        )
     if any(fields.get("auto_create_dead_letter_resources") is False for fields in rows):
         yield Contradiction(
             f"auto_create_dead_letter_resources = False is not supported on {broker}", "", "remove it; nobody can see its queues"
@@ -185,4 +189,6 @@ def _broker(app: Celery) -> Iterator[Contradiction]:
             "broker_url names several servers", "a message lives on one", "use Sentinel (sentinel://…), or name one"
         )
     if (connection.transport_options or {}).get("ack_emulation", True) is False:
-        yield Contradiction("broker_transport_options", "with ack_emulation = False a worker that dies loses its messages", "remove it")
+        yield Contradiction(
+            "broker_transport_options", "with ack_emulation = False a worker that dies loses its messages", "remove it"
+        )

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 def acting(command: Callable[..., Any]) -> Callable[..., Any]:
     """The options `--as` and `--why`; without `--as` it is the user of the operating system."""
     options = (
-        click.option("--as", "actor", metavar="NAME", default=os_user, help="Who does it, for the audit. By default your user name."),
+        click.option(
+            "--as", "actor", metavar="NAME", default=os_user, help="Who does it, for the audit. By default your user name."
+        ),
         click.option("--why", default="", metavar="TEXT", help="Why, for the audit."),
     )
     return functools.reduce(lambda decorated, option: option(decorated), reversed(options), command)

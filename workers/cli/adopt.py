@@ -74,7 +74,9 @@ def _lines(found: Adoption, *, is_installed: bool) -> Iterator[str]:
     yield from (_marked("look at", each) for each in found.look_at)
     notes = _grouped((each, change.task) for change in found.changes for each in change.look_at)
     yield from (_marked("look at", f"{_named(tasks)}: {each}") for each, tasks in notes.items())
-    refused = f"; no worker starts before {counted(len(found.refused), 'line', 'lines')} above is corrected" if found.refused else ""
+    refused = (
+        f"; no worker starts before {counted(len(found.refused), 'line', 'lines')} above is corrected" if found.refused else ""
+    )
     yield f"{counted(len(found.changes), 'task', 'tasks')}{refused}."
 
 

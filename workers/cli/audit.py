@@ -45,7 +45,9 @@ MOST = 10_000
 
 @click.command()
 @click.option("--by", "actor", default="", metavar="NAME", help="Only what this actor did.")
-@click.option("--operation", default="", metavar="ID", help="Only what was done with this operation: its id, or the beginning of it.")
+@click.option(
+    "--operation", default="", metavar="ID", help="Only what was done with this operation: its id, or the beginning of it."
+)
 @click.option("--letters", is_flag=True, help="List single messages instead, from the newest events of the outcome log.")
 @click.option("--limit", type=click.IntRange(1), default=50, show_default=True, help="At most this many, the newest first.")
 @json_option
@@ -53,8 +55,8 @@ MOST = 10_000
 def audit(context: Context, *, actor: str, operation: str, letters: bool, limit: int) -> None:
     """What operators did: who, when, what, on which messages, why, and with what result. The newest first.
 
-    The broker keeps the last 10,000 records. Each message that was changed also has an event with its actor. --letters shows the events
-    that are still in the outcome log, `task show` those of one task.
+    The broker keeps the last 10,000 records. Each message that was changed also has an event with its actor. --letters shows the
+    events that are still in the outcome log, `task show` those of one task.
     """
     if letters or not is_kept(context.transport):
         _tell_events(context, actor, limit)

@@ -68,8 +68,8 @@ def dlq() -> None:
 def list_(context: Context) -> None:
     """List the dead-letter queues: how many dead letters each has, how old they are, and why they died.
 
-    On RabbitMQ the command only counts them, because reading a dead letter leaves a mark. `dlq causes` and `dlq show` read them. The
-    command knows the queues that the policies of the app's queues name.
+    On RabbitMQ the command only counts them, because reading a dead letter leaves a mark. `dlq causes` and `dlq show` read them.
+    The command knows the queues that the policies of the app's queues name.
     """
     transport = context.transport
     queues = dead_letters.summaries(context.runtime)

@@ -37,8 +37,8 @@ MARK = 9
 def doctor(ctx: click.Context, context: Context, ignored: tuple[str, ...], timeout: float) -> None:
     """Look for what will hurt: in the settings, in the broker, and in the workers that run.
 
-    Each finding says why it hurts, and has a fix to paste. If the broker or a worker does not answer a question, the point is listed
-    as not known. Nothing is changed. Exit code: 0 if nothing was found, 1 if something was.
+    Each finding says why it hurts, and has a fix to paste. If the broker or a worker does not answer a question, the point is
+    listed as not known. Nothing is changed. Exit code: 0 if nothing was found, 1 if something was.
     """
     if timeout <= 0:
         msg = "--timeout: give more than 0 seconds"

@@ -55,8 +55,8 @@ def show(context: Context, task_id: str, scan: int, uri: str | None) -> None:
     TASK_ID is its id, or the beginning of it: six characters or more. Exported events are read, too, if --outcomes or the settings
     say where they are.
 
-    On RabbitMQ the command reads the log and the dead letters, and gives them back. It does not see messages that wait to run, or that
-    workers hold.
+    On RabbitMQ the command reads the log and the dead letters, and gives them back. It does not see messages that wait to run,
+    or that workers hold.
     """
     now = context.transport.now_ms()
     life = life_of(context.runtime, task_id, most=scan, outcomes=uri)

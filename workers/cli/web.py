@@ -38,10 +38,14 @@ LEAST_TOKEN = 16
 )
 @click.option("--allow-host", "hosts", multiple=True, metavar="NAME", help="Another host name for requests, as behind a proxy.")
 @click.option(
-    "--token-file", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="The token to log in with. By default a new one."
+    "--token-file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="The token to log in with. By default a new one.",
 )
 @click.option("--as", "actor", metavar="NAME", help="The actor of a login with the token. By default your user name.")
-@click.option("--trust-proxy-header", "header", metavar="NAME", help="The header in which a proxy names the user. Then there is no token.")
+@click.option(
+    "--trust-proxy-header", "header", metavar="NAME", help="The header in which a proxy names the user. Then there is no token."
+)
 @click.option("--trusted-address", "addresses", multiple=True, metavar="ADDR", help="The address of that proxy, or its network.")
 @click.option("--books", metavar="URI", help="Where `reconcile --output` writes: its last report is shown.")
 @pass_context

@@ -31,9 +31,7 @@ if TYPE_CHECKING:
 EVERY, LEAD = 30.0, 90.0
 #: Looks in a row at which a queue that is read must be longer, and looks after which what was said is said again: a day's.
 GROWING, QUIET = 10, 2880
-UNREAD = (
-    "nobody takes dead letters from it: let a worker consume it (-Q {name}), with a dead-letter handler, or see `redelivery dlq list`"
-)
+UNREAD = "nobody takes dead letters from it: let a worker with a dead-letter handler consume it (-Q {name}), or see `dlq list`"
 BEHIND = "more dead letters arrive than are taken out: see `redelivery dlq causes`"
 
 

@@ -202,7 +202,7 @@ NEIGHBOURS = (
     Neighbour(
         name="celery-once",
         module="celery_once",
-        know="the lock is held until the last attempt ends; after `worker_lost` it stays until its timeout; a redrive takes no lock",
+        know="the lock is held until the last attempt ends; after `worker_lost` until its timeout; a redrive takes no lock",
     ),
     Neighbour(
         name="celery-singleton",

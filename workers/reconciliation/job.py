@@ -62,7 +62,8 @@ class Books:
     """What to reconcile: URIs, the grace in ms, `as_of_ms` (ms since the epoch), and whether balanced lives are written too.
 
     With `state`, a URI, each run reads what no earlier one has read, and carries open lives over; `keep_ms` is for how long closed
-    books can be corrected.
+    books can be corrected. `are_small` says that there are at most some ten thousand events: then sorting plain lives out takes
+    longer than it saves, and all lives go the whole way.
     """
 
     outcomes: str
@@ -73,6 +74,7 @@ class Books:
     as_of_ms: int | None = None
     keep_ms: int = KEEP_MS
     all_lives: bool = False
+    are_small: bool = False
 
 
 def reconcile(spark: SparkSession, books: Books, say: Callable[[str], object] = lambda _: None) -> Summary:
@@ -84,13 +86,14 @@ def reconcile(spark: SparkSession, books: Books, say: Callable[[str], object] = 
     say(f"reading the events{inputs.told}")
     with with_settings(spark, LOOKING), _keeping() as keep:
         plain = None
-        if not books.all_lives:
+        if not (books.all_lives or books.are_small):
             plain = sort_out(inputs.events, inputs.known(state), keep, after_ms=inputs.watermark_ms)
             inputs = replace(inputs, events=plain.events, all_told=inputs.events)
             say(f"{plain.totals['lives']:,} tasks went as they should; folding the events of {plain.totals['asked']:,} others")
         left_open = inputs.open_before - (0 if plain is None else plain.totals["closed"])
         # What the broker holds is among these, but for lives that nothing was ever told of.
-        asked = FEW if plain is None else plain.totals["asked"] + left_open
+        of_events = 0 if books.are_small else FEW
+        asked = (of_events if plain is None else plain.totals["asked"]) + left_open
         few_asked = asked < FEW and is_local(spark)
         with few(spark, asked) if few_asked else many(keep) as ways:
             ways.look_back()
@@ -285,9 +288,7 @@ def _look(lives: DataFrame, plain: SortedOut | None, books: Books, inputs: Input
     if facts.get("broken"):
         msg = f"{books.outcomes}: {facts['broken']} rows have no task_id, event_id or at_ms: these are not outcome events"
     elif facts.get("unknown"):
-        msg = (
-            f"{books.outcomes}: {facts['unknown']} rows have an unknown outcome: a newer version may have written them"
-        )
+        msg = f"{books.outcomes}: {facts['unknown']} rows have an unknown outcome: a newer version may have written them"
     elif facts.get("misplaced"):
         msg = f"{books.inventory}: {facts['misplaced']} rows have no task_id, seen_ms or known place: this is not an inventory"
     elif not facts.get("events") and not inputs.open_before:

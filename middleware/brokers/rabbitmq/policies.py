@@ -41,7 +41,7 @@ REDIRECTION = 3
 #: What a queue's declaration may make the broker do by itself, past every policy here.
 BYPASSES = ("x-dead-letter-exchange", "x-message-ttl", "x-expires", "x-max-length", "x-max-length-bytes", "x-delivery-limit")
 _DROPPED = "the broker drops messages because of these, without a record: remove them, and use max_time_to_live instead"
-_KEPT = "the broker ends messages itself because of these: bring them into the books with `redelivery dlq import`, or use max_time_to_live"
+_KEPT = "the broker ends messages itself because of these: use `redelivery dlq import`, or max_time_to_live"
 _ENDS_OURS = "it ends dead letters, delays or outcome events: change its pattern so that it does not match these queues"
 
 

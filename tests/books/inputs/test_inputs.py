@@ -112,7 +112,10 @@ BAD_INPUTS: dict[str, tuple[Callable[[Path], object], str]] = {
     "another type": (_of_another_type, "column at_ms of the outcome events must be bigint, and is string"),
     "other columns": (lambda folder: _parquet(folder / "outcomes" / "x.parquet", {"a": [1]}), "it has no column event_id, task_id"),
     "another ending": (lambda folder: (folder / "outcomes" / "notes.csv").write_text("a,b"), "neither Parquet nor JSON lines"),
-    "a broken line": (lambda folder: (folder / "outcomes" / "cut.jsonl").write_text('{"task_id": "a'), "is not JSON object of ours"),
+    "a broken line": (
+        lambda folder: (folder / "outcomes" / "cut.jsonl").write_text('{"task_id": "a'),
+        "is not JSON object of ours",
+    ),
     "no task id": (_event(task_id=None), "1 rows have no task_id, event_id or at_ms"),
     "an empty task id": (_event(task_id=""), "1 rows have no task_id, event_id or at_ms"),
     "an empty event id": (_event(event_id=""), "1 rows have no task_id, event_id or at_ms"),

@@ -9,8 +9,8 @@
 
 Refuses a letter that names no origin, or one that is no queue of the app (`destinations`), or whose bytes were never a message: it
 is left where it is, and counted by its reason.
-Limits: a redrive that is interrupted has moved some letters and not the others, each of them whole; run the same command again to continue. Two
-redrives of one queue at once share its letters.
+Limits: a redrive that is interrupted has moved some letters and not the others, each of them whole; the same command continues it.
+Two redrives of one queue at once share its letters.
 """
 
 from __future__ import annotations
