@@ -100,11 +100,11 @@ def _cut_inventory_at_a_line(folder: Path) -> None:
 
 BAD_INPUTS: dict[str, tuple[Callable[[Path], object], str]] = {
     "a truncated file": (_truncated, "cut-off.parquet"),
-    "a Parquet file without a byte": (_without_bytes, "nothing.parquet is no whole Parquet file: it has no bytes"),
+    "a Parquet file without a byte": (_without_bytes, "nothing.parquet is not a whole Parquet file: it is empty"),
     "a truncated gzip": (_cut_gzip, "cut.jsonl.gz"),
     "lines that end early": (_cut_at_a_line, "it is cut off, or was changed"),
     "an inventory that ends early": (_cut_inventory_at_a_line, "inventory.jsonl has 75 bytes and was written with 1000000"),
-    "a truncated inventory": (_cut_inventory, "inventory.parquet is no whole Parquet file"),
+    "a truncated inventory": (_cut_inventory, "inventory.parquet is not a whole Parquet file"),
     "an inventory with other columns": (
         lambda folder: _parquet(folder / "inventory" / "x.parquet", {"a": [1]}),
         "it has no column task_id, queue, place",
@@ -114,14 +114,14 @@ BAD_INPUTS: dict[str, tuple[Callable[[Path], object], str]] = {
     "another ending": (lambda folder: (folder / "outcomes" / "notes.csv").write_text("a,b"), "neither Parquet nor JSON lines"),
     "a broken line": (
         lambda folder: (folder / "outcomes" / "cut.jsonl").write_text('{"task_id": "a'),
-        "is not JSON object of ours",
+        "is not a JSON object of redelivery",
     ),
     "no task id": (_event(task_id=None), "1 rows have no task_id, event_id or at_ms"),
     "an empty task id": (_event(task_id=""), "1 rows have no task_id, event_id or at_ms"),
     "an empty event id": (_event(event_id=""), "1 rows have no task_id, event_id or at_ms"),
     "a moment that is none": (lambda folder: (folder / "inventory" / "_taken.json").write_text("{}"), "does not say when"),
-    "an unknown outcome": (_event(outcome="eaten"), "1 rows have an outcome of none of our words"),
-    "a number that is none": (_event(at_ms="noon"), "is not JSON object of ours"),
+    "an unknown outcome": (_event(outcome="eaten"), "1 rows have an unknown outcome"),
+    "a number that is none": (_event(at_ms="noon"), "is not a JSON object of redelivery"),
     "an unknown place": (
         lambda folder: write_lines(
             folder / "inventory" / "x.jsonl", [{"task_id": "a", "queue": "q", "place": "moon", "seen_ms": 1}]

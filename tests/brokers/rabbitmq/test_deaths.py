@@ -153,7 +153,7 @@ def test_what_is_no_death_stays_and_says_why(rabbit: Rabbit) -> None:
     assert (done["moved"], done["looked_at"], done["reasons"]) == (1, 4, {"expired": 1})
     assert sorted(why.partition(":")[0] for why in done["left"]) == [
         "it only waited in the delay store, and has not died",
-        "it is none that RabbitMQ made",
+        "RabbitMQ did not make this dead letter",
         "the policy of queue 'unkept' keeps no dead letters",
     ]
     assert rabbit.depth(DIED) == 3
@@ -166,7 +166,7 @@ def test_what_is_no_death_stays_and_says_why(rabbit: Rabbit) -> None:
 @pytest.mark.parametrize(
     ("name", "word"),
     [
-        ("refused", "the messages there are alive"),
+        ("refused", "its messages are not dead"),
         ("nowhere", "there is no queue 'nowhere' on the broker"),
         ("redelivery.outcomes", "is a name that redelivery uses itself"),
         ("w0@shop.celery.pidbox", "is a name that Celery uses itself"),

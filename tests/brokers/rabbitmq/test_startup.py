@@ -120,7 +120,7 @@ def test_a_workers_line_says_what_its_broker_lacks(rabbit: Rabbit, folder: Path)
         shop.stop()
     refused = Shop(server, folder, settings={"queues": {"#": {"max_length": 5}}}).start(wait=False)
     assert refused.process.wait(120) != 0
-    assert "redelivery: error: max_length is not kept on RabbitMQ" in refused.text
+    assert "redelivery: error: max_length is not supported on RabbitMQ" in refused.text
     assert "Traceback" not in refused.text
 
 

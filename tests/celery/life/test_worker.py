@@ -110,7 +110,7 @@ def test_a_raised_dead_letter_is_a_warning_in_one_line(shop: Callable[..., Shop]
     until(lambda: "message.dead_lettered" in worker.text)
     [told] = [line for line in worker.text.splitlines() if "gave its message up" in line]
     assert "WARNING" in told
-    assert told.endswith(f"Task {name}[{task_id}] gave its message up: DeadLetter('card stolen')")
+    assert told.endswith(f"Task {name}[{task_id}] gave up its message: DeadLetter('card stolen')")
     [moved] = [line for line in worker.text.splitlines() if "message.dead_lettered" in line]
     for part in (f"task={name}", f"task_id={task_id}", "exception=redelivery.DeadLetter", "reason=non_retryable"):
         assert part in moved

@@ -102,7 +102,7 @@ def test_no_limit_and_no_dead_letter_queue_are_said_in_words() -> None:
     output = run("--queue", "q", conf={"queues": {"#": {"max_delivery_attempts": -1, "dead_letter_queue": None}}}).output
     assert "-1 (no limit)" in output
     assert "none (discard)" in output
-    assert "what fails for good is discarded" in output
+    assert "a message that fails for good is discarded" in output
 
 
 def test_a_decorator_is_seen_through_the_app() -> None:
@@ -118,7 +118,7 @@ def test_a_decorator_is_seen_through_the_app() -> None:
     assert result.exit_code == 0
     assert row(result.output, "delivery_delay")[1:] == ["2 s", "decorator"]
     assert row(result.output, "max_delivery_attempts")[1:] == ["4", "decorator"]
-    assert "wait=wait_fixed of the decorator is asked" in result.output
+    assert "wait=wait_fixed of the decorator decides" in result.output
     assert "after attempt" not in result.output
     found = json.loads(run("--queue", "q", "--task", "shop.charge", "--json", app=app).output)
     assert found["strategies"] == {"wait": "wait_fixed", "stop": "stop_after_attempt"}

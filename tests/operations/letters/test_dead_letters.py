@@ -40,7 +40,7 @@ def test_a_queue_that_holds_no_letters_is_refused_with_a_list_of_those_that_do(d
     desk.die(into="DLQ.elsewhere")
     with pytest.raises(InputError, match=r"no dead-letter queue 'nothing'; there are: DLQ\.elsewhere, DLQ\.orders$"):
         dead_letters.required(desk.install, "nothing")
-    with pytest.raises(InputError, match=r"did you mean 'DLQ\.elsewhere' or 'DLQ\.orders', where its dead letters lie\?$"):
+    with pytest.raises(InputError, match=r"did you mean 'DLQ\.elsewhere' or 'DLQ\.orders', which holds its dead letters\?$"):
         dead_letters.required(desk.install, QUEUE)
     assert dead_letters.required(desk.install, "DLQ.elsewhere") == "DLQ.elsewhere"
 

@@ -135,7 +135,7 @@ def test_redelivery_configures_and_finalises_nothing() -> None:
         ({"task_protocol": 1}, ("task_protocol = 1", "set it to 2")),
         ({"broker_read_url": "redis://localhost:2/0"}, ("broker_read_url and broker_write_url differ", "set broker_url alone")),
         ({"broker_url": "redis://localhost:1/0;redis://localhost:2/0"}, ("several servers", "Sentinel")),
-        ({"broker_url": "qpid://"}, ("none that redelivery can work on", "virtual transport")),
+        ({"broker_url": "qpid://"}, ("is not supported by redelivery", "virtual transport")),
         ({"broker_url": "radis://localhost"}, ("broker_url cannot be used", "radis")),
         ({"broker_transport_options": {"ack_emulation": False}}, ("ack_emulation", "remove it")),
     ],
@@ -179,7 +179,7 @@ def test_an_observing_worker_refuses_no_setting_of_celerys() -> None:
     """It changes nothing, so nothing contradicts it, but a broker on which it cannot record."""
     app = make(task_reject_on_worker_lost=False, task_acks_on_failure_or_timeout=False)
     assert contradictions(Redelivery(app, mode="observe")) == []
-    assert "none that redelivery can work on" in contradictions(Redelivery(make(broker="qpid://"), mode="observe"))[0]
+    assert "is not supported by redelivery" in contradictions(Redelivery(make(broker="qpid://"), mode="observe"))[0]
 
 
 def test_a_worker_says_each_contradiction_in_one_line_and_ends_with_1(shop: Callable[..., Shop]) -> None:
@@ -239,7 +239,7 @@ def test_each_task_is_listed_with_what_will_change(install: Redelivery) -> None:
         ("early", "acks_late=False is kept"),
         ("auto", "its limit is 3 attempts, and the policy's 5: its own max_retries stops it"),
         ("endless", "retried for ever; now it stops after 5 attempts"),
-        ("timed", "a hard time limit is a counted attempt"),
+        ("timed", "a hard time limit counts as an attempt"),
     ],
 )
 def test_what_a_person_must_look_at_is_said(install: Redelivery, task: str, words: str) -> None:

@@ -142,6 +142,6 @@ def test_adopt_promises_such_a_task_no_attempts() -> None:
     assert (strategy_of(app.tasks["gathered"]), strategy_of(app.tasks["named"])) == (own, None)
     changes = {change.task: change for change in adoption_of(redelivery).changes}
     assert changes["gathered"].to_json()["strategy"] == own
-    assert any("a failure is not seen" in line for line in changes["gathered"].look_at)
+    assert any("a failure makes no redelivery" in line for line in changes["gathered"].look_at)
     assert changes["named"].strategy is None
     assert not any("Strategy" in line for line in changes["named"].look_at)
