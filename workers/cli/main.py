@@ -50,7 +50,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "dlq": ("redelivery.workers.cli.dlq:dlq", "Dead letters: look at them, send them back, move or remove them."),
     "doctor": ("redelivery.workers.cli.doctor:doctor", "What will hurt: in settings, broker and workers, each with its fix."),
     "inventory": ("redelivery.workers.cli.inventory:inventory", "What the broker holds at this moment."),
-    "leave": ("redelivery.workers.cli.leave:leave", "Give delayed messages back to plain Celery, and say what is left."),
+    "leave": ("redelivery.workers.cli.leave:leave", "Give delayed messages back to plain Celery."),
     "metrics": ("redelivery.workers.cli.metrics:metrics", "The broker's figures, once or for Prometheus to scrape."),
     "ops": ("redelivery.workers.cli.ops:ops", "Operations that workers carry out: see, pause, resume, abort them."),
     "outcomes": ("redelivery.workers.cli.outcomes:outcomes", "The outcome log."),

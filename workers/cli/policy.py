@@ -105,4 +105,4 @@ def _parts(resolved: ResolvedPolicy, target: str | None, strategies: Mapping[str
         yield table(rows, ("next delay", "least - most"))
     limit = resolved.policy.max_delivery_attempts
     if limit != UNLIMITED and limit <= DELAYS + 1:
-        yield f"Attempt {limit} is the last: if it fails, the message is {safe(ends)}."
+        yield wrapped(f"Attempt {limit} is the last: if it fails, the message is {safe(ends)}.")

@@ -39,6 +39,8 @@ _DAY_MS = 86_400_000
 
 #: How much more work an event is whose life goes the whole way.
 _ALL = 4
+#: Books are small that have less than this (bytes) to read: some 25,000 events.
+_SMALL = 2 * 2**20
 #: How many lives are shown where the books do not balance.
 _WORST = 10
 #: Seconds between two looks at the clock, on a terminal.
@@ -103,7 +105,8 @@ def _reconciled(progress: Progress, size: Size | None, **books: Any) -> Summary:
             progress.say(_beginning(books["outcomes"], size))
             from ..reconciliation.job import Books  # noqa: PLC0415 - pyspark is an optional dependency
 
-            return _run(Books(**books), progress, size)
+            are_small = size is not None and size.bytes < _SMALL
+            return _run(Books(are_small=are_small, **books), progress, size)
     except ImportError as exc:
         _refuse(f"the books need PySpark ({exc}): pip install 'redelivery[books]'")
     except KeyboardInterrupt:
