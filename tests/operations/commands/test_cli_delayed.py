@@ -55,7 +55,7 @@ def test_a_task_that_does_not_wait_is_an_error(desk: Desk, words: tuple[str, ...
     """One line, which names it."""
     done = desk.run("delayed", *words, "nope")
     assert (done.exit_code, done.stdout) == (2, "")
-    assert "task nope does not wait" in done.stderr
+    assert "task nope is not delayed" in done.stderr
 
 
 @pytest.mark.filterwarnings("ignore:Call to deprecated setex")  # Celery's own, in its result backend

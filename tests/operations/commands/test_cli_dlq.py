@@ -168,10 +168,10 @@ def test_a_dry_run_says_what_would_go_back(desk: Desk) -> None:
     [
         ((), "which dead letters?"),
         (("--all", "--reason", "expired"), "--all means every dead letter"),
-        (("--all", "--rate", "fast"), "'fast' is no rate"),
-        (("--all", "--rate", "0/s"), "'0/s' is no rate"),
-        (("--all", "--rate", "nan"), "'nan' is no rate"),
-        (("--older-than", "soon"), "'soon' is no duration"),
+        (("--all", "--rate", "fast"), "'fast' is not a rate"),
+        (("--all", "--rate", "0/s"), "'0/s' is not a rate"),
+        (("--all", "--rate", "nan"), "'nan' is not a rate"),
+        (("--older-than", "soon"), "'soon' is not a duration"),
         (("--all", "--limit", "0"), "0 is not in the range"),
     ],
 )
@@ -262,7 +262,7 @@ def test_move_to_another_dead_letter_queue_or_to_a_queue(desk: Desk) -> None:
     for task_id in "abc":
         desk.die(task_message(task_id))
     assert "there is no queue 'nowhere'" in desk.run("dlq", "move", LETTERS, "--all", "--to", "nowhere").stderr
-    assert "lie in" in desk.run("dlq", "move", LETTERS, "--all", "--to", LETTERS).stderr
+    assert "already in" in desk.run("dlq", "move", LETTERS, "--all", "--to", LETTERS).stderr
     assert desk.json("dlq", "move", LETTERS, "--id", "a", "--to", "DLQ.new", "--create")["moved"] == 1
     done = desk.run("dlq", "move", LETTERS, "--id", "b", "--to", "DLQ.new")
     assert done.stdout == f"1 dead letter of {LETTERS} moved to DLQ.new.\n"

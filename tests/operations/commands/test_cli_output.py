@@ -60,7 +60,7 @@ def test_durations_are_written_and_read_by_their_units() -> None:
         0.25,
     ]
     for wrong in ("", "s", "-1s", "1y", "1h30m", "inf", "nan"):
-        with pytest.raises(InputError, match="is no duration"):
+        with pytest.raises(InputError, match="is not a duration"):
             seconds(wrong)
 
 

@@ -180,5 +180,5 @@ def test_adoption_needs_no_edit() -> None:
     lines = done.stdout.splitlines()
     assert lines[0] == "The app has no Redelivery(app) yet: this is what those two lines would change."
     assert [line.split("\t")[0] + line.split("\t")[-1] for line in lines[3:5]] == ["3shop.a, shop.b, shop.c", "1shop.late"]
-    assert sum("it will run again where a worker dies" in line for line in lines) == 1
+    assert sum("it runs again if a worker dies" in line for line in lines) == 1
     assert lines[-1] == "4 tasks."

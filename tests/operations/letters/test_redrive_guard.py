@@ -299,8 +299,8 @@ def test_a_dry_run_of_a_guarded_redrive_waits_for_nothing(desk: Desk) -> None:
         (("--canary", "0"), "0 is not in the range"),
         (("--abort-after", "0"), "0 is not in the range"),
         (("--abort-after", "5"), "--abort-after needs a --rate"),
-        (("--canary-wait", "5m"), "say how many dead letters go first with --canary"),
-        (("--canary", "1", "--canary-wait", "soon"), "'soon' is no duration"),
+        (("--canary-wait", "5m"), "say how many dead letters go first"),
+        (("--canary", "1", "--canary-wait", "soon"), "'soon' is not a duration"),
     ],
 )
 def test_a_guard_that_is_not_clear_is_refused(desk: Desk, words: tuple[str, ...], said: str) -> None:
