@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from redelivery.middleware.brokers.rabbitmq.journal import reader as amqp_journal
 from redelivery.middleware.brokers.rabbitmq.messages import message_of
 from redelivery.middleware.brokers.rabbitmq.names import JOURNAL
 from redelivery.middleware.brokers.rabbitmq.topology import declare_journal
 from redelivery.middleware.messages.steps import sealed
+from redelivery.workers.brokers.rabbitmq import copies
 from redelivery.workers.operations.letters.walk import UNROUTABLE, UNSURE
 from tests.conformance.brokers import Place
 from tests.support.desk import task_message
@@ -128,7 +128,7 @@ def test_a_letter_whose_redrive_died_is_redriven_once(
 def test_a_letter_that_may_have_gone_back_stays_until_that_is_known(
     here: Shop, rabbit: Rabbit, ask: Callable[..., Any], dies: Callable[..., None], *, order: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody runs what it has published: the next command leaves that alone, and says so, for as long as the journal is read back.
+    """Nobody runs what it has published: the next command leaves that alone, and says so, for ten minutes.
 
     What it had not come to goes back at once. A limit does not count what stays.
     """
@@ -140,7 +140,7 @@ def test_a_letter_that_may_have_gone_back_stays_until_that_is_known(
     said = ask("dlq", "purge", "DLQ.celery", "--all", "--yes")
     assert (said["purged"], said["gone"], said["left"]) == (1, 0, {UNSURE: 1})
     assert rabbit.depth("DLQ.celery") == 1
-    monkeypatch.setattr(amqp_journal, "LOOK_BACK", timedelta())
+    monkeypatch.setattr(copies, "DOUBT", timedelta())
     assert Place.command(here.app, *REDRIVE)["moved"] == 1
     assert rabbit.depth("DLQ.celery") == 0
 

@@ -1,9 +1,9 @@
 """Copies of dead letters: a command, or a worker, that died had moved them on already, as the journal of moves knows.
 
 Enters: the dead letters of a queue that were taken before. Leaves: the fate of each that is in the journal. A letter that was moved
-may go; one that was to be moved, and of which nobody knows more, is in doubt: it stays until more is known, or until the journal is
-read no further back (`reader.LOOK_BACK`). A letter's new place is looked into where it is a dead-letter queue of the app, or the
-target of this command: anybody may write into the journal.
+may go; one that was to be moved, and of which nobody knows more, is in doubt: it stays until more is known, for `DOUBT` at most. A
+letter's new place is looked into where it is a dead-letter queue of the app, or the target of this command: anybody may write into
+the journal.
 
 Limits: without a journal, or where it cannot be read, no copy is known.
 """
@@ -11,6 +11,7 @@ Limits: without a journal, or where it cannot be read, no copy is known.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from amqp.exceptions import NotFound
@@ -25,6 +26,11 @@ if TYPE_CHECKING:
 
     from redelivery.middleware.brokers.rabbitmq.transport import AmqpTransport
     from redelivery.middleware.messages.events import Event
+
+
+#: How long a letter is in doubt; the journal itself keeps no more than `KEPT`.
+DOUBT, KEPT = timedelta(minutes=10), timedelta(hours=1)
+MILLISECOND = timedelta(milliseconds=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,15 +71,15 @@ class Copies:
 
     def _read(self, words: dict[bytes, bytes], places: frozenset[str]) -> dict[bytes, Fate]:
         if self._reading is None:
-            self._reading = Reading(self._transport.connect(), self._transport.keys.journal)
+            self._reading = Reading(self._transport.connect(), self._transport.keys.journal, KEPT)
         self._reading.catch_up()
         self._reading.look_for_letters((word, places) for word in words.values())
-        fates = {}
+        fates, since_ms = {}, self._transport.now_ms() - DOUBT // MILLISECOND
         for letter, word in words.items():
             known, events = self._reading.successor_of(word)
             if known is not Successor.UNKNOWN:
                 fates[letter] = Fate(events)
-            elif self._reading.is_in_doubt(word):
+            elif self._reading.is_in_doubt(word, since_ms):
                 fates[letter] = Fate(is_in_doubt=True)
         return fates
 

@@ -197,7 +197,8 @@ def death_of(runtime: Runtime, store: AmqpLetterStore, found: Found, name: str) 
     if target is None:
         msg = f"the policy of queue {queue!r} keeps no dead letters: give it a dead_letter_queue"
         raise RedriveError(msg)
-    at_ms = death["at_ms"] or store.transport.now_ms()
+    now_ms = store.transport.now_ms()
+    at_ms = death["at_ms"] or now_ms
     buried = dead(
         _with_expiration(opened(contents.raw), death["expiration"]),
         queue,
@@ -225,7 +226,7 @@ def death_of(runtime: Runtime, store: AmqpLetterStore, found: Found, name: str) 
         partial(store.keep, target, queue, ""),
         may_wait=False,
         event_id=event_id,
-        moved=moved_of(contents.raw, lies, name, 0, target=target, events=[replace(died, event_id=event_id)]),
+        moved=moved_of(contents.raw, lies, name, 0, target=target, events=[replace(died, event_id=event_id)], now_ms=now_ms),
     )
     return Death(found, contents.raw, move, opening, target, reason)
 

@@ -53,7 +53,7 @@ class Moved:
 
     `successor` is empty where the message goes for good. `dead_letter_queue` is where a dead letter goes; empty for what lives.
     `events` are what its reader has to record, with their ids; none where there is nothing to record, or where the reader records
-    that the message was handed over again.
+    that the message was handed over again. `at_ms` is when that was written.
     """
 
     word: bytes
@@ -61,6 +61,7 @@ class Moved:
     seconds: int = 0
     dead_letter_queue: str = ""
     events: tuple[Event, ...] = ()
+    at_ms: int = 0
 
     @property
     def is_turn(self) -> bool:
@@ -79,23 +80,29 @@ class Moved:
         if not self.is_turn:
             return b""
         events = packed((event.event_id, event) for event in self.events).decode() if self.events else ""
-        return json.dumps([self.word.hex(), self.successor.hex(), self.seconds, self.dead_letter_queue, events]).encode() + b"\n"
+        said = [self.word.hex(), self.successor.hex(), self.seconds, self.dead_letter_queue, events, self.at_ms]
+        return json.dumps(said).encode() + b"\n"
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A `turning` as it is read: the successor's word, its delay, and its queue where it is a dead letter; the events, packed."""
+    """A `turning` as it is read: the successor's word, its delay, and its queue where it is a dead letter; the events, packed.
+
+    `at_ms` is when it was written, by its writer's clock.
+    """
 
     successor: bytes
     seconds: int
     dead_letter_queue: str
     packed: str
+    at_ms: int
 
     @classmethod
     def of(cls, line: bytes) -> tuple[bytes, Turn]:
         """The word of the message, and its turn. Raises `ValueError` or `TypeError` where it was not written by us."""
-        word, successor, seconds, dead_letter_queue, events = json.loads(line)
-        return bytes.fromhex(word), cls(bytes.fromhex(successor), min(int(seconds), MAX_DELAY), str(dead_letter_queue), str(events))
+        word, successor, seconds, dead_letter_queue, events, at_ms = json.loads(line)
+        read = bytes.fromhex(successor), min(int(seconds), MAX_DELAY), str(dead_letter_queue), str(events), int(at_ms)
+        return bytes.fromhex(word), cls(*read)
 
     @property
     def events(self) -> tuple[Event, ...]:
@@ -131,7 +138,7 @@ def moved_of(
     said = tuple(
         replace(event, event_id=event.event_id or f"{now_ms}-turn{known.hex()}.{number}") for number, event in enumerate(told)
     )
-    return Moved(word, known, seconds, target if is_letter else "", said)
+    return Moved(word, known, seconds, target if is_letter else "", said, now_ms)
 
 
 def _steps(headers: dict[str, Any]) -> tuple[bool, int, int, int]:

@@ -148,9 +148,9 @@ class Journal:
 
 
 class Reading:
-    """One reading of the journal, on a connection of its own, from `LOOK_BACK` ago on. Raises what the connection raises."""
+    """One reading of the journal, on a connection of its own, from `look_back` ago on. Raises what the connection raises."""
 
-    def __init__(self, kombu: Any, name: str) -> None:
+    def __init__(self, kombu: Any, name: str, look_back: timedelta = LOOK_BACK) -> None:
         self._moved: set[bytes] = set()
         self._had: set[bytes] = set()
         self._moving: dict[bytes, list[tuple[bytes, int]]] = {}
@@ -159,7 +159,7 @@ class Reading:
         self._kombu, self._name, self._marker = kombu, name, b""
         self._channel = kombu.connection.channel()
         self._channel.basic_qos(0, MAX_UNREAD, a_global=False)
-        since = datetime.now(UTC).replace(tzinfo=None) - LOOK_BACK
+        since = datetime.now(UTC).replace(tzinfo=None) - look_back
         self._channel.basic_consume(name, callback=self._note, arguments={"x-stream-offset": since})
 
     def successor_of(self, word: bytes) -> tuple[Successor, tuple[Event, ...]]:
@@ -173,9 +173,10 @@ class Reading:
                 return Successor.SEEN, turn.events
         return Successor.UNKNOWN, ()
 
-    def is_in_doubt(self, word: bytes) -> bool:
-        """Whether this message was to be moved, and nobody knows whether it was."""
-        return word in self._turning and self.successor_of(word)[0] is Successor.UNKNOWN
+    def is_in_doubt(self, word: bytes, since_ms: int) -> bool:
+        """Whether this message was to be moved since then (milliseconds), and nobody knows whether it was."""
+        was_turned = any(turn.at_ms >= since_ms for turn in self._turning.get(word, ()))
+        return was_turned and self.successor_of(word)[0] is Successor.UNKNOWN
 
     def look_for_letters(self, asked: Iterable[tuple[bytes, frozenset[str]]]) -> None:
         """Look for the dead letters of the messages of which nothing else is known, once in each queue.
