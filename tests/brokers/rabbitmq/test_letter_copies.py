@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from tests.support.rabbit import Rabbit
 
-#: A command sends its first letter by itself, and the others together.
+#: One letter in most tests: a command may send its first by itself, and the others behind it.
 COUNT = 1
 DIED = "died"
 WHEN = datetime(2026, 1, 1, tzinfo=UTC)
@@ -134,14 +134,16 @@ def test_a_letter_that_may_have_gone_back_stays_until_that_is_known(
     """
     bury(here, 3)
     dies(order, "DLQ.celery", *REDRIVE)
-    assert (rabbit.depth("DLQ.celery"), rabbit.depth("celery")) == (3, int(order == "redrive.after"))
+    went = rabbit.depth("celery") or 0
+    assert (rabbit.depth("DLQ.celery"), went > 0) == (3, order == "redrive.after")
+    doubtful = went or 1
     said = ask(*REDRIVE, "--limit", "1")
-    assert (said["moved"], said["gone"], said["left"]) == (1, 0, {UNSURE: 1})
+    assert (said["moved"], said["gone"], said["left"]) == (min(3 - doubtful, 1), 0, {UNSURE: doubtful})
     said = ask("dlq", "purge", "DLQ.celery", "--all", "--yes")
-    assert (said["purged"], said["gone"], said["left"]) == (1, 0, {UNSURE: 1})
-    assert rabbit.depth("DLQ.celery") == 1
+    assert (said["purged"], said["gone"], said["left"]) == (max(2 - doubtful, 0), 0, {UNSURE: doubtful})
+    assert rabbit.depth("DLQ.celery") == doubtful
     monkeypatch.setattr(copies, "DOUBT", timedelta())
-    assert Place.command(here.app, *REDRIVE)["moved"] == 1
+    assert Place.command(here.app, *REDRIVE)["moved"] == doubtful
     assert rabbit.depth("DLQ.celery") == 0
 
 
