@@ -13,7 +13,7 @@ from redelivery.errors import EnvelopeError, RedriveError
 from redelivery.middleware.messages.envelope import HEADER
 from redelivery.middleware.messages.events import Outcome, Reason
 from redelivery.middleware.messages.steps import dead, redriven, sealed
-from redelivery.middleware.transitions.homes import Homes, required
+from redelivery.middleware.transitions.homes import Homes
 
 from ...brokers.broker import broker_of, needed
 from .running import require_rest
@@ -60,7 +60,6 @@ def move(
     broker does not answer.
     """
     result, now_ms = Move(dead_letter_queue=name, dry_run=dry_run, target=target), transport.now_ms()
-    required(transport, target)
     require_rest(transport, target)
     pace = pace or Pace()
     homes, store = Homes(transport, name), pace.letters or needed(broker_of(transport).letters)

@@ -17,7 +17,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from redelivery.errors import ConfigurationError, InputError
-from redelivery.middleware.transitions.homes import named_by
+from redelivery.middleware.transitions.homes import named_by, required
 
 from ...brokers.broker import broker_of, needed
 
@@ -48,7 +48,8 @@ def why_it_runs(transport: Transitions, queue: str) -> str | None:
 
 
 def require_rest(transport: Transitions, queue: str) -> None:
-    """Raise `InputError` where letters in this queue would run."""
+    """Raise `InputError` where nothing may be sent to this queue, or where letters in it would run."""
+    required(transport, queue)
     why = why_it_runs(transport, queue)
     if why is not None:
         msg = (
