@@ -9,7 +9,7 @@ import sys
 import types
 import unicodedata
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from celery import Celery
@@ -71,12 +71,13 @@ class Desk:
 
     server: Server
     prefix: str = ""
+    settings: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.app = Celery("desk", broker=self.server.url)
         self.app.conf.task_default_queue = QUEUE
         self.app.conf.broker_transport_options = {"global_keyprefix": self.prefix}
-        self.install = Redelivery(self.app, {"queues": {"#": {"max_delivery_attempts": 3}}})
+        self.install = Redelivery(self.app, {"queues": {"#": {"max_delivery_attempts": 3}}, **self.settings})
         self.module = types.ModuleType(f"desk_{uuid.uuid4().hex}")
         self.module.app = self.app  # type: ignore[attr-defined]
 

@@ -209,7 +209,7 @@ def _keep_the_log_within(desk: Desk) -> None:
 
 
 def _renew_and_watch(desk: Desk) -> None:
-    lease = Lease(desk.install, lambda: None)
+    lease = Lease(desk.install)
     begin(desk.install, "w@desk")
     lease.step()
     desk.install.owner.release(set())

@@ -28,10 +28,15 @@ if TYPE_CHECKING:
 
     from celery.worker.consumer import Consumer
 
+    from redelivery.middleware.brokers.redis.leases import Renewal
     from redelivery.middleware.runtime import Runtime
 
     from .duty import Duty
 
+#: Seconds between two looks of those who do not lead: a worker's lease says with each renewal where nobody does.
+STANDING_BY = 10.0
+#: Seconds between the first steps of two duties: those that take turns share a connection to the broker.
+OFFSET = 0.03
 #: Of the seconds that all duties have to end, the last are the lease's.
 LEASE = 1.0
 
@@ -50,8 +55,8 @@ class Duties(bootsteps.StartStopStep):
         """Begin; after a lost connection they are running already."""
         if not self._duties:
             self._duties = duties_of(consumer.app.redelivery)
-            for duty in self._duties:
-                duty.start()
+            for number, duty in enumerate(self._duties):
+                duty.start(number * OFFSET)
 
     def stop(self, consumer: Consumer) -> None:
         """The consumer has stopped; tasks may be running, so the lease goes on."""
@@ -87,7 +92,17 @@ def duties_of(runtime: Runtime) -> tuple[Duty, ...]:
     log_keeper: tuple[Duty, ...] = (LogKeeper(redis_of(runtime), settings.outcome_log_max_bytes), *exporters)
     if not runtime.enforces:
         return log_keeper
-    recoverer = Recoverer(runtime)
-    dispatchers = (Dispatcher(redis_of(runtime)),) if settings.dispatcher else ()
-    keepers = QueueKeeper(runtime), Retention(runtime), LetterWatch(runtime), OperationRunner(runtime)
-    return Lease(runtime, recoverer.wake), recoverer, *dispatchers, *keepers, *log_keeper
+    recoverer, runner = Recoverer(runtime), OperationRunner(runtime, standing_by=STANDING_BY)
+    dispatcher = Dispatcher(redis_of(runtime), standing_by=STANDING_BY) if settings.dispatcher else None
+
+    def on_renewed(renewal: Renewal) -> None:
+        if renewal.recovering:
+            recoverer.wake()
+        if renewal.no_dispatcher and dispatcher is not None:
+            dispatcher.look_now()
+        if renewal.no_operator:
+            runner.look_now()
+
+    dispatchers = () if dispatcher is None else (dispatcher,)
+    keepers = QueueKeeper(runtime), Retention(runtime), LetterWatch(runtime), runner
+    return Lease(runtime, on_renewed), recoverer, *dispatchers, *keepers, *log_keeper

@@ -7,6 +7,7 @@ the server's clock's word. Two leaders at once would only share the work: a mess
 
 from __future__ import annotations
 
+import threading
 import time
 import uuid
 from typing import TYPE_CHECKING, Any
@@ -32,28 +33,44 @@ class Dispatcher(Duty):
     line_if_failed = "error", "dispatcher.failed"
     begins_at_once = True
 
-    def __init__(self, transport: RedisTransport) -> None:
+    def __init__(self, transport: RedisTransport, *, standing_by: float = MAX_SLEEP) -> None:
+        """`standing_by`: seconds between two tries to lead, where nobody calls `look_now`."""
         super().__init__(MAX_SLEEP)
-        self._transport = transport
+        self._transport, self._standing_by = transport, standing_by
+        self._vacant = threading.Event()
         self._token = uuid.uuid4().hex
         self._leads = False
 
+    def look_now(self) -> None:
+        """Nobody leads: try to."""
+        self._vacant.set()
+
+    def ask_to_stop(self) -> None:
+        """End after the look that is under way."""
+        super().ask_to_stop()
+        self._vacant.set()
+
     def step(self) -> None:
-        """Dispatch until stopped, then hand the lead on. Raises whatever the broker does."""
-        client, keys = self._transport.client, self._transport.keys
-        with client.pubsub() as wake:
-            wake.subscribe(keys.wake)
-            while not self._stopped.is_set():
-                if not self._lead():
-                    self._stopped.wait(MAX_SLEEP)
-                    continue
+        """Stand by, then dispatch until stopped, and hand the lead on. Raises whatever the broker does."""
+        while not self._stopped.is_set():
+            if self._lead():
+                self._dispatch()
+            else:
+                self._vacant.wait(self._standing_by)
+                self._vacant.clear()
+
+    def _dispatch(self) -> None:
+        """Dispatch until stopped, or until another one leads. Who leads alone is woken by what becomes due earlier."""
+        with self._transport.client.pubsub() as wake:
+            wake.subscribe(self._transport.keys.wake)
+            while not self._stopped.is_set() and self._lead():
                 moved, missing, next_due = self._transport.stores.promote(BATCH)
                 if missing:
                     log.error("delayed.missing", count=missing, why="the delay store lists messages that it does not hold")
                 if moved and next_due == 0:
                     continue
                 _wait(wake, MAX_SLEEP if next_due is None else min(next_due, MAX_SLEEP))
-            self._resign()
+        self._resign()
 
     def _lead(self) -> bool:
         leads = self._transport.leases.lead(self._transport.keys.dispatcher, self._token, LEAD)

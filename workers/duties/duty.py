@@ -29,12 +29,14 @@ class Duty(ABC):
 
     def __init__(self, every: float) -> None:
         self._every = every
+        self._offset = 0.0
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def start(self) -> None:
-        """Begin; a second time changes nothing."""
+    def start(self, offset: float = 0.0) -> None:
+        """Begin, so many seconds later; a second time changes nothing."""
         if self._thread is None:
+            self._offset = offset
             self._thread = threading.Thread(target=self._run, name=f"redelivery-{self.title}", daemon=True)
             self._thread.start()
 
@@ -70,6 +72,7 @@ class Duty(ABC):
         self._stopped.wait(self._every)
 
     def _run(self) -> None:
+        self._stopped.wait(self._offset)
         if not self.begins_at_once:
             self.rest()
         while not self._stopped.is_set():

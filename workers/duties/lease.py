@@ -1,14 +1,18 @@
 """The lease: how a living worker says so, and how a dead one is found out.
 
 One native thread in each worker, because a task on a solo pool blocks every timer of the event loop. Once a second it renews this
-worker's lease and looks at all others. An owner whose counter has stood still for a whole lease (10 s by default), watched by this
-worker over one unbroken connection to one run of the server, is fenced, and what it held is the recoverer's. Any error starts the
-watch anew, and so does an answer that was long in coming, so an outage of the broker does not run the whole fleet's tasks twice.
+worker's lease. Two workers of a fleet watch the leases of all: where each did, what the broker is asked would grow with the square
+of the fleet. A watcher that does not renew its watch for three renewals is replaced, and its successor begins from the beginning.
+
+An owner whose counter has stood still for a whole lease (10 s by default), watched by one worker over one unbroken connection to
+one run of the server, is fenced, and what it held is the recoverer's. Any error starts the watch anew, and so does an answer that
+was long in coming, so an outage of the broker does not run the whole fleet's tasks twice.
 """
 
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from redelivery.middleware.brokers.errors import REFUSED
@@ -21,24 +25,30 @@ from .duty import Duty
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from redelivery.middleware.brokers.redis.leases import Renewal
     from redelivery.middleware.runtime import Runtime
 
 #: Seconds between two renewals; a shorter lease is renewed eight times in its life.
 EVERY = 1.0
+#: A watcher is replaced when it has not renewed for so many renewals.
+WATCH = 3
 #: Plain workers' sweeps are kept away from held messages for this long, and this is refreshed so often (seconds).
 HELD_FOR, REFRESH_EVERY = 86_400.0, 3_600.0
 
 
 class Lease(Duty):
-    """Renews this worker's lease, and fences those of dead ones. `on_fenced` is called where something is to be recovered."""
+    """Renews this worker's lease, and fences those of dead ones where it is this worker's turn to watch.
+
+    `on_renewed` is told with each renewal what the fleet needs somebody for.
+    """
 
     title = "lease"
     line_if_failed = "error", "lease.failed"
 
-    def __init__(self, runtime: Runtime, on_fenced: Callable[[], None]) -> None:
+    def __init__(self, runtime: Runtime, on_renewed: Callable[[Renewal], object] = lambda _: None) -> None:
         super().__init__(min(EVERY, runtime.settings.lease / 8))
         self._runtime = runtime
-        self._on_fenced = on_fenced
+        self._on_renewed = on_renewed
         self._seen: dict[bytes, tuple[bytes, float]] = {}
         self._run_id = ""
         self._looked = time.monotonic()
@@ -56,14 +66,21 @@ class Lease(Duty):
         super().failed(exc)
 
     def step(self) -> None:
-        """Renew once, look once, fence who is dead. Raises whatever the broker does."""
+        """Renew once; a watcher looks once, and fences who is dead. Raises whatever the broker does."""
         owner = self._runtime.owner
         token = owner.token
-        if not redis_of(self._runtime).leases.renew(token):
+        renewed = redis_of(self._runtime).leases.renew(token, self._every * WATCH)
+        if renewed is None:
             log.warning("owner.fenced", worker=owner.worker, why="its lease was not renewed in time, or the broker lost it")
             if owner.lease is not None:
                 owner.lease.begin(token)
-        self._watch(owner.token.encode())
+            self._seen.clear()
+            return
+        if not renewed.watches:
+            self._seen.clear()
+        elif self._watch(owner.token.encode()):
+            renewed = replace(renewed, recovering=True)
+        self._on_renewed(renewed)
         if time.monotonic() - self._refreshed > REFRESH_EVERY:
             self._keep_away(list(owner.held))
 
@@ -75,8 +92,9 @@ class Lease(Duty):
         except REFUSED as exc:  # no reason to start the watch anew: then nobody would be fenced
             log.warning("lease.not_extended", error=str(exc), held=len(tags))
 
-    def _watch(self, own: bytes) -> None:
-        transport = redis_of(self._runtime)
+    def _watch(self, own: bytes) -> bool:
+        """Look at all leases once. Returns whether one was fenced."""
+        transport, fenced = redis_of(self._runtime), False
         run_id = transport.client.info("server")["run_id"]
         if run_id != self._run_id:
             self._seen.clear()
@@ -94,7 +112,8 @@ class Lease(Duty):
                 silent_for = round(now - since, 1)
                 worker = name_of(transport, token.decode())
                 log.warning("owner.presumed_dead", token=token.decode(), worker=worker, silent_for=silent_for)
-                self._on_fenced()
+                fenced = True
+        return fenced
 
     def _forget_if_stalled(self, now: float, lease: float) -> None:
         """Start the watch anew where the broker, or this worker, stood still: no owner could renew, or be seen to."""

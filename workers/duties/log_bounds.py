@@ -12,7 +12,10 @@ from .duty import Duty
 if TYPE_CHECKING:
     from redelivery.middleware.brokers.redis.transport import RedisTransport
 
-EVERY = 1.0
+#: Seconds between two looks: at least, and at most where there is room for what may be recorded until then.
+EVERY, AT_MOST = 1.0, 5.0
+#: The fastest that a log grows (bytes a second): some 50,000 events.
+GROWTH = 20 * 1024 * 1024
 #: It acts at this part of the cap, so that what is recorded between two looks does not pass the cap.
 ACT_AT = 0.9
 #: A full log is said again only after so many looks.
@@ -20,7 +23,7 @@ QUIET = 300
 
 
 class LogKeeper(Duty):
-    """Looks at the outcome log once a second."""
+    """Looks at the outcome log: every five seconds while it has room, and once a second where it may soon be full."""
 
     title = "log"
     line_if_unanswered = "debug", "outcome_log.not_seen"
@@ -31,10 +34,17 @@ class LogKeeper(Duty):
         self._transport = transport
         self._max_bytes = max_bytes
         self._quiet = 0
+        self._pause = EVERY
+
+    def rest(self) -> None:
+        """Wait for the next look."""
+        self._stopped.wait(self._pause)
 
     def step(self) -> None:
         """Look once. Raises whatever the broker does."""
+        self._pause = EVERY  # whatever this look meets
         found = bound(self._transport.client, self._transport.keys, int(self._max_bytes * ACT_AT))
+        self._pause = min(max((found.cap - found.bytes) / GROWTH, EVERY), AT_MOST)
         self._quiet = max(self._quiet - 1, 0)
         if found.removed:
             log.warning("outcome_log.trimmed", entries=found.removed, bytes=found.bytes, cap=self._max_bytes)

@@ -44,8 +44,10 @@ class OperationRunner(Duty):
     line_if_failed = "error", "operations.failed"
     begins_at_once = True
 
-    def __init__(self, runtime: Runtime) -> None:
+    def __init__(self, runtime: Runtime, *, standing_by: float = STANDING_BY) -> None:
+        """`standing_by`: seconds between two looks of who does not lead, where nobody calls `look_now`."""
         super().__init__(EVERY)
+        self._standing_by, self._needed = standing_by, threading.Event()
         self._runtime = runtime
         self._store = store_of(runtime.transport)
         self._token = uuid.uuid4().hex
@@ -60,9 +62,19 @@ class OperationRunner(Duty):
         self._leads = leads
         return leads
 
+    def look_now(self) -> None:
+        """There are operations, and nobody leads: try to."""
+        self._needed.set()
+
+    def ask_to_stop(self) -> None:
+        """End after the look that is under way."""
+        super().ask_to_stop()
+        self._needed.set()
+
     def rest(self) -> None:
         """Wait for the next look; who stands by looks less often."""
-        self._stopped.wait(EVERY if self._leads else STANDING_BY)
+        self._needed.wait(EVERY if self._leads else self._standing_by)
+        self._needed.clear()
 
     def unanswered(self, exc: Exception) -> None:
         """It looks again."""

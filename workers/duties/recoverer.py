@@ -16,8 +16,8 @@ from .duty import Duty
 if TYPE_CHECKING:
     from redelivery.middleware.runtime import Runtime
 
-#: Seconds between two looks at who is to be recovered, where nobody said so.
-EVERY = 1.0
+#: Seconds between two looks at who is to be recovered, where nobody said so: the lease asks with each renewal.
+EVERY = 10.0
 
 
 class Recoverer(Duty):
@@ -33,7 +33,7 @@ class Recoverer(Duty):
         self._recovery = Recovery(runtime, self._stopped.is_set)
 
     def wake(self) -> None:
-        """Somebody has been fenced: look now."""
+        """Somebody is to be recovered: look now."""
         self._woken.set()
 
     def ask_to_stop(self) -> None:
@@ -42,7 +42,7 @@ class Recoverer(Duty):
         self._woken.set()
 
     def rest(self) -> None:
-        """Wait until somebody is fenced, or a second."""
+        """Wait until somebody is to be recovered."""
         self._woken.wait(self._every)
         self._woken.clear()
 

@@ -63,10 +63,10 @@ class Retention(Duty):
         self._thorough = -THOROUGHLY_EVERY
         self._quiet = 0
 
-    def start(self) -> None:
+    def start(self, offset: float = 0.0) -> None:
         """Begin, where any queue has such a setting; a second time changes nothing."""
         if self.is_asked_for():
-            super().start()
+            super().start(offset)
 
     def is_asked_for(self) -> bool:
         """Whether any row of the settings bounds dead letters."""

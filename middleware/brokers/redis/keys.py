@@ -90,6 +90,9 @@ class Keys:
     leases = Own("leases")
     #: Hash: owner token → JSON (worker's name, process id, since).
     owners = Own("owners")
+    #: Strings with a time to live: the tokens of the two workers that watch the leases of all.
+    lease_watcher = Own("lease_watcher")
+    second_lease_watcher = Own("lease_watcher:second")
     #: Hash: fenced token → when, while its messages are being given back.
     recovering = Own("recovering")
     #: Hash: tag → when it was started (milliseconds), of messages that a crash has touched, or acknowledged early.

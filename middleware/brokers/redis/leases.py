@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ...ports import Held
@@ -28,6 +29,20 @@ _LEAD = Script("lead")
 _RESIGN = Script("resign")
 
 
+@dataclass(frozen=True, slots=True)
+class Renewal:
+    """A lease was renewed. `watches`: its owner is one of the two that watch the leases of all.
+
+    `recovering`: somebody was fenced whose messages are not given back yet. `no_dispatcher`: no dispatcher leads. `no_operator`:
+    there are operations, and nobody carries them out.
+    """
+
+    watches: bool
+    recovering: bool
+    no_dispatcher: bool
+    no_operator: bool
+
+
 class Leases:
     """The leases of the owners, and who leads in what one process does for all."""
 
@@ -38,9 +53,16 @@ class Leases:
         """Open a lease for a new owner."""
         _REGISTER(self.client, [self.keys.leases, self.keys.owners], [token, json.dumps(about)])
 
-    def renew(self, token: str) -> bool:
-        """Renew a lease; False where it is gone: the owner is fenced."""
-        return int(_RENEW(self.client, [self.keys.leases], [token])) > 0
+    def renew(self, token: str, watch_seconds: float = 0.0) -> Renewal | None:
+        """Renew a lease; None where it is gone: the owner is fenced.
+
+        With `watch_seconds` the owner offers to watch the leases of others for so long. Two owners do at a time.
+        """
+        keys = self.keys
+        asked = keys.recovering, keys.dispatcher, keys.open_operations, keys.operator
+        names = [keys.leases, keys.lease_watcher, keys.second_lease_watcher, *asked]
+        alive, *needs = _RENEW(self.client, names, [token, int(watch_seconds * 1000)])
+        return Renewal(*map(bool, needs)) if alive else None
 
     def fence(self, token: str, counter: bytes) -> bool:
         """End a lease whose counter did not move; False where it moved after all."""

@@ -6,6 +6,7 @@ Redis 7.0 refuses, when it is full, each command that stands in a transaction, a
 
 from __future__ import annotations
 
+import re
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -63,7 +64,9 @@ def test_a_worker_starts_works_and_stops_on_a_full_server(any_server: Server, fo
     assert worker.stop(seconds=60) == 0
     assert here.leftovers() == {}
     assert any_server.client.hgetall("redelivery:leases") == any_server.client.hgetall("redelivery:owners") == {}
-    assert "OutOfMemoryError" not in worker.text, worker.text[-3000:]
+    # kombu 5.7 refreshes now and then what says that its own queues of remote control are in use, and warns where it may not
+    said = re.sub(r"\[[^\n]*maybe_refresh_binding_expiry: Redis error.*?(?=\n\[2|\Z)", "", worker.text, flags=re.DOTALL)
+    assert "OutOfMemoryError" not in said, said[-3000:]
     here.stop()
 
 
@@ -126,8 +129,7 @@ def test_an_owner_is_forgotten_on_a_full_server(desk: Desk) -> None:
 
 def test_a_watch_goes_on_where_nothing_can_be_extended(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     """The right to do so is missing, say: the line says it, once in an hour, and a dead worker is fenced all the same."""
-    fenced: list[int] = []
-    lease = Lease(desk.install, lambda: fenced.append(1))
+    lease = Lease(desk.install)
     begin(desk.install, "here@desk")
     desk.transport.leases.register("dead", {"worker": "w@desk"})
     desk.publish()
@@ -139,7 +141,7 @@ def test_a_watch_goes_on_where_nothing_can_be_extended(desk: Desk, monkeypatch: 
             monkeypatch.setattr("redelivery.workers.duties.lease.time.monotonic", lambda seconds=seconds: clock() + seconds)
             _step(lease)
     assert [line["event"] for line in logs if line["event"].startswith("lease.not")] == ["lease.not_extended"]
-    assert fenced == [1]
+    assert [line["token"] for line in logs if line["event"] == "owner.presumed_dead"] == ["dead"]
 
 
 def _step(lease: Any) -> None:

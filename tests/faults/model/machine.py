@@ -157,7 +157,7 @@ class Machine(RuleBasedStateMachine):
         """A worker says that it lives; one that is fenced learns of it."""
         token = self._any(list(self.books.owners), which)
         owner = self.books.owners[token]
-        assert self.transport.leases.renew(token) == (owner.counter is not None)
+        assert (self.transport.leases.renew(token) is not None) == (owner.counter is not None)
         if owner.counter is not None:
             owner.counter += 1
 

@@ -1,9 +1,30 @@
--- Renews an owner's lease.
--- KEYS[1] leases. ARGV[1] token.
--- Returns the new counter, or 0 where the lease is gone: the owner is fenced. Bound: constant.
+-- Renews an owner's lease, and says what the fleet needs somebody for.
+-- KEYS[1] leases, KEYS[2] and KEYS[3] lease_watcher, KEYS[4] recovering, KEYS[5] dispatcher, KEYS[6] operations:open, KEYS[7] operator.
+-- ARGV[1] token, ARGV[2] how long (ms) the owner watches the leases of others if it is one of the two who do, 0 where it does not
+-- offer to.
+-- Returns 0 where the lease is gone: the owner is fenced. Else 1; whether the owner watches; whether anybody is to be recovered;
+-- whether nobody dispatches; whether nobody carries out the operations that there are. Bound: constant.
+-- What else is read here must not keep a lease from being renewed, whichever type it has.
 -- On a full server a script whose first write frees is let through, so that a worker which empties it keeps its lease.
 local counter = redis.call('HGET', KEYS[1], ARGV[1])
-if not counter then return 0 end
+if not counter then return {0} end
 redis.call('HDEL', KEYS[1], ARGV[1])
 redis.call('HSET', KEYS[1], ARGV[1], counter + 1)
-return counter + 1
+local watches, place = 0, nil
+if tonumber(ARGV[2]) > 0 then
+  for slot = 2, 3 do
+    local watcher = redis.pcall('GET', KEYS[slot])
+    if type(watcher) == 'table' then
+      watches = 1
+    elseif watcher == ARGV[1] or not (watcher or place) then
+      place = KEYS[slot]
+      if watcher then break end
+    end
+  end
+end
+if place then
+  redis.call('SET', place, ARGV[1], 'PX', ARGV[2])
+  watches = 1
+end
+local function exists(key) return redis.call('EXISTS', key) end
+return {1, watches, exists(KEYS[4]), 1 - exists(KEYS[5]), exists(KEYS[6]) * (1 - exists(KEYS[7]))}

@@ -55,7 +55,7 @@ class Owner:
             self.token = token
 
     def is_alive(self) -> bool:
-        return bool(self.token) and self.transport.leases.renew(self.token)
+        return bool(self.token) and self.transport.leases.renew(self.token) is not None
 
     def holds(self, tag: str) -> bool:
         """Whether this tag was minted under the token that the owner has now, or by kombu, which knows no tokens."""

@@ -1,0 +1,132 @@
+"""The leases: each worker renews its own, and two of a fleet watch those of all."""
+
+from __future__ import annotations
+
+import functools
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+from structlog.testing import capture_logs
+
+from redelivery.middleware.brokers.redis.leases import Renewal
+from redelivery.middleware.worker.lifecycle import begin
+from redelivery.workers.duties.dispatcher import Dispatcher
+from redelivery.workers.duties.lease import Lease
+from redelivery.workers.duties.operation_runner import OperationRunner
+from tests.support.desk import Desk
+from tests.support.running import until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.support.servers import Server
+
+#: Seconds of a lease; it is renewed eight times meanwhile.
+LEASE = 2.0
+
+
+@pytest.fixture
+def fleet(any_server: Server) -> Iterator[list[Desk]]:
+    """Four workers of one broker."""
+    desks = [Desk(any_server, settings={"lease": LEASE}) for _ in range(4)]
+    for number, desk in enumerate(desks):
+        begin(desk.install, f"w{number}@desk")
+    yield desks
+    for desk in desks:
+        desk.transport.close()
+
+
+def renewed(desk: Desk, watch_seconds: float = 10) -> Renewal:
+    """What a renewal of this worker says."""
+    renewal = desk.transport.leases.renew(desk.install.owner.token, watch_seconds)
+    assert renewal is not None
+    return renewal
+
+
+def test_two_watch_the_leases_of_all_and_each_is_replaced(fleet: list[Desk]) -> None:
+    """The others only renew; one who does not renew its watch is replaced by the next that renews."""
+    assert [renewed(desk).watches for desk in fleet] == [True, True, False, False]
+    assert [renewed(desk).watches for desk in reversed(fleet)] == [False, False, True, True]
+    assert not renewed(fleet[2], 0).watches
+    fleet[0].client.delete(fleet[0].keys.lease_watcher)
+    assert [renewed(fleet[number]).watches for number in (1, 3, 2, 0)] == [True, True, False, False]
+    assert 0 < fleet[0].client.pttl(fleet[0].keys.lease_watcher) <= 10_000
+
+
+def test_a_watch_that_is_not_renewed_ends_by_itself(fleet: list[Desk]) -> None:
+    """Whatever its worker does."""
+    assert [renewed(desk, 0.2).watches for desk in fleet[:3]] == [True, True, False]
+    until(lambda: renewed(fleet[2]).watches, 60, "the third to watch")
+
+
+def test_a_renewal_says_what_is_needed(fleet: list[Desk]) -> None:
+    """Somebody who recovers, dispatches, or carries operations out."""
+    desk = fleet[0]
+    client, keys = desk.client, desk.keys
+    assert renewed(desk) == Renewal(watches=True, recovering=False, no_dispatcher=True, no_operator=False)
+    client.hset(keys.recovering, "dead", 1)
+    client.set(keys.dispatcher, "another")
+    client.sadd(keys.open_operations, "one")
+    assert renewed(desk) == Renewal(watches=True, recovering=True, no_dispatcher=False, no_operator=True)
+    client.set(keys.operator, "another")
+    assert not renewed(desk).no_operator
+
+
+def test_a_key_of_another_type_keeps_no_lease_from_being_renewed(fleet: list[Desk]) -> None:
+    """Who cannot know whether another one watches does it."""
+    desk = fleet[0]
+    for name in (desk.keys.recovering, desk.keys.dispatcher, desk.keys.open_operations, desk.keys.operator):
+        desk.client.xadd(name, {"a": "b"})
+    for name in (desk.keys.lease_watcher, desk.keys.second_lease_watcher):
+        desk.client.rpush(name, "x")
+    assert [renewed(each).watches for each in fleet] == [True] * 4
+    desk.client.delete(desk.keys.second_lease_watcher)
+    assert [renewed(each).watches for each in fleet] == [True] * 4
+
+
+def test_a_dead_worker_is_found_out_though_a_watcher_died_with_it(fleet: list[Desk]) -> None:
+    """The first watcher dies; the second fences it. Then the second dies, too, and both of the others watch."""
+    duties = [Lease(desk.install) for desk in fleet]
+    with capture_logs() as logs:
+
+        def presumed() -> set[str]:
+            return {line["worker"] for line in logs if line["event"] == "owner.presumed_dead"}
+
+        for duty in duties:
+            duty.step()
+        for dead in (0, 1):
+            began = time.monotonic()
+            while f"w{dead}@desk" not in presumed():
+                for duty in duties[dead + 1 :]:
+                    duty.step()
+                assert time.monotonic() < began + 60
+                time.sleep(LEASE / 16)
+            assert time.monotonic() - began > LEASE / 2
+        assert presumed() == {"w0@desk", "w1@desk"}
+
+
+def test_who_stands_by_leads_as_soon_as_it_is_told_that_nobody_does(fleet: list[Desk]) -> None:
+    """It does not wait for its own next try."""
+    desk = fleet[0]
+    assert desk.transport.leases.lead(desk.keys.dispatcher, "another", 600)
+    desk.client.sadd(desk.keys.open_operations, "one")
+    assert desk.transport.leases.lead(desk.keys.operator, "another", 600)
+    dispatcher, runner = Dispatcher(desk.transport, standing_by=600), OperationRunner(desk.install, standing_by=600)
+    both = (desk.keys.dispatcher, dispatcher, dispatcher.look_now), (desk.keys.operator, runner, runner.look_now)
+    for _, duty, _ in both:
+        duty.start()
+    try:
+        for name, _, look_now in both:
+            look_now()
+            time.sleep(0.2)  # it looks, and another one leads
+            assert desk.client.get(name) == b"another"
+            desk.client.delete(name)
+            look_now()
+            until(functools.partial(desk.client.exists, name), 60, f"{name} to be taken")
+    finally:
+        began = time.monotonic()
+        for _, duty, _ in both:
+            duty.stop()
+    assert time.monotonic() - began < 60
+    assert not desk.client.exists(desk.keys.dispatcher, desk.keys.operator)
