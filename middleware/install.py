@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from redelivery.errors import ConfigurationError
 
-from .brokers import transport_of
+from .brokers import kind_of, transport_of
 from .brokers.batches import PublishingBlock, install_batches
 from .brokers.broker_url import check_before_start
 from .brokers.connections import install_connections
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from redelivery.settings import RedeliveryPolicy
 
+    from .runtime import Telemetry
     from .transitions.letter import Letter, LetterDecision
 
     Handler = TypeVar("Handler", bound=Callable[[Letter], LetterDecision])
@@ -48,7 +49,8 @@ class Redelivery(Runtime):
         if getattr(app, "redelivery", None) is not None:
             msg = f"Redelivery is installed on {app!r} already: keep one of the two calls"
             raise ConfigurationError(msg)
-        super().__init__(app, Resolver(app, settings, mode), Outbox(self._is_transient, self.make_room), transport_of)
+        outbox = Outbox(self._is_transient, self.make_room)
+        super().__init__(app, Resolver(app, settings, mode), outbox, transport_of, _telemetry_of)
         app.redelivery = self
         app.steps["consumer"].add("redelivery.middleware.worker.bootstep:Ingress")
         app.steps["consumer"].add("redelivery.workers.duties.bootstep:Duties")
@@ -83,3 +85,14 @@ class Redelivery(Runtime):
         from .worker.letter_handler import dead_letter_handler  # noqa: PLC0415 - few apps have one
 
         return dead_letter_handler(self, queues, options)
+
+
+def _telemetry_of(runtime: Runtime) -> Telemetry:
+    """Who tells OpenTelemetry. Raises `ConfigurationError` where it is not installed."""
+    try:
+        from .telemetry.spans import Spans  # noqa: PLC0415 - OpenTelemetry is an extra
+    except ImportError as exc:
+        msg = f"the setting opentelemetry needs what is not installed ({exc.name}): pip install 'redelivery[otel]', or remove it"
+        raise ConfigurationError(msg) from exc
+    kind = kind_of(runtime.app)
+    return Spans(runtime, "rabbitmq" if kind == "amqp" else kind)

@@ -104,7 +104,8 @@ class Held:
     until the message `has_left`: the two refer to each other, and are to go away without the help of a garbage collector.
     `handed_over_before` is how often the broker says that it has handed the message over before, to somebody who has not ended it;
     `was_cut` says that a connection which broke explains that: this worker's did, too, and it lives. `was_moved` says that one of
-    us has moved the message before.
+    us has moved the message before. `trace` is the W3C context of this delivery's span: empty where it is not told of, None where
+    it was not handed to the pool.
     """
 
     tag: str
@@ -118,6 +119,7 @@ class Held:
     was_cut: bool = False
     was_moved: bool = False
     has_left: bool = False
+    trace: str | None = None
 
     def make_room(self) -> None:
         """Give its place in the prefetch window back, once; it stays held."""

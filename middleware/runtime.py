@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 from celery.exceptions import Ignore
 
@@ -15,7 +15,7 @@ from .messages.recording import MAX_TEXT
 from .ports import Answer, Capability
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from celery import Celery
 
@@ -24,20 +24,49 @@ if TYPE_CHECKING:
     from .messages.envelope import Failed
     from .messages.events import Event
     from .policy.resolver import Resolver
-    from .ports import Carrier, Deliveries, Transport
+    from .ports import Carrier, Deliveries, Held, Transport
+
+
+class Telemetry(Protocol):
+    """Who tells OpenTelemetry of each step of a message (`telemetry`), where the setting `opentelemetry` is on."""
+
+    def publishing(self, send: Callable[..., Any]) -> Callable[..., Any]:
+        """Celery's `send_task_message`, within a span that goes along with the message."""
+
+    def hand_over(self, request: Any, delivery: Any) -> None:
+        """A held delivery's request is about to go to the pool."""
+
+    def around(self, attempted: Callable[..., Any]) -> Callable[..., Any]:
+        """The function that runs an attempt, its first argument, within a span."""
+
+    def settling(self, held: Held | None, event: Event) -> Callable[[Answer], None]:
+        """A message is about to leave, or (without one) an event is to be recorded: what is told of the broker's answer."""
+
+    def operated(self, headers: Mapping[str, Any], queue: str, event: Event, began_ns: int) -> None:
+        """An operator has had a message with these headers moved, which lay in this queue, since `began_ns`; that is recorded."""
+
+    def watch_depths(self, look: Callable[[], Any]) -> None:
+        """Tell how much waits where, whenever `look` finds something: names of gauges, values and labels."""
 
 
 class Runtime:
     """The app, its policies, its broker, what a worker holds, and what the broker has not answered yet.
 
-    `connect` opens the transitions of the app's broker when they are first asked for.
+    `connect` opens the transitions of the app's broker when they are first asked for, and `tell` makes who tells OpenTelemetry.
     """
 
-    def __init__(self, app: Celery, policies: Resolver, outbox: Carrier, connect: Callable[[Celery], Transport]) -> None:
+    def __init__(
+        self,
+        app: Celery,
+        policies: Resolver,
+        outbox: Carrier,
+        connect: Callable[[Celery], Transport],
+        tell: Callable[[Runtime], Telemetry],
+    ) -> None:
         self.app = app
         self.policies = policies
         self.outbox = outbox
-        self._connect = connect
+        self._connect, self._tell = connect, tell
         #: The node name of the worker; empty in a producer.
         self.worker = ""
         #: Whether the pool runs tasks in the worker's own process (threads, greenlets, `solo`).
@@ -64,6 +93,11 @@ class Runtime:
     def release(self) -> str | None:
         """The release of the app, as events name it; None where nobody says."""
         return text(self.settings.known_release, MAX_TEXT) or None
+
+    @functools.cached_property
+    def telemetry(self) -> Telemetry | None:
+        """Who tells OpenTelemetry, if anybody does. Raises `ConfigurationError`."""
+        return self._tell(self) if self.settings.opentelemetry else None
 
     def now_ms(self) -> int:
         """What a worker knows of the broker's clock; of this machine's, before it has connected."""
@@ -99,10 +133,40 @@ class Runtime:
         """From here on this is what the worker holds; None: it holds nothing any more."""
         self._owner = owner
 
-    def heard(self, event: Event | None, answer: Answer) -> None:
-        """Tell who listens that the broker has recorded this event, by this answer or an earlier one."""
-        if self.listener is not None and event is not None and answer in {Answer.DONE, Answer.ALREADY}:
-            self.listener(event)
+    def telling(self, held: Held | None, event: Event | None) -> Callable[[Answer], None] | None:
+        """A message is about to leave, and this event to be recorded: what is to be called with the answer, if anybody listens.
+
+        Without an event nothing is recorded, and nobody is told.
+        """
+        listener, telemetry = self.listener, self.telemetry
+        if event is None or (listener is None and telemetry is None):
+            return None
+        told = None if telemetry is None else telemetry.settling(held, event)
+
+        def heard(answer: Answer) -> None:
+            if listener is not None and answer in {Answer.DONE, Answer.ALREADY}:
+                listener(event)
+            if told is not None:
+                told(answer)
+
+        return heard
+
+    def watch_publications(self, amqp: Any) -> None:
+        """Have this app's publications told of, where they are to be; decided at the first of them, when the settings are read."""
+        make = amqp._create_task_sender  # noqa: SLF001 - what Celery publishes with is made of the settings, when it is needed
+        if getattr(make, "is_watched", False):
+            return
+
+        @functools.wraps(make)
+        def _create_task_sender() -> Any:
+            send = make()
+            return send if self.telemetry is None else self.telemetry.publishing(send)
+
+        _create_task_sender.is_watched = True  # type: ignore[attr-defined]
+        amqp._create_task_sender = _create_task_sender  # noqa: SLF001 - see above
+        made = vars(amqp).get("send_task_message")
+        if getattr(made, "__module__", "") == type(amqp).__module__:  # made before `Redelivery(app)`
+            del amqp.send_task_message
 
     def make_room(self, tag: str) -> None:
         """Give a message's place in the prefetch window back, where it is held here."""

@@ -47,6 +47,8 @@ class GeneralSettings:
       broker that end messages. If the URL has no user, the broker's user is taken. With None such policies are not seen.
     - `metrics_listen` (address; None): where each worker serves its own counters for Prometheus, for example `127.0.0.1:9541`. It
       needs the extra `metrics`. With None nothing is counted.
+    - `opentelemetry` (flag; false): whether OpenTelemetry is told of publications, deliveries, attempts and moves, as spans and as
+      figures. It needs the extra `otel`, and an SDK that your app sets up.
     - `release` (text; None): the release of the app, as outcome events name it. With None it is the environment variable
       `IMAGE_TAG`, or `SENTRY_RELEASE`. Without them the release is unknown.
     """
@@ -67,6 +69,7 @@ class GeneralSettings:
     dead_letter_archive: str | None = setting(values.optional(values.name), default=None)
     management_url: str | None = setting(values.optional(values.http_url), default=None)
     metrics_listen: str | None = setting(values.optional(values.address), default=None)
+    opentelemetry: bool = setting(values.flag, default=False)
     release: str | None = setting(values.optional(values.name), default=None)
 
     @property

@@ -40,6 +40,7 @@ def install_connections(app: Celery) -> None:
     def _connection(*args: Any, **kwargs: Any) -> Connection:
         app.amqp.Connection = _ours(app.amqp.Connection)
         remember_countdowns(app.amqp)
+        app.redelivery.watch_publications(app.amqp)
         connection: Any = connect(*args, **kwargs)
         connection.redelivery = app.redelivery
         return connection  # type: ignore[no-any-return]

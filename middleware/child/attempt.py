@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 #: Where a request carries its `DeliveryFacts`; in the pool's child, its `Attempt`.
 DELIVERY = "redelivery_delivery"
+#: Where it carries the contexts of its delivery's span, of its publication's, and of the attempt's before, where they are told of.
+TRACE = "redelivery_trace"
 #: The attribute of an exception that carries the decision it led to.
 DECIDED = "__redelivery__"
 _KINDS = {kind.__name__: kind for kind in (decision.DeadLetter, decision.Discard)}

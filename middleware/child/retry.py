@@ -22,7 +22,7 @@ from ..messages.steps import republished
 from ..messages.ttl import PUBLISHED
 from ..policy import decision
 from ..transitions.homes import address_of
-from .attempt import Attempt
+from .attempt import TRACE, Attempt
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -104,11 +104,13 @@ def _history(attempt: Attempt, cause: BaseException, decided: decision.Redeliver
     request, facts = attempt.task.request, attempt.facts
     failed = attempt.runtime.failed_of(cause, with_traceback=False)
     seen_ms = facts.first_seen_ms
+    traced = None if attempt.runtime.telemetry is None else request.get(TRACE)  # else it is a stranger's
     ended = Ended(
         at_ms=seen_ms + round(facts.age_now() * 1000),
         worker=request.hostname or "",
         exception=failed.text,
         delay_ms=round(decided.delay * 1000),
+        trace=traced[0] if traced else "",
     )
     known, published = request.get(HEADER), request.get(PUBLISHED)
     header = republished(known, request.delivery_info, facts.queue, seen_ms=seen_ms, attempt=ended)

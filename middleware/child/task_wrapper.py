@@ -45,6 +45,7 @@ def guard(task: Task, runtime: Runtime) -> None:
     run = functools.partial(type(task).__call__, task) if calls else task.run
     options = runtime.policies.options_of(task.name)
     asks_for_results = options is not None and options.retry is not None
+    attempted = _attempt if runtime.telemetry is None else runtime.telemetry.around(_attempt)
 
     @functools.wraps(run)
     def guarded(*args: Any, **kwargs: Any) -> Any:
@@ -59,7 +60,7 @@ def guard(task: Task, runtime: Runtime) -> None:
         try:
             if facts.must_start:
                 runtime.start(facts.tag)
-            return _attempt(attempt, run, args, kwargs, asks_for_results=asks_for_results)
+            return attempted(attempt, run, args, kwargs, asks_for_results=asks_for_results)
         finally:
             reset_contextvars(**bound)
 

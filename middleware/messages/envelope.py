@@ -39,6 +39,8 @@ MAX_ATTEMPTS, MAX_DEATHS, MAX_KEYS = 20, 20, 21
 #: The reasons of death, what one looks like that a newer version knows, and how long the name of a queue may be.
 _REASONS = frozenset(Reason)
 _WORD = re.compile(r"[a-z_]{1,64}")
+#: A W3C trace context, of the one version that there is: the ids of a trace and of a span, and the flags.
+TRACE_CONTEXT = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
 MAX_NAME = 256
 #: Numbers are below this one, and times (milliseconds) before the year 10000.
 MAX_COUNT, LATEST_MS = 2**53, 253_402_300_800_000
@@ -91,16 +93,21 @@ def _message(exc: BaseException) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
-    """One counted delivery that ended: when (ms), at which worker, of what, and the delay (ms) that followed."""
+    """One counted delivery that ended: when (ms), at which worker, of what, and the delay (ms) that followed.
+
+    `trace` is the context of its span, where it was told of.
+    """
 
     at_ms: int
     worker: str
     exception: str
     delay_ms: int | None = None
+    trace: str = ""
 
     def to_header(self) -> dict[str, Any]:
         """One entry of the header's `attempts`."""
-        return {"at": self.at_ms, "worker": self.worker, "exception": self.exception[:MAX_MESSAGE], "delay": self.delay_ms}
+        said = {"at": self.at_ms, "worker": self.worker, "exception": self.exception[:MAX_MESSAGE], "delay": self.delay_ms}
+        return {**said, "trace": self.trace} if self.trace else said
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -284,6 +291,10 @@ def _name(value: object) -> str | None:
     return value if isinstance(value, str) and text(value, MAX_NAME) == value else None
 
 
+def _trace(value: object) -> str | None:
+    return value if isinstance(value, str) and TRACE_CONTEXT.fullmatch(value) else None
+
+
 def _names(value: object) -> list[str] | None:
     read = [_name(each) for each in value[:MAX_KEYS]] if isinstance(value, list) else [None]
     return None if None in read else [each for each in read if each is not None]
@@ -301,7 +312,7 @@ def _scalar(value: object) -> str | int | float | None:
 _said = _text(MAX_MESSAGE)
 _Shape = dict[str, "Callable[[object], Any]"]
 ORIGIN: _Shape = {"queue": _name, "exchange": _name, "routing_key": _name}
-ATTEMPT: _Shape = {"at": _time, "worker": _said, "exception": _said, "delay": _count}
+ATTEMPT: _Shape = {"at": _time, "worker": _said, "exception": _said, "delay": _count, "trace": _trace}
 DEATH: _Shape = {
     "queue": _name,
     "reason": _text(MAX_NAME),

@@ -246,9 +246,11 @@ def carry_out(runtime: Runtime, held: Held, transition: Any, event: Event | None
 
     `event` is the one that the transition records, where it counts.
     """
+    told = runtime.telling(held, event)
 
     def answered(answer: Answer) -> None:
         runtime.owner.drop(held.tag)
-        runtime.heard(event, answer)
+        if told is not None:
+            told(answer)
 
     runtime.outbox.carry_out(held.tag, transition, answered)

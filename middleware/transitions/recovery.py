@@ -24,6 +24,8 @@ from .facts import Decider, DeliveryFacts
 from .notify import tell_failure
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ..messages.events import Event
     from ..policy.decision import DeadLetter, Discard
     from ..ports import Held
@@ -50,7 +52,7 @@ def recover(runtime: Runtime, held: Held, *, started: str | None, worker: str, n
     elif ANNOUNCED not in message["headers"] and HEADER not in message["headers"]:
         # The dead worker may not have come to record its arrival, and from here on it does not look like a first one.
         arrived = about(message["headers"], held.queue, held.raw, Outcome.RECEIVED, reason="unannounced", worker=worker)
-        transport.acknowledge("", arrived)
+        _told(runtime, None, arrived, lambda: transport.acknowledge("", arrived))
     case = _Case(runtime, replace(held, seen_ms=now_ms), message, worker)
     if started is None:
         return case.release(is_suspect=is_suspect)
@@ -61,6 +63,15 @@ def handed_over_again(headers: dict[str, Any], held: Held, worker: str = "", *, 
     """The event of a message that a dead worker held, and that goes on."""
     said: dict[str, Any] = {"reason": Reason.WORKER_LOST, "worker": worker, "exception": LOST.type, "fingerprint": LOST.fingerprint}
     return about(headers, held.queue, held.raw, Outcome.REDELIVERY_SCHEDULED, delay_ms=delay_ms, **said)
+
+
+def _told(runtime: Runtime, held: Held | None, event: Event | None, transition: Callable[[], Answer]) -> Answer:
+    """The answer to a transition that records this event. Who listens is told, too, but not of what another one has carried out."""
+    told = runtime.telling(held, event)
+    answer = transition()
+    if told is not None and answer is Answer.DONE:
+        told(answer)
+    return answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,13 +110,14 @@ class _Case:
         event = handed_over_again(headers, held, self.worker, delay_ms=delay_ms)
         recorded = None if Envelope.of(headers).is_letter else event  # its life has ended: what its handler does is no step of it
         how |= {"task_id": event.task_id, "event": recorded, "delay_ms": delay_ms}
-        return self.runtime.transport.defer(held.tag, held.list_name, sealed(again), **how)
+        transport, raw = self.runtime.transport, sealed(again)
+        return _told(self.runtime, held, recorded, lambda: transport.defer(held.tag, held.list_name, raw, **how))
 
     def _bury(self, decided: DeadLetter | Discard) -> Answer:
         runtime, held, message = self.runtime, self.held, self.message
         said: dict[str, Any] = {"worker": self.worker, "failed": LOST, "attempt": self._attempt()}
         death = Death.of(runtime, held.queue, held.raw, message, decided, **said)
-        answer = death.transition(runtime.transport, held, now_ms=held.seen_ms)()
+        answer = _told(runtime, held, death.recorded, death.transition(runtime.transport, held, now_ms=held.seen_ms))
         if answer is Answer.DONE and not Envelope.of(message["headers"]).is_letter:  # another recoverer does not tell it again
             tell_failure(runtime.app, message, Reason.WORKER_LOST, LOST.message)
         return answer

@@ -24,7 +24,7 @@ from ..messages.recording import about
 from ..messages.steps import deferred, iso, opened, sealed
 from ..messages.ttl import DELIVERY_DELAY, due_ms, expiry_ms, milliseconds
 from ..policy.destinations import letter_queues
-from ..ports import Capability, Successor
+from ..ports import Capability, Successor, ignore
 from ..transitions.death import bury, bury_at_last, carry_out
 from ..transitions.recovery import handed_over_again, recover
 from ..transitions.redrive import redrive
@@ -210,7 +210,7 @@ class Arrivals:
         reasons = [name for name, holds in (("unannounced", not is_announced), ("redelivered", was_restored)) if holds]
         for reason in reasons:
             event = about(headers, queue, raw, Outcome.RECEIVED, reason=reason, worker=self.runtime.worker)
-            then = partial(self.runtime.heard, event)
+            then = self.runtime.telling(None, event) or ignore
             self.runtime.outbox.carry_out("", partial(self.runtime.transport.acknowledge, "", event), then)
 
     def _defer(self, held: Held, message: Any, known: Envelope, policy: RedeliveryPolicy) -> bool:

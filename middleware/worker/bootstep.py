@@ -214,6 +214,8 @@ class Ingress(bootsteps.StartStopStep):
                 early = delivery.due - time.monotonic()  # gevent counts from when its loop last looked at the clock
                 if early > 0:
                     return timer.call_after(early, on_task_request, (request,))
+                if self.runtime.telemetry is not None:
+                    self.runtime.telemetry.hand_over(request, delivery)
                 hand_over(request, delivery, self.runtime)
             answer = handle(request)
             self._feed()

@@ -318,9 +318,9 @@ class HeldDelivery:
     def _bury(self, request: Any, decided: DeadLetter | Discard, failed: Failed | None) -> None:
         runtime, held, worker, now, attempt = self.runtime, self.held, request.hostname, self.runtime.owner.now_ms(), None
         if decided.reason is not Reason.EXPIRED:
-            attempt = Attempt(at_ms=now, worker=worker, exception="" if failed is None else failed.text)
+            attempt = Attempt(at_ms=now, worker=worker, exception="" if failed is None else failed.text, trace=held.trace or "")
         message = opened(held.raw)
-        said: dict[str, Any] = {"headers": self._headers(request), "envelope": self.envelope, "failed": failed, "attempt": attempt}
+        said: dict[str, Any] = {"headers": self.headers(request), "envelope": self.envelope, "failed": failed, "attempt": attempt}
         said |= self._times(request)
         policy = self.decider.policy_of(self.facts)
         death = Death.of(runtime, held.queue, held.raw, message, decided, policy=policy, worker=worker, **said)
@@ -331,7 +331,8 @@ class HeldDelivery:
     def redeliver(self, request: Any, delay_ms: int, failed: Failed, *, crash: bool = False, requeued: bool = False) -> None:
         """The message is delivered again."""
         held, runtime, now = self.held, self.runtime, self.runtime.owner.now_ms()
-        attempt = Attempt(at_ms=now, worker=str(request.hostname), exception=failed.text, delay_ms=delay_ms)
+        said_of = {"worker": str(request.hostname), "exception": failed.text, "trace": held.trace or ""}
+        attempt = Attempt(at_ms=now, delay_ms=delay_ms, **said_of)
         due_ms, flags = now + delay_ms if delay_ms else None, {"crash": crash, "requeued": requeued}
         again = redelivered(opened(held.raw), held.queue, seen_ms=held.seen_ms, attempt=attempt, due_ms=due_ms, **flags)
         delay_ms = self.deadline.bounded(delay_ms, now)
@@ -342,13 +343,13 @@ class HeldDelivery:
         recorded = None if self.envelope.is_letter else event
         self.settlement.defer(request, held.list_name, sealed(again), event.task_id, recorded, delay_ms=delay_ms, pace=pace)
 
-    def _headers(self, request: Any) -> dict[str, Any]:
+    def headers(self, request: Any) -> dict[str, Any]:
         """The headers of what the books are told of."""
         headers: dict[str, Any] = request.request_dict
         return headers
 
     def _event(self, request: Any, outcome: Outcome, **facts: Any) -> Event:
-        held, headers = self.held, self._headers(request)
+        held, headers = self.held, self.headers(request)
         facts |= self._times(request)
         return about(headers, held.queue, held.raw, outcome, self.envelope, worker=request.hostname, **facts)
 

@@ -203,7 +203,8 @@ class LetterDelivery(HeldDelivery):
         log.warning("letter.handler_failed", task_id=task_id, handler=request.name, attempt=attempt, error=failed.type)
         super().redeliver(request, delay_ms, failed, **how)
 
-    def _headers(self, request: Any) -> dict[str, Any]:  # noqa: ARG002 - the books are told of the letter, not of its handler
+    def headers(self, request: Any) -> dict[str, Any]:  # noqa: ARG002 - as a task's
+        """The letter's: the books are told of it, not of its handler."""
         headers: dict[str, Any] = opened(self.held.raw)["headers"]
         return headers
 
@@ -212,7 +213,7 @@ class LetterDelivery(HeldDelivery):
         return super()._event(request, outcome, **{"attempt": self.envelope.attempt, "delivery": 0, **facts})
 
     def _task_id(self, request: Any) -> str:
-        return recorded_id(self._headers(request).get("id"), self.held.raw)
+        return recorded_id(self.headers(request).get("id"), self.held.raw)
 
 
 def _parked(reason: Reason, detail: str) -> Dying:

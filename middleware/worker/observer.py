@@ -32,6 +32,7 @@ from ..messages.envelope import Envelope, eligible_of, failed_of
 from ..messages.events import Outcome, Reason
 from ..messages.recording import about
 from ..policy import decision
+from ..ports import ignore
 from ..transitions.facts import Decider, DeliveryFacts
 from .held_delivery import unwrapped
 from .own_strategy import strategy_of
@@ -172,7 +173,7 @@ def record(runtime: Runtime, headers: Mapping[str, Any], queue: str, outcome: Ou
     known = {"worker": runtime.worker, "attempt": attempt, "delivery": attempt, **facts}
     event = about(headers, queue, str(headers.get("id")).encode(), outcome, **known)
     transport = runtime.transport
-    runtime.outbox.carry_out("", lambda: transport.acknowledge("", event), lambda answer: runtime.heard(event, answer))
+    runtime.outbox.carry_out("", lambda: transport.acknowledge("", event), runtime.telling(None, event) or ignore)
 
 
 def _attempts(request: Any) -> int:

@@ -22,6 +22,7 @@ from ..messages.ttl import PUBLISHED
 from .held_delivery import HeldDelivery
 from .observer import ObservedDelivery, PlainDelivery
 from .own_strategy import strategy_of
+from .run_time import count_from_due
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -64,7 +65,9 @@ class Egress(Request):
         self.delivery = delivery = kind(self, message, runtime, held, envelope)
         self._request_dict[DELIVERY] = tuple(delivery.facts)
         # What Celery calls a task's own headers: without ours, which must not go along with what the task publishes.
-        self._request_dict["headers"] = {key: value for key, value in message.headers.items() if key not in NO_CUSTOM_HEADERS}
+        shown = {key: value for key, value in message.headers.items() if key not in NO_CUSTOM_HEADERS}
+        count_from_due(shown, message.headers, envelope, runtime.now_ms)
+        self._request_dict["headers"] = shown
         if not self._task.acks_late:
             self._watch_success()
 

@@ -22,12 +22,27 @@ from ..messages.envelope import count
 from ..messages.ttl import PUBLISHED
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from ..messages.envelope import Envelope
     from ..runtime import Runtime
 
-__all__ = ["times_of"]
+#: When Sentry's SDK published the message (seconds): the latency of its receipt counts from then, by the clock of the child.
+SENTRY_PUBLISHED = "sentry-task-enqueued-time"
+
+
+def count_from_due(shown: dict[str, Any], headers: Mapping[str, Any], envelope: Envelope, now_ms: Callable[[], int]) -> None:
+    """Have Sentry count from when the message was due, in the headers that a task is shown; `now_ms` tells the broker's time.
+
+    Of a message that was delivered before, and does not say since when it waits, the latency is not known.
+    """
+    if SENTRY_PUBLISHED not in shown:
+        return
+    due_ms = _due_ms(headers, envelope)
+    if due_ms is not None:
+        shown[SENTRY_PUBLISHED] = time.time() - (now_ms() - due_ms) / 1000
+    elif envelope.generation or envelope.delivery:
+        del shown[SENTRY_PUBLISHED]
 
 
 def times_of(runtime: Runtime, request: Any, headers: Mapping[str, Any], envelope: Envelope) -> dict[str, Any]:

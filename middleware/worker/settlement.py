@@ -85,13 +85,14 @@ class Settlement:
 
     def _answered(self, request: Any, event: Event | None = None) -> Callable[[Answer], None]:
         tag, task_id, runtime = self.tag, request.id, self.runtime
+        told = runtime.telling(self.held, event)
 
         def answered(answer: Answer) -> None:
             if answer is Answer.REFUSED:
                 log.warning("transition.refused", task_id=task_id, tag=tag, why="the message was given to another worker")
             if runtime.holds_messages:  # a thread that outlives its worker's stop ends its message, too
                 runtime.owner.drop(tag)
-            if runtime.listener is not None:
-                runtime.heard(event, answer)
+            if told is not None:
+                told(answer)
 
         return answered

@@ -135,7 +135,7 @@ def _commands(found: click.Command, path: str) -> Iterator[tuple[str, list[str]]
 def _headers() -> dict[str, Any]:
     """The headers' names, and what each step writes into ours."""
     failed = Failed(type="ValueError", message="m", traceback="t", fingerprint="f")
-    attempt = Attempt(at_ms=1, worker="w", exception="ValueError: m", delay_ms=2)
+    attempt = Attempt(at_ms=1, worker="w", exception="ValueError: m", delay_ms=2, trace=f"00-{'a' * 32}-{'b' * 16}-01")
     first = json.loads(json.dumps(MESSAGE))
     again = redelivered(first, "orders", seen_ms=1, attempt=attempt, crash=True, due_ms=3)
     letter = dead(

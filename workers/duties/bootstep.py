@@ -11,6 +11,7 @@ from redelivery.middleware.brokers import kind_of
 
 from ..brokers.broker import broker_of
 from ..brokers.redis.transport import redis_of
+from .depths import Depths
 from .dispatcher import Dispatcher
 from .duty import TIMEOUT
 from .exporter import Exporter
@@ -57,6 +58,7 @@ class Duties(bootsteps.StartStopStep):
             self._duties = duties_of(consumer.app.redelivery)
             for number, duty in enumerate(self._duties):
                 duty.start(number * OFFSET)
+            _tell_depths(consumer.app.redelivery, self._duties)
 
     def stop(self, consumer: Consumer) -> None:
         """The consumer has stopped; tasks may be running, so the lease goes on."""
@@ -66,6 +68,16 @@ class Duties(bootsteps.StartStopStep):
         end_together([duty for duty in self._duties if not isinstance(duty, Lease)], TIMEOUT - LEASE)
         end_together([duty for duty in self._duties if isinstance(duty, Lease)], LEASE)
         self._duties = ()
+
+
+def _tell_depths(runtime: Runtime, duties: Sequence[Duty]) -> None:
+    """Have OpenTelemetry told how much waits where, by the worker that watches the dead letters."""
+    telemetry = runtime.telemetry
+    if telemetry is None:
+        return
+    for watch in duties:
+        if isinstance(watch, LetterWatch):
+            telemetry.watch_depths(Depths(runtime, watch).look)
 
 
 def end_together(duties: Sequence[Duty], seconds: float) -> None:

@@ -71,6 +71,8 @@ class LetterWatch(Duty):
         self._runtime = runtime
         self._token = uuid.uuid4().hex
         self._watched: dict[str, Watched] = {}
+        #: Whether this worker is the one that watches.
+        self.is_watching = False
 
     def leads(self) -> bool:
         """One worker watches, by a lease on the broker; what another one has seen meanwhile is not known here."""
@@ -78,6 +80,7 @@ class LetterWatch(Duty):
         leads = transport.leases.lead(transport.keys.letter_watcher, self._token, LEAD)
         if not leads:
             self._watched.clear()
+        self.is_watching = leads
         return leads
 
     def step(self) -> None:

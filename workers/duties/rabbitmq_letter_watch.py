@@ -28,10 +28,11 @@ class AmqpLetterWatch(LetterWatch):
 
     def leads(self) -> bool:
         """Whether this worker watches; it goes on for as long as its connection does."""
-        if self._watching.goes_on:
-            return True
-        self._watched.clear()
-        return self._watching.begin()
+        if not self._watching.goes_on:
+            self._watched.clear()
+            self.is_watching = False
+            self.is_watching = self._watching.begin()
+        return self.is_watching
 
     def step(self) -> None:
         """Look once at every dead-letter queue. Raises `ConnectionError` where the broker does not answer."""
@@ -49,4 +50,5 @@ class AmqpLetterWatch(LetterWatch):
     def stop(self, seconds: float = TIMEOUT) -> None:
         """End, and let another worker watch."""
         super().stop(seconds)
+        self.is_watching = False
         self._watching.end()

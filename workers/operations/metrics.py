@@ -42,7 +42,7 @@ class Living:
         return sum(now - since < self._lease for _, since in self._seen.values())
 
 
-Kind = Literal["gauge", "counter"]
+Kind = Literal["gauge", "counter", "histogram"]
 
 #: Every metric: its kind, and what it says.
 METRICS: Mapping[str, tuple[Kind, str]] = {
@@ -77,6 +77,7 @@ METRICS: Mapping[str, tuple[Kind, str]] = {
 #: What each worker counts itself (`metrics_listen`).
 WORKER_METRICS: Mapping[str, tuple[Kind, str]] = {
     "redelivery_worker_outcomes_total": ("counter", "Events that this worker has recorded: how deliveries ended, and why."),
+    "redelivery_worker_run_seconds": ("histogram", "For how long the attempts ran that this worker has recorded the end of."),
 }
 
 

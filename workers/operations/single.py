@@ -15,6 +15,7 @@ from ..brokers.broker import broker_of, needed
 from .audit import Act, Acted, acted, record
 from .letters.filter import Filter
 from .letters.redrive import redrive, returned
+from .telling import tell
 
 if TYPE_CHECKING:
     from ..letters import Letter
@@ -32,6 +33,7 @@ def redrive_one(transport: Transitions, name: str, letter: Letter, *, actor: str
         if answer is not Answer.DONE:
             msg = f"the dead letter of task {letter.task_id} has left {name!r} meanwhile: nothing was changed"
             raise InputError(msg)
+        tell(transport, letter, name, move.parts[-1], move.prepared_ns)
         target = move.queue
     else:
         done = redrive(transport, name, Filter(task_ids=frozenset({letter.task_id})), limit=1, edit=edit, actor=actor)

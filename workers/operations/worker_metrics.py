@@ -1,20 +1,22 @@
-"""A worker's own metrics: what became of the messages that it held, counted where it happens, and served for Prometheus.
+"""A worker's own metrics: what became of the messages that it held, and for how long its tasks ran, served for Prometheus.
 
-Counted is each event that the worker has recorded, by queue, task, outcome and reason. A series stays for ever in a Prometheus, so
-their number is bounded: a task that the app does not know is `(unknown)`, and beyond `MAX_SERIES` a new queue or task is `(other)`.
-The counters begin at 0 with the worker, as Prometheus expects. Without the setting `metrics_listen` nothing is counted.
+Counted is each event that the worker has recorded, by queue, task, outcome and reason; measured is the run time that an event
+tells, by queue and task. A series stays for ever in a Prometheus, so their number is bounded (`Series`): a task that the app does
+not know is `(unknown)`, and beyond `MAX_SERIES` a new queue or task is `(other)`; of the histogram beyond `MAX_TIMED`, for each of
+its label sets has a series for each bucket. The counters begin at 0 with the worker, as Prometheus expects. Without the setting
+`metrics_listen` nothing is counted.
 
-Limits: what another process records is not counted here: publications of the pool's children, and what an operator does.
+Limits: what another process records is not counted here: publications of the pool's children, and what an operator does. An attempt
+that was killed has no run time.
 """
 
 from __future__ import annotations
 
-import threading
 from typing import TYPE_CHECKING
 
-from prometheus_client import CollectorRegistry, Counter
+from prometheus_client import CollectorRegistry, Counter, Histogram
 
-from redelivery.display import safe
+from redelivery.middleware.telemetry.series import MAX_SERIES, Series
 
 from .metrics import WORKER_METRICS
 
@@ -23,39 +25,31 @@ if TYPE_CHECKING:
 
     from redelivery.middleware.messages.events import Event
 
-OUTCOMES = "redelivery_worker_outcomes_total"
-#: Label sets of one metric; each is a series in Prometheus.
-MAX_SERIES = 2000
-#: What stands for a name that gets no series of its own.
-UNKNOWN, OTHER = "(unknown)", "(other)"
+OUTCOMES, RUN_TIMES = "redelivery_worker_outcomes_total", "redelivery_worker_run_seconds"
+#: Label sets of the histogram; each is a series for each bucket.
+MAX_TIMED = 200
+#: The buckets, in seconds: from a cache's answer to an hour's report.
+BUCKETS = (0.01, 0.05, 0.1, 0.5, 1, 5, 10, 30, 60, 300, 900, 3600)
 
 
 class WorkerMetrics:
     """The counters of one worker; `tasks` are those of its app."""
 
-    def __init__(self, tasks: Collection[str]) -> None:
+    def __init__(self, tasks: Collection[str], most: int = MAX_SERIES, timed: int = MAX_TIMED) -> None:
         self.registry = CollectorRegistry()
-        self._tasks = tasks
-        self._lock = threading.Lock()
-        self._series: set[tuple[str, str, str, str]] = set()
+        self._ends, self._runs = Series(tasks, most), Series(tasks, timed)
         self._outcomes = Counter(
             OUTCOMES,
             WORKER_METRICS[OUTCOMES][1],
             ["queue", "task", "outcome", "reason"],
             registry=self.registry,
         )
+        self._run_times = Histogram(
+            RUN_TIMES, WORKER_METRICS[RUN_TIMES][1], ["queue", "task"], buckets=BUCKETS, registry=self.registry
+        )
 
     def count(self, event: Event) -> None:
         """The broker has recorded this event."""
-        labels = self._bounded(safe(event.queue), event.task if event.task in self._tasks else UNKNOWN, event.outcome, event.reason)
-        self._outcomes.labels(*labels).inc()
-
-    def _bounded(self, queue: str, task: str, outcome: str, reason: str) -> tuple[str, str, str, str]:
-        labels = (queue, task, outcome, reason)
-        with self._lock:
-            if labels in self._series:
-                return labels
-            if len(self._series) >= MAX_SERIES:
-                return (OTHER, OTHER, outcome, reason)
-            self._series.add(labels)
-        return labels
+        self._outcomes.labels(*self._ends.of(event.queue, event.task, event.outcome, event.reason)).inc()
+        if event.run_ms is not None:
+            self._run_times.labels(*self._runs.of(event.queue, event.task)).observe(event.run_ms / 1000)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,6 +15,8 @@ from tests.support.running import until
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+#: Milliseconds by which two processes may have looked at the clock one after the other, far below the delays.
+SLACK = 100
 pytestmark = pytest.mark.xdist_group("integration_watchers")
 
 
@@ -86,6 +89,21 @@ def test_sentrys_trace_goes_on_through_redeliveries(sentry: Place) -> None:
     until(lambda: len(transactions(sentry, task_id)) == 2, what="both transactions")
     every = transactions(sentry, parent) + transactions(sentry, task_id)
     assert len({each["contexts"]["trace"]["trace_id"] for each in every}) == 1
+
+
+def test_sentrys_receive_latency_counts_from_when_the_attempt_was_due(sentry: Place) -> None:
+    """Not from its first publication: what an attempt is said to have waited does not hold the delays before it."""
+    task_id = str(sentry.app.AsyncResult(sentry.send("applies", "fails", 2)).get(timeout=60))
+    sentry.over(task_id)
+    until(lambda: len(transactions(sentry, task_id)) == 3, what="three transactions")
+    scheduled = [each for each in sentry.events_of(task_id) if each.outcome == "redelivery_scheduled"]
+    for transaction, event in zip(transactions(sentry, task_id)[1:], scheduled, strict=True):
+        [span] = [each for each in transaction["spans"] if "messaging.message.receive.latency" in each["data"]]
+        began = datetime.fromisoformat(span["start_timestamp"]).timestamp()
+        counted_from = began - span["data"]["messaging.message.receive.latency"] / 1000
+        assert event.delay_ms is not None
+        assert event.delay_ms > 200
+        assert counted_from * 1000 >= event.at_ms + event.delay_ms - SLACK
 
 
 def spans(here: Place, task_id: str) -> list[dict[str, Any]]:

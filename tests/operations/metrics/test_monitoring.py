@@ -67,10 +67,11 @@ def rules() -> dict[str, str]:
 def test_the_files_name_metrics_and_labels_that_there_are() -> None:
     """Whatever Prometheus is there: no query names a metric that is not promised, nor a label that none of its metrics has."""
     page = (ROOT / "docs" / "metrics.md").read_text()
-    labels = {
-        name: set(found.split(", ")) - {""}
-        for name, found in re.findall(r"^\| `(redelivery_\w+)` \| \w+ \| ([\w, ]*)\|", page, re.MULTILINE)
-    }
+    labels: dict[str, set[str]] = {}
+    for name, kind, found in re.findall(r"^\| `(redelivery_\w+)` \| (\w+) \| ([\w, ]*)\|", page, re.MULTILINE):
+        has = {each.strip() for each in found.split(",")} - {""}
+        names = {name: has} if kind != "histogram" else {f"{name}_bucket": {*has, "le"}, f"{name}_sum": has, f"{name}_count": has}
+        labels |= names
     queries = expressions() | rules()
     assert len(expressions()) > 15
     assert len(rules()) >= 6

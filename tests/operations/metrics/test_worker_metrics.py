@@ -14,9 +14,10 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from redelivery.middleware.messages.events import Event, Outcome
+from redelivery.middleware.telemetry.series import OTHER, UNKNOWN
 from redelivery.workers.operations import worker_metrics
 from redelivery.workers.operations.collector import page_of
-from redelivery.workers.operations.worker_metrics import OTHER, UNKNOWN, WorkerMetrics
+from redelivery.workers.operations.worker_metrics import WorkerMetrics
 from tests.support.running import Shop, until
 
 if TYPE_CHECKING:
@@ -45,10 +46,9 @@ def event(queue: str = "orders", task: str = "shop.pack", outcome: str = Outcome
 
 
 @pytest.mark.parametrize("more", [-1, 0, 1])
-def test_the_number_of_series_is_bounded(monkeypatch: pytest.MonkeyPatch, more: int) -> None:
+def test_the_number_of_series_is_bounded(more: int) -> None:
     """At N-1, N and N+1 label sets; what is one too many is counted under names that stand for the others."""
-    monkeypatch.setattr(worker_metrics, "MAX_SERIES", 5)
-    found = WorkerMetrics({"shop.pack"})
+    found = WorkerMetrics({"shop.pack"}, most=5)
     for number in range(5 + more):
         found.count(event(queue=f"q{number}"))
     found.count(event(queue="q0"))

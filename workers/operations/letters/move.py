@@ -6,8 +6,9 @@ reason `operator`), so that the books know where it lies and its history says wh
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from redelivery.errors import EnvelopeError, RedriveError
 from redelivery.middleware.messages.envelope import HEADER
@@ -16,6 +17,7 @@ from redelivery.middleware.messages.steps import dead, redriven, sealed
 from redelivery.middleware.transitions.homes import Homes
 
 from ...brokers.broker import broker_of, needed
+from ..telling import tell
 from .running import require_rest
 from .walk import Pace, Walk, Walked
 
@@ -27,8 +29,6 @@ if TYPE_CHECKING:
     from ...letters import Letter
     from ...ports import Transitions
     from .filter import Filter
-
-    _Moved = tuple[bytes, bytes, str, tuple[Event, Event]]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -63,13 +63,19 @@ def move(
     require_rest(transport, target)
     pace = pace or Pace()
     homes, store = Homes(transport, name), pace.letters or needed(broker_of(transport).letters)
+
+    def count(move: _Moved) -> None:
+        if not dry_run:
+            tell(transport, move.letter, name, move.parts[-1][-1], move.prepared_ns)
+
     walk = Walk(
         letters=store,
         transport=transport,
         chosen=chosen,
         result=result,
         prepare=lambda letter: _moved(letter, homes, target, now_ms, actor),
-        carry=lambda moves: store.move_many(name, target, moves),
+        carry=lambda moves: store.move_many(name, target, [move.parts for move in moves]),
+        count=count,
         on_progress=on_progress,
         limit=limit,
         rate=rate,
@@ -79,8 +85,16 @@ def move(
     return result
 
 
+class _Moved(NamedTuple):
+    """A letter on its way, and what the transition takes: as it lies there, as it is to lie, its origin queue, its two events."""
+
+    letter: Letter
+    parts: tuple[bytes, bytes, str, tuple[Event, Event]]
+    prepared_ns: int
+
+
 def _moved(letter: Letter, homes: Homes, target: str, now_ms: int, actor: str | None) -> _Moved:
-    """The letter as it lies there, as it is to lie, its origin queue, its two events. Raises `RedriveError` where it cannot go."""
+    """The letter on its way. Raises `RedriveError` where it cannot go."""
     if not letter.is_message or not letter.death:
         msg = "it is not a dead letter of redelivery's: its bytes were never a message, or somebody else put it here"
         raise RedriveError(msg)
@@ -108,4 +122,4 @@ def _moved(letter: Letter, homes: Homes, target: str, now_ms: int, actor: str | 
     header["attempt"] = letter.envelope.attempt
     opened = letter.event(Outcome.REDRIVEN, home.queue, generation=letter.generation + 1, actor=actor)
     died = replace(opened, outcome=Outcome.DEAD_LETTERED, reason=Reason.OPERATOR)
-    return letter.raw, sealed(again), home.queue, (opened, died)
+    return _Moved(letter, (letter.raw, sealed(again), home.queue, (opened, died)), time.time_ns())

@@ -6,6 +6,7 @@ one script. A crash between the two leaves letters that are in the archive and i
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -13,6 +14,7 @@ from redelivery.display import scrubbed
 from redelivery.middleware.messages.events import Outcome, Reason
 
 from ...brokers.broker import broker_of, needed
+from ..telling import tell
 from .archive import archive
 from .walk import Pace, Walk, Walked
 
@@ -69,6 +71,10 @@ def purge(
             result.files.append(archive(letters, archive_to, name, now_ms=transport.now_ms(), why=Reason.OPERATOR))
         return store.purge_many(name, [(each.raw, purged(each, name, Reason.OPERATOR, actor)) for each in letters])
 
+    def count(letter: Letter) -> None:
+        if not dry_run:
+            tell(transport, letter, name, purged(letter, name, Reason.OPERATOR, actor), time.time_ns())
+
     walk = Walk(
         letters=store,
         transport=transport,
@@ -76,6 +82,7 @@ def purge(
         result=result,
         prepare=lambda letter: letter,
         carry=carry,
+        count=count,
         on_progress=on_progress,
         limit=limit,
         rate=rate,

@@ -15,6 +15,7 @@ Two redrives of one queue at once share its letters.
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -24,6 +25,7 @@ from redelivery.middleware.transitions.homes import Homes, required
 from redelivery.middleware.transitions.redrive import redrive as go_back
 
 from ...brokers.broker import broker_of, needed
+from ..telling import tell
 from .walk import Pace, Walk, Walked
 
 if TYPE_CHECKING:
@@ -58,7 +60,7 @@ class Redrive(Walked):
     died_again: list[dict[str, Any]] = field(default_factory=list)
     stopped: str = ""
 
-    def count(self, move: _Move) -> None:
+    def count(self, move: Moved) -> None:
         """A letter went back."""
         self.chords += move.left_chord
         self.by_queue[move.queue] += 1
@@ -108,11 +110,16 @@ def redrive(
     pace = pace or Pace()
     letters = pace.letters or needed(broker_of(transport).letters)
 
-    def send(moves: list[_Move]) -> Sequence[Answer | Exception]:
+    def send(moves: list[Moved]) -> Sequence[Answer | Exception]:
         return letters.redrive_many(name, [move.parts for move in moves])
 
-    def carry(moves: list[_Move]) -> Sequence[Answer | Exception]:
+    def carry(moves: list[Moved]) -> Sequence[Answer | Exception]:
         return send(moves) if guard is None else guard.carry(moves, [move.parts[-1] for move in moves], send)
+
+    def count(move: Moved) -> None:
+        result.count(move)
+        if not dry_run:
+            tell(transport, move.letter, name, move.parts[-1], move.prepared_ns)
 
     def finish() -> None:
         if guard is not None and not dry_run:
@@ -125,7 +132,7 @@ def redrive(
         result=result,
         prepare=lambda letter: returned(letter, homes, edit, actor),
         carry=carry,
-        count=result.count,
+        count=count,
         on_progress=on_progress,
         finish=finish,
         rate=rate,
@@ -148,16 +155,18 @@ def _fate(event: Event) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Move:
+class Moved:
     """One letter on its way: what the transition takes, where to, as people are told that, and whether it left a chord."""
 
+    letter: Letter
     parts: tuple[bytes, str, bytes, Event]
     queue: str
     target: str
     left_chord: bool
+    prepared_ns: int = field(default_factory=time.time_ns)
 
 
-def returned(letter: Letter, homes: Homes, edit: Edit | None = None, actor: str | None = None) -> _Move:
+def returned(letter: Letter, homes: Homes, edit: Edit | None = None, actor: str | None = None) -> Moved:
     """The letter as it goes back to its origin, where that is a queue of the app.
 
     Raises `RedriveError`, whose message is the reason why it cannot.
@@ -175,4 +184,4 @@ def returned(letter: Letter, homes: Homes, edit: Edit | None = None, actor: str 
     except EnvelopeError as exc:
         raise RedriveError(str(exc)) from exc
     parts = letter.raw, homes.transport.keys.list_name(back.home.queue, back.priority), back.raw, back.event
-    return _Move(parts, back.home.queue, homes.told(back.home), back.left_chord)
+    return Moved(letter, parts, back.home.queue, homes.told(back.home), back.left_chord)

@@ -1,0 +1,170 @@
+"""The figures: what was sent and delivered, how it ended and why, for how long it ran and waited, and how much waits where.
+
+Counters are kept here and read when the SDK collects them: an SDK's own counter takes several microseconds for each task. A run and
+a wait is one measurement each, which the SDK sorts into its buckets. A forked process begins at 0. The number of series is bounded
+(`series`).
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+import weakref
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any, Final
+
+from opentelemetry.metrics import Observation, get_meter
+
+from ..messages.events import Outcome
+from .series import OTHER, Series
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+
+    from celery import Celery
+    from opentelemetry.metrics import CallbackOptions, Histogram
+
+    from ..messages.events import Event
+    from .series import Labels
+
+#: Seconds: the bounds that the conventions ask for.
+BUCKETS: Final = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
+#: The conventions' word for an error that is not named.
+UNNAMED: Final = "_OTHER"
+#: Every depth that is told: its unit, and what it says.
+DEPTHS: Final[Mapping[str, tuple[str, str]]] = {
+    "redelivery.queue.messages": ("{message}", "Messages that wait in a queue."),
+    "redelivery.delayed.messages": ("{message}", "Messages in the delay store, by the queue they go to."),
+    "redelivery.dead_letters": ("{message}", "Dead letters in a dead-letter queue."),
+    "redelivery.held.messages": ("{message}", "Messages that workers hold."),
+    "redelivery.overdue": ("s", "For how long the first message that is due still waits in the delay store."),
+}
+
+
+class Tally:
+    """One counter: how often something was seen under each set of labels."""
+
+    def __init__(self, *names: str) -> None:
+        self._names = names
+        self._lock = threading.Lock()
+        self._counts: dict[Labels, int] = {}
+
+    def count(self, labels: Labels) -> None:
+        """Once more."""
+        with self._lock:
+            self._counts[labels] = self._counts.get(labels, 0) + 1
+
+    def begin_anew(self) -> None:
+        """This process was forked: what was counted is its parent's."""
+        self._lock, self._counts = threading.Lock(), {}
+
+    def observed(self, more: Mapping[str, str]) -> Callable[[CallbackOptions], Iterator[Observation]]:
+        """What an observable counter calls; `more` are attributes of all series. An empty label is left out."""
+
+        def observe(_: CallbackOptions) -> Iterator[Observation]:
+            with self._lock:
+                counts = list(self._counts.items())
+            for labels, count in counts:
+                said = {name: label for name, label in zip(self._names, labels, strict=True) if label}
+                yield Observation(count, {**more, **said})
+
+        return observe
+
+
+class Figures:
+    """The figures of one process of an app. `system` is the broker's kind."""
+
+    def __init__(self, app: Celery, system: str) -> None:
+        self._app, self._meter = app, get_meter("redelivery", version("redelivery"))
+        self._system: Mapping[str, str] = {"messaging.system": system}
+        self._queues = Series({""})
+        queue, task = "messaging.destination.name", "celery.task_name"
+        self._sent, self._delivered = Tally(queue), Tally(queue)
+        self._outcomes = Tally(queue, task, "redelivery.outcome", "redelivery.reason")
+        self._counter("messaging.client.sent.messages", "Messages that were sent to the broker.", self._sent, "publish")
+        self._counter("messaging.client.consumed.messages", "Messages that were handed to the pool.", self._delivered, "receive")
+        self._counter("redelivery.outcomes", "How deliveries ended, and why.", self._outcomes)
+        self._run = self._histogram("messaging.process.duration", "For how long attempts ran.")
+        self._wait = self._histogram("redelivery.wait.duration", "For how long messages waited, from when they were due.")
+        self._attributes: dict[Labels, dict[str, str]] = {}
+        _begin_anew_in_children(self)
+
+    @functools.cached_property
+    def _ends(self) -> Series:
+        return Series(self._app.tasks)  # a producer, which asks for none, need not know its tasks
+
+    @functools.cached_property
+    def _runs(self) -> Series:
+        return Series(self._app.tasks)
+
+    def _counter(self, name: str, description: str, tally: Tally, operation: str = "") -> None:
+        more = {**self._system, "messaging.operation.name": operation} if operation else self._system
+        self._meter.create_observable_counter(name, [tally.observed(more)], "{message}", description)
+
+    def _histogram(self, name: str, description: str) -> Histogram:
+        return self._meter.create_histogram(name, "s", description, explicit_bucket_boundaries_advisory=BUCKETS)
+
+    def begin_anew(self) -> None:
+        """This process was forked."""
+        for tally in (self._sent, self._delivered, self._outcomes):
+            tally.begin_anew()
+
+    def sent(self, queue: str) -> None:
+        """A message was published to this queue."""
+        self._sent.count(self._queues.of(queue, "")[:1])
+
+    def delivered(self, queue: str) -> None:
+        """A message of this queue is handed to the pool."""
+        self._delivered.count(self._queues.of(queue, "")[:1])
+
+    def ended(self, event: Event) -> None:
+        """The broker has recorded this event."""
+        self._outcomes.count(self._ends.of(event.queue, event.task, event.outcome, event.reason))
+        if event.run_ms is None and event.waited_ms is None:
+            return
+        failed = "" if event.outcome == Outcome.SUCCEEDED else event.exception or event.reason
+        labels = self._runs.of(event.queue, event.task, failed)
+        attributes = self._attributes.get(labels)
+        if attributes is None:
+            attributes = self._attributed(labels)
+        if event.run_ms is not None:
+            self._run.record(event.run_ms / 1000, attributes)
+        if event.waited_ms is not None:
+            self._wait.record(event.waited_ms / 1000, attributes)
+
+    def _attributed(self, labels: Labels) -> dict[str, str]:
+        queue, task, failed = labels
+        if queue == OTHER and failed:  # any name may be an exception's
+            failed = UNNAMED
+        said = {"messaging.destination.name": queue, "celery.task_name": task, "messaging.operation.name": "process"}
+        attributes = {**self._system, **said, **({"error.type": failed} if failed else {})}
+        if queue != OTHER:
+            self._attributes[labels] = attributes
+        return attributes
+
+    def watch_depths(self, look: Callable[[], Iterable[tuple[str, float, Mapping[str, str]]]]) -> None:
+        """Tell of depths. The SDK asks `look` for each gauge when it collects; it finds nothing where another process looks."""
+
+        def observe(name: str) -> Callable[[CallbackOptions], Iterator[Observation]]:
+            def observed(_: CallbackOptions) -> Iterator[Observation]:
+                for found, value, labels in look():
+                    if found == name:
+                        yield Observation(value, {**self._system, **labels})
+
+            return observed
+
+        for name, (unit, description) in DEPTHS.items():
+            self._meter.create_observable_gauge(name, [observe(name)], unit, description)
+
+
+def _begin_anew_in_children(figures: Figures) -> None:
+    """A child of a pool does not tell of what its parent has counted."""
+    found: Any = weakref.ref(figures)
+
+    def after_in_child() -> None:
+        alive = found()
+        if alive is not None:
+            alive.begin_anew()
+
+    os.register_at_fork(after_in_child=after_in_child)

@@ -1,0 +1,48 @@
+"""Bounded sets of labels: each is a series, which whoever collects figures keeps for ever."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+from redelivery.display import safe
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+#: Label sets of one metric.
+MAX_SERIES = 2000
+#: What stands for a name that gets no series of its own.
+UNKNOWN, OTHER = "(unknown)", "(other)"
+
+Labels = tuple[str, ...]
+
+
+class Series:
+    """The label sets of one metric: a queue, a task, and what is of few kinds.
+
+    A task that is none of the app's (`tasks`) is `UNKNOWN`, and beyond `most` a new queue or task is `OTHER`.
+    """
+
+    def __init__(self, tasks: Collection[str], most: int = MAX_SERIES) -> None:
+        self._tasks, self._most = tasks, most
+        self._lock = threading.Lock()
+        #: What was asked for → its labels: a task that is unknown is asked for by any name, so this is bounded, too.
+        self._asked: dict[Labels, Labels] = {}
+        self._known: set[Labels] = set()
+
+    def of(self, queue: str, task: str, *kinds: str) -> Labels:
+        """The labels to count under."""
+        asked = (queue, task, *kinds)
+        known = self._asked.get(asked)
+        if known is not None:
+            return known
+        labels = (safe(queue), task if task in self._tasks else UNKNOWN, *kinds)
+        with self._lock:
+            if labels not in self._known:
+                if len(self._known) >= self._most:
+                    return (OTHER, OTHER, *kinds)
+                self._known.add(labels)
+            if len(self._asked) < self._most:
+                self._asked[asked] = labels
+        return labels

@@ -1,0 +1,325 @@
+"""The spans, by OpenTelemetry's conventions for messaging: *publish*, *receive*, *process* and *settle*.
+
+All spans of a message are of the trace that published it. Below the publication stands one *receive* for each delivery: from its
+receipt until it is handed to the pool. Below that stand the *process* of the attempt, in the pool's child, and the *settle* of the
+move that follows: what was recorded, why, and with which delay. The receive and the process of an attempt link to the publication
+and to the attempt before, which the message's history names (`attempts[].trace`). A redrive keeps the history, and so goes on in
+the trace; it is a *settle* itself, with its actor.
+
+What is not sampled when it is published costs a look at one header, and no span. Where `opentelemetry-instrumentation-celery` is
+active in a process, its spans stand in place of *publish* and *process*; they get the attempt's number and links.
+
+What fails here is a line of the log: no message ends differently because nobody could be told.
+
+Limits: an attempt whose process dies has no *process*; its *settle* says why. A message that was published without a trace begins
+one when it is received.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import time
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+from celery import signals
+from celery.exceptions import Ignore, Reject, Retry
+from opentelemetry import trace
+from opentelemetry.trace import Link, SpanKind, Status, StatusCode
+
+from redelivery.errors import EnvelopeError
+
+from ..child.attempt import TRACE
+from ..logs import log
+from ..messages.envelope import Envelope
+from ..messages.steps import opened
+from ..ports import Answer
+from .contexts import below, extracted, injected, is_left_out, last_attempt, read, span_context_of, text_of
+from .figures import Figures
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from opentelemetry.context import Context
+    from opentelemetry.trace import Span, SpanContext
+
+    from ..messages.events import Event
+    from ..ports import Held
+    from ..runtime import Runtime
+    from ..worker.held_delivery import HeldDelivery
+
+#: Who tells: the name and the distribution.
+SCOPE = "redelivery"
+#: The instrumentation that makes spans of publications and runs, where an application has it.
+NEIGHBOUR = "opentelemetry.instrumentation.celery"
+#: How long the end of a pool's child waits for its spans to be taken (milliseconds).
+FLUSH_MS = 2000
+
+
+def has_neighbour() -> bool:
+    """Whether `opentelemetry-instrumentation-celery` is active in this process."""
+    module = sys.modules.get(NEIGHBOUR)
+    return module is not None and bool(module.CeleryInstrumentor().is_instrumented_by_opentelemetry)
+
+
+class Spans:
+    """What one process tells of; `runtime.Telemetry` describes its methods."""
+
+    def __init__(self, runtime: Runtime, system: str) -> None:
+        self._runtime = runtime
+        self._tracer = trace.get_tracer(SCOPE, version(SCOPE))
+        self.figures = Figures(runtime.app, system)
+        self.watch_depths = self.figures.watch_depths
+        self._common: Mapping[str, Any] = {"messaging.system": system, **_server(runtime.app)}
+        signals.worker_process_shutdown.connect(_flush, weak=False, dispatch_uid="redelivery:telemetry")
+
+    # a producer
+
+    def publishing(self, send: Callable[..., Any]) -> Callable[..., Any]:
+        """`app.amqp.send_task_message` within a span, whose context goes along with the message."""
+        amqp = self._runtime.app.amqp
+
+        @functools.wraps(send)
+        def send_task_message(producer: Any, name: str, message: Any, *args: Any, **options: Any) -> Any:
+            queue = _destination(amqp, options)
+            within: AbstractContextManager[Any] = nullcontext()
+            if not has_neighbour():
+                with _unharmed("publish"):
+                    within = self._publication(queue, name, message.headers, options.get("headers"))
+            with within:
+                answer = send(producer, name, message, *args, **options)
+            self.figures.sent(queue)
+            return answer
+
+        return send_task_message
+
+    def _publication(
+        self, queue: str, name: str, headers: dict[str, Any], more: Mapping[str, Any] | None
+    ) -> AbstractContextManager[Any]:
+        given = span_context_of(extracted({**headers, **more})) if more else None
+        attributes = self._said("publish", "send", queue, name, headers.get("id"))
+        kind = SpanKind.PRODUCER if given is None else SpanKind.CLIENT
+        links = () if given is None else (Link(given),)
+        span = self._tracer.start_span(f"publish {queue}", kind=kind, attributes=attributes, links=links)
+        if given is None:  # a context that somebody has put into the message is the message's
+            injected(headers, span)
+        return trace.use_span(span, end_on_exit=True)
+
+    # a worker's main process
+
+    def hand_over(self, request: Any, delivery: HeldDelivery) -> None:
+        """The request is about to go to the pool: its delivery's *receive* is over."""
+        held = delivery.held
+        self.figures.delivered(held.queue)
+        held.trace, request.request_dict[TRACE] = "", None  # whatever the message says itself
+        headers = delivery.headers(request)
+        if not is_left_out(headers):
+            with _unharmed("receive"):
+                self._receive(request, delivery, headers)
+
+    def _receive(self, request: Any, delivery: HeldDelivery, headers: Mapping[str, Any]) -> None:
+        held, envelope, facts, context = delivery.held, delivery.envelope, delivery.facts, extracted(headers)
+        created, before = span_context_of(context), last_attempt(envelope)
+        if created is None and before is not None:
+            context = below(before)
+        received_ns = time.time_ns() - round((time.monotonic() - facts.received) * 1e9)
+        span = self._tracer.start_span(
+            f"receive {held.queue}",
+            context,
+            SpanKind.CLIENT,
+            {**self._said("receive", "receive", held.queue, request.name, request.id), **_counts(facts.attempt, facts.generation)},
+            _links(created, before),
+            received_ns,
+        )
+        injected(request.request_dict, span)
+        if span.is_recording():
+            held.trace = text_of(span.get_span_context())
+            request.request_dict[TRACE] = (held.trace, text_of(created), text_of(before))
+        span.end()
+
+    def settling(self, held: Held | None, event: Event) -> Callable[[Answer], None]:
+        """A message is about to leave: what is to be told of the answer."""
+        span: Span | None = None
+        if held is not None and held.trace != "":
+            with _unharmed("settle"):
+                span = self._settle(held, event)
+
+        def told(answer: Answer) -> None:
+            with _unharmed("settle"):
+                if answer in {Answer.DONE, Answer.ALREADY}:
+                    self.figures.ended(event)
+                if span is not None:
+                    _end(span, answer)
+
+        return told
+
+    def _settle(self, held: Held, event: Event) -> Span | None:
+        if held.trace is not None:
+            received = read(held.trace)
+            return None if received is None else self._settlement(below(received), held.queue, event)
+        try:
+            headers = opened(held.raw)["headers"]
+        except EnvelopeError:
+            return None
+        return self._settled_unhanded(headers, held.queue, event)
+
+    def _settled_unhanded(self, headers: Mapping[str, Any], queue: str, event: Event, began_ns: int | None = None) -> Span | None:
+        """The settle of a message that was not handed to the pool: it hangs below the publication."""
+        if is_left_out(headers):
+            return None
+        context, before = extracted(headers), last_attempt(Envelope.of(headers))
+        created = span_context_of(context)
+        if created is None:
+            if before is None:
+                return None
+            context = below(before)
+        return self._settlement(context, queue, event, _links(created, before), began_ns)
+
+    def _settlement(
+        self, context: Context, queue: str, event: Event, links: tuple[Link, ...] = (), began_ns: int | None = None
+    ) -> Span:
+        attributes = {
+            **self._said("settle", "settle", queue, event.task, event.task_id),
+            **_counts(event.attempt, event.generation),
+            **dict(_outcome(event)),
+        }
+        return self._tracer.start_span(f"settle {queue}", context, SpanKind.CLIENT, attributes, links, began_ns)
+
+    def operated(self, headers: Mapping[str, Any], queue: str, event: Event, began_ns: int) -> None:
+        """Somebody has had a message that lay in this queue moved, and the broker has recorded this event."""
+        with _unharmed("settle"):
+            span = self._settled_unhanded(headers, queue, event, began_ns)
+            if span is not None:
+                span.end()
+
+    # a pool's child
+
+    def around(self, attempted: Callable[..., Any]) -> Callable[..., Any]:
+        """The function that runs an attempt, its first argument, within the attempt's *process*."""
+
+        @functools.wraps(attempted)
+        def traced(attempt: Any, *args: Any, **kwargs: Any) -> Any:
+            known = attempt.task.request.get(TRACE)
+            if known is None:
+                return attempted(attempt, *args, **kwargs)
+            span: Span = trace.INVALID_SPAN
+            is_ours = False
+            with _unharmed("process"):
+                span, is_ours = self._process(attempt, *known)
+            with trace.use_span(span, end_on_exit=is_ours, record_exception=False, set_status_on_exception=False):
+                try:
+                    return attempted(attempt, *args, **kwargs)
+                except BaseException as exc:
+                    self._fail(span, exc, is_ours=is_ours)
+                    raise
+
+        return traced
+
+    def _process(self, attempt: Any, received: str, created: str, before: str) -> tuple[Span, bool]:
+        """The span of the attempt that begins, and whether it is one of ours, to be ended here."""
+        facts, task = attempt.facts, attempt.task
+        current, links = trace.get_current_span(), _links(read(created), read(before))
+        counts = _counts(facts.attempt, facts.generation)
+        if has_neighbour() and current.is_recording():
+            current.set_attributes(counts)
+            for link in links:
+                current.add_link(link.context)
+            return current, False
+        attributes = {**self._said("process", "process", facts.queue, task.name, task.request.id), **counts}
+        context, parent = extracted(vars(task.request)), read(received)
+        if parent is not None:  # what the process's propagators have not written
+            context = trace.set_span_in_context(trace.NonRecordingSpan(parent), context)
+        return self._tracer.start_span(f"process {facts.queue}", context, SpanKind.CONSUMER, attributes, links), True
+
+    def _fail(self, span: Span, exc: BaseException, *, is_ours: bool) -> None:
+        """An attempt has failed, whatever follows; `Reject`, `Ignore` and a `Retry` of Celery's own are no failures."""
+        failed = getattr(exc, "failed", None)
+        if isinstance(exc, (Reject, Ignore)) or (isinstance(exc, Retry) and failed is None):
+            return
+        cause = exc if failed is None else exc.__cause__
+        span.set_attribute("error.type", _type_of(exc) if failed is None else failed.type)
+        if not is_ours:
+            return
+        settings = self._runtime.settings
+        if cause is None or settings.redact or not settings.store_failure_texts:
+            span.set_status(Status(StatusCode.ERROR))
+            return
+        span.record_exception(cause)
+        span.set_status(Status(StatusCode.ERROR, str(cause)))
+
+    def _said(self, operation: str, kind: str, queue: str, task: Any, task_id: Any) -> dict[str, Any]:
+        """The attributes that the conventions ask for."""
+        return {
+            **self._common,
+            "messaging.operation.name": operation,
+            "messaging.operation.type": kind,
+            "messaging.destination.name": queue,
+            "messaging.message.id": str(task_id),
+            "celery.task_name": str(task),
+        }
+
+
+def _end(span: Span, answer: Answer) -> None:
+    """The broker has answered; a move that it refused is an error."""
+    if answer in {Answer.REFUSED, Answer.MISSING}:
+        span.set_attribute("error.type", str(answer))
+        span.set_status(Status(StatusCode.ERROR))
+    span.end()
+
+
+@contextmanager
+def _unharmed(step: str) -> Iterator[None]:
+    """Whatever OpenTelemetry's SDK, a sampler or a stranger's header does here, the message goes on."""
+    try:
+        yield
+    except Exception:  # noqa: BLE001 - see above
+        log.exception("telemetry.failed", step=step)
+
+
+def _counts(attempt: int, generation: int) -> dict[str, int]:
+    return {"redelivery.attempt": attempt, "redelivery.generation": generation}
+
+
+def _links(created: SpanContext | None, before: SpanContext | None) -> tuple[Link, ...]:
+    return tuple(Link(each) for each in (created, before) if each is not None)
+
+
+def _outcome(event: Event) -> Iterator[tuple[str, Any]]:
+    """What an event says of the move."""
+    yield "redelivery.outcome", str(event.outcome)
+    for name in ("reason", "delay_ms", "due_ms", "exception", "fingerprint", "actor", "release", "run_ms", "waited_ms"):
+        value = getattr(event, name)
+        if value is not None and value != "":
+            yield f"redelivery.{name}", value if isinstance(value, int) else str(value)
+
+
+def _destination(amqp: Any, options: Mapping[str, Any]) -> str:
+    """Where a publication goes: its queue, or exchange and routing key where those are what is said."""
+    queue = options.get("queue")
+    if queue is None and options.get("exchange") is not None:
+        exchange = options["exchange"]
+        name, key = getattr(exchange, "name", exchange), options.get("routing_key") or ""
+        return f"{name}:{key}" if name else str(key)
+    return str(amqp.default_queue.name if queue is None else getattr(queue, "name", queue))
+
+
+def _server(app: Any) -> dict[str, Any]:
+    """Where the broker is, as far as its address names one host; no user and no password."""
+    connection = app.connection_for_write()
+    host, port = connection.hostname, connection.port
+    if not isinstance(host, str) or not host or "/" in host or "@" in host:
+        return {}
+    return {"server.address": host, **({"server.port": int(port)} if port else {})}
+
+
+def _type_of(exc: BaseException) -> str:
+    return f"{type(exc).__module__}.{type(exc).__qualname__}".removeprefix("builtins.")
+
+
+def _flush(**_: Any) -> None:
+    """A pool's child ends without the handlers that an SDK has registered for the end of a process."""
+    flush = getattr(trace.get_tracer_provider(), "force_flush", None)
+    if flush is not None:
+        flush(FLUSH_MS)

@@ -1,0 +1,109 @@
+"""The figures: they are what the outcome log says, of every process once, bounded in number; depths are told by one worker."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from opentelemetry.metrics import CallbackOptions
+
+from redelivery.middleware.telemetry.figures import DEPTHS, Tally
+from redelivery.middleware.telemetry.series import OTHER, UNKNOWN, Series
+from tests.support.lanes import FULL
+from tests.support.running import until
+from tests.telemetry.traced import SETTINGS, Traced, traced
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.mark.parametrize("more", [-1, 0, 1])
+def test_the_number_of_series_is_bounded(more: int) -> None:
+    """At N-1, N and N+1 label sets; what is one too many has the names that stand for the others, however often it is asked for."""
+    series = Series({"shop.pack"}, most=5)
+    for number in range(5 + more):
+        series.of(f"q{number}", "shop.pack", "succeeded")
+    assert series.of("q0", "shop.pack", "succeeded") == ("q0", "shop.pack", "succeeded")
+    last = f"q{4 + more}"
+    for _ in range(2):
+        found = series.of(last, "shop.pack", "succeeded")
+        assert found == ((OTHER, OTHER, "succeeded") if more > 0 else (last, "shop.pack", "succeeded"))
+
+
+def test_names_of_strangers_make_no_series() -> None:
+    """Whatever a message calls its task, and however many of them there are."""
+    series = Series({"shop.pack"}, most=5)
+    assert {series.of("q\x1b[2J", f"task-{number}") for number in range(50)} == {("q\\x1b[2J", UNKNOWN)}
+    assert series.of("q", "shop.pack") == ("q", "shop.pack")
+
+
+def test_a_child_does_not_tell_what_its_parent_has_counted() -> None:
+    """It begins at 0."""
+    tally = Tally("queue", "reason")
+    tally.count(("orders", ""))
+    tally.count(("orders", ""))
+    observe = tally.observed({"messaging.system": "redis"})
+    [seen] = observe(CallbackOptions())
+    assert (seen.value, seen.attributes) == (2, {"messaging.system": "redis", "queue": "orders"})
+    tally.begin_anew()
+    assert list(observe(CallbackOptions())) == []
+
+
+def _ended(shop: Traced) -> Counter[tuple[Any, ...]]:
+    return Counter(
+        (each.queue, each.task, str(each.outcome), str(each.reason) or None) for each in shop.events if each.outcome != "published"
+    )
+
+
+@pytest.mark.parametrize("broker", ["redis", pytest.param("rabbitmq", marks=FULL)])
+def test_figures_are_what_the_outcome_log_says(request: pytest.FixtureRequest, folder: Path, broker: str) -> None:
+    """Publications, deliveries, ends by reason, run times and waits: of several processes, each of them once."""
+    server = request.getfixturevalue("server" if broker == "redis" else "rabbit")
+    with traced(
+        server, folder, settings={**SETTINGS, "queues": {"#": {"redelivery_delay": 0.1, "max_delivery_attempts": 2}}}
+    ) as shop:
+        shop.start()
+        ended = {shop.publish("tests.support.shop.ok"): "succeeded", shop.publish("tests.support.shop.fails"): "dead_lettered"}
+        ended |= {shop.publish("tests.support.shop.kills"): "dead_lettered", shop.publish("asks_again", 1): "succeeded"}
+        for task_id, outcome in ended.items():
+            shop.ended(task_id, outcome)
+        names = ("messaging.destination.name", "celery.task_name", "redelivery.outcome", "redelivery.reason")
+        seen = shop.collector.series
+        recorded = _ended(shop)
+        # What `self.retry` has published anew is recorded by that publication, in the child, which is no end that a worker records.
+        anew = [key for key in recorded if key[1].endswith("asks_again") and key[2] == "redelivery_scheduled"]
+        expected = recorded - Counter(anew)
+        until(
+            lambda: seen("redelivery.outcomes", *names) == expected, 30, f"{seen('redelivery.outcomes', *names)} to be {expected}"
+        )
+        attempts = 1 + 2 + 2 + 2
+        assert sum(seen("messaging.client.consumed.messages").values()) == attempts
+        assert seen("messaging.client.sent.messages", "messaging.destination.name")["celery",] == 5
+        timed = [each for each in shop.events if each.run_ms is not None]
+        by_error = seen("messaging.process.duration", "error.type")
+        assert sum(by_error.values()) == len(timed)
+        assert by_error["RuntimeError",] == 2
+        waited = [each for each in shop.events if each.waited_ms is not None]
+        assert sum(seen("redelivery.wait.duration").values()) == len(waited) > 0
+
+
+@pytest.mark.parametrize("broker", ["redis", pytest.param("rabbitmq", marks=FULL)])
+def test_depths_are_told_by_one_worker(request: pytest.FixtureRequest, folder: Path, broker: str) -> None:
+    """Two workers are there; what waits, is delayed and is dead is told once."""
+    server = request.getfixturevalue("server" if broker == "redis" else "rabbit")
+    settings = {**SETTINGS, "queues": {"#": {"max_delivery_attempts": 1}}}
+    with traced(server, folder, settings=settings) as shop:
+        shop.start()
+        shop.start()
+        shop.ended(shop.publish("tests.support.shop.fails"), "dead_lettered")
+        shop.publish("tests.support.shop.ok", countdown=3600)
+        place = "messaging.destination.name"
+        seen = shop.collector.series
+        until(lambda: seen("redelivery.dead_letters", place)["DLQ.celery",] == 1, 60, "the dead letter to be told")
+        until(lambda: sum(seen("redelivery.delayed.messages").values()) == 1, 60, "the delayed message to be told")
+        told = {(name, pid) for name, pid, _ in list(shop.collector.figures) if name in DEPTHS}
+        assert len({pid for _, pid in told}) == 1
+        until(
+            lambda: ("redelivery.queue.messages", next(iter(told))[1]) in {(name, pid) for name, pid, _ in shop.collector.figures}
+        )

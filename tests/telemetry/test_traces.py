@@ -1,0 +1,236 @@
+"""One trace over every attempt of a task, its death, its redrive and its success: told by real SDKs, and asserted as a tree."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from redelivery.middleware.telemetry.spans import SCOPE
+from tests.support.collector import Told, tree
+from tests.support.lanes import FULL
+from tests.support.running import until
+from tests.telemetry.traced import SETTINGS, Traced, shown, traced
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+#: The life of one message, as its spans stand below each other; `P` and `R` are the names of its publication and of its runs.
+LIVES = """\
+{P}
+  receive celery #1 of life 0
+    {R} #1 of life 0 (RuntimeError)
+    settle celery redelivery_scheduled
+  receive celery #2 of life 0
+    {R} #2 of life 0 (RuntimeError)
+    settle celery redelivery_scheduled
+  receive celery #3 of life 0
+    {R} #3 of life 0 (RuntimeError)
+    settle celery redelivery_scheduled
+  receive celery #4 of life 0
+    {R} #4 of life 0 (RuntimeError)
+    settle celery dead_lettered exhausted
+  settle DLQ.celery redriven {actor}
+  receive celery #1 of life 1
+    {R} #1 of life 1
+    settle celery succeeded"""
+
+
+def _broker(request: pytest.FixtureRequest, name: str) -> Any:
+    return request.getfixturevalue("server" if name == "redis" else "rabbit")
+
+
+def _links(spans: list[Told]) -> None:
+    """Each attempt, its receive and its run, links to the publication and to the attempt before, be it one of the life before."""
+    published = spans[0]
+    received = [each for each in spans if each["messaging.operation.name"] == "receive"]
+    runs = [each for each in spans if each.kind == "CONSUMER"]
+    assert len(received) == len(runs) == 5
+    for number, (receive, run) in enumerate(zip(received, runs, strict=True)):
+        before = [received[number - 1].span_id] if number else []
+        assert list(receive.links) == list(run.links) == [published.span_id, *before]
+        assert run.parent_id == receive.span_id
+    [redrive] = [each for each in spans if each["redelivery.outcome"] == "redriven"]
+    assert list(redrive.links) == [published.span_id, received[3].span_id]
+
+
+@pytest.mark.parametrize(
+    ("broker", "neighbour"),
+    [
+        ("redis", False),
+        ("redis", True),
+        pytest.param("rabbitmq", False, marks=FULL),
+        ("rabbitmq", True),
+    ],
+)
+def test_one_trace_has_four_attempts_a_death_a_redrive_and_a_success(
+    request: pytest.FixtureRequest, folder: Path, broker: str, neighbour: bool
+) -> None:
+    """Each step once, whoever tells of it: beside `opentelemetry-instrumentation-celery` its spans stand for the runs."""
+    with traced(_broker(request, broker), folder, neighbour=neighbour) as shop:
+        shop.start()
+        task_id = shop.publish("recovers")
+        shop.ended(task_id, "dead_lettered")
+        (folder / "mended").touch()
+        shop.does("-m", "redelivery", "-A", shop.module, "dlq", "redrive", "DLQ.celery", "--id", task_id, "--yes")
+        shop.ended(task_id, "succeeded")
+        spans = shop.told(task_id, 17)
+        names = {"P": "publish celery", "R": "process celery"}
+        if neighbour:
+            names = {"P": f"apply_async/{shop.module}.recovers", "R": f"run/{shop.module}.recovers"}
+        redriven = shop.ended(task_id, "redriven")
+        assert redriven.actor
+        assert tree(spans, shown) == LIVES.format(**names, actor=redriven.actor)
+        assert len({each.trace_id for each in spans}) == 1
+        _links(spans)
+        _says_what_the_books_say(shop, task_id, spans, broker)
+        _follows_the_conventions(spans, broker)
+        child = [each for each in shop.collector.spans if each["celery.task_name"] == "tests.support.shop.ok"]
+        [last] = [each for each in spans if each.kind == "CONSUMER"][-1:]
+        assert {each.trace_id for each in child} == {last.trace_id}
+        assert last.span_id in {each.parent_id for each in child}  # what a task publishes hangs below its run
+
+
+def _says_what_the_books_say(shop: Traced, task_id: str, spans: list[Told], broker: str) -> None:
+    """Each move has the delay, the reason, the actor and the times of its event."""
+    settled = [each for each in spans if each["messaging.operation.name"] == "settle"]
+    events = [each for each in shop.events_of(task_id) if each.outcome not in {"published", "received"}]
+    assert [each["redelivery.outcome"] for each in settled] == [str(each.outcome) for each in events]
+    for span, event in zip(settled, events, strict=True):
+        for name in ("delay_ms", "run_ms", "waited_ms", "actor", "reason", "exception", "fingerprint"):
+            said = getattr(event, name)
+            assert span[f"redelivery.{name}"] == (said if said != "" else None), (name, event)
+    delays = [each["redelivery.delay_ms"] for each in settled if each["redelivery.outcome"] == "redelivery_scheduled"]
+    assert len(delays) == 3
+    assert all(0 < each <= (125 if broker == "redis" else 1000) for each in delays)
+
+
+def _follows_the_conventions(spans: list[Told], broker: str) -> None:
+    """Kinds, names and attributes, as the conventions for messaging have them; a failed attempt is an error, a move is none."""
+    kinds = {"publish": "PRODUCER", "receive": "CLIENT", "process": "CONSUMER", "settle": "CLIENT"}
+    types = {"publish": "send", "receive": "receive", "process": "process", "settle": "settle"}
+    for each in spans:
+        operation = each["messaging.operation.name"]
+        if operation is None:  # the neighbour's
+            continue
+        assert each.name == f"{operation} {each['messaging.destination.name']}"
+        assert each.kind == kinds[operation]
+        assert each["messaging.operation.type"] == types[operation]
+        assert each["messaging.system"] == broker
+        assert each.start <= each.end
+        assert each.status == ("ERROR" if each["error.type"] else "UNSET")
+        assert each.events == (("exception",) if each["error.type"] else ())
+    assert sum(each["messaging.operation.name"] is None for each in spans) in {0, 6}
+
+
+def test_an_attempt_whose_process_dies_has_a_move_that_says_why(server: Any, folder: Path) -> None:
+    """Its run is told by nobody; what followed is, and the next attempt links to it."""
+    settings = {**SETTINGS, "queues": {"#": {"redelivery_delay": 0.1, "max_delivery_attempts": 3}}}
+    with traced(server, folder, settings=settings) as shop:
+        shop.start()
+        task_id = shop.publish("tests.support.shop.kills", 1)
+        shop.ended(task_id, "succeeded")
+        spans = shop.told(task_id, 6)
+        assert tree(spans, shown) == (
+            "publish celery\n"
+            "  receive celery #1 of life 0\n"
+            "    settle celery redelivery_scheduled worker_lost\n"
+            "  receive celery #2 of life 0\n"
+            "    process celery #2 of life 0\n"
+            "    settle celery succeeded"
+        )
+        received = [each for each in spans if each.name.startswith("receive")]
+        assert list(received[1].links) == [spans[0].span_id, received[0].span_id]
+
+
+@FULL
+@pytest.mark.parametrize("pool", ["threads", "solo"])
+def test_pools_that_share_the_workers_process_tell_the_same(server: Any, folder: Path, pool: str) -> None:
+    """One publication, and below it each attempt with its run and its move."""
+    with traced(server, folder) as shop:
+        shop.start(pool=pool)
+        task_id = shop.publish("tests.support.shop.fails", 1)
+        shop.ended(task_id, "succeeded")
+        assert tree(shop.told(task_id, 7), shown).splitlines()[1:] == [
+            "  receive celery #1 of life 0",
+            "    process celery #1 of life 0 (RuntimeError)",
+            "    settle celery redelivery_scheduled",
+            "  receive celery #2 of life 0",
+            "    process celery #2 of life 0",
+            "    settle celery succeeded",
+        ]
+
+
+@pytest.mark.parametrize("neighbour", [False, pytest.param(True, marks=FULL)])
+def test_what_a_task_publishes_anew_goes_on_in_its_trace(server: Any, folder: Path, neighbour: bool) -> None:
+    """`self.retry` with other arguments: the message is another one, its life is one, and so is its trace."""
+    with traced(server, folder, neighbour=neighbour) as shop:
+        shop.start()
+        task_id = shop.publish("asks_again", 1)
+        shop.ended(task_id, "succeeded")
+        spans = shop.told(task_id, 7)
+        assert len({each.trace_id for each in spans}) == 1
+        received = [each for each in spans if each.name.startswith("receive")]
+        assert [each["redelivery.attempt"] for each in received] == [1, 2]
+        assert received[1].links[-1] == received[0].span_id
+        published = [each for each in spans if each.kind in {"PRODUCER", "CLIENT"} and each.name.startswith(("publish", "apply"))]
+        assert len(published) == 2
+        [first] = [each for each in spans if each.kind == "CONSUMER"][:1]
+        assert published[1].parent_id == first.span_id
+
+
+def test_a_message_without_a_trace_begins_one_that_its_next_attempts_go_on_in(server: Any, folder: Path) -> None:
+    """A producer that tells nobody published it; the second attempt hangs below the first."""
+    with traced(server, folder) as shop:
+        shop.settings = {**SETTINGS, "opentelemetry": False}
+        task_id = shop.send("recovers")
+        shop.settings = SETTINGS
+        shop.start()
+        shop.ended(task_id, "dead_lettered")
+        spans = shop.told(task_id, 12)
+        assert len({each.trace_id for each in spans}) == 1
+        received = [each for each in spans if each.name.startswith("receive")]
+        assert [each.parent_id for each in received] == ["", *(each.span_id for each in received[:-1])]
+
+
+def test_texts_of_exceptions_are_not_told_where_they_are_not_stored(server: Any, folder: Path) -> None:
+    """With `store_failure_texts = false` a failed run has its type alone."""
+    settings = {**SETTINGS, "store_failure_texts": False, "queues": {"#": {"max_delivery_attempts": 1}}}
+    with traced(server, folder, settings=settings) as shop:
+        shop.start()
+        task_id = shop.publish("recovers")
+        shop.ended(task_id, "dead_lettered")
+        spans = shop.told(task_id, 4)
+        [run] = [each for each in spans if each.kind == "CONSUMER"]
+        assert (run.status, run.description, run.events, run["error.type"]) == ("ERROR", "", (), "RuntimeError")
+        assert "4711" not in str(shop.collector.spans)
+
+
+def test_what_is_not_sampled_is_told_by_figures_alone(server: Any, folder: Path) -> None:
+    """Its publication decides for all its attempts: there is no span of it, and nothing in its history."""
+    with traced(server, folder, variables={"OTEL_TRACES_SAMPLER": "parentbased_always_off"}) as shop:
+        shop.start()
+        task_id = shop.publish("recovers")
+        shop.ended(task_id, "dead_lettered")
+        until(lambda: shop.collector.series("redelivery.outcomes", "redelivery.outcome")["dead_lettered",] == 1, 30, "the figures")
+        [letter] = shop.letters()
+        assert not any("trace" in each for each in letter["headers"]["redelivery"]["attempts"])
+        assert not int(letter["headers"]["traceparent"][-2:], 16) & 1
+        shop.workers[0].stop()
+        assert shop.collector.spans == []
+
+
+@pytest.mark.parametrize("neighbour", [False, pytest.param(True, marks=FULL)])
+def test_without_the_setting_nothing_is_told_and_messages_are_as_they_were(server: Any, folder: Path, neighbour: bool) -> None:
+    """The SDK is there, and so may the neighbour be, which is told of as before."""
+    with traced(server, folder, neighbour=neighbour, settings={**SETTINGS, "opentelemetry": False}) as shop:
+        shop.start()
+        task_id = shop.publish("shows")
+        shop.ended(task_id, "succeeded")
+        [shows] = shop.runs(task_id)
+        assert shows["redelivery_trace"] is None
+        assert shows["span"] is neighbour
+        assert (shows["traceparent"] is not None) is neighbour
+        shop.workers[0].stop()
+        assert shop.collector.scopes[SCOPE] == 0
+        assert not shop.collector.series("redelivery.outcomes")

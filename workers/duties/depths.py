@@ -1,0 +1,74 @@
+"""The depths that OpenTelemetry is told of: how much waits where, in one worker of the fleet.
+
+It is the worker that watches the dead letters (`letter_watch`): else each would tell of the same queues, and their sum would be
+wrong. The SDK asks when it collects. All its questions of one collection are answered by one look at the broker; a broker that does
+not answer is a line of the log, and no depth.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING, Final
+
+from redelivery.middleware.brokers.errors import BROKER_ERRORS
+from redelivery.middleware.logs import log
+
+from ..operations.metrics import measured
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from redelivery.middleware.runtime import Runtime
+
+    from .letter_watch import LetterWatch
+
+#: The gauge of Prometheus, and the name that OpenTelemetry has for it.
+TOLD: Final = {
+    "redelivery_queue_messages": "redelivery.queue.messages",
+    "redelivery_delayed_messages": "redelivery.delayed.messages",
+    "redelivery_dead_letters": "redelivery.dead_letters",
+    "redelivery_held_messages": "redelivery.held.messages",
+    "redelivery_overdue_seconds": "redelivery.overdue",
+}
+#: For how long a look answers (seconds).
+FRESH = 5.0
+
+Depth = tuple[str, float, "Mapping[str, str]"]
+
+
+class Depths:
+    """What the queues hold, where this worker watches."""
+
+    def __init__(self, runtime: Runtime, watch: LetterWatch) -> None:
+        self._runtime, self._watch = runtime, watch
+        self._lock = threading.Lock()
+        self._found: list[Depth] = []
+        self._until = 0.0
+
+    def look(self) -> list[Depth]:
+        """Each depth: its name, value and attributes."""
+        if not self._watch.is_watching:
+            return []
+        with self._lock:
+            if time.monotonic() >= self._until:
+                self._found = self._looked()
+                self._until = time.monotonic() + FRESH
+            return self._found
+
+    def _looked(self) -> list[Depth]:
+        try:
+            families = measured(self._runtime)
+        except BROKER_ERRORS as exc:
+            log.warning("depths.not_seen", error=str(exc))
+            return []
+        samples = [(TOLD[family.name], sample) for family in families if family.name in TOLD for sample in family.samples]
+        return [(name, sample.value, _attributes(sample.labels)) for name, sample in samples]
+
+
+def _attributes(labels: Mapping[str, str]) -> dict[str, str]:
+    """A dead letter lies in its DLQ, and has an origin; everything else lies in its queue."""
+    place, queue = labels.get("dead_letter_queue"), labels.get("queue")
+    if place is not None:
+        return {"messaging.destination.name": place, "redelivery.queue": queue or ""}
+    return {} if queue is None else {"messaging.destination.name": queue}
