@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from ....messages.countdown import from_now, with_gaps
 from ....messages.ttl import PUBLISHED, is_dated
-from ..scripts import Script, encoded
+from ..scripts import Script, encoded, text_of
 
 if TYPE_CHECKING:
     from redis import Redis
@@ -95,10 +95,10 @@ class Gathering:
         forms = [value for form in self._forms for value in form]
         names = [self._keys.outcomes, self._keys.published(token), *map(self._keys.list, self._names)]
         args = [number, REMEMBERED, len(self._forms), len(rules), *forms, *rules, *self._messages]
-        answer = _PUBLISH_BATCH(client, names, args)
+        answer = text_of(_PUBLISH_BATCH(client, names, args))
         _STAMPS.give_back(batch.stamp)
         batch.stamp = None
-        return bool(answer != b"full")
+        return answer != "full"
 
     def _rule(self, queue: str, most: int | None, expires: Any) -> str:
         lists = " ".join(str(self._place(name)) for name in self._keys.list_names(queue))
