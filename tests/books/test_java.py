@@ -72,3 +72,21 @@ def test_a_machine_that_does_not_know_its_own_name_is_told_what_to_write() -> No
     """A bare userland may have no /etc/hosts; what the resolver says names nothing."""
     told = explain(socket.gaierror(-2, "Name or service not known"))
     assert told.endswith("add the line `127.0.0.1 localhost` to /etc/hosts")
+
+
+@pytest.mark.parametrize(("version", "is_used"), [("21.0.2", True), ("17", True), ("1.8.0_412", False), ("11.0.22", False)])
+def test_a_java_home_tells_its_version_in_a_file(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, version: str, *, is_used: bool
+) -> None:
+    """Then no Java is started to be asked; a home without a machine is asked all the same."""
+    home = tmp_path / "told"
+    (home / "bin").mkdir(parents=True)
+    (home / "bin" / "java").write_text("#!/bin/sh\nexit 1\n")
+    (home / "bin" / "java").chmod(0o700)
+    (home / "release").write_text(f'IMPLEMENTOR="somebody"\nJAVA_VERSION="{version}"\n')
+    monkeypatch.setenv("JAVA_HOME", str(home))
+    assert ensure_java() != home
+    (home / "lib" / "server").mkdir(parents=True)
+    (home / "lib" / "server" / "libjvm.so").touch()
+    monkeypatch.setenv("JAVA_HOME", str(home))
+    assert (ensure_java() == home) is is_used

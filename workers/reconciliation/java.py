@@ -36,6 +36,7 @@ OLDEST = 17
 _TIMEOUT = 30.0
 _INCUBATING = "--add-modules=jdk.incubator.vector"
 _VERSION = re.compile(r'version "(\d+)')
+_RELEASE = re.compile(r'^JAVA_VERSION="(\d+)', re.MULTILINE)
 
 
 def ensure_java(*, embedded: bool = False) -> Path:
@@ -63,12 +64,26 @@ def _of_the_machine() -> Path | None:
 
 
 def _is_suitable(program: Path) -> bool:
+    noted = _noted_version(program)
+    if noted is not None:
+        return noted >= OLDEST
     try:
         told = subprocess.run([program, "-version"], capture_output=True, text=True, timeout=_TIMEOUT, check=False)  # noqa: S603 - a Java that the user has installed
     except (OSError, subprocess.TimeoutExpired):
         return False
     version = _VERSION.search(told.stderr)
     return told.returncode == 0 and version is not None and int(version[1]) >= OLDEST
+
+
+def _noted_version(program: Path) -> int | None:
+    """The version that the file `release` of a Java home names: so no Java need be started. None where it names none."""
+    home = program.resolve().parents[1]
+    try:
+        found = _RELEASE.search((home / "release").read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError):
+        return None
+    has_machine = (home / "lib" / "server" / "libjvm.so").exists() and os.access(program, os.X_OK)
+    return int(found[1]) if found is not None and has_machine else None
 
 
 def _embedded() -> Path:
