@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.support.desk import LETTERS, Desk, body_of, copies, task_message
+from tests.support.running import until
 
 if TYPE_CHECKING:
-    from tests.support.web_page import WebPage
+    from tests.support.web_page import Answer, WebPage
 
 
 def test_overview_says_how_it_is(page: WebPage, desk: Desk) -> None:
@@ -31,9 +32,7 @@ def test_causes_lead_to_their_letters_and_a_letter_to_all_of_it(page: WebPage, d
     operator = page.operator()
     causes = operator.get("/causes")
     assert "2 causes of 4 dead letters" in causes.read
-    [one, two] = [each for each in causes.links("/letters?") if "fingerprint" in each and each.endswith(("f-one", "f-two"))][::2][
-        :2
-    ]
+    one, two = (next(each for each in causes.links("/letters?") if f"fingerprint={name}" in each) for name in ("f-one", "f-two"))
     assert operator.get(one).text.count("/letter?queue") == 3
     listed = operator.get(two)
     assert "1 shown" in listed.read
@@ -41,6 +40,25 @@ def test_causes_lead_to_their_letters_and_a_letter_to_all_of_it(page: WebPage, d
     letter = operator.get(href)
     for said in (task_id, "Late : too late", "exhausted", "w@desk", '"blue"', "origin orders", "Traceback"):
         assert said in letter.read, said
+
+
+def test_a_cause_leads_to_its_letters_though_many_others_died_later(page: WebPage, desk: Desk) -> None:
+    """Its link names the place of its newest letter; a letter that dies meanwhile moves it not."""
+    desk.die(task_message("task-of-old"), fingerprint="f-old")
+    raw = desk.client.lpop(LETTERS)
+    copies(desk, 3000)
+    desk.client.rpush(LETTERS, raw)  # the oldest of all
+    operator = page.operator()
+    causes = until(lambda: _if_in("2 causes of 3,001", operator.get("/causes")), 60, "all to be counted")
+    [href, *_] = [each for each in causes.links("/letters?") if "fingerprint=f-old" in each]
+    assert "before=1" in href
+    desk.die()
+    shown = operator.get(href)
+    assert ("task-of-old" in shown.text, "1 shown, 1 looked at" in shown.read) == (True, True), shown.read
+
+
+def _if_in(text: str, answer: Answer) -> Answer | None:
+    return answer if text in answer.read else None
 
 
 def test_letters_page_on_from_where_they_ended_though_others_die_meanwhile(page: WebPage, desk: Desk) -> None:

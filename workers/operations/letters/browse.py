@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 #: Letters of one round trip: the first, and the most.
 FIRST, MOST = 64, 1000
-#: Seconds that a page may take where letters are chosen by words, of which some tens of thousands are looked at in that time; and
-#: where each must be decoded.
+#: Seconds that a page may take once it has a letter, where letters are chosen by words, of which some tens of thousands are looked
+#: at in that time; and until then, or where each must be decoded.
 QUICK, SLOW = 0.06, 0.5
 #: Letters around a place, among which one is looked for that was seen there.
 AROUND = 50
@@ -47,12 +47,14 @@ def browsed(
     *,
     before: int | None,
     limit: int,
-    most: int = 50_000,
+    most: int = 200_000,
     seconds: float | None = None,
 ) -> Browsed:
     """The newest `limit` letters that pass, in front of the place `before`. Raises what the broker does."""
     store, may_pass = needed(broker_of(transport).letters), chosen.sieve()
-    ends = time.monotonic() + ((QUICK if chosen.has_words else SLOW) if seconds is None else seconds)
+    began = time.monotonic()
+    ends = began + (SLOW if seconds is None else seconds)
+    ends_with_some = began + QUICK if seconds is None and chosen.has_words else ends
     found: list[tuple[int, Letter]] = []
     looked_at, size = 0, FIRST
     while True:
@@ -64,11 +66,11 @@ def browsed(
                 found.append((place, letter))
                 if len(found) >= limit:
                     return Browsed(found, looked_at, page.total, place or None)
-            elif letter is not None and time.monotonic() >= ends:
+            elif letter is not None and time.monotonic() >= (ends_with_some if found else ends):
                 return Browsed(found, looked_at, page.total, place or None)
         if not page.letters or not before:
             return Browsed(found, looked_at, page.total, None)
-        if looked_at >= most or time.monotonic() >= ends:
+        if looked_at >= most or time.monotonic() >= (ends_with_some if found else ends):
             return Browsed(found, looked_at, page.total, before)
         size = min(size * 4, MOST)
 

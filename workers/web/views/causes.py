@@ -10,6 +10,8 @@ from ..asked import Shown
 from ..looks import MOST, leaves_marks
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from ...operations.letters.causes import Cause
     from ..asked import Asked
 
@@ -27,6 +29,7 @@ def causes(asked: Asked) -> Shown:
     chosen = {each.name: each.letters for each in queues if each.letters and name in ("", each.name)}
     now_ms, is_marked = asked.transport.now_ms(), leaves_marks(asked.transport)
     unseen: list[str] = []
+    newest: Mapping[tuple[str, str], int] = {}
     if is_marked:
         found, total, at_ms, is_whole = Causes(redact=asked.runtime.settings.redact), sum(chosen.values()), None, True
         for each in chosen:
@@ -39,6 +42,7 @@ def causes(asked: Asked) -> Shown:
                 found.add(letter, each)
     else:
         counted = asked.desk.survey.of(name, chosen)
+        newest = dict(counted.newest)
         found, total, at_ms, is_whole = counted.causes, counted.total, counted.at_ms, counted.ended is not None
     ranked = found.ranked()
     return Shown(
@@ -46,7 +50,7 @@ def causes(asked: Asked) -> Shown:
         {
             "name": name,
             "queues": queues,
-            "rows": [_row(asked, found, each, now_ms) for each in ranked[:MOST_CAUSES]],
+            "rows": [_row(asked, found, each, now_ms, newest) for each in ranked[:MOST_CAUSES]],
             "causes": len(ranked),
             "looked_at": found.looked_at,
             "total": total,
@@ -59,13 +63,23 @@ def causes(asked: Asked) -> Shown:
     )
 
 
-def _row(asked: Asked, found: Causes, cause: Cause, now_ms: int) -> dict[str, Any]:
+def _row(asked: Asked, found: Causes, cause: Cause, now_ms: int, newest: Mapping[tuple[str, str], int]) -> dict[str, Any]:
     places = [
-        {"queue": queue, "count": count, "href": asked.href("/letters", queue=queue, **_choice(cause))}
+        {
+            "queue": queue,
+            "count": count,
+            "href": asked.href("/letters", queue=queue, **_choice(cause), before=_before(cause, queue, newest)),
+        }
         for queue, count in cause.dead_letter_queues.most_common()
     ]
     course = found.course(cause, now_ms, MINUTES, PARTS)
     return {"cause": cause, "places": places, "course": course, "recent": sum(course), "tasks": cause.tasks.most_common(3)}
+
+
+def _before(cause: Cause, queue: str, newest: Mapping[tuple[str, str], int]) -> int | None:
+    """The place in front of which its newest letter lies; None where a page finds it at once."""
+    place = newest.get((queue, cause.fingerprint or cause.reason))
+    return None if place is None else place + 1
 
 
 def _choice(cause: Cause) -> dict[str, Any]:
