@@ -15,7 +15,7 @@ from markupsafe import Markup, escape
 
 from redelivery.display import safe
 
-from ..operations.words import age, counted, duration_text, moment, plain, span
+from ..operations.words import age, duration_text, moment, plain, span
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -54,7 +54,7 @@ def environment() -> Environment:
         "command": _command,
         "last_word": lambda name: str(name).rpartition(".")[2],
     }
-    made.globals |= {"counted": counted, "bars": _bars, "drawn": _delays}
+    made.globals |= {"counted": _counted, "bars": _bars, "drawn": _delays}
     return made
 
 
@@ -88,6 +88,11 @@ def _due(context: Context, ms: int) -> Markup:
 
 def _number(value: float) -> str:
     return f"{value:,.0f}" if float(value).is_integer() or abs(value) >= 100 else f"{value:,.1f}"  # noqa: PLR2004 - tenths of what is small
+
+
+def _counted(count: int, one: str, many: str) -> str:
+    """A number of things, as the page writes numbers."""
+    return f"{_number(count)} {one if count == 1 else many}"
 
 
 def _short(task_id: str) -> str:
