@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -45,7 +45,7 @@ def test_causes_lead_to_their_letters_and_a_letter_to_all_of_it(page: WebPage, d
 def test_a_cause_leads_to_its_letters_though_many_others_died_later(page: WebPage, desk: Desk) -> None:
     """Its link names the place of its newest letter; a letter that dies meanwhile moves it not."""
     desk.die(task_message("task-of-old"), fingerprint="f-old")
-    raw = desk.client.lpop(LETTERS)
+    raw: Any = desk.client.lpop(LETTERS)
     copies(desk, 3000)
     desk.client.rpush(LETTERS, raw)  # the oldest of all
     operator = page.operator()
