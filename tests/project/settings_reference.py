@@ -24,8 +24,7 @@ LINE = re.compile(r"- `(\w+)` \(([^;]+); ([^)]+)\): (.+)")
 
 INTRODUCTION = f"""# Settings
 
-Every setting, with its unit, its default and the variable that sets it. This page is written from the code
-(`./dev python -m tests.project.settings_reference > docs/settings.md`), and a test compares the two.
+Every setting, with its unit, its default and the variable that sets it.
 
 Durations are seconds, or a `timedelta` in Python. 0 is a value and never means "unset". If None is a value, write `"none"` for it
 in TOML and in the environment. An unknown name is an error, which names the nearest known one.
