@@ -145,7 +145,7 @@ def test_an_operation_that_is_not_there_is_said_so(desk: Desk, given: str) -> No
         (Kind.REDRIVE, {"abort_share": 0.05}, "need a rate"),
         (Kind.REDRIVE, {"abort_share": 1.5, "rate": 1.0}, "cannot be 1.5"),
         (Kind.REDRIVE, {"archive": "letters"}, "takes no 'archive'"),
-        (Kind.REDRIVE, {"canary_wait": 3.0}, "for a canary"),
+        (Kind.REDRIVE, {"canary_wait": 3.0}, "needs canary"),
         (Kind.REDRIVE, {"limit": 0}, "cannot be 0"),
         (Kind.MOVE, {}, "where to"),
         (Kind.MOVE, {"to": "DLQ.other"}, "no dead-letter queue"),

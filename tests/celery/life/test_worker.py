@@ -108,7 +108,7 @@ def test_a_raised_dead_letter_is_a_warning_in_one_line(shop: Callable[..., Shop]
     here.ended(task_id, "dead_lettered")
     name = "tests.support.shop.raises"
     until(lambda: "message.dead_lettered" in worker.text)
-    [told] = [line for line in worker.text.splitlines() if "gave its message up" in line]
+    [told] = [line for line in worker.text.splitlines() if "gave up its message" in line]
     assert "WARNING" in told
     assert told.endswith(f"Task {name}[{task_id}] gave up its message: DeadLetter('card stolen')")
     [moved] = [line for line in worker.text.splitlines() if "message.dead_lettered" in line]

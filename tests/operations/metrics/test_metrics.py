@@ -272,9 +272,9 @@ def test_a_page_that_others_may_read_says_so(page: Callable[..., Page]) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--listen", "here"), "'here' is no address"),
-        (("--listen", "127.0.0.1:70000"), "is no address"),
-        (("--listen", "127.0.0.1:-1"), "is no address"),
+        (("--listen", "here"), "'here' is not an address"),
+        (("--listen", "127.0.0.1:70000"), "is not an address"),
+        (("--listen", "127.0.0.1:-1"), "is not an address"),
         (("--listen", "192.0.2.1:9540"), "cannot listen on 192.0.2.1:9540"),
         (("--listen", "9540", "--json"), "leave out --json"),
     ],
