@@ -164,6 +164,20 @@ def test_a_letter_whose_move_died_lies_in_one_queue(
 
 
 @CLASSIC
+def test_a_letter_that_has_not_come_to_its_new_queue_is_soon_moved(
+    here: Shop, rabbit: Rabbit, buried: list[str], dies: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command died before it published: for half a minute another one may hold the letter, and then it was never there."""
+    words = ("dlq", "move", "DLQ.celery", "--all", "--yes", "--to", "DLQ.spare", "--create")
+    dies("move.before", "DLQ.celery", *words)
+    assert (rabbit.depth("DLQ.celery"), rabbit.depth("DLQ.spare")) == (COUNT, 0)
+    assert Place.command(here.app, *words)["left"] == {UNSURE: COUNT}
+    monkeypatch.setattr(copies, "LOOKED_DOUBT", timedelta())
+    assert Place.command(here.app, *words)["moved"] == COUNT
+    assert Counter(letter["headers"]["id"] for letter in here.letters("DLQ.spare")) == Counter(buried)
+
+
+@CLASSIC
 @pytest.mark.parametrize("order", ["record.before", "record.after", "acknowledge.before"])
 def test_a_letter_whose_purge_died_is_purged_once(
     here: Shop, rabbit: Rabbit, buried: list[str], ask: Callable[..., Any], dies: Callable[..., None], *, order: str

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 #: How long a letter is in doubt; the journal itself keeps no more than `KEPT`.
 DOUBT, KEPT = timedelta(minutes=10), timedelta(hours=1)
+#: How long one is in doubt that goes to a dead-letter queue, and does not lie there: another command may hold it.
+LOOKED_DOUBT = timedelta(seconds=30)
 MILLISECOND = timedelta(milliseconds=1)
 
 
@@ -74,12 +76,13 @@ class Copies:
             self._reading = Reading(self._transport.connect(), self._transport.keys.journal, KEPT)
         self._reading.catch_up()
         self._reading.look_for_letters((word, places) for word in words.values())
-        fates, since_ms = {}, self._transport.now_ms() - DOUBT // MILLISECOND
+        fates, now_ms = {}, self._transport.now_ms()
+        since = now_ms - DOUBT // MILLISECOND, now_ms - LOOKED_DOUBT // MILLISECOND
         for letter, word in words.items():
             known, events = self._reading.successor_of(word)
             if known is not Successor.UNKNOWN:
                 fates[letter] = Fate(events)
-            elif self._reading.is_in_doubt(word, since_ms):
+            elif self._reading.is_in_doubt(word, *since):
                 fates[letter] = Fate(is_in_doubt=True)
         return fates
 

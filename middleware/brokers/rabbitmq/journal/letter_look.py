@@ -32,10 +32,14 @@ PATIENCE, STEP = 15.0, 0.1
 
 @dataclass(frozen=True, slots=True)
 class Looked:
-    """What a look has found; `is_consumed`: somebody consumes the queue, so that nothing was looked at."""
+    """What a look has found; `is_consumed`: somebody consumes the queue, so that nothing was looked at.
+
+    `is_done`: the queue was looked at, or is not there.
+    """
 
     found: frozenset[bytes] = frozenset()
     is_consumed: bool = False
+    is_done: bool = False
 
 
 NOT_LOOKED = Looked()
@@ -56,7 +60,7 @@ def look_for(kombu: Any, queue: str, wanted: set[bytes]) -> Looked:
                 if found == wanted:
                     break
     log.info("dead_letters.looked_for", dead_letter_queue=queue, wanted=len(wanted), found=len(found), looked_at=look.held)
-    return Looked(frozenset(found))
+    return Looked(frozenset(found), is_done=True)
 
 
 def _size(kombu: Any, queue: str) -> tuple[int, int]:

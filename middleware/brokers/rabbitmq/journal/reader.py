@@ -173,10 +173,17 @@ class Reading:
                 return Successor.SEEN, turn.events
         return Successor.UNKNOWN, ()
 
-    def is_in_doubt(self, word: bytes, since_ms: int) -> bool:
-        """Whether this message was to be moved since then (milliseconds), and nobody knows whether it was."""
-        was_turned = any(turn.at_ms >= since_ms for turn in self._turning.get(word, ()))
-        return was_turned and self.successor_of(word)[0] is Successor.UNKNOWN
+    def is_in_doubt(self, word: bytes, since_ms: int, looked_since_ms: int) -> bool:
+        """Whether this message was to be moved since then (milliseconds), and nobody knows whether it was.
+
+        `looked_since_ms` is in place of that where the dead letter was looked for, and does not lie in its queue.
+        """
+        if self.successor_of(word)[0] is not Successor.UNKNOWN:
+            return False
+        turns = self._turning.get(word, ())
+        return any(
+            turn.at_ms >= (looked_since_ms if self._looked_into(turn.dead_letter_queue).is_done else since_ms) for turn in turns
+        )
 
     def look_for_letters(self, asked: Iterable[tuple[bytes, frozenset[str]]]) -> None:
         """Look for the dead letters of the messages of which nothing else is known, once in each queue.
