@@ -193,6 +193,29 @@ def test_a_letter_whose_purge_died_is_purged_once(
         assert here.outcomes_of(each) == ["published", "dead_lettered", "purged"]
 
 
+def put_dead(rabbit: Rabbit, message: dict[str, Any]) -> None:
+    """A message that RabbitMQ itself has ended."""
+    death = {"queue": "celery", "reason": "rejected", "exchange": "", "routing-keys": ["celery"], "count": 1, "time": WHEN}
+    made = message_of(sealed(message), target=("", DIED))
+    made.properties["application_headers"]["x-death"] = [death]
+    with rabbit.connection() as connection:
+        connection.default_channel.queue_declare(DIED, durable=True, auto_delete=False)
+        connection.default_channel.basic_publish(made, routing_key=DIED)
+
+
+@CLASSIC
+def test_what_an_import_that_died_left_in_doubt_holds_no_other_up(
+    here: Shop, rabbit: Rabbit, ask: Callable[..., Any], dies: Callable[..., None]
+) -> None:
+    """It stays at the head of the queue for half a minute; a limit does not count it."""
+    put_dead(rabbit, task_message())
+    dies("import.before", DIED, "dlq", "import", DIED)
+    put_dead(rabbit, task_message())
+    said = ask("dlq", "import", DIED, "--limit", "1")
+    assert (said["moved"], said["left"]) == (1, {UNSURE: 1})
+    assert (rabbit.depth(DIED), len(here.letters())) == (1, 1)
+
+
 @CLASSIC
 @pytest.mark.parametrize("order", ["confirm.before", "import.after", "record.before", "record.after", "acknowledge.before"])
 def test_a_death_whose_import_died_is_one_letter(
@@ -200,12 +223,7 @@ def test_a_death_whose_import_died_is_one_letter(
 ) -> None:
     """The next import finds the letter that the first one published."""
     message = task_message()
-    death = {"queue": "celery", "reason": "rejected", "exchange": "", "routing-keys": ["celery"], "count": 1, "time": WHEN}
-    made = message_of(sealed(message), target=("", DIED))
-    made.properties["application_headers"]["x-death"] = [death]
-    with rabbit.connection() as connection:
-        connection.default_channel.queue_declare(DIED, durable=True, auto_delete=False)
-        connection.default_channel.basic_publish(made, routing_key=DIED)
+    put_dead(rabbit, message)
     dies(order, DIED, "dlq", "import", DIED)
     assert (rabbit.depth(DIED), rabbit.depth("DLQ.celery")) == (1, 1)
     said = ask("dlq", "import", DIED)

@@ -97,6 +97,14 @@ def test_a_life_that_balances_has_no_word(outcomes: list[str], facts: dict[str, 
     assert made.twice == (facts.get("letters", 0) > 1)
 
 
+def test_an_earlier_delivery_that_is_handed_over_again_is_no_resurrection() -> None:
+    """The message died at its second delivery, and its letter was purged: the first one is another copy, and does not run."""
+    events = told("published", "dead_lettered", "purged", "redelivery_scheduled")
+    for event, delivery in zip(events, (0, 2, 0, 1), strict=True):
+        event["delivery"] = delivery
+    assert account(events, [], [], [], {}).words == {}
+
+
 @pytest.mark.parametrize(
     ("word", "outcomes", "facts"),
     [

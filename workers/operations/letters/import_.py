@@ -104,9 +104,14 @@ def _batches(found: DeathList, result: Import, limit: int | None) -> Iterator[li
             continue
         result.matched += 1
         batch.append(death)
-        if result.matched == limit:
-            break
-        if len(batch) >= BATCH:
+        if len(batch) >= BATCH or _is_full(result, limit):
             yield batch
             batch = []
+            if _is_full(result, limit):
+                return
     yield batch
+
+
+def _is_full(result: Import, limit: int | None) -> bool:
+    """Whether the limit is reached; those of which nobody knows whether they went are not counted."""
+    return limit is not None and result.matched - result.left[UNSURE] >= limit

@@ -108,7 +108,7 @@ def _word(told: list[Mapping[str, Any]], lying: int, *, was_redriven: bool) -> s
         return "phantom_dead_letter"
     if words["dead_lettered"] and not closed and not lying and not was_redriven:
         return "missing_dead_letter"
-    ended = max((event for event in told if event["outcome"] in TERMINAL), key=lambda event: event["at_ms"])
+    ended = next(event for event in told if event["outcome"] in TERMINAL)  # a purge behind it is of the letter, and of no delivery
     again = [event for event in told if event["outcome"] == "redelivery_scheduled"]
     if any(event["at_ms"] > ended["at_ms"] and event["delivery"] >= ended["delivery"] for event in again):
         return "resurrected"
