@@ -12,6 +12,7 @@ from celery import Celery
 from celery.signals import task_failure, worker_ready
 
 from benchmarks.stamps import write_stamp
+from benchmarks.telling import tell
 from redelivery import Redelivery
 
 app = Celery(os.environ["BENCH_SIDE"], set_as_current=False, broker=os.environ["BENCH_BROKER"])
@@ -23,6 +24,8 @@ if os.environ.get("BENCH_VISIBILITY_TIMEOUT"):
     app.conf.broker_transport_options = {"visibility_timeout": int(os.environ["BENCH_VISIBILITY_TIMEOUT"])}
 if os.environ.get("BENCH_RESULTS"):
     app.conf.result_backend = os.environ["BENCH_BROKER"]
+if os.environ.get("BENCH_OTEL"):
+    tell()
 if os.environ["BENCH_SIDE"] == "redelivery":
     Redelivery(app)
 

@@ -229,6 +229,14 @@ COMPARISONS: Mapping[str, Comparison] = {
         _many("group", "a group, for each task", "group"),
         _many("publishing", "a loop of `delay()` in a `publishing()` block", "loop"),
         _many("rabbitmq-group", "RabbitMQ: a group, for each task", "group", broker="rabbitmq"),
+        Comparison(
+            "features",
+            "no-op with a feature on, against the same with it off",
+            "benchmarks.features:features",
+            OURS,
+            {"tasks": Amount(6000, 200)},
+            aims={"metrics_rate": 0.97, "traces_1_in_100_rate": 0.97},
+        ),
         _start("start-idle", "from `delay()` to the task, idle (20/s)", 300, 20, "start_p50", beside=True),
         _start("start-loaded", "from `delay()` to the task, at 400/s", 4000, 400, "start_p99"),
         Comparison(

@@ -28,14 +28,21 @@ POLICY = {
 
 
 def ordinary(
-    name: str, *, tasks: int, pool: str, argument_bytes: int = 0, results: bool = False, **broker: Any
+    name: str,
+    *,
+    tasks: int,
+    pool: str,
+    argument_bytes: int = 0,
+    results: bool = False,
+    settings: dict[str, Any] | None = None,
+    **broker: Any,
 ) -> dict[str, Figure]:
     """Publish so many tasks that do nothing, then let one worker run them.
 
-    With `results` each of them has one, which is kept. `broker`: as `sides.side`'s. The clock runs from when
-    all of the worker's processes consume; what they had run by then does not count.
+    With `results` each of them has one, which is kept. `settings` are redelivery's, and `broker` is as `sides.side`'s. The clock
+    runs from when all of the worker's processes consume; what they had run by then does not count.
     """
-    with side(name, results=results, **broker) as here:
+    with side(name, settings, results=results, **broker) as here:
         send = here.sender("answer" if results else "noop")
         arguments = ["x" * argument_bytes] if argument_bytes else []
         for _ in range(tasks):

@@ -144,11 +144,15 @@ class Figures:
         return attributes
 
     def watch_depths(self, look: Callable[[], Iterable[tuple[str, float, Mapping[str, str]]]]) -> None:
-        """Tell of depths. The SDK asks `look` for each gauge when it collects; it finds nothing where another process looks."""
+        """Tell of depths. The SDK asks `look` for each gauge when it collects; it finds nothing where another process looks.
+
+        A child of the pool that is forked later has the same gauges, and looks at nothing.
+        """
+        looks = os.getpid()
 
         def observe(name: str) -> Callable[[CallbackOptions], Iterator[Observation]]:
             def observed(_: CallbackOptions) -> Iterator[Observation]:
-                for found, value, labels in look():
+                for found, value, labels in look() if os.getpid() == looks else ():
                     if found == name:
                         yield Observation(value, {**self._system, **labels})
 

@@ -147,11 +147,13 @@ class Spans:
                 span = self._settle(held, event)
 
         def told(answer: Answer) -> None:
-            with _unharmed("settle"):
+            try:
                 if answer in {Answer.DONE, Answer.ALREADY}:
                     self.figures.ended(event)
                 if span is not None:
                     _end(span, answer)
+            except Exception:  # noqa: BLE001 - as `_unharmed`, at less cost
+                log.exception("telemetry.failed", step="settle")
 
         return told
 

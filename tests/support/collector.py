@@ -67,7 +67,7 @@ class Collector:
     """What has been sent so far. Figures are the last of each series: of each process, by its id."""
 
     spans: list[Told] = field(default_factory=list)
-    figures: dict[tuple[str, int, tuple[tuple[str, Any], ...]], Any] = field(default_factory=dict)
+    figures: dict[tuple[str, str, tuple[tuple[str, Any], ...]], Any] = field(default_factory=dict)
     scopes: Counter[str] = field(default_factory=Counter)
     _server: ThreadingHTTPServer | None = None
 
@@ -113,25 +113,25 @@ class Collector:
     def take_metrics(self, body: bytes) -> None:
         """Some figures have come."""
         for resource in ExportMetricsServiceRequest.FromString(body).resource_metrics:
-            pid = int(_values(resource.resource.attributes).get("process.pid", 0))
+            process = str(_values(resource.resource.attributes)["service.instance.id"])  # the SDK makes one in each forked process
             for scope in resource.scope_metrics:
                 for metric in scope.metrics:
                     kind = metric.WhichOneof("data")
                     for point in getattr(metric, kind).data_points:
                         labels = tuple(sorted(_values(point.attributes).items()))
                         value = (point.count, point.sum) if kind == "histogram" else point.as_int or point.as_double
-                        self.figures[metric.name, pid, labels] = value
+                        self.figures[metric.name, process, labels] = value
 
     def of_task(self, task_id: str) -> list[Told]:
         """The spans of one task's message, in the order in which they began."""
         found = [each for each in list(self.spans) if each["messaging.message.id"] in {task_id, f"letter-{task_id}"}]
         return sorted(found, key=lambda each: each.start)
 
-    def series(self, name: str, *labels: str) -> Counter[tuple[Any, ...]]:
-        """A counter, summed over all processes, by the values of these labels."""
+    def series(self, name: str, *labels: str, of: str = "") -> Counter[tuple[Any, ...]]:
+        """A counter, summed over all processes, or of one, by the values of these labels."""
         found: Counter[tuple[Any, ...]] = Counter()
-        for (metric, _, said), value in list(self.figures.items()):
-            if metric == name:
+        for (metric, process, said), value in list(self.figures.items()):
+            if metric == name and of in {"", process}:
                 known = dict(said)
                 found[tuple(known.get(label) for label in labels)] += value[0] if isinstance(value, tuple) else value
         return found

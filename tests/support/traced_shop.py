@@ -44,9 +44,7 @@ def watched() -> None:
     trace.set_tracer_provider(tracers)
     figures = OTLPMetricExporter(endpoint=f"{at}/v1/metrics", session=session())
     reader = PeriodicExportingMetricReader(figures, export_interval_millis=EVERY)
-    metrics.set_meter_provider(
-        MeterProvider([reader], resource=Resource.create({"service.name": "shop", "process.pid": os.getpid()}))
-    )
+    metrics.set_meter_provider(MeterProvider([reader], resource=resource))
 
 
 watched()

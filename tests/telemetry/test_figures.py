@@ -64,8 +64,9 @@ def test_figures_are_what_the_outcome_log_says(request: pytest.FixtureRequest, f
         server, folder, settings={**SETTINGS, "queues": {"#": {"redelivery_delay": 0.1, "max_delivery_attempts": 2}}}
     ) as shop:
         shop.start()
+        shop.ended(shop.publish("tests.support.shop.kills"), "dead_lettered")
         ended = {shop.publish("tests.support.shop.ok"): "succeeded", shop.publish("tests.support.shop.fails"): "dead_lettered"}
-        ended |= {shop.publish("tests.support.shop.kills"): "dead_lettered", shop.publish("asks_again", 1): "succeeded"}
+        ended |= {shop.publish("asks_again", 1): "succeeded"}
         for task_id, outcome in ended.items():
             shop.ended(task_id, outcome)
         names = ("messaging.destination.name", "celery.task_name", "redelivery.outcome", "redelivery.reason")
@@ -79,13 +80,16 @@ def test_figures_are_what_the_outcome_log_says(request: pytest.FixtureRequest, f
         )
         attempts = 1 + 2 + 2 + 2
         assert sum(seen("messaging.client.consumed.messages").values()) == attempts
-        assert seen("messaging.client.sent.messages", "messaging.destination.name")["celery",] == 5
+        # Four producers; a child that replaces a killed one is forked from a process whose SDK runs, and may tell no figures.
+        until(lambda: seen("messaging.client.sent.messages", "messaging.destination.name")["celery",] in {4, 5}, 30, "publications")
         timed = [each for each in shop.events if each.run_ms is not None]
-        by_error = seen("messaging.process.duration", "error.type")
+        # That child tells what its parent had measured, too: the SDK does not begin anew. So look at the main process alone.
+        [main] = {process for name, process, _ in list(shop.collector.figures) if name == "redelivery.outcomes"}
+        by_error = seen("messaging.process.duration", "error.type", of=main)
         assert sum(by_error.values()) == len(timed)
         assert by_error["RuntimeError",] == 2
         waited = [each for each in shop.events if each.waited_ms is not None]
-        assert sum(seen("redelivery.wait.duration").values()) == len(waited) > 0
+        assert sum(seen("redelivery.wait.duration", of=main).values()) == len(waited) > 0
 
 
 @pytest.mark.parametrize("broker", ["redis", pytest.param("rabbitmq", marks=FULL)])

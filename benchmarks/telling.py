@@ -1,0 +1,34 @@
+"""OpenTelemetry's SDK for the benchmarks: what is told is serialized as for a collector, and thrown away."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from opentelemetry.sdk.trace import ReadableSpan
+
+__all__ = ["tell"]
+
+
+def tell() -> None:
+    """Set the SDK up, with the sampler that the environment names."""
+    from opentelemetry import metrics, trace  # noqa: PLC0415 - few sides have it
+    from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans  # noqa: PLC0415
+    from opentelemetry.sdk.metrics import MeterProvider  # noqa: PLC0415
+    from opentelemetry.sdk.metrics.export import InMemoryMetricReader  # noqa: PLC0415
+    from opentelemetry.sdk.trace import TracerProvider  # noqa: PLC0415
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult  # noqa: PLC0415
+
+    class Encoded(SpanExporter):
+        """Makes the bytes that a collector would get."""
+
+        def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+            encode_spans(spans).SerializeToString()
+            return SpanExportResult.SUCCESS
+
+    provider = TracerProvider()
+    provider.add_span_processor(BatchSpanProcessor(Encoded()))
+    trace.set_tracer_provider(provider)
+    metrics.set_meter_provider(MeterProvider([InMemoryMetricReader()]))
