@@ -243,7 +243,7 @@ def test_an_interrupted_run_leaves_nothing_and_ends_with_130(tmp_path: Path) -> 
     with subprocess.Popen([*COMMAND, *arguments(tmp_path)], stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         for line in process.stderr:
-            if "folding" in line:
+            if "judging" in line:
                 process.send_signal(signal.SIGTERM)
                 break
         rest = process.stderr.read()
