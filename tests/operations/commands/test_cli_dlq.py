@@ -272,7 +272,7 @@ def test_move_to_another_dead_letter_queue_or_to_a_queue(desk: Desk) -> None:
 
 
 @pytest.mark.parametrize("how", ["declared", "routed", "consumed", "there", "used"])
-def test_letters_are_moved_to_no_queue_where_they_would_run(desk: Desk, how: str) -> None:
+def test_a_command_moves_letters_to_no_queue_where_they_would_run(desk: Desk, how: str) -> None:
     """A move leaves them dead: where a worker runs what is put there, only a redrive may go, and the error says so."""
     desk.die(task_message("a"))
     if how == "declared":
