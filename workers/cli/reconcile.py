@@ -132,6 +132,8 @@ def _run(books: Books, progress: Progress, size: Size | None) -> Summary:
             with session(input_bytes=to_read, log=log) as spark:
                 return run(spark, books, progress.say)
         except FAULTS as exc:
+            if _is_of_an_interruption(exc):
+                raise KeyboardInterrupt from exc
             raise InputError(explain(exc)) from exc
 
 
@@ -242,6 +244,13 @@ def _terminable() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def _is_of_an_interruption(exc: BaseException | None) -> bool:
+    """Whether it follows from an interruption: one that comes while Java is told something breaks the connection to it."""
+    while exc is not None and not isinstance(exc, KeyboardInterrupt):
+        exc = exc.__cause__ or exc.__context__
+    return exc is not None
 
 
 def _interrupt(*_: object) -> NoReturn:
