@@ -152,7 +152,7 @@ def _elsewhere(app: Celery, broker: str) -> Iterator[Contradiction]:
             f"auto_create_dead_letter_resources = False is not supported on {broker}", "", "remove it; nobody can see its queues"
         )
     if settings.wait_replicas:
-        yield Contradiction("wait_replicas is only for Redis", "", "remove it")
+        yield Contradiction(f"wait_replicas is not supported on {broker}, only on Redis", "", "remove it")
     if settings.outcome_export is not None:
         yield Contradiction(
             f"outcome_export is not supported on {broker}, which has no outcome log",

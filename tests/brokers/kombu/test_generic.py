@@ -182,5 +182,5 @@ def test_what_a_worker_holds_when_it_is_killed_is_lost_and_the_start_says_so(fil
     assert shop.leftovers() == {}
     assert files.letters() == []
     (line,) = [line for line in worker.text.splitlines() if "event=broker.limits" in line]
-    assert "messages of a killed worker are lost" in line
+    assert "what a worker holds when it is killed is lost" in line
     assert "transport=filesystem" in line

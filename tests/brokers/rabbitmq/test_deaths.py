@@ -152,8 +152,8 @@ def test_what_is_no_death_stays_and_says_why(rabbit: Rabbit) -> None:
     done = imported(rabbit, app, 4)
     assert (done["moved"], done["looked_at"], done["reasons"]) == (1, 4, {"expired": 1})
     assert sorted(why.partition(":")[0] for why in done["left"]) == [
-        "it only waited in the delay store, and has not died",
         "RabbitMQ did not make this dead letter",
+        "it only waited in the delay store, and has not died",
         "the policy of queue 'unkept' keeps no dead letters",
     ]
     assert rabbit.depth(DIED) == 3
@@ -246,6 +246,7 @@ def test_the_recipe_of_a_queue_that_vanishes_works_as_it_is_written(rabbit: Rabb
         assert Place.command(app, "dlq", "redrive", "DLQ.prices", "--all")["moved"] == 3
         for each in ids:
             shop.ended(each, "succeeded")
-            assert shop.outcomes_of(each) == ["published", "dead_lettered", "redriven", "succeeded"]
+            # the command, which has ended, records what it has published: a quick worker may have recorded its success before that
+            assert sorted(shop.outcomes_of(each)) == ["dead_lettered", "published", "redriven", "succeeded"]
     finally:
         shop.stop()

@@ -54,7 +54,7 @@ OWN = re.compile(
     r"""
     (DLQ\.)*(celery|handled|other)(\x06\x16[369])? | unacked | unacked_index | _kombu\.binding(\.|_permanent\.|_deadlines).*
     | redelivery:(leases|owners|starts|outcomes(:.*)?|dead_letter_queues|dispatcher|letter_keeper|letter_watcher|exporter)
-    | redelivery:(operator|audit|operations(:open)?)
+    | redelivery:(operator|audit|operations(:open)?|lease_watcher(:second)?)
     | redelivery:(received|slots|woken):.* | redelivery:delayed(:tasks)?
     | redelivery:(watch|idle|delayed:due|delayed:messages):(DLQ\.)*(celery|handled|other)(\x06\x16[369])?
     | redelivery\.(outcomes|watching|journal) | redelivery\.start\.[0-9a-f]{40} | redelivery_delayed_.*

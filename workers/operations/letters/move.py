@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from redelivery.errors import EnvelopeError, RedriveError
+from redelivery.middleware.brokers.errors import BROKER_ERRORS
 from redelivery.middleware.messages.envelope import HEADER
 from redelivery.middleware.messages.events import Outcome, Reason
 from redelivery.middleware.messages.steps import dead, redriven, sealed
@@ -60,7 +61,10 @@ def move(
     broker does not answer.
     """
     result, now_ms = Move(dead_letter_queue=name, dry_run=dry_run, target=target), transport.now_ms()
-    require_rest(transport, target)
+    try:
+        require_rest(transport, target)
+    except BROKER_ERRORS as exc:
+        raise result.cut_short(exc) from exc
     pace = pace or Pace()
     homes, store = Homes(transport, name), pace.letters or needed(broker_of(transport).letters)
 
