@@ -101,7 +101,7 @@ def test_a_dead_worker_is_found_out_though_a_watcher_died_with_it(fleet: list[De
                 for duty in duties[dead + 1 :]:
                     duty.step()
                 assert time.monotonic() < began + 60
-                time.sleep(LEASE / 16)
+                time.sleep(LEASE / 16)  # the pace of the duty's own thread, which is not running here
             assert time.monotonic() - began > LEASE / 2
         assert presumed() == {"w0@desk", "w1@desk"}
 
@@ -119,7 +119,7 @@ def test_who_stands_by_leads_as_soon_as_it_is_told_that_nobody_does(fleet: list[
     try:
         for name, _, look_now in both:
             look_now()
-            time.sleep(0.2)  # it looks, and another one leads
+            time.sleep(0.2)  # it may look meanwhile, and find that another one leads: it takes nothing, early or late
             assert desk.client.get(name) == b"another"
             desk.client.delete(name)
             look_now()
