@@ -19,7 +19,7 @@ from redelivery.settings import RedeliverySettings
 
 from ..brokers.broker import Broker, broker_of, needed
 from ..operations.reach import reached
-from .screen import screen_options
+from .terminal.screen import screen_options
 
 if TYPE_CHECKING:
     from collections.abc import Callable

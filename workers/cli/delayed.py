@@ -26,12 +26,11 @@ from ..operations.queues import require_queue
 from ..operations.short_ids import MAX_CANDIDATES, is_whole, meant
 from ..operations.waiting import cancel_waiting
 from ..operations.words import counted, moment, span
-from . import letters
-from .acting import acting, detaching
 from .context import Context, json_option, pass_context
-from .dlq_changes import NEEDS_YES, is_terminal
-from .ops import tell_begun
-from .output import SECONDS, Column, facts, lines, print_json, say, table
+from .dlq import letters
+from .ops.acting import NEEDS_YES, acting, detaching, is_terminal
+from .ops.ops import tell_begun
+from .terminal.output import SECONDS, Column, facts, lines, print_json, say, table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

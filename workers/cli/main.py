@@ -19,8 +19,8 @@ from redelivery.errors import RedeliveryError
 
 from ..brokers.broker_words import broker_message
 from .context import Context, general
-from .output import wrapped
-from .screen import coloured, screen_options
+from .terminal.output import wrapped
+from .terminal.screen import coloured, screen_options
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -42,22 +42,22 @@ WITH_TASKS = {"adopt", "doctor", "policy", "task", "web"}
 
 #: Command → where it is, and what its group's help says of it.
 COMMANDS: Mapping[str, tuple[str, str]] = {
-    "adopt": ("redelivery.workers.cli.adopt:adopt", "What will change for each task of this app."),
-    "audit": ("redelivery.workers.cli.audit:audit", "What operators did: who, when, what, and with what result."),
-    "books": ("redelivery.workers.cli.books:books", "What a run of `reconcile` found, life by life."),
+    "adopt": ("redelivery.workers.cli.app.adopt:adopt", "What will change for each task of this app."),
+    "audit": ("redelivery.workers.cli.ops.audit:audit", "What operators did: who, when, what, and with what result."),
+    "books": ("redelivery.workers.cli.books.books:books", "What a run of `reconcile` found, life by life."),
     "delayed": ("redelivery.workers.cli.delayed:delayed", "Messages that wait: look at them, cancel, promote, reschedule them."),
-    "dispatcher": ("redelivery.workers.cli.dispatcher:dispatcher", "Move delayed messages that are due, until stopped."),
-    "dlq": ("redelivery.workers.cli.dlq:dlq", "Dead letters: look at them, send them back, move or remove them."),
-    "doctor": ("redelivery.workers.cli.doctor:doctor", "What will hurt: in settings, broker and workers, each with its fix."),
-    "inventory": ("redelivery.workers.cli.inventory:inventory", "What the broker holds at this moment."),
-    "leave": ("redelivery.workers.cli.leave:leave", "Give delayed messages back to plain Celery."),
-    "metrics": ("redelivery.workers.cli.metrics:metrics", "The broker's figures, once or for Prometheus to scrape."),
-    "ops": ("redelivery.workers.cli.ops:ops", "Operations that workers carry out: see, pause, resume, abort them."),
-    "outcomes": ("redelivery.workers.cli.outcomes:outcomes", "The outcome log."),
-    "policy": ("redelivery.workers.cli.policy:policy", "The policies, and where each value came from."),
+    "dispatcher": ("redelivery.workers.cli.servers.dispatcher:dispatcher", "Move delayed messages that are due, until stopped."),
+    "dlq": ("redelivery.workers.cli.dlq.dlq:dlq", "Dead letters: look at them, send them back, move or remove them."),
+    "doctor": ("redelivery.workers.cli.app.doctor:doctor", "What will hurt: in settings, broker and workers, each with its fix."),
+    "inventory": ("redelivery.workers.cli.books.inventory:inventory", "What the broker holds at this moment."),
+    "leave": ("redelivery.workers.cli.app.leave:leave", "Give delayed messages back to plain Celery."),
+    "metrics": ("redelivery.workers.cli.servers.metrics:metrics", "The broker's figures, once or for Prometheus to scrape."),
+    "ops": ("redelivery.workers.cli.ops.ops:ops", "Operations that workers carry out: see, pause, resume, abort them."),
+    "outcomes": ("redelivery.workers.cli.books.outcomes:outcomes", "The outcome log."),
+    "policy": ("redelivery.workers.cli.app.policy:policy", "The policies, and where each value came from."),
     "reconcile": ("redelivery.workers.cli.reconcile:reconcile", "Check the books: did every task end once?"),
     "task": ("redelivery.workers.cli.task:task", "The whole life of one task."),
-    "web": ("redelivery.workers.cli.web:web", "The operator's page: the same in a browser."),
+    "web": ("redelivery.workers.cli.servers.web:web", "The operator's page: the same in a browser."),
 }
 
 

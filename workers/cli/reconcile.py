@@ -27,7 +27,7 @@ from redelivery.display import harmless
 from redelivery.errors import InputError, RedeliveryError
 
 from ..reconciliation.wording import counted, lives_told
-from .screen import screen_width
+from .terminal.screen import screen_width
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

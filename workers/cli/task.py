@@ -12,9 +12,9 @@ from redelivery.errors import InputError
 from ..operations.policy_words import shown
 from ..operations.task_life import life_of
 from ..operations.words import age, counted, moment, span
+from .books.outcomes import events_table
 from .context import Context, json_option, pass_context
-from .outcomes import events_table
-from .output import INDENT, facts, lines, print_json, say, wrapped
+from .terminal.output import INDENT, facts, lines, print_json, say, wrapped
 
 if TYPE_CHECKING:
     from redelivery.settings import RedeliveryPolicy

@@ -231,7 +231,7 @@ def test_a_terminal_is_asked_first(
     desk: Desk, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], answer: str, left: int
 ) -> None:
     """No is no; letters that are named by --id need no question."""
-    monkeypatch.setattr("redelivery.workers.cli.dlq_changes.is_terminal", lambda: True)
+    monkeypatch.setattr("redelivery.workers.cli.dlq.changes.is_terminal", lambda: True)
     desk.die()
     command, *more = words
     done = desk.run("dlq", command, LETTERS, "--all", *more, input=answer)
@@ -244,7 +244,7 @@ def test_a_terminal_is_asked_first(
 @pytest.mark.parametrize("origin", ["celery.pidbox", "other_app", "redelivery:delayed"])
 def test_who_is_asked_is_told_where_letters_would_go(desk: Desk, monkeypatch: pytest.MonkeyPatch, origin: str) -> None:
     """By the app's own word: the places that a letter itself names are told to nobody."""
-    monkeypatch.setattr("redelivery.workers.cli.dlq_changes.is_terminal", lambda: True)
+    monkeypatch.setattr("redelivery.workers.cli.dlq.changes.is_terminal", lambda: True)
     desk.client.lpush("other_app", b"theirs")
     desk.die(task_message("honest"))
     for number, queue in enumerate((origin, "orders")):

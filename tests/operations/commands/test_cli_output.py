@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from redelivery.display import safe
 from redelivery.errors import InputError
-from redelivery.workers.cli.output import Column, short, table
-from redelivery.workers.cli.screen import coloured
+from redelivery.workers.cli.terminal.output import Column, short, table
+from redelivery.workers.cli.terminal.screen import coloured
 from redelivery.workers.operations.words import moment, seconds, span
 from tests.support.desk import harmless
 

@@ -56,7 +56,7 @@ WRONG = [
     ("workers/reconciliation/steps.py", "from ..duties import duty", "The layers of workers"),
     ("workers/duties/duty.py", "from ..cli import output", "The layers of workers"),
     ("workers/reconciliation/steps.py", "from ..cli import output", "The layers of workers"),
-    ("workers/cli/output.py", "from ..testing import clock", "The layers of workers"),
+    ("workers/cli/terminal/output.py", "from ..testing import clock", "The layers of workers"),
     ("workers/reconciliation/steps.py", "import celery", "The books read files"),
     ("workers/reconciliation/steps.py", "import kombu", "The books read files"),
     ("workers/reconciliation/steps.py", "from .. import ports", "The books read files"),

@@ -10,11 +10,11 @@ import click
 from redelivery.display import harmless, scrubbed
 from redelivery.errors import InputError
 
-from ..duties.exporter import Exporter
-from ..operations.words import counted, moment, span
-from .context import Context, json_option, pass_context
-from .output import SECONDS, Column, print_json, say, table
-from .serving import served
+from ...duties.exporter import Exporter
+from ...operations.words import counted, moment, span
+from ..context import Context, json_option, pass_context
+from ..servers.serving import served
+from ..terminal.output import SECONDS, Column, print_json, say, table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -10,11 +10,11 @@ import click
 from redelivery.display import safe
 from redelivery.middleware.ports import Capability
 
-from ..operations.words import counted
-from .context import Context, json_option, pass_context
-from .dlq_changes import tell_left
-from .output import print_json, say
-from .progress import Progress
+from ...operations.words import counted
+from ..context import Context, json_option, pass_context
+from ..terminal.output import print_json, say
+from ..terminal.progress import Progress
+from .changes import tell_left
 
 NOT_HERE = "this command is for RabbitMQ: Redis makes no dead letters by itself, so there are none to import"
 
@@ -33,7 +33,7 @@ def import_(context: Context, /, name: str, *, dry_run: bool, limit: int | None)
     other commands know it. Messages without x-death stay.
     """
     context.needs(Capability.REDELIVERY_COUNTS, NOT_HERE)
-    from ..operations.letters.import_ import import_letters  # noqa: PLC0415 - only where the broker is RabbitMQ
+    from ...operations.letters.import_ import import_letters  # noqa: PLC0415 - only where the broker is RabbitMQ
 
     with Progress() as progress:
         done = import_letters(

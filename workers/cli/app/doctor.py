@@ -11,16 +11,16 @@ import click
 from redelivery.display import safe
 from redelivery.errors import InputError
 
-from ..operations.doctor.examination import examine
-from ..operations.words import counted
-from .context import Context, json_option, pass_context
-from .output import SECONDS, print_json, table, wrapped
-from .screen import coloured
+from ...operations.doctor.examination import examine
+from ...operations.words import counted
+from ..context import Context, json_option, pass_context
+from ..terminal.output import SECONDS, print_json, table, wrapped
+from ..terminal.screen import coloured
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ..operations.doctor.examination import Diagnosis
+    from ...operations.doctor.examination import Diagnosis
 
 #: How wide the words before each line are.
 MARK = 9

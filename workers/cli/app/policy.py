@@ -10,9 +10,9 @@ from redelivery.display import safe
 from redelivery.settings import FIELDS, UNLIMITED
 from redelivery.settings.values import suggestion
 
-from ..operations.policy_words import DELAYS, delays_of, options_for, plain_value, shown
-from ..operations.words import seconds_text
-from .output import Column, print_json, table, wrapped
+from ...operations.policy_words import DELAYS, delays_of, options_for, plain_value, shown
+from ...operations.words import seconds_text
+from ..terminal.output import Column, print_json, table, wrapped
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

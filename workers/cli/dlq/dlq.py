@@ -14,26 +14,26 @@ import click
 from redelivery.display import harmless, safe, scrubbed
 from redelivery.errors import InputError
 
-from ..operations.letters import dead_letters
-from ..operations.letters.archive import export_letters
-from ..operations.letters.causes import causes
-from ..operations.letters.choice import filter_of
-from ..operations.letters.walk import letters_of
-from ..operations.letters.whole import as_editable, as_json
-from ..operations.redaction import seen
-from ..operations.words import age, counted
+from ...operations.letters import dead_letters
+from ...operations.letters.archive import export_letters
+from ...operations.letters.causes import causes
+from ...operations.letters.choice import filter_of
+from ...operations.letters.walk import letters_of
+from ...operations.letters.whole import as_editable, as_json
+from ...operations.redaction import seen
+from ...operations.words import age, counted
+from ..context import Context, json_option, pass_context
+from ..terminal.output import Column, print_json, say, table
 from . import letters
+from .changes import move_, purge_
 from .choosing import choosing, has_choice, require_choice
-from .context import Context, json_option, pass_context
-from .dlq_changes import move_, purge_
-from .dlq_import import import_
-from .dlq_redrive import redrive_
-from .output import Column, print_json, say, table
+from .import_ import import_
+from .redrive import redrive_
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ..ports import DeadLetterQueue
+    from ...ports import DeadLetterQueue
 
 #: Reasons that a listing names.
 MAX_REASONS = 3

@@ -7,7 +7,6 @@ whatever does not say which letters. A terminal is asked first.
 from __future__ import annotations
 
 import functools
-import sys
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -15,37 +14,30 @@ import click
 from redelivery.display import harmless, safe
 from redelivery.errors import InputError
 
-from ..operations.audit import Act, recording, result_of
-from ..operations.letters import dead_letters
-from ..operations.letters.choice import filter_of
-from ..operations.letters.move import move
-from ..operations.letters.purge import purge
-from ..operations.letters.redrive import Edit, Redrive, redrive
-from ..operations.letters.running import require_rest
-from ..operations.operation import Kind, Options, begin
-from ..operations.queues import require_queue
-from ..operations.words import counted
-from .acting import acting, detaching
+from ...operations.audit import Act, recording, result_of
+from ...operations.letters import dead_letters
+from ...operations.letters.choice import filter_of
+from ...operations.letters.move import move
+from ...operations.letters.purge import purge
+from ...operations.letters.redrive import Edit, Redrive, redrive
+from ...operations.letters.running import require_rest
+from ...operations.operation import Kind, Options, begin
+from ...operations.queues import require_queue
+from ...operations.words import counted
+from ..context import Context, json_option, pass_context
+from ..ops.acting import NEEDS_YES, acting, detaching, is_terminal
+from ..ops.ops import tell_begun
+from ..terminal.output import print_json, say
+from ..terminal.progress import Progress
 from .choosing import choosing, require_choice, require_tasks
-from .context import Context, json_option, pass_context
-from .ops import tell_begun
-from .output import print_json, say
-from .progress import Progress
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ..operations.letters.walk import Walked
+    from ...operations.letters.walk import Walked
 
-#: What cannot be undone is not done for a script that may have been meant for a terminal.
-NEEDS_YES = "this cannot be undone, and there is no terminal to ask on: say --yes, or try --dry-run first"
 #: Targets of a redrive that are named.
 MAX_TARGETS = 20
-
-
-def is_terminal() -> bool:
-    """Whether a person can be asked."""
-    return sys.stdin.isatty()
 
 
 def changing(command: Callable[..., Any]) -> Callable[..., Any]:

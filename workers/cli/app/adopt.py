@@ -12,16 +12,16 @@ import click
 
 from redelivery.display import safe
 
-from ..operations.adoption import adoption_of
-from ..operations.words import counted
-from .context import Context, json_option, pass_context
-from .output import Column, print_json, table, wrapped
-from .screen import coloured, screen_width
+from ...operations.adoption import adoption_of
+from ...operations.words import counted
+from ..context import Context, json_option, pass_context
+from ..terminal.output import Column, print_json, table, wrapped
+from ..terminal.screen import coloured, screen_width
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from ..operations.adoption import Adoption, Change
+    from ...operations.adoption import Adoption, Change
 
 Key = TypeVar("Key")
 

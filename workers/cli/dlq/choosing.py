@@ -13,12 +13,12 @@ import click
 from redelivery.errors import InputError
 from redelivery.settings.values import suggestion
 
-from .output import SECONDS
+from ..terminal.output import SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from .context import Context
+    from ..context import Context
 
 
 def choosing(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,16 +1,25 @@
-"""Who does it, and why: the options of every command that changes something."""
+"""Who does it, and why, and whether a person can be asked: for every command that changes something."""
 
 from __future__ import annotations
 
 import functools
+import sys
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..operations.audit import os_user
+from ...operations.audit import os_user
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+#: What cannot be undone is not done for a script that may have been meant for a terminal.
+NEEDS_YES = "this cannot be undone, and there is no terminal to ask on: say --yes, or try --dry-run first"
+
+
+def is_terminal() -> bool:
+    """Whether a person can be asked."""
+    return sys.stdin.isatty()
 
 
 def acting(command: Callable[..., Any]) -> Callable[..., Any]:

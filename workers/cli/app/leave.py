@@ -7,13 +7,13 @@ import click
 from redelivery.display import safe
 from redelivery.middleware.ports import Capability
 
-from ..operations.leaving import Leaving
-from ..operations.leaving import leave as leave_
-from ..operations.words import counted
-from .context import Context, json_option, pass_context
-from .dlq_changes import NEEDS_YES, is_terminal
-from .output import print_json, say
-from .progress import Progress
+from ...operations.leaving import Leaving
+from ...operations.leaving import leave as leave_
+from ...operations.words import counted
+from ..context import Context, json_option, pass_context
+from ..ops.acting import NEEDS_YES, is_terminal
+from ..terminal.output import print_json, say
+from ..terminal.progress import Progress
 
 
 @click.command()

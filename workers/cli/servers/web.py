@@ -13,16 +13,16 @@ import click
 
 from redelivery.errors import InputError
 
-from ..duties.operation_runner import carried_out
-from ..operations.audit import os_user
-from ..web.access import ACTIONS
-from .context import Context, pass_context
-from .output import say
+from ...duties.operation_runner import carried_out
+from ...operations.audit import os_user
+from ...web.access import ACTIONS
+from ..context import Context, pass_context
+from ..terminal.output import say
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ..web.access import Login
+    from ...web.access import Login
 
 
 HOST, PORT = "127.0.0.1", 5151
@@ -67,9 +67,9 @@ def web(
     It listens on the loopback, and prints an address with a token to log in with. It reads only, until --allow says what it may do.
     Behind a proxy that logs people in, name its header and its address. SIGTERM and SIGINT end it.
     """
-    from ..web.access import ProxyLogin, TokenLogin, User  # noqa: PLC0415 - what it needs is optional
-    from ..web.page import Page  # noqa: PLC0415 - as above
-    from ..web.server import serve  # noqa: PLC0415 - as above
+    from ...web.access import ProxyLogin, TokenLogin, User  # noqa: PLC0415 - what it needs is optional
+    from ...web.page import Page  # noqa: PLC0415 - as above
+    from ...web.server import serve  # noqa: PLC0415 - as above
 
     if (header is None) != (not addresses):
         msg = "--trust-proxy-header and --trusted-address belong together: without the address, any client could send this header"

@@ -8,11 +8,11 @@ import click
 
 from redelivery.display import harmless, safe, scrubbed
 
-from ..operations.deadlines import deadlines_of
-from ..operations.inventory import take
-from ..operations.words import counted
-from .context import Context, json_option, pass_context
-from .output import print_json, say
+from ...operations.deadlines import deadlines_of
+from ...operations.inventory import take
+from ...operations.words import counted
+from ..context import Context, json_option, pass_context
+from ..terminal.output import print_json, say
 
 
 @click.group()
@@ -38,7 +38,7 @@ def export(context: Context, uri: str, kind: str, *, look: bool, messages: bool 
     messages in queues are counted and not listed, because reading a message marks it. Messages that workers hold are not seen.
     Take the inventory when the queues are empty, or use --look.
     """
-    from ..export.tables import (  # noqa: PLC0415 - pyarrow is an optional dependency
+    from ...export.tables import (  # noqa: PLC0415 - pyarrow is an optional dependency
         INVENTORY,
         is_on_this_machine,
         remove,

@@ -15,29 +15,29 @@ import click
 from redelivery.display import safe
 from redelivery.errors import InputError, RedriveError
 
-from ..operations.audit import Act, recording, result_of
-from ..operations.letters import dead_letters
-from ..operations.letters.choice import filter_of
-from ..operations.letters.edits import edit_of_json
-from ..operations.letters.fates import watched
-from ..operations.letters.guard import Guard
-from ..operations.letters.redrive import Edit, Redrive, redrive
-from ..operations.letters.running import why_it_runs
-from ..operations.operation import Kind, Options, begin, canary_wait_of
-from ..operations.queues import declare, require_queue
-from ..operations.words import counted, rate_of, share_of
-from .acting import acting, detaching
+from ...operations.audit import Act, recording, result_of
+from ...operations.letters import dead_letters
+from ...operations.letters.choice import filter_of
+from ...operations.letters.edits import edit_of_json
+from ...operations.letters.fates import watched
+from ...operations.letters.guard import Guard
+from ...operations.letters.redrive import Edit, Redrive, redrive
+from ...operations.letters.running import why_it_runs
+from ...operations.operation import Kind, Options, begin, canary_wait_of
+from ...operations.queues import declare, require_queue
+from ...operations.words import counted, rate_of, share_of
+from ..context import Context, json_option, pass_context
+from ..ops.acting import acting, detaching
+from ..ops.ops import tell_begun
+from ..terminal.output import SECONDS, print_json, say
+from ..terminal.progress import Progress
+from .changes import changing, is_agreed, targets_of, tell_walk
 from .choosing import choosing, require_choice, require_tasks
-from .context import Context, json_option, pass_context
-from .dlq_changes import changing, is_agreed, targets_of, tell_walk
-from .ops import tell_begun
-from .output import SECONDS, print_json, say
-from .progress import Progress
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from ..ports import Transitions
+    from ...ports import Transitions
 
 
 def edit_of(file: IO[str] | None, task_ids: Sequence[str], queue: str | None) -> Edit | None:

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 from redelivery.middleware.logs import HIDDEN
 
-from ..operations.letters.whole import why_not
-from ..operations.redaction import redacted
-from ..operations.words import age, moment, plain, span
-from .output import INDENT, Column, facts, lines, table
+from ...operations.letters.whole import why_not
+from ...operations.redaction import redacted
+from ...operations.words import age, moment, plain, span
+from ..terminal.output import INDENT, Column, facts, lines, table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from ..letters import Letter
+    from ...letters import Letter
 
 #: The field of the header that says when it died.
 DIED = "deaths.last"

@@ -6,12 +6,12 @@ import click
 
 from redelivery.middleware.ports import Capability
 
-from ..brokers.redis.transport import redis_of
-from ..duties.bootstep import end_together
-from ..duties.dispatcher import Dispatcher
-from ..duties.duty import TIMEOUT
-from ..duties.operation_runner import OperationRunner
-from .context import Context, json_option, pass_context
+from ...brokers.redis.transport import redis_of
+from ...duties.bootstep import end_together
+from ...duties.dispatcher import Dispatcher
+from ...duties.duty import TIMEOUT
+from ...duties.operation_runner import OperationRunner
+from ..context import Context, json_option, pass_context
 from .serving import served
 
 

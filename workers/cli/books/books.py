@@ -6,11 +6,11 @@ import click
 
 from redelivery.display import harmless
 
-from ..reconciliation.rules import VERDICTS
-from ..reconciliation.wording import lives_told
-from .context import Context, json_option, pass_context
-from .output import print_json
-from .screen import screen_width
+from ...reconciliation.rules import VERDICTS
+from ...reconciliation.wording import lives_told
+from ..context import Context, json_option, pass_context
+from ..terminal.output import print_json
+from ..terminal.screen import screen_width
 
 
 @click.group()
@@ -38,7 +38,7 @@ def show(context: Context, output: str, verdicts: tuple[str, ...], limit: int, a
 
     With --json each life that is wrong comes with its events.
     """
-    from ..reconciliation.pages import page_of  # noqa: PLC0415 - pyarrow is an optional dependency
+    from ...reconciliation.pages import page_of  # noqa: PLC0415 - pyarrow is an optional dependency
 
     page = page_of(output, verdicts=verdicts, limit=limit, after=after, with_history=context.as_json)
     if context.as_json:

@@ -11,16 +11,16 @@ import click
 
 from redelivery.display import safe
 
-from ..operations import operation as operations
-from ..operations.words import age, counted, moment, span
+from ...operations import operation as operations
+from ...operations.words import age, counted, moment, span
+from ..context import Context, json_option, pass_context
+from ..terminal.output import Column, facts, lines, print_json, say, table
 from .acting import acting
-from .context import Context, json_option, pass_context
-from .output import Column, facts, lines, print_json, say, table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ..operations.operation import Operation
+    from ...operations.operation import Operation
 
 OPERATIONS = (
     Column("id", is_id=True),
