@@ -14,7 +14,7 @@ from redelivery.middleware.brokers.redis.broker import RedisBroker
 from redelivery.middleware.brokers.redis.keys import Keys
 from redelivery.workers.operations.letters.dead_letters import newest
 from redelivery.workers.operations.letters.filter import Filter
-from redelivery.workers.operations.letters.redrive import redrive
+from redelivery.workers.operations.letters.redrive.redrive import redrive
 
 if TYPE_CHECKING:
     from benchmarks.figures import Figure

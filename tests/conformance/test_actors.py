@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from redelivery.middleware.ports import Capability
-from redelivery.workers.operations.operation import is_kept
+from redelivery.workers.operations.runs.operation import is_kept
 from tests.conformance.brokers import letter
 from tests.support.desk import LETTERS, task_message
 

@@ -15,7 +15,7 @@ from redelivery.workers.brokers.redis.unacked import PLAIN_WORKER
 from redelivery.workers.export.sightings import MAX_MESSAGE, Inventory
 from redelivery.workers.export.tables import is_on_this_machine
 from redelivery.workers.letters import Contents
-from redelivery.workers.operations import inventory
+from redelivery.workers.operations.inventory import inventory
 from tests.support.desk import LETTERS, QUEUE, Desk, task_message
 from tests.support.running import until
 

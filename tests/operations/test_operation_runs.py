@@ -16,10 +16,10 @@ import pytest
 from redelivery.errors import InputError
 from redelivery.middleware.ports import Answer
 from redelivery.workers.duties.operation_runner import OperationRunner, carried_out
-from redelivery.workers.operations import audit, operation
-from redelivery.workers.operations.execution import Execution
 from redelivery.workers.operations.letters.filter import Filter
-from redelivery.workers.operations.operation import Kind, State, store_of
+from redelivery.workers.operations.runs import audit, operation
+from redelivery.workers.operations.runs.execution import Execution
+from redelivery.workers.operations.runs.operation import Kind, State, store_of
 from redelivery.workers.ports import Halted
 from tests.support.dead_shop import LETTERS, begun, found, killed, reached, runtime_of
 from tests.support.running import Shop, until
@@ -257,7 +257,7 @@ def test_a_canary_that_ended_while_no_process_listened_is_heard_of(
     shop: Shop, run: Callable[[], OperationRunner], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The next one reads from the last report of the former on, and not from its own beginning."""
-    monkeypatch.setattr("redelivery.workers.operations.execution.MARGIN_MS", 0)
+    monkeypatch.setattr("redelivery.workers.operations.runs.execution.MARGIN_MS", 0)
     killed(shop, 50)
     made = begun(shop, canary=5, canary_wait=30.0)
     first = execution(shop, made)

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from redelivery.errors import InputError
-from redelivery.workers.operations import audit, operation
 from redelivery.workers.operations.letters.filter import Filter
-from redelivery.workers.operations.operation import ALLOWED, ENDED, Kind, Operation, Options, State
-from redelivery.workers.operations.preview import preview
+from redelivery.workers.operations.runs import audit, operation
+from redelivery.workers.operations.runs.operation import ALLOWED, ENDED, Kind, Operation, Options, State
+from redelivery.workers.operations.runs.preview import preview
 from redelivery.workers.ports import StoredOperation
 from tests.support.desk import LETTERS, Desk
 

@@ -33,7 +33,7 @@ from redelivery.middleware.messages.ttl import PUBLISHED, TIME_TO_LIVE
 from redelivery.middleware.ports import Capability
 from redelivery.settings import FIELDS, GENERAL, GeneralSettings, RedeliveryPolicy
 from redelivery.workers.cli.main import redelivery as command
-from redelivery.workers.operations.metrics import METRICS, WORKER_METRICS
+from redelivery.workers.operations.metrics.metrics import METRICS, WORKER_METRICS
 from redelivery.workers.reconciliation import schema
 from redelivery.workers.reconciliation.rules import VERDICTS
 from tests.project.settings_reference import described

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 from redelivery.middleware.messages.envelope import Failed
 from redelivery.middleware.messages.steps import dead, sealed
-from redelivery.workers.operations import operation
 from redelivery.workers.operations.letters.filter import Filter
-from redelivery.workers.operations.operation import Kind, Operation, Options
+from redelivery.workers.operations.runs import operation
+from redelivery.workers.operations.runs.operation import Kind, Operation, Options
 from tests.support.desk import task_message
 from tests.support.running import until
 

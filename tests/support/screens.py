@@ -31,9 +31,9 @@ from kombu import Queue
 
 from redelivery import Redelivery
 from redelivery.workers.cli.main import redelivery
-from redelivery.workers.operations import adoption
-from redelivery.workers.operations.audit import Act, Acted, acted
-from redelivery.workers.operations.operation import State, pause, store_of
+from redelivery.workers.operations.adoption import adoption
+from redelivery.workers.operations.runs.audit import Act, Acted, acted
+from redelivery.workers.operations.runs.operation import State, pause, store_of
 from redelivery.workers.ports import Claim
 from redelivery.workers.reconciliation.session import session
 from tests.support.desk import LETTERS, Desk, body_of, task_message

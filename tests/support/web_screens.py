@@ -20,9 +20,9 @@ from PIL import Image
 
 from redelivery.middleware.messages.envelope import Attempt, Envelope
 from redelivery.middleware.messages.events import ENTRY, Event, Outcome
-from redelivery.workers.operations import operation
 from redelivery.workers.operations.letters.filter import Filter
-from redelivery.workers.operations.operation import Kind, Options, State
+from redelivery.workers.operations.runs import operation
+from redelivery.workers.operations.runs.operation import Kind, Options, State
 from tests.support.browser import Browser, program
 from tests.support.desk import LETTERS, QUEUE, Desk, body_of, task_message
 from tests.support.running import until

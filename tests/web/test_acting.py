@@ -10,8 +10,8 @@ import pytest
 
 from redelivery.middleware.messages.events import Outcome
 from redelivery.workers.brokers.broker import broker_of, needed
-from redelivery.workers.operations.audit import entries
-from redelivery.workers.operations.operation import State, found, listed
+from redelivery.workers.operations.runs.audit import entries
+from redelivery.workers.operations.runs.operation import State, found, listed
 from tests.support.desk import LETTERS, QUEUE, body_of, task_message
 from tests.support.running import until
 

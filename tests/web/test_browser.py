@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from redelivery.workers.operations import operation
 from redelivery.workers.operations.letters.filter import Filter
-from redelivery.workers.operations.operation import Kind, Options
+from redelivery.workers.operations.runs import operation
+from redelivery.workers.operations.runs.operation import Kind, Options
 from tests.support.axe import findings
 from tests.support.browser import Browser, browser
 from tests.support.desk import LETTERS, task_message

@@ -14,10 +14,10 @@ from urllib.parse import quote
 import pytest
 
 from redelivery.middleware.messages.events import ENTRY, Event, Outcome
-from redelivery.workers.operations import operation
-from redelivery.workers.operations.audit import Act, Acted, acted, record
 from redelivery.workers.operations.letters.filter import Filter
-from redelivery.workers.operations.operation import Kind, Options
+from redelivery.workers.operations.runs import operation
+from redelivery.workers.operations.runs.audit import Act, Acted, acted, record
+from redelivery.workers.operations.runs.operation import Kind, Options
 from tests.support.browser import Browser, browser
 from tests.support.desk import LETTERS, QUEUE, Desk, body_of, task_message
 from tests.support.web_page import TOKEN

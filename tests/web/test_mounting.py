@@ -18,9 +18,9 @@ from starlette.routing import Mount
 
 from redelivery.errors import ConfigurationError
 from redelivery.web import User, asgi_app, wsgi_app
-from redelivery.workers.operations import operation
 from redelivery.workers.operations.letters.filter import Filter
-from redelivery.workers.operations.operation import Kind, State
+from redelivery.workers.operations.runs import operation
+from redelivery.workers.operations.runs.operation import Kind, State
 from redelivery.workers.web.guard import form_token_of
 from redelivery.workers.web.streams import LIMIT
 from tests.support.desk import LETTERS, Desk

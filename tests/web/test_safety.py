@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 import pytest
 
-from redelivery.workers.operations.audit import os_user
+from redelivery.workers.operations.runs.audit import os_user
 from redelivery.workers.web.guard import form_token_of
 from redelivery.workers.web.views import acts, screens
 from tests.support.desk import LETTERS, Desk, body_of, task_message

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from redelivery.middleware.messages.events import Outcome
-from redelivery.workers.operations.audit import entries
-from redelivery.workers.operations.operation import State, found, listed
+from redelivery.workers.operations.runs.audit import entries
+from redelivery.workers.operations.runs.operation import State, found, listed
 from tests.support.browser import browser
 from tests.support.desk import LETTERS
 from tests.support.running import until

@@ -17,15 +17,15 @@ from redelivery.errors import InputError
 from redelivery.middleware.ports import Answer
 
 from ..letters import Letter
-from ..operations import delayed as delayed_changes
-from ..operations.audit import Act, Acted, acted, record, recording, result_of
+from ..operations.delayed import changes as delayed_changes
+from ..operations.delayed.bulk import cancel_waiting
 from ..operations.letters.filter import Filter
-from ..operations.letters.whole import as_editable
-from ..operations.operation import Kind, Options, begin, check
+from ..operations.letters.reading.whole import as_editable
 from ..operations.queues import require_queue
-from ..operations.short_ids import MAX_CANDIDATES, is_whole, meant
-from ..operations.waiting import cancel_waiting
-from ..operations.words import counted, moment, span
+from ..operations.runs.audit import Act, Acted, acted, record, recording, result_of
+from ..operations.runs.operation import Kind, Options, begin, check
+from ..operations.words.numbers import counted, moment, span
+from ..operations.words.short_ids import MAX_CANDIDATES, is_whole, meant
 from .context import Context, json_option, pass_context
 from .dlq import letters
 from .ops.acting import NEEDS_YES, acting, detaching, is_terminal

@@ -9,9 +9,9 @@ import click
 from redelivery.display import safe
 from redelivery.errors import InputError
 
-from ..operations.policy_words import shown
-from ..operations.task_life import life_of
-from ..operations.words import age, counted, moment, span
+from ..operations.inventory.task_life import life_of
+from ..operations.words.numbers import age, counted, moment, span
+from ..operations.words.policies import shown
 from .books.outcomes import events_table
 from .context import Context, json_option, pass_context
 from .terminal.output import INDENT, facts, lines, print_json, say, wrapped

@@ -19,7 +19,7 @@ from redelivery.middleware.brokers.errors import REFUSED
 from redelivery.middleware.logs import log
 
 from ..brokers.redis.transport import redis_of
-from ..operations.recovery import name_of
+from ..operations.fleet.recovery import name_of
 from .duty import Duty
 
 if TYPE_CHECKING:

@@ -21,8 +21,8 @@ from redelivery.errors import RedeliveryError
 from redelivery.middleware.brokers.errors import BROKER_ERRORS
 from redelivery.middleware.logs import log
 
-from ..operations.execution import Execution
-from ..operations.operation import Kind, Operation, State, is_kept, store_of
+from ..operations.runs.execution import Execution
+from ..operations.runs.operation import Kind, Operation, State, is_kept, store_of
 from .duty import TIMEOUT, Duty
 
 if TYPE_CHECKING:

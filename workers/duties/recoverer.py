@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
-from ..operations.recovery import Recovery
+from ..operations.fleet.recovery import Recovery
 from .duty import Duty
 
 if TYPE_CHECKING:

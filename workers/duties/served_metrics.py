@@ -16,7 +16,7 @@ from redelivery.settings.values import host_and_port
 if TYPE_CHECKING:
     from celery.worker.consumer import Consumer
 
-    from ..operations.metrics_server import MetricsServer
+    from ..operations.metrics.server import MetricsServer
 
 
 class ServedMetrics(bootsteps.StartStopStep):
@@ -37,9 +37,9 @@ class ServedMetrics(bootsteps.StartStopStep):
         """Count from now on, and serve what is counted; after a lost connection it goes on."""
         if self._server is not None:
             return
-        from ..operations.collector import page_of  # noqa: PLC0415 - prometheus_client is an extra
-        from ..operations.metrics_server import MetricsServer  # noqa: PLC0415 - only where it serves
-        from ..operations.worker_metrics import WorkerMetrics  # noqa: PLC0415 - as above
+        from ..operations.metrics.collector import page_of  # noqa: PLC0415 - prometheus_client is an extra
+        from ..operations.metrics.server import MetricsServer  # noqa: PLC0415 - only where it serves
+        from ..operations.metrics.worker import WorkerMetrics  # noqa: PLC0415 - as above
 
         runtime = consumer.app.redelivery
         found = WorkerMetrics(runtime.app.tasks)

@@ -11,7 +11,7 @@ from redelivery.errors import RedriveError
 from ..brokers.redis.transport import redis_of
 from ..operations.letters import dead_letters
 from ..operations.letters.filter import Filter
-from ..operations.letters.redrive import redrive
+from ..operations.letters.redrive.redrive import redrive
 
 if TYPE_CHECKING:
     from redelivery.middleware.brokers.redis.broker import RedisBroker

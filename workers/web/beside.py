@@ -18,7 +18,7 @@ from redelivery.middleware.brokers.errors import BROKER_ERRORS
 from redelivery.middleware.logs import log
 
 from ..duties.operation_runner import OperationRunner
-from ..operations.operation import is_kept
+from ..operations.runs.operation import is_kept
 
 if TYPE_CHECKING:
     from redelivery.middleware.runtime import Runtime

@@ -15,7 +15,7 @@ from markupsafe import Markup, escape
 
 from redelivery.display import safe
 
-from ..operations.words import age, duration_text, moment, plain, span
+from ..operations.words.numbers import age, duration_text, moment, plain, span
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -20,7 +20,7 @@ from redelivery.workers.duties.lease import HELD_FOR, Lease
 from redelivery.workers.export.export import export_outcomes
 from redelivery.workers.operations.letters.filter import Filter
 from redelivery.workers.operations.letters.purge import purge
-from redelivery.workers.operations.letters.redrive import redrive
+from redelivery.workers.operations.letters.redrive.redrive import redrive
 from tests.support.desk import LETTERS, QUEUE, Desk, task_message
 from tests.support.running import Shop, until
 

@@ -20,9 +20,9 @@ from redelivery.middleware.messages.envelope import HEADER, Attempt, Failed
 from redelivery.middleware.messages.steps import dead, sealed
 from redelivery.middleware.worker.letter_handler import handlers_of
 from redelivery.workers.brokers.redis.transport import redis_of
-from redelivery.workers.operations.inventory import take as inventory
+from redelivery.workers.operations.inventory.inventory import take as inventory
 from redelivery.workers.operations.letters.filter import Filter
-from redelivery.workers.operations.letters.redrive import redrive
+from redelivery.workers.operations.letters.redrive.redrive import redrive
 from tests.faults.chaos.verdict import archived_in, judge
 from tests.support.desk import body_of, task_message
 from tests.support.lanes import first_quick

@@ -16,7 +16,7 @@ from redelivery.middleware.policy.destinations import RestingPlace, resting_plac
 from redelivery.middleware.ports import Answer
 from redelivery.middleware.transitions.recovery import recover
 from redelivery.workers.brokers.redis.delay_store import RedisDelayStore
-from redelivery.workers.operations.inventory import take as inventory
+from redelivery.workers.operations.inventory.inventory import take as inventory
 from redelivery.workers.operations.letters.dead_letters import newest
 from tests.support.desk import LETTERS, Desk, task_message
 

@@ -15,7 +15,7 @@ from redelivery import RedeliveryPolicy
 from redelivery.middleware.messages.envelope import Envelope
 from redelivery.middleware.messages.ttl import DELIVERY_DELAY, PUBLISHED, TIME_TO_LIVE, due_ms
 from redelivery.workers.operations.letters.filter import Filter
-from redelivery.workers.operations.letters.redrive import redrive
+from redelivery.workers.operations.letters.redrive.redrive import redrive
 from tests.support.running import Shop, until
 from tests.support.servers import Server, binaries
 

@@ -14,9 +14,9 @@ from redelivery.middleware.messages.envelope import Envelope
 from redelivery.middleware.messages.ttl import PUBLISHED, TIME_TO_LIVE, expiry_ms
 from redelivery.middleware.ports import Answer
 from redelivery.workers.brokers.redis.delay_store import RedisDelayStore
-from redelivery.workers.operations.delayed import reschedule
+from redelivery.workers.operations.delayed.changes import reschedule
 from redelivery.workers.operations.letters.filter import Filter
-from redelivery.workers.operations.letters.redrive import redrive
+from redelivery.workers.operations.letters.redrive.redrive import redrive
 from redelivery.workers.testing.clock import aged
 from tests.support.running import Shop, until
 from tests.support.servers import Server, binaries

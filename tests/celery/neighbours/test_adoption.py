@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from redelivery.workers.operations.adoption import NEIGHBOURS
+from redelivery.workers.operations.adoption.adoption import NEIGHBOURS
 from tests.support.running import ROOT
 
 if TYPE_CHECKING:

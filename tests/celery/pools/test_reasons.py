@@ -13,7 +13,7 @@ import pytest
 from redelivery.middleware.messages.envelope import MAX_ATTEMPTS, Envelope
 from redelivery.workers.operations.letters.filter import Filter
 from redelivery.workers.operations.letters.move import move
-from redelivery.workers.operations.letters.redrive import Edit, redrive
+from redelivery.workers.operations.letters.redrive.redrive import Edit, redrive
 from tests.support.lanes import first_quick
 from tests.support.running import Shop, until
 from tests.support.servers import Server, binaries

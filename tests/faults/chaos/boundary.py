@@ -29,7 +29,7 @@ from redelivery.middleware.brokers.redis.receiving.channel import Receiving
 from redelivery.middleware.brokers.redis.receiving.receiver import Receiver
 from redelivery.middleware.brokers.redis.stores import Stores
 from redelivery.workers.export import tables
-from redelivery.workers.operations import recovery
+from redelivery.workers.operations.fleet import recovery
 from redelivery.workers.operations.letters import archive as letter_archive
 
 if TYPE_CHECKING:

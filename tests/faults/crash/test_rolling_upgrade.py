@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from redelivery.middleware.messages.envelope import HEADER, Envelope
 from redelivery.workers.operations.letters.filter import Filter
-from redelivery.workers.operations.letters.redrive import redrive
+from redelivery.workers.operations.letters.redrive.redrive import redrive
 from tests.support.running import until
 
 if TYPE_CHECKING:

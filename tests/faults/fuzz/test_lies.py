@@ -23,7 +23,7 @@ from redelivery.workers.brokers.rabbitmq import delay_store as amqp_delayed
 from redelivery.workers.duties.letter_watch import LetterWatch
 from redelivery.workers.operations.letters.filter import Filter
 from redelivery.workers.operations.letters.move import move
-from redelivery.workers.operations.letters.redrive import Edit, redrive
+from redelivery.workers.operations.letters.redrive.redrive import Edit, redrive
 from tests.conformance.brokers import Place, letter
 from tests.support.desk import LETTERS, QUEUE, Desk, task_message
 from tests.support.running import Shop, until

@@ -13,7 +13,7 @@ from redelivery.middleware.messages.events import Outcome
 from redelivery.middleware.messages.steps import dead, undelivered
 from redelivery.middleware.ports import Answer
 from redelivery.workers.brokers.redis.delay_store import RedisDelayStore
-from redelivery.workers.operations import delayed as delayed_changes
+from redelivery.workers.operations.delayed import changes as delayed_changes
 from tests.support.desk import QUEUE, Desk, body_of, task_message
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from redelivery.workers.operations.operation import listed
+from redelivery.workers.operations.runs.operation import listed
 from tests.support.desk import LETTERS, QUEUE, Desk, body_of, harmless, task_message
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from redelivery.workers.duties.operation_runner import OperationRunner
-from redelivery.workers.operations import operation
-from redelivery.workers.operations.audit import os_user
+from redelivery.workers.operations.runs import operation
+from redelivery.workers.operations.runs.audit import os_user
 from tests.support.desk import LETTERS, Desk, copies, task_message
 from tests.support.running import until
 

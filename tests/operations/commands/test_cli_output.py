@@ -13,7 +13,7 @@ from redelivery.display import safe
 from redelivery.errors import InputError
 from redelivery.workers.cli.terminal.output import Column, short, table
 from redelivery.workers.cli.terminal.screen import coloured
-from redelivery.workers.operations.words import moment, seconds, span
+from redelivery.workers.operations.words.numbers import moment, seconds, span
 from tests.support.desk import harmless
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from redelivery.errors import InputError
 from redelivery.workers.cli.main import redelivery
-from redelivery.workers.operations.short_ids import begins, meant
+from redelivery.workers.operations.words.short_ids import begins, meant
 from tests.support.desk import LETTERS, QUEUE, Desk, task_message
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from redelivery.middleware.messages.steps import dead, undelivered
 from redelivery.middleware.ports import Answer
 from redelivery.settings import RedeliverySettings
 from redelivery.workers.brokers.redis.delay_store import RedisDelayStore
-from redelivery.workers.operations.delayed import reschedule
-from redelivery.workers.operations.leaving import PAGE, leave
+from redelivery.workers.operations.adoption.leaving import PAGE, leave
+from redelivery.workers.operations.delayed.changes import reschedule
 from tests.support.desk import LETTERS, QUEUE, Desk, task_message
 from tests.support.running import Shop, until
 

@@ -14,7 +14,7 @@ from redelivery.middleware.messages.steps import sealed
 from redelivery.settings import RedeliverySettings
 from redelivery.workers.duties.retention import BATCH, Retention
 from redelivery.workers.operations.letters.filter import Filter
-from redelivery.workers.operations.letters.redrive import redrive
+from redelivery.workers.operations.letters.redrive.redrive import redrive
 from tests.support.desk import LETTERS, QUEUE, Desk, task_message
 from tests.support.running import until
 

@@ -15,11 +15,11 @@ from redelivery.middleware.brokers.redis.keys import Keys
 from redelivery.middleware.messages.envelope import HEADER
 from redelivery.workers.letters import Letter
 from redelivery.workers.operations.letters.archive import COLUMNS, archive, export_letters
-from redelivery.workers.operations.letters.causes import causes
 from redelivery.workers.operations.letters.dead_letters import newest
 from redelivery.workers.operations.letters.filter import Filter
 from redelivery.workers.operations.letters.move import move
 from redelivery.workers.operations.letters.purge import purge
+from redelivery.workers.operations.letters.reading.causes import causes
 from redelivery.workers.operations.letters.walk import BATCH
 from tests.support.desk import LETTERS, QUEUE, Desk, copies, task_message
 

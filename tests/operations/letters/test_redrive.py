@@ -14,7 +14,7 @@ from redelivery.errors import BrokerError
 from redelivery.middleware.messages.events import Outcome
 from redelivery.middleware.messages.steps import opened, sealed
 from redelivery.workers.operations.letters.filter import Filter
-from redelivery.workers.operations.letters.redrive import redrive
+from redelivery.workers.operations.letters.redrive.redrive import redrive
 from redelivery.workers.operations.letters.walk import BATCH
 from tests.support.desk import LETTERS, QUEUE, Desk, body_of, copies, task_message
 

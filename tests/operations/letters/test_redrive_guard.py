@@ -11,10 +11,10 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redelivery.errors import BrokerError, RedriveError
 from redelivery.middleware.messages.events import Event, Outcome
 from redelivery.middleware.ports import Answer
-from redelivery.workers.operations.letters.fates import Fates, watched
 from redelivery.workers.operations.letters.filter import Filter
-from redelivery.workers.operations.letters.guard import Guard
-from redelivery.workers.operations.letters.redrive import redrive
+from redelivery.workers.operations.letters.redrive.fates import Fates, watched
+from redelivery.workers.operations.letters.redrive.guard import Guard
+from redelivery.workers.operations.letters.redrive.redrive import redrive
 from redelivery.workers.operations.letters.walk import BATCH
 from tests.support.desk import LETTERS, QUEUE, Desk, copies, task_message
 

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from redelivery.workers.operations.collector import Families, page_of
-from redelivery.workers.operations.metrics import METRICS, WORKER_METRICS, Family, Living, families, measured
+from redelivery.workers.operations.metrics.collector import Families, page_of
+from redelivery.workers.operations.metrics.metrics import METRICS, WORKER_METRICS, Family, Living, families, measured
 from redelivery.workers.ports import Gauge
 from tests.conformance.brokers import Place, letter
 from tests.support.desk import LETTERS, QUEUE, Desk, task_message

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from redelivery.workers.operations import metrics_server
-from redelivery.workers.operations.metrics_server import MetricsServer
+from redelivery.workers.operations.metrics import server as metrics_server
+from redelivery.workers.operations.metrics.server import MetricsServer
 from tests.support.running import until
 
 if TYPE_CHECKING:

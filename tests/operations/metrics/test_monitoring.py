@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from redelivery.workers.operations.metrics import METRICS
+from redelivery.workers.operations.metrics.metrics import METRICS
 from tests.support.running import ROOT, Shop, until
 
 if TYPE_CHECKING:

@@ -15,9 +15,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from redelivery.middleware.messages.events import Event, Outcome
 from redelivery.middleware.telemetry.series import OTHER, UNKNOWN
-from redelivery.workers.operations import worker_metrics
-from redelivery.workers.operations.collector import page_of
-from redelivery.workers.operations.worker_metrics import WorkerMetrics
+from redelivery.workers.operations.metrics import worker as worker_metrics
+from redelivery.workers.operations.metrics.collector import page_of
+from redelivery.workers.operations.metrics.worker import WorkerMetrics
 from tests.support.running import Shop, until
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from redelivery.middleware.messages.steps import sealed
 from redelivery.middleware.worker import celery_lines
 from redelivery.middleware.worker.celery_lines import LOGGERS
 from redelivery.workers.letters import Letter
-from redelivery.workers.operations.redaction import redacted
+from redelivery.workers.operations.words.redaction import redacted
 from tests.support.desk import LETTERS, Desk, task_message
 from tests.support.lanes import first_quick
 from tests.support.running import until

@@ -12,8 +12,8 @@ import click
 
 from redelivery.display import safe
 
-from ...operations.adoption import adoption_of
-from ...operations.words import counted
+from ...operations.adoption.adoption import adoption_of
+from ...operations.words.numbers import counted
 from ..context import Context, json_option, pass_context
 from ..terminal.output import Column, print_json, table, wrapped
 from ..terminal.screen import coloured, screen_width
@@ -21,7 +21,7 @@ from ..terminal.screen import coloured, screen_width
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from ...operations.adoption import Adoption, Change
+    from ...operations.adoption.adoption import Adoption, Change
 
 Key = TypeVar("Key")
 

@@ -12,7 +12,7 @@ from redelivery.display import safe
 from redelivery.errors import InputError
 
 from ...operations.doctor.examination import examine
-from ...operations.words import counted
+from ...operations.words.numbers import counted
 from ..context import Context, json_option, pass_context
 from ..terminal.output import SECONDS, print_json, table, wrapped
 from ..terminal.screen import coloured

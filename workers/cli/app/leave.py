@@ -7,9 +7,9 @@ import click
 from redelivery.display import safe
 from redelivery.middleware.ports import Capability
 
-from ...operations.leaving import Leaving
-from ...operations.leaving import leave as leave_
-from ...operations.words import counted
+from ...operations.adoption.leaving import Leaving
+from ...operations.adoption.leaving import leave as leave_
+from ...operations.words.numbers import counted
 from ..context import Context, json_option, pass_context
 from ..ops.acting import NEEDS_YES, is_terminal
 from ..terminal.output import print_json, say

@@ -10,8 +10,8 @@ from redelivery.display import safe
 from redelivery.settings import FIELDS, UNLIMITED
 from redelivery.settings.values import suggestion
 
-from ...operations.policy_words import DELAYS, delays_of, options_for, plain_value, shown
-from ...operations.words import seconds_text
+from ...operations.words.numbers import seconds_text
+from ...operations.words.policies import DELAYS, delays_of, options_for, plain_value, shown
 from ..terminal.output import Column, print_json, table, wrapped
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ import click
 
 from redelivery.display import harmless, safe, scrubbed
 
-from ...operations.deadlines import deadlines_of
-from ...operations.inventory import take
-from ...operations.words import counted
+from ...operations.inventory.deadlines import deadlines_of
+from ...operations.inventory.inventory import take
+from ...operations.words.numbers import counted
 from ..context import Context, json_option, pass_context
 from ..terminal.output import print_json, say
 

@@ -11,7 +11,7 @@ from redelivery.display import harmless, scrubbed
 from redelivery.errors import InputError
 
 from ...duties.exporter import Exporter
-from ...operations.words import counted, moment, span
+from ...operations.words.numbers import counted, moment, span
 from ..context import Context, json_option, pass_context
 from ..servers.serving import served
 from ..terminal.output import SECONDS, Column, print_json, say, table

@@ -14,16 +14,16 @@ import click
 from redelivery.display import harmless, safe
 from redelivery.errors import InputError
 
-from ...operations.audit import Act, recording, result_of
 from ...operations.letters import dead_letters
 from ...operations.letters.choice import filter_of
 from ...operations.letters.move import move
 from ...operations.letters.purge import purge
-from ...operations.letters.redrive import Edit, Redrive, redrive
+from ...operations.letters.redrive.redrive import Edit, Redrive, redrive
 from ...operations.letters.running import require_rest
-from ...operations.operation import Kind, Options, begin
 from ...operations.queues import require_queue
-from ...operations.words import counted
+from ...operations.runs.audit import Act, recording, result_of
+from ...operations.runs.operation import Kind, Options, begin
+from ...operations.words.numbers import counted
 from ..context import Context, json_option, pass_context
 from ..ops.acting import NEEDS_YES, acting, detaching, is_terminal
 from ..ops.ops import tell_begun

@@ -16,12 +16,12 @@ from redelivery.errors import InputError
 
 from ...operations.letters import dead_letters
 from ...operations.letters.archive import export_letters
-from ...operations.letters.causes import causes
 from ...operations.letters.choice import filter_of
+from ...operations.letters.reading.causes import causes
+from ...operations.letters.reading.whole import as_editable, as_json
 from ...operations.letters.walk import letters_of
-from ...operations.letters.whole import as_editable, as_json
-from ...operations.redaction import seen
-from ...operations.words import age, counted
+from ...operations.words.numbers import age, counted
+from ...operations.words.redaction import seen
 from ..context import Context, json_option, pass_context
 from ..terminal.output import Column, print_json, say, table
 from . import letters

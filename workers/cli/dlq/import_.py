@@ -10,7 +10,7 @@ import click
 from redelivery.display import safe
 from redelivery.middleware.ports import Capability
 
-from ...operations.words import counted
+from ...operations.words.numbers import counted
 from ..context import Context, json_option, pass_context
 from ..terminal.output import print_json, say
 from ..terminal.progress import Progress

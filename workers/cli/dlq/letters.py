@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from redelivery.middleware.logs import HIDDEN
 
-from ...operations.letters.whole import why_not
-from ...operations.redaction import redacted
-from ...operations.words import age, moment, plain, span
+from ...operations.letters.reading.whole import why_not
+from ...operations.words.numbers import age, moment, plain, span
+from ...operations.words.redaction import redacted
 from ..terminal.output import INDENT, Column, facts, lines, table
 
 if TYPE_CHECKING:

@@ -15,17 +15,17 @@ import click
 from redelivery.display import safe
 from redelivery.errors import InputError, RedriveError
 
-from ...operations.audit import Act, recording, result_of
 from ...operations.letters import dead_letters
 from ...operations.letters.choice import filter_of
-from ...operations.letters.edits import edit_of_json
-from ...operations.letters.fates import watched
-from ...operations.letters.guard import Guard
-from ...operations.letters.redrive import Edit, Redrive, redrive
+from ...operations.letters.redrive.edits import edit_of_json
+from ...operations.letters.redrive.fates import watched
+from ...operations.letters.redrive.guard import Guard
+from ...operations.letters.redrive.redrive import Edit, Redrive, redrive
 from ...operations.letters.running import why_it_runs
-from ...operations.operation import Kind, Options, begin, canary_wait_of
 from ...operations.queues import declare, require_queue
-from ...operations.words import counted, rate_of, share_of
+from ...operations.runs.audit import Act, recording, result_of
+from ...operations.runs.operation import Kind, Options, begin, canary_wait_of
+from ...operations.words.numbers import counted, rate_of, share_of
 from ..context import Context, json_option, pass_context
 from ..ops.acting import acting, detaching
 from ..ops.ops import tell_begun

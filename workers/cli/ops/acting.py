@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ...operations.audit import os_user
+from ...operations.runs.audit import os_user
 
 if TYPE_CHECKING:
     from collections.abc import Callable

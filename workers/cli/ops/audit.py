@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ...operations.audit import entries
-from ...operations.operation import is_kept
-from ...operations.words import moment
+from ...operations.runs.audit import entries
+from ...operations.runs.operation import is_kept
+from ...operations.words.numbers import moment
 from ..context import Context, json_option, pass_context
 from ..terminal.output import Column, print_json, say, table
 
 if TYPE_CHECKING:
     from redelivery.middleware.messages.events import Event
 
-    from ...operations.audit import Entry
+    from ...operations.runs.audit import Entry
 
 ENTRIES = (
     Column("when", 1, 10, keeps_end=True),

@@ -11,8 +11,8 @@ import click
 
 from redelivery.display import safe
 
-from ...operations import operation as operations
-from ...operations.words import age, counted, moment, span
+from ...operations.runs import operation as operations
+from ...operations.words.numbers import age, counted, moment, span
 from ..context import Context, json_option, pass_context
 from ..terminal.output import Column, facts, lines, print_json, say, table
 from .acting import acting
@@ -20,7 +20,7 @@ from .acting import acting
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ...operations.operation import Operation
+    from ...operations.runs.operation import Operation
 
 OPERATIONS = (
     Column("id", is_id=True),

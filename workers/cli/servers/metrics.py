@@ -10,8 +10,8 @@ import click
 from redelivery.errors import InputError
 from redelivery.settings.values import host_and_port
 
-from ...operations.metrics import Living, measured
-from ...operations.metrics_server import MetricsServer
+from ...operations.metrics.metrics import Living, measured
+from ...operations.metrics.server import MetricsServer
 from ..context import Context, json_option, pass_context
 from ..terminal.output import print_json
 from .serving import served
@@ -58,14 +58,14 @@ def metrics(ctx: click.Context, context: Context, listen: tuple[str, int] | None
     if context.as_json:
         print_json([family.to_dict() for family in measured(context.runtime)])
         return
-    from ...operations.collector import Families, page_of  # noqa: PLC0415 - prometheus_client is an extra
+    from ...operations.metrics.collector import Families, page_of  # noqa: PLC0415 - prometheus_client is an extra
 
     click.echo(page_of(Families(lambda: measured(context.runtime)))[0].decode(), nl=False)
 
 
 def _serve(context: Context, host: str, port: int) -> int:
     """Serve until a signal comes; the exit code."""
-    from ...operations.collector import Families, page_of  # noqa: PLC0415 - as above
+    from ...operations.metrics.collector import Families, page_of  # noqa: PLC0415 - as above
 
     living = Living(context.runtime.settings.lease)
     families = Families(lambda: measured(context.runtime, living))

@@ -14,7 +14,7 @@ import click
 from redelivery.errors import InputError
 
 from ...duties.operation_runner import carried_out
-from ...operations.audit import os_user
+from ...operations.runs.audit import os_user
 from ...web.access import ACTIONS
 from ..context import Context, pass_context
 from ..terminal.output import say

@@ -18,7 +18,7 @@ import click
 from redelivery.display import safe
 from redelivery.errors import InputError
 
-from ...operations.words import plain, seconds
+from ...operations.words.numbers import plain, seconds
 from .screen import USUAL, coloured, cut, screen_width, width_of
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from redelivery.settings import UNLIMITED
 from redelivery.settings.sources import OVERRIDE_QUEUES, QUEUES
 
 from ...ports import NotKnown
-from ..adoption import queue_of
+from ..adoption.adoption import queue_of
 from .finding import Finding, named
 
 if TYPE_CHECKING:

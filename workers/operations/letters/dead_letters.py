@@ -13,7 +13,7 @@ from redelivery.settings.values import suggestion
 
 from ...brokers.broker import broker_of, needed
 from ...letters import Letter
-from ..short_ids import begins, is_whole, meant
+from ..words.short_ids import begins, is_whole, meant
 
 if TYPE_CHECKING:
     from collections.abc import Collection

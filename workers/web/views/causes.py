@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ...operations.letters import dead_letters
-from ...operations.letters.causes import Causes
+from ...operations.letters.reading.causes import Causes
 from ..asked import Shown
 from ..looks import MOST, leaves_marks
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ...operations.letters.causes import Cause
+    from ...operations.letters.reading.causes import Cause
     from ..asked import Asked
 
 

@@ -12,12 +12,12 @@ from redelivery.errors import InputError
 from redelivery.middleware.ports import Answer
 
 from ...brokers.broker import broker_of, needed
-from ...operations import delayed as changes
-from ...operations.audit import Act, Acted, acted, record
-from ...operations.operation import is_kept
+from ...operations.delayed import changes
 from ...operations.queues import require_queue
-from ...operations.short_ids import MAX_CANDIDATES, is_whole, meant
-from ...operations.words import seconds
+from ...operations.runs.audit import Act, Acted, acted, record
+from ...operations.runs.operation import is_kept
+from ...operations.words.numbers import seconds
+from ...operations.words.short_ids import MAX_CANDIDATES, is_whole, meant
 from ..asked import Go, Shown
 from ..looks import leaves_marks
 

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 from redelivery.errors import InputError
 
 from ...operations.letters import dead_letters
-from ...operations.letters.browse import at_place, browsed
-from ...operations.letters.edits import edit_of_json
 from ...operations.letters.filter import Filter
-from ...operations.letters.whole import as_editable
-from ...operations.single import redrive_one
-from ...operations.words import plain
+from ...operations.letters.reading.browse import at_place, browsed
+from ...operations.letters.reading.whole import as_editable
+from ...operations.letters.redrive.edits import edit_of_json
+from ...operations.runs.single import redrive_one
+from ...operations.words.numbers import plain
 from ..asked import Go, Shown
 from ..looks import leaves_marks
 

@@ -10,12 +10,12 @@ from redelivery.errors import InputError
 from redelivery.middleware.messages.events import Reason
 
 from ...operations.letters import dead_letters
-from ...operations.letters.browse import Browsed, browsed
 from ...operations.letters.choice import filter_of
 from ...operations.letters.filter import Filter
-from ...operations.operation import is_kept
-from ...operations.redaction import seen
-from ...operations.words import seconds
+from ...operations.letters.reading.browse import Browsed, browsed
+from ...operations.runs.operation import is_kept
+from ...operations.words.numbers import seconds
+from ...operations.words.redaction import seen
 from ..asked import Go, Shown
 from ..looks import MOST, leaves_marks
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from redelivery.errors import InputError
 
-from ...operations.audit import entries
 from ...operations.letters import dead_letters
-from ...operations.operation import (
+from ...operations.runs.audit import entries
+from ...operations.runs.operation import (
     ALLOWED,
     NOT_HERE,
     Kind,
@@ -24,8 +24,8 @@ from ...operations.operation import (
     pause,
     resume,
 )
-from ...operations.preview import preview
-from ...operations.words import rate_of, seconds, share_of
+from ...operations.runs.preview import preview
+from ...operations.words.numbers import rate_of, seconds, share_of
 from ..asked import Go, Shown
 from .letters import Choice, choice_of, waiting_choice
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ...operations.letters import dead_letters
-from ...operations.rates import KINDS
-from ...operations.words import counted
+from ...operations.metrics.rates import KINDS
+from ...operations.words.numbers import counted
 from ..asked import Shown
 from ..figures import alarms, live
 

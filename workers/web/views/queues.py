@@ -8,9 +8,9 @@ from redelivery.errors import InputError
 from redelivery.settings import FIELDS
 from redelivery.settings.values import suggestion
 
-from ...operations.holders import holders
+from ...operations.fleet.holders import holders
 from ...operations.letters import dead_letters
-from ...operations.policy_words import delays_of, shown, sources_of
+from ...operations.words.policies import delays_of, shown, sources_of
 from ..asked import Shown
 from ..looks import leaves_marks
 from .workers import LOOKED_AT

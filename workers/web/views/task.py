@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from redelivery.errors import InputError
 
-from ...operations.task_life import life_of
+from ...operations.inventory.task_life import life_of
 from ..asked import Shown
 from ..looks import leaves_marks
 

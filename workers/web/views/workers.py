@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ...operations.holders import holders
+from ...operations.fleet.holders import holders
 from ..asked import Shown
 from ..looks import leaves_marks
 

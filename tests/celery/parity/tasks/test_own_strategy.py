@@ -11,7 +11,7 @@ from celery import Celery, Task
 
 from redelivery import Redelivery
 from redelivery.middleware.worker.own_strategy import strategy_of
-from redelivery.workers.operations.adoption import adoption_of
+from redelivery.workers.operations.adoption.adoption import adoption_of
 from tests.support.lanes import first_quick
 from tests.support.running import Shop, until
 from tests.support.servers import Server, binaries

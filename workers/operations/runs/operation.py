@@ -29,21 +29,21 @@ from redelivery.errors import BrokerError, InputError, RedeliveryError
 from redelivery.middleware.messages.envelope import count
 from redelivery.middleware.ports import Answer
 
-from ..brokers.broker import broker_of
+from ...brokers.broker import broker_of
+from ..letters import dead_letters
+from ..letters.filter import Filter
+from ..letters.redrive.guard import CANARY_WAIT
+from ..letters.running import require_rest, why_it_runs
+from ..queues import declare, require_queue
+from ..words.short_ids import LEAST, MAX_CANDIDATES
 from .audit import Act, Acted, acted
-from .letters import dead_letters
-from .letters.filter import Filter
-from .letters.guard import CANARY_WAIT
-from .letters.running import require_rest, why_it_runs
-from .queues import declare, require_queue
-from .short_ids import LEAST, MAX_CANDIDATES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from redelivery.middleware.runtime import Runtime
 
-    from ..ports import OperationStore, StoredOperation, Transitions
+    from ...ports import OperationStore, StoredOperation, Transitions
 
 #: What a broker without operations says, and what to do there.
 NOT_HERE = (

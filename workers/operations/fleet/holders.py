@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from redelivery.middleware.brokers.redis.leases import about_of
 
-from ..brokers.redis.transport import redis_of
-from ..brokers.redis.unacked import held_pages
-from ..letters import Contents
+from ...brokers.redis.transport import redis_of
+from ...brokers.redis.unacked import held_pages
+from ...letters import Contents
 
 if TYPE_CHECKING:
     from redelivery.middleware.runtime import Runtime

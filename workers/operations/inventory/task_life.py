@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 
 from redelivery.errors import InputError
 
-from ..brokers.broker import broker_of, needed
-from ..letters import Letter
-from ..ports import TaskLife
-from .letters import dead_letters
-from .redaction import seen
-from .short_ids import meant
+from ...brokers.broker import broker_of, needed
+from ...letters import Letter
+from ...ports import TaskLife
+from ..letters import dead_letters
+from ..words.redaction import seen
+from ..words.short_ids import meant
 
 if TYPE_CHECKING:
     from redelivery.middleware.runtime import Runtime
@@ -62,7 +62,7 @@ def _look(runtime: Runtime, life: TaskLife, most: int) -> None:
 
 def _read_exported(life: TaskLife, uri: str, most: int) -> None:
     """Add the exported events; what is in the log as well is one event."""
-    from ..export.history import exported  # noqa: PLC0415 - pyarrow is an optional dependency
+    from ...export.history import exported  # noqa: PLC0415 - pyarrow is an optional dependency
 
     found = exported(uri, life.task_id, most)
     by_id = {event.event_id: event for event in (*found.events, *life.events)}

@@ -23,14 +23,14 @@ from typing import TYPE_CHECKING, Any, Self
 
 from redelivery.middleware.brokers.errors import BROKER_ERRORS
 
-from ..brokers.broker import broker_of
+from ...brokers.broker import broker_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from ..ports import Record, Transitions
-    from .letters.filter import Filter
-    from .letters.walk import Walked
+    from ...ports import Record, Transitions
+    from ..letters.filter import Filter
+    from ..letters.walk import Walked
 
 #: Tasks that one record names, and characters of what it says.
 MAX_NAMED, MAX_SAID = 20, 500

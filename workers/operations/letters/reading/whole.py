@@ -13,10 +13,10 @@ from redelivery.display import safe
 from redelivery.middleware.logs import HIDDEN
 from redelivery.middleware.messages.envelope import HEADER
 
-from ..redaction import redacted
+from ...words.redaction import redacted
 
 if TYPE_CHECKING:
-    from ...letters import Letter
+    from ....letters import Letter
 
 
 def as_json(letter: Letter, *, redact: bool) -> dict[str, Any]:

@@ -10,24 +10,24 @@ from collections import Counter
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
-from .letters.causes import Causes
-from .letters.move import move
-from .letters.purge import purge
-from .letters.redrive import Edit, Redrive, redrive
-from .letters.walk import Pace
+from ..delayed.bulk import cancel_waiting
+from ..letters.move import move
+from ..letters.purge import purge
+from ..letters.reading.causes import Causes
+from ..letters.redrive.redrive import Edit, Redrive, redrive
+from ..letters.walk import Pace
+from ..words.redaction import seen
 from .operation import Kind, Options, check
-from .redaction import seen
-from .waiting import cancel_waiting
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from redelivery.middleware.runtime import Runtime
 
-    from ..letters import Letter
-    from .letters.causes import Cause
-    from .letters.filter import Filter
-    from .letters.walk import Walked
+    from ...letters import Letter
+    from ..letters.filter import Filter
+    from ..letters.reading.causes import Cause
+    from ..letters.walk import Walked
 
 #: Letters that are shown, and causes that are told apart; what is beyond counts as one cause without a name.
 MAX_EXAMPLES, MAX_CAUSES = 10, 1_000

@@ -15,9 +15,9 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from ..brokers.broker import broker_of, needed
-from ..ports import Gauge
-from .letters import dead_letters
+from ...brokers.broker import broker_of, needed
+from ...ports import Gauge
+from ..letters import dead_letters
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping

@@ -24,9 +24,9 @@ from redelivery.errors import EnvelopeError, RedriveError
 from redelivery.middleware.transitions.homes import Homes, required
 from redelivery.middleware.transitions.redrive import redrive as go_back
 
-from ...brokers.broker import broker_of, needed
-from ..telling import tell
-from .walk import Pace, Walk, Walked
+from ....brokers.broker import broker_of, needed
+from ...telling import tell
+from ..walk import Pace, Walk, Walked
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from redelivery.middleware.messages.events import Event
     from redelivery.middleware.ports import Answer
 
-    from ...letters import Letter
-    from ...ports import Transitions
-    from .filter import Filter
+    from ....letters import Letter
+    from ....ports import Transitions
+    from ..filter import Filter
     from .guard import Guard
 
 

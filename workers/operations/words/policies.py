@@ -9,7 +9,7 @@ from redelivery.middleware.policy.backoff import delay_range
 from redelivery.middleware.policy.decorator import options_of
 from redelivery.settings import DEFAULT_QUEUE, UNLIMITED
 
-from .words import duration_text
+from .numbers import duration_text
 
 if TYPE_CHECKING:
     from redelivery.middleware.policy.options import Options

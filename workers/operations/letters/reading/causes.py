@@ -10,14 +10,14 @@ from collections import Counter
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
-from ..redaction import redacted
-from .walk import letters_of
+from ...words.redaction import redacted
+from ..walk import letters_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from ...letters import Letter
-    from ...ports import Transitions
+    from ....letters import Letter
+    from ....ports import Transitions
 
 #: Milliseconds.
 MINUTE = 60_000

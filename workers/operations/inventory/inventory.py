@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..brokers.broker import broker_of, needed
-from ..export.sightings import Inventory
-from .letters import dead_letters
+from ...brokers.broker import broker_of, needed
+from ...export.sightings import Inventory
+from ..letters import dead_letters
 
 if TYPE_CHECKING:
     from redelivery.middleware.runtime import Runtime

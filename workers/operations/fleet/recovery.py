@@ -14,7 +14,7 @@ from redelivery.middleware.logs import log
 from redelivery.middleware.ports import Answer
 from redelivery.middleware.transitions.recovery import recover
 
-from ..brokers.redis.transport import redis_of
+from ...brokers.redis.transport import redis_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -23,17 +23,17 @@ from redelivery.middleware.messages.steps import iso, sealed
 from redelivery.middleware.messages.ttl import milliseconds
 from redelivery.middleware.ports import Answer
 
-from ..brokers.redis.delay_store import RedisDelayStore
-from ..brokers.redis.transport import redis_of
-from .letters import dead_letters
-from .recovery import Recovery, name_of
+from ...brokers.redis.delay_store import RedisDelayStore
+from ...brokers.redis.transport import redis_of
+from ..fleet.recovery import Recovery, name_of
+from ..letters import dead_letters
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from redelivery.middleware.runtime import Runtime
 
-    from ..ports import Delayed
+    from ...ports import Delayed
 
 #: Messages that are read at once, and seconds between two looks at the leases.
 PAGE, EVERY = 500, 0.25

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING
 
 from redelivery.middleware.messages.events import TERMINAL, Event, Outcome
 
-from ...brokers.broker import broker_of, needed
-from ...ports import Life
+from ....brokers.broker import broker_of, needed
+from ....ports import Life
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from ...ports import Transitions
+    from ....ports import Transitions
 
 #: Outcomes of a life that ended as a dead one.
 DIED = frozenset({Outcome.DEAD_LETTERED, Outcome.DISCARDED, Outcome.EXPIRED})

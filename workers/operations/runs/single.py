@@ -11,16 +11,16 @@ from redelivery.errors import InputError, RedriveError
 from redelivery.middleware.ports import Answer, Capability
 from redelivery.middleware.transitions.homes import Homes
 
-from ..brokers.broker import broker_of, needed
+from ...brokers.broker import broker_of, needed
+from ..letters.filter import Filter
+from ..letters.redrive.redrive import redrive, returned
+from ..telling import tell
 from .audit import Act, Acted, acted, record
-from .letters.filter import Filter
-from .letters.redrive import redrive, returned
-from .telling import tell
 
 if TYPE_CHECKING:
-    from ..letters import Letter
-    from ..ports import Transitions
-    from .letters.redrive import Edit
+    from ...letters import Letter
+    from ...ports import Transitions
+    from ..letters.redrive.redrive import Edit
 
 
 def redrive_one(transport: Transitions, name: str, letter: Letter, *, actor: str, why: str = "", edit: Edit | None = None) -> str:

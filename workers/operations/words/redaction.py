@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from redelivery.middleware.runtime import Runtime
 
-    from ..letters import Letter
+    from ...letters import Letter
 
 #: Headers in which Celery repeats the arguments.
 ARGUMENTS = frozenset({"argsrepr", "kwargsrepr"})

@@ -13,12 +13,12 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ...brokers.broker import broker_of, needed
-from ...letters import Letter, may_be
+from ....brokers.broker import broker_of, needed
+from ....letters import Letter, may_be
 
 if TYPE_CHECKING:
-    from ...ports import Transitions
-    from .filter import Filter
+    from ....ports import Transitions
+    from ..filter import Filter
 
 
 #: Letters of one round trip: the first, and the most.

@@ -16,14 +16,14 @@ from redelivery.middleware.messages.steps import deferred, iso, sealed
 from redelivery.middleware.ports import Answer
 from redelivery.middleware.transitions.notify import store_end
 
-from ..brokers.broker import broker_of, needed
+from ...brokers.broker import broker_of, needed
 
 if TYPE_CHECKING:
     from redelivery.middleware.messages.events import Event
     from redelivery.middleware.runtime import Runtime
 
-    from ..letters import Contents
-    from ..ports import Delayed, DelayStore
+    from ...letters import Contents
+    from ...ports import Delayed, DelayStore
 
 
 def changeable(found: Delayed) -> Delayed:

@@ -13,18 +13,18 @@ from redelivery.errors import InputError
 from redelivery.middleware.brokers.errors import BROKER_ERRORS
 from redelivery.middleware.ports import Answer
 
-from ..brokers.broker import broker_of, needed
-from ..letters import Letter
-from .delayed import cancel, changeable
-from .letters.walk import Evenly, Pace, Walked
+from ...brokers.broker import broker_of, needed
+from ...letters import Letter
+from ..letters.walk import Evenly, Pace, Walked
+from .changes import cancel, changeable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from redelivery.middleware.runtime import Runtime
 
-    from ..ports import Delayed
-    from .letters.filter import Filter
+    from ...ports import Delayed
+    from ..letters.filter import Filter
 
 #: Why a message stays that is a dead letter.
 DEAD = "it is dead, and waits for its dead-letter queue or its handler"

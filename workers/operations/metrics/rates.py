@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 from redelivery.middleware.messages.events import Outcome
 from redelivery.middleware.ports import Capability
 
-from ..brokers.redis.transport import redis_of
-from .letters.causes import MINUTE
-from .letters.fates import DIED
+from ...brokers.redis.transport import redis_of
+from ..letters.reading.causes import MINUTE
+from ..letters.redrive.fates import DIED
 
 if TYPE_CHECKING:
     from redelivery.middleware.runtime import Runtime

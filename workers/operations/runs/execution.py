@@ -30,12 +30,12 @@ from redelivery.middleware.logs import log
 from redelivery.middleware.messages.events import Event, Outcome
 from redelivery.middleware.ports import Answer
 
-from ..ports import Claim, Halted
+from ...ports import Claim, Halted
+from ..letters.redrive.fates import watched
+from ..letters.redrive.guard import Guard
+from ..letters.redrive.redrive import Redrive
+from ..letters.walk import Pace
 from .audit import Act, Acted, acted
-from .letters.fates import watched
-from .letters.guard import Guard
-from .letters.redrive import Redrive
-from .letters.walk import Pace
 from .operation import Kind, Operation, State, canary_wait_of, readable, reported
 from .preview import walk_of
 
@@ -44,8 +44,8 @@ if TYPE_CHECKING:
 
     from redelivery.middleware.runtime import Runtime
 
-    from ..ports import OperationStore
-    from .letters.walk import Walked
+    from ...ports import OperationStore
+    from ..letters.walk import Walked
 
 #: Seconds between two reports, and the longest of one sleep.
 BEAT = 0.5

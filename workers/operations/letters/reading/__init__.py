@@ -1,0 +1,1 @@
+"""Dead letters for somebody who reads: pages, causes, and one letter whole."""

@@ -1,0 +1,1 @@
+"""Metrics of the broker and of a worker, and the server that Prometheus scrapes."""

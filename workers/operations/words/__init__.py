@@ -1,0 +1,1 @@
+"""Words: how numbers, policies, ids and dead letters are written for people."""
