@@ -17,7 +17,7 @@ from benchmarks.book_data import EVENTS_PER_LIFE, NOON, events_of, inventory_of,
 from benchmarks.figures import less
 from benchmarks.reconciliation import GIB, seconds
 from redelivery.workers.reconciliation.job import Books, reconcile
-from redelivery.workers.reconciliation.session import session
+from redelivery.workers.reconciliation.spark.session import session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -23,7 +23,7 @@ from benchmarks.history_files import Untidy, write_histories
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from redelivery.workers.reconciliation.summary import Summary
+    from redelivery.workers.reconciliation.report.summary import Summary
 
 __all__ = ["Score", "prove", "prove_by_day", "scores"]
 
@@ -123,7 +123,7 @@ def prove_by_day(
 
 def main() -> int:
     """Prove, and print the scores."""
-    from redelivery.workers.reconciliation.session import session  # noqa: PLC0415 - as above
+    from redelivery.workers.reconciliation.spark.session import session  # noqa: PLC0415 - as above
 
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tasks", type=int, default=100_000)

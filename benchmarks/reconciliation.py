@@ -19,7 +19,7 @@ from benchmarks.figures import less, more
 from benchmarks.spark_side import Cost
 from redelivery.workers.reconciliation.job import Books, reconcile
 from redelivery.workers.reconciliation.schema import EVENTS
-from redelivery.workers.reconciliation.session import session
+from redelivery.workers.reconciliation.spark.session import session
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -30,7 +30,7 @@ _SUBREAPER = 36
 _PREPARE = """
 import sys
 from benchmarks.book_data import ordinary
-from redelivery.workers.reconciliation.session import session
+from redelivery.workers.reconciliation.spark.session import session
 with session(input_bytes=0) as spark:
     print(ordinary(spark, int(sys.argv[1])), end="")
 """

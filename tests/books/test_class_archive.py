@@ -9,7 +9,7 @@ from pathlib import Path
 import pyspark
 import pytest
 
-from redelivery.workers.reconciliation.java import ClassArchive, ensure_java
+from redelivery.workers.reconciliation.spark.java import ClassArchive, ensure_java
 from tests.support.running import until
 
 JAR = str(next((Path(pyspark.__file__).parent / "jars").glob("spark-launcher_*.jar")))

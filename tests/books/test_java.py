@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from redelivery.errors import InputError
-from redelivery.workers.reconciliation.java import ensure_java
-from redelivery.workers.reconciliation.session import explain
+from redelivery.workers.reconciliation.spark.java import ensure_java
+from redelivery.workers.reconciliation.spark.session import explain
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -21,7 +21,7 @@ from typing import Any
 
 import pyspark
 
-from redelivery.workers.reconciliation.java import ensure_java
+from redelivery.workers.reconciliation.spark.java import ensure_java
 from tests.support.spark_session import NOON, Histories, write_lines
 
 __all__ = ["main"]

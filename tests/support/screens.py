@@ -35,7 +35,7 @@ from redelivery.workers.operations.adoption import adoption
 from redelivery.workers.operations.runs.audit import Act, Acted, acted
 from redelivery.workers.operations.runs.operation import State, pause, store_of
 from redelivery.workers.ports import Claim
-from redelivery.workers.reconciliation.session import session
+from redelivery.workers.reconciliation.spark.session import session
 from tests.support.desk import LETTERS, Desk, body_of, task_message
 from tests.support.rabbit import Node, installed
 from tests.support.running import until

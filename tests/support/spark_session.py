@@ -14,7 +14,7 @@ import pytest
 from pyarrow import dataset
 
 from redelivery.workers.reconciliation.job import Books, reconcile
-from redelivery.workers.reconciliation.session import session
+from redelivery.workers.reconciliation.spark.session import session
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from redelivery.workers.reconciliation.summary import Summary
+    from redelivery.workers.reconciliation.report.summary import Summary
 
 __all__ = ["NOON", "Histories", "Row", "rows", "spark", "write_lines"]
 

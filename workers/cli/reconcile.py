@@ -26,14 +26,14 @@ import click
 from redelivery.display import harmless
 from redelivery.errors import InputError, RedeliveryError
 
-from ..reconciliation.wording import counted, lives_told
+from ..reconciliation.report.wording import counted, lives_told
 from .terminal.screen import screen_width
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ..reconciliation.job import Books
-    from ..reconciliation.summary import Summary
+    from ..reconciliation.report.summary import Summary
 
 _DAY_MS = 86_400_000
 
@@ -119,7 +119,7 @@ def _reconciled(progress: Progress, size: Size | None, **books: Any) -> Summary:
 def _run(books: Books, progress: Progress, size: Size | None) -> Summary:
     """Start Spark, reconcile, stop Spark. Raises `InputError` for whatever Spark could not do."""
     from ..reconciliation.job import reconcile as run  # noqa: PLC0415 - as above
-    from ..reconciliation.session import (  # noqa: PLC0415 - pyspark is an optional dependency
+    from ..reconciliation.spark.session import (  # noqa: PLC0415 - pyspark is an optional dependency
         FAULTS,
         explain,
         session,
@@ -217,7 +217,7 @@ def _beginning(outcomes: str, size: Size | None) -> str:
 
 def _show_worst(output: str) -> None:
     """The worst lives, where the report lies, and how to see the rest."""
-    from ..reconciliation.pages import page_of  # noqa: PLC0415 - pyarrow is an optional dependency
+    from ..reconciliation.outputs.pages import page_of  # noqa: PLC0415 - pyarrow is an optional dependency
     from ..reconciliation.rules import DISCREPANCIES  # noqa: PLC0415 - as above
 
     shown = harmless(output.rstrip("/"))

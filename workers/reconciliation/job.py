@@ -27,30 +27,30 @@ from pyspark import StorageLevel
 from redelivery.errors import InputError
 from redelivery.middleware.messages.events import Outcome
 
-from .attempts import attempts_of
-from .carrying import carried, held_schema, marked, may_be_late, to_hold
-from .deadlines import in_time_of
-from .evidence import EVIDENCE, advised, in_question, with_histories, without_histories
-from .few import FEW, Ways, few, is_local, many
-from .figures import Figures, faults_of, figures_of, runs_of
-from .files import Files
-from .inputs import Inputs, gather
-from .lives import fold, with_queues_named
-from .plain import SortedOut, sort_out, still_open
-from .report import REPORT, page
-from .session import LOOKING, with_settings
-from .state import State
-from .summary import Line, Summary, line_of, merged, read_trend, summarise, write_trend
-from .texts import row_of
-from .verdicts import judge
-from .writing import check_apart, check_output, replacing, write_summary, write_table
+from .figures.attempts import attempts_of
+from .figures.deadlines import in_time_of
+from .figures.figures import Figures, faults_of, figures_of, runs_of
+from .inputs.carrying import carried, held_schema, marked, may_be_late, to_hold
+from .inputs.inputs import Inputs, gather
+from .inputs.state import State
+from .lives.evidence import EVIDENCE, advised, in_question, with_histories, without_histories
+from .lives.lives import fold, with_queues_named
+from .lives.plain import SortedOut, sort_out, still_open
+from .lives.verdicts import judge
+from .outputs.writing import check_apart, check_output, replacing, write_summary, write_table
+from .report.report import REPORT, page
+from .report.summary import Line, Summary, line_of, merged, read_trend, summarise, write_trend
+from .spark.few import FEW, Ways, few, is_local, many
+from .spark.files import Files
+from .spark.session import LOOKING, with_settings
+from .spark.texts import row_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from pyspark.sql import DataFrame, SparkSession
 
-    from .state import Run
+    from .inputs.state import Run
 
 #: One of the things that are written, and the figures that it tells.
 _Work = Callable[[], Figures]

@@ -9,8 +9,8 @@ import pytest
 
 from redelivery.errors import InputError
 from redelivery.workers.export.export import export_outcomes
-from redelivery.workers.reconciliation.files import Files
-from redelivery.workers.reconciliation.reading import key_of, listing, root_of
+from redelivery.workers.reconciliation.inputs.reading import key_of, listing, root_of
+from redelivery.workers.reconciliation.spark.files import Files
 from tests.support.recorded import KEYS, record
 from tests.support.spark_session import spark
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from redelivery.workers.reconciliation.reading import Listing
+    from redelivery.workers.reconciliation.inputs.reading import Listing
     from tests.support.servers import Server
 
 __all__ = ["spark"]

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from redelivery.workers.reconciliation.files import Files
 from redelivery.workers.reconciliation.job import reconcile
+from redelivery.workers.reconciliation.spark.files import Files
 from tests.support.lanes import first_quick
 from tests.support.spark_session import NOON, Histories, rows, spark, write_lines
 

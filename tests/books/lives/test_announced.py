@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from redelivery.workers.reconciliation import job
-from redelivery.workers.reconciliation.carrying import held_schema
-from redelivery.workers.reconciliation.few import FEW
-from redelivery.workers.reconciliation.files import Files
-from redelivery.workers.reconciliation.inputs import gather
+from redelivery.workers.reconciliation.inputs.carrying import held_schema
+from redelivery.workers.reconciliation.inputs.inputs import gather
+from redelivery.workers.reconciliation.inputs.state import State
 from redelivery.workers.reconciliation.job import Books, reconcile
-from redelivery.workers.reconciliation.lives import fold
-from redelivery.workers.reconciliation.plain import sort_out
-from redelivery.workers.reconciliation.state import State
+from redelivery.workers.reconciliation.lives.lives import fold
+from redelivery.workers.reconciliation.lives.plain import sort_out
+from redelivery.workers.reconciliation.spark.few import FEW
+from redelivery.workers.reconciliation.spark.files import Files
 from tests.books.lives.test_oracle import told_at_random
 from tests.books.lives.test_plain import AGAIN, HOUR, SECOND, SUCCEEDED, twins
 from tests.books.lives.test_state import parts_of
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from redelivery.workers.reconciliation.inputs import Inputs
-    from redelivery.workers.reconciliation.summary import Summary
+    from redelivery.workers.reconciliation.inputs.inputs import Inputs
+    from redelivery.workers.reconciliation.report.summary import Summary
 
 __all__ = ["spark"]
 

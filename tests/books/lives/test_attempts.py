@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from redelivery import Redelivery, redeliver
 from redelivery.settings.matching import AddressPattern
 from redelivery.workers.operations.inventory.deadlines import deadlines_of
-from redelivery.workers.reconciliation.deadlines import Deadline
+from redelivery.workers.reconciliation.figures.deadlines import Deadline
 from redelivery.workers.reconciliation.job import reconcile
 from tests.support.spark_session import NOON, Histories, rows, spark
 

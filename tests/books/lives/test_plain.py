@@ -13,7 +13,7 @@ from pyarrow import parquet
 
 from benchmarks.proof import prove, prove_by_day
 from redelivery.workers.reconciliation.job import reconcile
-from redelivery.workers.reconciliation.plain import NOTHING_TOLD, sort_out
+from redelivery.workers.reconciliation.lives.plain import NOTHING_TOLD, sort_out
 from redelivery.workers.reconciliation.rules import VERDICTS
 from redelivery.workers.reconciliation.schema import EVENTS
 from tests.books.lives.test_oracle import told_at_random

@@ -11,8 +11,8 @@ import pytest
 from pyarrow import parquet
 
 from redelivery.errors import InputError
+from redelivery.workers.reconciliation.inputs.state import Run
 from redelivery.workers.reconciliation.job import Books, reconcile
-from redelivery.workers.reconciliation.state import Run
 from tests.books.lives.test_oracle import ENDS, opinion, told_at_random
 from tests.support.spark_session import NOON, Histories, Row, rows, spark, write_lines
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from redelivery.workers.reconciliation.summary import Summary
+    from redelivery.workers.reconciliation.report.summary import Summary
 
 __all__ = ["parts_of", "spark"]
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from redelivery.workers.reconciliation.summary import Summary
+    from redelivery.workers.reconciliation.report.summary import Summary
 
 __all__ = ["spark"]
 

@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 from pyarrow import parquet
 
 from redelivery.workers.cli.main import redelivery
-from redelivery.workers.reconciliation.pages import COLUMNS, page_of
+from redelivery.workers.reconciliation.outputs.pages import COLUMNS, page_of
 from redelivery.workers.reconciliation.rules import DISCREPANCIES, RULES, VERDICTS, WORST_FIRST
 
 if TYPE_CHECKING:

@@ -22,15 +22,15 @@ from benchmarks.histories import FAULTS, TAKEN_MS
 from benchmarks.history_files import Untidy, write_histories
 from benchmarks.proof import scores
 from redelivery.workers.reconciliation.job import Books, reconcile
+from redelivery.workers.reconciliation.report.wording import count, duration
 from redelivery.workers.reconciliation.rules import VERDICTS
-from redelivery.workers.reconciliation.wording import count, duration
 from tests.support.browser import Browser, browser
 from tests.support.spark_session import Row, spark
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from redelivery.workers.reconciliation.summary import Summary
+    from redelivery.workers.reconciliation.report.summary import Summary
 
 __all__ = ["browser", "spark"]
 

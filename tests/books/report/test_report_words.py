@@ -8,12 +8,12 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from redelivery.workers.reconciliation.figures import Figures
-from redelivery.workers.reconciliation.pictures import ENDINGS, drawn, over_time
-from redelivery.workers.reconciliation.report import page
+from redelivery.workers.reconciliation.figures.figures import Figures
+from redelivery.workers.reconciliation.report.pictures import ENDINGS, drawn, over_time
+from redelivery.workers.reconciliation.report.report import page
+from redelivery.workers.reconciliation.report.summary import MAX_RUNS, Summary, line_of, merged
+from redelivery.workers.reconciliation.report.wording import NONE, change, duration, lines_of, plain, share, shown
 from redelivery.workers.reconciliation.rules import DISCREPANCIES, RULES, VERDICTS
-from redelivery.workers.reconciliation.summary import MAX_RUNS, Summary, line_of, merged
-from redelivery.workers.reconciliation.wording import NONE, change, duration, lines_of, plain, share, shown
 
 HOUR = 3_600_000
 NOON = 1_769_860_800_000

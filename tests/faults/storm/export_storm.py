@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from redelivery.workers.reconciliation.summary import Summary
+    from redelivery.workers.reconciliation.report.summary import Summary
 
 __all__ = ["Storm"]
 
@@ -202,7 +202,7 @@ class Storm:
 
 def main(words: Sequence[str] | None = None) -> None:
     """One storm, on a server of its own."""
-    from redelivery.workers.reconciliation.session import session  # noqa: PLC0415 - a storm in a test has a session already
+    from redelivery.workers.reconciliation.spark.session import session  # noqa: PLC0415 - a storm in a test has a session already
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, default in {"events": 1_000_000, "kills": 50, "seed": 1, "batch": 10_000}.items():

@@ -6,8 +6,8 @@ import click
 
 from redelivery.display import harmless
 
+from ...reconciliation.report.wording import lives_told
 from ...reconciliation.rules import VERDICTS
-from ...reconciliation.wording import lives_told
 from ..context import Context, json_option, pass_context
 from ..terminal.output import print_json
 from ..terminal.screen import screen_width
@@ -38,7 +38,7 @@ def show(context: Context, output: str, verdicts: tuple[str, ...], limit: int, a
 
     With --json each life that is wrong comes with its events.
     """
-    from ...reconciliation.pages import page_of  # noqa: PLC0415 - pyarrow is an optional dependency
+    from ...reconciliation.outputs.pages import page_of  # noqa: PLC0415 - pyarrow is an optional dependency
 
     page = page_of(output, verdicts=verdicts, limit=limit, after=after, with_history=context.as_json)
     if context.as_json:

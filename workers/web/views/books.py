@@ -17,9 +17,9 @@ def books(asked: Asked) -> Shown:
     """The last report."""
     if asked.desk.books is None:
         return Shown("books.html", {"report": None})
-    from ...reconciliation.pages import page_of  # noqa: PLC0415 - pyarrow is an optional dependency
+    from ...reconciliation.outputs.pages import page_of  # noqa: PLC0415 - pyarrow is an optional dependency
+    from ...reconciliation.outputs.written import written  # noqa: PLC0415 - as above
     from ...reconciliation.rules import DISCREPANCIES  # noqa: PLC0415 - as above
-    from ...reconciliation.written import written  # noqa: PLC0415 - as above
 
     report, after = written(asked.desk.books), asked.number("after", 0) or 0
     verdict = asked.first("verdict")

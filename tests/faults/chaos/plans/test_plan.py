@@ -44,7 +44,7 @@ FILES = {"workers/export/tables.py:_sink": "write", "workers/operations/letters/
 WITHOUT_MESSAGES = (
     "workers/testing/",
     "workers/reconciliation/",
-    "workers/reconciliation/java.py",
+    "workers/reconciliation/spark/java.py",
     "middleware/brokers/kombu/filesystem.py",
 )
 #: Commands whose names are also words of Python's: they count where a client is asked.

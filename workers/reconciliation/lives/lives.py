@@ -18,9 +18,9 @@ from pyspark.sql.window import Window
 
 from redelivery.middleware.messages.events import Outcome, Reason
 
-from .schema import PLACES, or_default
-from .steps import CLOSING, ENDS, STEPS, number, position
-from .texts import grouped, named, one_of
+from ..schema import PLACES, or_default
+from ..spark.texts import grouped, named, one_of
+from ..steps import CLOSING, ENDS, STEPS, number, position
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

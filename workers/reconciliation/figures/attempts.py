@@ -17,9 +17,9 @@ from pyspark.sql import DataFrame
 
 from redelivery.middleware.messages.events import Outcome
 
+from ..schema import or_default
+from ..spark.texts import grouped, named, one_of
 from .metrics import AFTER_AN_ATTEMPT, PERCENTILES, percentiles, time_class
-from .schema import or_default
-from .texts import grouped, named, one_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, Final
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup, escape
 
-from .figures import Figures
-from .metrics import SUMS, TIMES
+from ..figures.figures import Figures
+from ..figures.metrics import SUMS, TIMES
+from ..rules import DISCREPANCIES, RULES, VERDICTS
 from .pictures import KINDS, NAMES, course, drawn, over_time
-from .rules import DISCREPANCIES, RULES, VERDICTS
 from .wording import change, count, counted, duration, moment, plain, share
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from jinja2 import Template
 
-    from .figures import Row
+    from ..figures.figures import Row
     from .summary import Line, Summary
 
 REPORT: Final = "report.html"

@@ -12,19 +12,19 @@ from typing import TYPE_CHECKING, Any
 
 from redelivery.errors import InputError
 
-from .few import side_by_side
-from .plain import ANNOUNCED, NOTHING_TOLD, announced
+from ..lives.plain import ANNOUNCED, NOTHING_TOLD, announced
+from ..report.wording import counted
+from ..spark.few import side_by_side
+from ..spark.texts import row_of
 from .reading import Listing, Taken, date_of, find, listing, paths_of, read_events, read_gaps, read_inventory, read_taken
 from .state import Run
-from .texts import row_of
-from .wording import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from pyspark.sql import DataFrame, SparkSession
 
-    from .files import File, Files
+    from ..spark.files import File, Files
     from .state import State
 
 

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, Final
 from redelivery.errors import InputError
 from redelivery.middleware.messages.events import Outcome
 
-from .figures import Figures
-from .rules import DISCREPANCIES, RULES, VERDICTS
-from .texts import row_of
+from ..figures.figures import Figures
+from ..rules import DISCREPANCIES, RULES, VERDICTS
+from ..spark.texts import row_of
 from .wording import counted, fitted, lines_of
 
 if TYPE_CHECKING:
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame
 
-    from .few import Ways
-    from .files import Files
+    from ..spark.few import Ways
+    from ..spark.files import Files
 
 _VERDICT: Final = "verdict."
 _OUTCOME: Final = "outcome."

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame
 
-    from .files import Files
+    from ..spark.files import Files
 
 SUMMARY: Final = "summary.json"
 _TABLES: Final = frozenset({"verdicts", "metrics", "causes", "run_times", "failures", "in_time", "repeats"})

@@ -23,9 +23,9 @@ from pyspark.sql.types import IntegerType, LongType
 
 from redelivery.errors import InputError
 
-from .deadlines import Deadline
-from .files import literal
-from .schema import ASIDE, EVENTS, EVENTS_REQUIRED, INVENTORY, INVENTORY_REQUIRED, empty
+from ..figures.deadlines import Deadline
+from ..schema import ASIDE, EVENTS, EVENTS_REQUIRED, INVENTORY, INVENTORY_REQUIRED, empty
+from ..spark.files import literal
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.types import DataType, StructType
 
-    from .files import File, Files
+    from ..spark.files import File, Files
 
 #: Where the export puts its commits: `_commits/<date>/<name>.json`. Spark skips such names.
 COMMITS: Final = "_commits"

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 from redelivery.middleware.messages.events import Outcome
 
+from ..spark.texts import grouped, quoted
 from .metrics import time_class
-from .texts import grouped, quoted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -23,16 +23,16 @@ from pyspark.sql.types import BooleanType, StringType, StructField, StructType
 
 from redelivery.middleware.messages.events import Outcome
 
-from .lives import KEY, fold, merged, with_queues_named
+from ..lives.lives import KEY, fold, merged, with_queues_named
+from ..spark.texts import named, one_of
 from .state import Run
-from .texts import named, one_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from pyspark.sql import DataFrame
 
-    from .few import Ways
+    from ..spark.few import Ways
     from .inputs import Inputs
 
 #: Verdicts of lives that have not ended.

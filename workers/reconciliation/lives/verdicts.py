@@ -25,10 +25,10 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
 
 from redelivery.middleware.messages.events import Outcome
 
+from ..rules import RULES, VERDICTS
+from ..spark.texts import named, quoted
+from ..steps import DELIVERY, ENDS, STEPS, outcome_of
 from .lives import OPENED
-from .rules import RULES, VERDICTS
-from .steps import DELIVERY, ENDS, STEPS, outcome_of
-from .texts import named, quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

@@ -14,7 +14,7 @@ from pyarrow import compute, dataset, fs
 from redelivery.display import scrubbed
 from redelivery.errors import InputError
 
-from .rules import WORST_FIRST
+from ..rules import WORST_FIRST
 from .written import place_of
 
 #: What a page tells of a life; `history` lists its events.

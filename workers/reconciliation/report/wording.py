@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from redelivery.display import safe
 
-from .rules import RULES
+from ..rules import RULES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from .figures import Figures, Row
+    from ..figures.figures import Figures, Row
 
 _LATEST_MS = 253_402_300_799_999
 _LONGEST = 400

@@ -15,11 +15,11 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
 
 from redelivery.middleware.messages.events import TERMINAL, Outcome, Reason
 
+from ..rules import DISCREPANCIES
+from ..schema import or_default
+from ..spark.texts import grouped, named, one_of, quoted
+from ..steps import DELIVERY, number, position
 from .lives import KEY, OPENED
-from .rules import DISCREPANCIES
-from .schema import or_default
-from .steps import DELIVERY, number, position
-from .texts import grouped, named, one_of, quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

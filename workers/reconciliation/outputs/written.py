@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from redelivery.display import scrubbed
 from redelivery.errors import InputError
 
-from .rules import DISCREPANCIES, RULES, VERDICTS
+from ..rules import DISCREPANCIES, RULES, VERDICTS
 
 if TYPE_CHECKING:
     from pyarrow import fs

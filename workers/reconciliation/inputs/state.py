@@ -21,17 +21,17 @@ from typing import TYPE_CHECKING, Any, Final
 
 from redelivery.errors import InputError
 
-from .files import literal
+from ..schema import empty
+from ..spark.files import literal
+from ..spark.texts import row_of
+from ..steps import STEPS
 from .reading import date_of
-from .schema import empty
-from .steps import STEPS
-from .texts import row_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
-    from .files import Files
+    from ..spark.files import Files
 
 CURRENT: Final = "current.json"
 #: What becomes the current one: whole when the other is removed.

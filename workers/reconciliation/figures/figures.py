@@ -11,20 +11,20 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from ..outputs.writing import write_table
+from ..rules import DISCREPANCIES
+from ..spark.files import literal
+from ..spark.texts import grouped, named, one_of
 from .attempts import RUN_TIMES, RUNS, failures_by, run_times_by
 from .deadlines import IN_TIME
-from .files import literal
 from .metrics import PERCENTILES, SUMS, TIMES, cells_of, metrics_by
-from .rules import DISCREPANCIES
-from .texts import grouped, named, one_of
-from .writing import write_table
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from pyspark.sql import DataFrame, SparkSession
 
-    from .few import Ways
+    from ..spark.few import Ways
 
 HOUR_MS: Final = 3_600_000
 

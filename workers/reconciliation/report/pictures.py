@@ -15,13 +15,13 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from .rules import DISCREPANCIES
+from ..rules import DISCREPANCIES
 from .wording import count, share, shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from .figures import Row
+    from ..figures.figures import Row
 
 #: Endings in the order in which they are shown, and the kind of each: it gives the colour.
 KINDS: Final = {

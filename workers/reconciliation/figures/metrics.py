@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Final
 
 from redelivery.middleware.messages.events import Outcome, Reason
 
-from .rules import DISCREPANCIES
-from .steps import BY_NOBODY
-from .texts import grouped, named, one_of
+from ..rules import DISCREPANCIES
+from ..spark.texts import grouped, named, one_of
+from ..steps import BY_NOBODY
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

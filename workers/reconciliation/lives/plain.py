@@ -41,11 +41,11 @@ from pyspark.sql.types import BooleanType, LongType, StringType, StructField, St
 
 from redelivery.middleware.messages.events import Outcome, Reason
 
+from ..figures.metrics import ENDS_AS_COUNTED, MAX_ATTEMPTS, time_class
+from ..schema import or_default
+from ..spark.texts import grouped, named, row_of
+from ..steps import STEPS
 from .lives import RESTORED
-from .metrics import ENDS_AS_COUNTED, MAX_ATTEMPTS, time_class
-from .schema import or_default
-from .steps import STEPS
-from .texts import grouped, named, row_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -1,0 +1,1 @@
+"""What a run reads: the events, the inventory, and the state that the run before has left."""

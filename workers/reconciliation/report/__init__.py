@@ -1,0 +1,1 @@
+"""What people read: the page, its pictures, the summary, and the words and numbers of all of them."""
