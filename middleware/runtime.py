@@ -142,9 +142,11 @@ class Runtime:
         if event is None or (listener is None and telemetry is None):
             return None
         told = None if telemetry is None else telemetry.settling(held, event)
+        if listener is None:
+            return told
 
         def heard(answer: Answer) -> None:
-            if listener is not None and answer in {Answer.DONE, Answer.ALREADY}:
+            if answer in {Answer.DONE, Answer.ALREADY}:
                 listener(event)
             if told is not None:
                 told(answer)

@@ -20,13 +20,14 @@ from __future__ import annotations
 import functools
 import sys
 import time
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from celery import signals
 from celery.exceptions import Ignore, Reject, Retry
 from opentelemetry import trace
+from opentelemetry.context import attach, detach
 from opentelemetry.trace import Link, SpanKind, Status, StatusCode
 
 from redelivery.errors import EnvelopeError
@@ -38,6 +39,7 @@ from ..messages.steps import opened
 from ..ports import Answer
 from .contexts import below, extracted, injected, is_left_out, last_attempt, read, span_context_of, text_of
 from .figures import Figures
+from .forked import flush
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -54,8 +56,6 @@ if TYPE_CHECKING:
 SCOPE = "redelivery"
 #: The instrumentation that makes spans of publications and runs, where an application has it.
 NEIGHBOUR = "opentelemetry.instrumentation.celery"
-#: How long the end of a pool's child waits for its spans to be taken (milliseconds).
-FLUSH_MS = 2000
 
 
 def has_neighbour() -> bool:
@@ -73,7 +73,7 @@ class Spans:
         self.figures = Figures(runtime.app, system)
         self.watch_depths = self.figures.watch_depths
         self._common: Mapping[str, Any] = {"messaging.system": system, **_server(runtime.app)}
-        signals.worker_process_shutdown.connect(_flush, weak=False, dispatch_uid="redelivery:telemetry")
+        signals.worker_process_shutdown.connect(flush, weak=False, dispatch_uid="redelivery:telemetry")
 
     # a producer
 
@@ -84,20 +84,25 @@ class Spans:
         @functools.wraps(send)
         def send_task_message(producer: Any, name: str, message: Any, *args: Any, **options: Any) -> Any:
             queue = _destination(amqp, options)
-            within: AbstractContextManager[Any] = nullcontext()
+            span: Span | None = None
             if not has_neighbour():
-                with _unharmed("publish"):
-                    within = self._publication(queue, name, message.headers, options.get("headers"))
-            with within:
+                try:
+                    span = self._publication(queue, name, message.headers, options.get("headers"))
+                except Exception:  # noqa: BLE001 - as `_unharmed`, at less cost
+                    log.exception("telemetry.failed", step="publish")
+            if span is None:
                 answer = send(producer, name, message, *args, **options)
+            elif span.is_recording():
+                with trace.use_span(span, end_on_exit=True):
+                    answer = send(producer, name, message, *args, **options)
+            else:
+                answer = _within(span, send, producer, name, message, *args, **options)
             self.figures.sent(queue)
             return answer
 
         return send_task_message
 
-    def _publication(
-        self, queue: str, name: str, headers: dict[str, Any], more: Mapping[str, Any] | None
-    ) -> AbstractContextManager[Any]:
+    def _publication(self, queue: str, name: str, headers: dict[str, Any], more: Mapping[str, Any] | None) -> Span:
         given = span_context_of(extracted({**headers, **more})) if more else None
         attributes = self._said("publish", "send", queue, name, headers.get("id"))
         kind = SpanKind.PRODUCER if given is None else SpanKind.CLIENT
@@ -105,7 +110,7 @@ class Spans:
         span = self._tracer.start_span(f"publish {queue}", kind=kind, attributes=attributes, links=links)
         if given is None:  # a context that somebody has put into the message is the message's
             injected(headers, span)
-        return trace.use_span(span, end_on_exit=True)
+        return span
 
     # a worker's main process
 
@@ -263,6 +268,15 @@ class Spans:
         }
 
 
+def _within(span: Span, call: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    """Call something within a span that nothing is told of: what it makes spans of itself is not sampled, either."""
+    token = attach(trace.set_span_in_context(span))
+    try:
+        return call(*args, **options)
+    finally:
+        detach(token)
+
+
 def _end(span: Span, answer: Answer) -> None:
     """The broker has answered; a move that it refused is an error."""
     if answer in {Answer.REFUSED, Answer.MISSING}:
@@ -319,9 +333,3 @@ def _server(app: Any) -> dict[str, Any]:
 def _type_of(exc: BaseException) -> str:
     return f"{type(exc).__module__}.{type(exc).__qualname__}".removeprefix("builtins.")
 
-
-def _flush(**_: Any) -> None:
-    """A pool's child ends without the handlers that an SDK has registered for the end of a process."""
-    flush = getattr(trace.get_tracer_provider(), "force_flush", None)
-    if flush is not None:
-        flush(FLUSH_MS)

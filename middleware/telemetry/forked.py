@@ -1,0 +1,69 @@
+"""Forked processes: their figures are their own, and are told before they end.
+
+A pool's child is forked from a process whose SDK runs. The SDK (1.45) gives it an id and an exporting thread of its own, and keeps
+what the parent has measured, and the locks that a thread of the parent held just then: the child would tell the parent's histograms
+again, or wait for ever before it tells anything. So each forked process begins with nothing measured and with locks of its own
+(`begin_anew`). The SDK has no public way to do that: where it is built otherwise than the versions known here, it is left alone.
+
+A child that ends in order tells what it has (`flush`): a pool ends it without the handlers that an SDK has registered for that.
+Limits: a child that is killed takes with it what it has measured since the last export.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any, Final
+
+from opentelemetry import metrics, trace
+
+from ..logs import log
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+#: What an SDK's store of one reader's figures is made of, as it keeps it; versions before 1.40 have no last one.
+PARTS: Final = (
+    "_sdk_config",
+    "_instrument_class_temporality",
+    "_instrument_class_aggregation",
+    "_instrument_class_cardinality_limit",
+)
+#: How long the end of a pool's child waits until its spans and figures are taken (seconds).
+FLUSH: Final = 2.0
+
+
+def begin_anew() -> None:
+    """This process was forked: drop what its parent's SDK had measured, and the locks that a thread of the parent may hold."""
+    consumer: Any = getattr(metrics.get_meter_provider(), "_measurement_consumer", None)
+    stores = getattr(consumer, "_reader_storages", None)
+    if not stores or not all(hasattr(store, PARTS[0]) for store in stores.values()):
+        return
+    try:
+        fresh = {reader: type(store)(*_parts(store)) for reader, store in stores.items()}
+    except Exception:  # noqa: BLE001 - an SDK that is built otherwise keeps what it has
+        log.exception("telemetry.failed", step="fork")
+        return
+    consumer._lock, consumer._reader_storages = threading.Lock(), fresh  # noqa: SLF001 - see above
+    for reader in fresh:
+        if hasattr(reader, "_export_lock"):
+            reader._export_lock = threading.Lock()  # noqa: SLF001 - see above
+
+
+def _parts(store: object) -> list[Any]:
+    return [getattr(store, name) for name in PARTS if hasattr(store, name)]
+
+
+def flush(**_: Any) -> None:
+    """This process ends: have its spans and figures taken, and wait for that so long at most, whatever its exporters do."""
+    flushes = [getattr(each, "force_flush", None) for each in (trace.get_tracer_provider(), metrics.get_meter_provider())]
+    thread = threading.Thread(target=_all, args=([each for each in flushes if each is not None],), daemon=True)
+    thread.start()
+    thread.join(FLUSH)
+
+
+def _all(flushes: list[Callable[[int], object]]) -> None:
+    for each in flushes:
+        try:
+            each(round(FLUSH * 1000))
+        except Exception:  # noqa: BLE001 - a collector that is gone keeps nothing from ending
+            log.exception("telemetry.failed", step="flush")
