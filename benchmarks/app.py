@@ -12,7 +12,7 @@ from celery import Celery
 from celery.signals import task_failure, worker_ready
 
 from benchmarks.stamps import write_stamp
-from benchmarks.telling import tell
+from benchmarks.telling import instrument, tell
 from redelivery import Redelivery
 
 app = Celery(os.environ["BENCH_SIDE"], set_as_current=False, broker=os.environ["BENCH_BROKER"])
@@ -26,6 +26,8 @@ if os.environ.get("BENCH_RESULTS"):
     app.conf.result_backend = os.environ["BENCH_BROKER"]
 if os.environ.get("BENCH_OTEL"):
     tell()
+if os.environ.get("BENCH_INSTRUMENTED"):
+    instrument()
 if os.environ["BENCH_SIDE"] == "redelivery":
     Redelivery(app)
 

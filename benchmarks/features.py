@@ -1,7 +1,9 @@
 """What a worker pays for telling: no-op tasks with Prometheus' counters, and with OpenTelemetry, against the same without.
 
-Each feature is measured in pairs, off and on turn about, each run in a process and on a broker of its own. The spans are made by
-OpenTelemetry's SDK and serialized as for a collector, in batches, and then thrown away.
+Each feature is measured in rounds, off and on turn about, each run in a process and on a broker of its own. The spans are made by
+OpenTelemetry's SDK and serialized as for a collector, in batches, and then thrown away. What `opentelemetry-instrumentation-celery`
+costs with the same SDK and the same sampler is measured in the same rounds: it tells a publication and a run, and ours a receipt
+and a move besides.
 """
 
 from __future__ import annotations
@@ -24,37 +26,56 @@ if TYPE_CHECKING:
 
 __all__ = ["features"]
 
-PAIRS = 3
-SAMPLED = {"BENCH_OTEL": "1", "OTEL_TRACES_SAMPLER": "parentbased_traceidratio"}
-#: Each feature: redelivery's settings, and what its processes find in their environment.
+ROUNDS = 3
+SDK = {"BENCH_OTEL": "1", "OTEL_TRACES_SAMPLER": "parentbased_traceidratio"}
+FEW, ALL = {**SDK, "OTEL_TRACES_SAMPLER_ARG": "0.01"}, {**SDK, "OTEL_TRACES_SAMPLER_ARG": "1"}
+INSTRUMENTED = {"BENCH_INSTRUMENTED": "1"}
+#: Each feature: redelivery's settings, and what its processes find in their environment. The empty name is none of them.
 FEATURES: Mapping[str, tuple[dict[str, Any], dict[str, str]]] = {
+    "": ({}, {}),
     "metrics": ({"metrics_listen": "127.0.0.1:9549"}, {}),
-    "traces_1_in_100": ({"opentelemetry": True}, {**SAMPLED, "OTEL_TRACES_SAMPLER_ARG": "0.01"}),
-    "traces_all": ({"opentelemetry": True}, {**SAMPLED, "OTEL_TRACES_SAMPLER_ARG": "1"}),
+    "traces_1_in_100": ({"opentelemetry": True}, FEW),
+    "traces_all": ({"opentelemetry": True}, ALL),
+    "instrumentation_1_in_100": ({}, {**FEW, **INSTRUMENTED}),
+    "instrumentation_all": ({}, {**ALL, **INSTRUMENTED}),
 }
+#: What is measured in the same rounds as without any; ours against another one of the same rounds, where there is one.
+TOGETHER: Mapping[str, str | None] = {
+    "metrics": None,
+    "traces_1_in_100": "instrumentation_1_in_100",
+    "traces_all": "instrumentation_all",
+}
+
+_Told = dict[str, dict[str, float]]
 
 
 def features(name: str, *, tasks: int) -> dict[str, Figure]:
-    """The median of each feature's pairs: tasks a second on, of those off; and processor of the main process on, of that off."""
-    found = {}
-    for feature in FEATURES:
-        pairs = []
-        for number in range(PAIRS):
-            order = ("", feature) if number % 2 == 0 else (feature, "")
-            told = {each: _run(name, each, tasks) for each in order}
-            pairs.append((told[""], told[feature]))
-        found[f"{feature}_rate"] = more(_median(pairs, "tasks_per_second"), "of off")
-        for part in ("main", "children"):
-            found[f"{feature}_{part}"] = less(_median(pairs, f"{part}_processor"), "of off")
+    """The medians of the rounds: tasks a second with each feature, of those without; and processor of both kinds of process."""
+    found: dict[str, Figure] = {}
+    for ours, theirs in TOGETHER.items():
+        together, rounds = ["", ours, *([theirs] if theirs else [])], list[_Told]()
+        for number in range(ROUNDS):
+            at = number % len(together)
+            rounds.append({each: _run(name, each, tasks) for each in (*together[at:], *together[:at])})
+        for feature in together[1:]:
+            found |= _compared(rounds, feature, "", feature, "of off")
+        if theirs:
+            found |= _compared(rounds, ours, theirs, f"{ours}_beside", "of the instrumentation's")
     return found
 
 
-def _median(pairs: list[tuple[dict[str, float], dict[str, float]]], figure: str) -> float:
-    return statistics.median(on[figure] / off[figure] for off, on in pairs)
+def _compared(rounds: list[_Told], one: str, other: str, name: str, unit: str) -> dict[str, Figure]:
+    """The medians of one's figures, in parts of the other's."""
+
+    def median(figure: str) -> float:
+        return statistics.median(told[one][figure] / told[other][figure] for told in rounds)
+
+    parts = {f"{name}_{part}": less(median(f"{part}_processor"), unit) for part in ("main", "children")}
+    return {f"{name}_rate": more(median("tasks_per_second"), unit), **parts}
 
 
 def _run(name: str, feature: str, tasks: int) -> dict[str, float]:
-    environment = {**os.environ, **(FEATURES[feature][1] if feature else {})}
+    environment = {**os.environ, **FEATURES[feature][1]}
     words = [sys.executable, "-m", "benchmarks.features", name, feature, str(tasks)]
     done = subprocess.run(words, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -67,8 +88,7 @@ def _run(name: str, feature: str, tasks: int) -> dict[str, float]:
 def main() -> None:
     """One run: the side, the feature (or nothing), and how many tasks."""
     name, feature, tasks = sys.argv[1:]
-    settings = FEATURES[feature][0] if feature else {}
-    figures = ordinary(name, tasks=int(tasks), pool="prefork", settings=settings)
+    figures = ordinary(name, tasks=int(tasks), pool="prefork", settings=FEATURES[feature][0])
     print(json.dumps({figure: each.value for figure, each in figures.items()}))
 
 

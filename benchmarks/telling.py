@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
     from opentelemetry.sdk.trace import ReadableSpan
 
-__all__ = ["tell"]
+__all__ = ["instrument", "tell"]
 
 
 def tell() -> None:
@@ -32,3 +32,10 @@ def tell() -> None:
     provider.add_span_processor(BatchSpanProcessor(Encoded()))
     trace.set_tracer_provider(provider)
     metrics.set_meter_provider(MeterProvider([InMemoryMetricReader()]))
+
+
+def instrument() -> None:
+    """Have Celery's own instrumentation tell of publications and runs."""
+    from opentelemetry.instrumentation.celery import CeleryInstrumentor  # noqa: PLC0415 - few sides have it
+
+    CeleryInstrumentor().instrument()  # type: ignore[no-untyped-call]

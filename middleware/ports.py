@@ -105,7 +105,7 @@ class Held:
     `handed_over_before` is how often the broker says that it has handed the message over before, to somebody who has not ended it;
     `was_cut` says that a connection which broke explains that: this worker's did, too, and it lives. `was_moved` says that one of
     us has moved the message before. `trace` is the W3C context of this delivery's span: empty where it is not told of, None where
-    it was not handed to the pool.
+    it was not handed to the pool. `move_trace` is that of the span of its move then, where that is told of.
     """
 
     tag: str
@@ -120,6 +120,7 @@ class Held:
     was_moved: bool = False
     has_left: bool = False
     trace: str | None = None
+    move_trace: str = ""
 
     def make_room(self) -> None:
         """Give its place in the prefetch window back, once; it stays held."""

@@ -118,7 +118,8 @@ class Envelope:
     while it held the message. `served_eta` is the ETA that the delay store has already waited for. `undelivered` names the missing
     dead-letter queue that a dead message waits for, and is for people to read. `first_death` says queue, reason and time of its
     very first death; `parked` that it is held where it is; `handled` how often a dead-letter handler has failed on it; `since`
-    which generation was begun on purpose. `unknown` is what a newer `version` wrote beside these.
+    which generation was begun on purpose. `lost` names the span of the last delivery (`delivery`) where its worker died and it does
+    not count. `unknown` is what a newer `version` wrote beside these.
     """
 
     attempt: int = 0
@@ -136,6 +137,7 @@ class Envelope:
     parked: bool = False
     handled: int = 0
     since: int = 0
+    lost: Mapping[str, Any] | None = None
     version: int = VERSION
     unknown: Mapping[str, Any] = field(default_factory=dict)
 
@@ -161,6 +163,7 @@ class Envelope:
             parked=header.get("parked") is True,
             handled=count(header.get("handled")),
             since=count(header.get("since")),
+            lost=_fields(header.get("lost"), LOST) or None,
             version=max(count(header.get("version")), VERSION),
             unknown={} if header.keys() <= KNOWN else {name: value for name, value in header.items() if name not in KNOWN},
         )
@@ -206,6 +209,7 @@ class Envelope:
             "parked": self.parked,
             "handled": self.handled,
             "since": self.since,
+            "lost": None if self.lost is None else dict(self.lost),
         }
         return {
             **self.unknown,
@@ -327,6 +331,7 @@ DEATH: _Shape = {
 }
 FAILURE: _Shape = {"type": _said, "message": _said, "traceback": _traceback, "fingerprint": _text(MAX_NAME)}
 FIRST_DEATH: _Shape = {"queue": _name, "reason": _text(MAX_NAME), "at": _time}
+LOST: _Shape = {"delivery": _count, "trace": _trace}
 #: Every other field of the header: whether it can be read.
 _SIMPLE: dict[str, Callable[[object], bool]] = {
     **dict.fromkeys(("version", "attempt", "delivery", "generation", "handled", "since"), lambda value: _count(value) is not None),
@@ -335,7 +340,7 @@ _SIMPLE: dict[str, Callable[[object], bool]] = {
     "served_eta": lambda value: _name(value) is not None,
     "undelivered": lambda value: _name(value) is not None,
 }
-_NESTED = {"origin": ORIGIN, "failure": FAILURE, "first_death": FIRST_DEATH}
+_NESTED = {"origin": ORIGIN, "failure": FAILURE, "first_death": FIRST_DEATH, "lost": LOST}
 _LISTS = {"attempts": (ATTEMPT, MAX_ATTEMPTS), "deaths": (DEATH, MAX_DEATHS)}
 #: Every field of the header that this version knows. What a newer version wrote beside them is kept as it is.
 KNOWN = _SIMPLE.keys() | _NESTED.keys() | _LISTS.keys()

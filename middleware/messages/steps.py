@@ -71,12 +71,14 @@ def redelivered(
     suspect: bool = False,
     requeued: bool = False,
     due_ms: int | None = None,
+    lost: str = "",
 ) -> Raw:
     """The message as it is delivered again.
 
     `attempt` is the counted delivery that ended; None where it does not count (`suspect`: its worker died, and it may not have been
     running). `crash` and `requeued` (the task raised `Reject`) keep Celery's `retries` as it is, which counts what `Task.retry` is
-    limited by. `due_ms` is until when it waits. A letter goes to its handler again: only that is counted.
+    limited by. `due_ms` is until when it waits. `lost` is the span's context of a delivery that does not count. A letter goes to
+    its handler again: only that is counted.
     """
     envelope = _begun(Envelope.of(message["headers"]), message, queue, seen_ms)
     if envelope.is_letter:
@@ -94,6 +96,7 @@ def redelivered(
         suspect=envelope.suspect or crash or suspect,
         attempts=envelope.attempts if attempt is None else (*envelope.attempts, attempt.to_header())[-MAX_ATTEMPTS:],
         served_eta=envelope.served_eta if due_ms is None else headers["eta"],
+        lost={"delivery": envelope.delivery + 1, "trace": lost} if lost else None,
     )
     headers[HEADER] = envelope.to_header()
     return {**message, "headers": headers, "properties": _redelivered_properties(message)}
@@ -166,6 +169,7 @@ def dead(
         suspect=False,
         parked=parked,
         handled=0,
+        lost=None,
     )
     headers[HEADER] = envelope.to_header()
     properties["delivery_info"] = {"exchange": "", "routing_key": dead_letter_queue}
@@ -203,6 +207,7 @@ def redriven(
         parked=False,
         handled=0,
         since=generation if on_purpose else envelope.since,
+        lost=None,
     )
     headers = {**message["headers"], "retries": 0, HEADER: envelope.to_header()}
     headers.pop("eta", None)

@@ -87,5 +87,8 @@ def below(context: SpanContext) -> Context:
 
 
 def last_attempt(envelope: Envelope) -> SpanContext | None:
-    """The span of the attempt before, as the message's history names it."""
+    """The span of the delivery before, as the message's history names it: of the attempt; or of the move, where its worker died."""
+    lost = envelope.lost
+    if lost is not None and lost.get("delivery") == envelope.delivery:  # else it is of an earlier one
+        return read(lost.get("trace"))
     return read(envelope.attempts[-1].get("trace")) if envelope.attempts else None

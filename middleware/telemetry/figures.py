@@ -1,8 +1,8 @@
 """The figures: what was sent and delivered, how it ended and why, for how long it ran and waited, and how much waits where.
 
 Counters are kept here and read when the SDK collects them: an SDK's own counter takes several microseconds for each task. A run and
-a wait is one measurement each, which the SDK sorts into its buckets. They are handed to it many at a time, when it collects and before
-they are many: one after the other between other work, they cost half as much again. A forked process begins at 0. The number of
+a wait is one measurement each, which the SDK sorts into its buckets. They are handed to it many at a time, when it collects, and
+before they are too many: each by itself, between other work, costs half as much again. A forked process begins at 0. The number of
 series is bounded (`series`).
 """
 
@@ -153,7 +153,7 @@ class Figures:
         return found
 
     def _hand_over(self, _: object = None) -> tuple[Observation, ...]:
-        """Hand the SDK what was measured; it asks for that, too, before it collects. Any thread may, and each measurement is one's."""
+        """Hand the SDK what was measured, which it asks for before it collects; from any thread, each measurement once."""
         for _ in range(len(self._measured)):
             try:
                 histogram, value, attributes = self._measured.popleft()

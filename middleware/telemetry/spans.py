@@ -150,6 +150,8 @@ class Spans:
         if held is not None and held.trace != "":
             with _unharmed("settle"):
                 span = self._settle(held, event)
+                if held.trace is None and span is not None and span.is_recording():
+                    held.move_trace = text_of(span.get_span_context())
 
         def told(answer: Answer) -> None:
             try:
@@ -332,4 +334,3 @@ def _server(app: Any) -> dict[str, Any]:
 
 def _type_of(exc: BaseException) -> str:
     return f"{type(exc).__module__}.{type(exc).__qualname__}".removeprefix("builtins.")
-

@@ -8,6 +8,7 @@ starts are recorded. Either way the books learn that it may have run twice. A me
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ from redelivery.errors import EnvelopeError
 
 from ..messages.envelope import ANNOUNCED, HEADER, Attempt, Envelope, Failed
 from ..messages.events import Outcome, Reason
-from ..messages.recording import about
+from ..messages.recording import about, recorded_id
 from ..messages.steps import opened, redelivered, sealed
 from ..policy.decision import Redeliver
 from ..ports import ACCEPTED, Answer, Capability
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 
 #: How long publishing a copy and acknowledging the original may be apart (milliseconds).
 MAX_GAP_MS = 1000
+#: A time that a start is recorded as, in milliseconds; other brokers record a start by its name.
+TIME = re.compile(r"[0-9]{1,15}")
 LOST = Failed(type="celery.exceptions.WorkerLostError", message="the worker that held the message died", fingerprint="worker-lost")
 
 
@@ -52,22 +55,21 @@ def recover(runtime: Runtime, held: Held, *, started: str | None, worker: str, n
     elif ANNOUNCED not in message["headers"] and HEADER not in message["headers"]:
         # The dead worker may not have come to record its arrival, and from here on it does not look like a first one.
         arrived = about(message["headers"], held.queue, held.raw, Outcome.RECEIVED, reason="unannounced", worker=worker)
-        _told(runtime, None, arrived, lambda: transport.acknowledge("", arrived))
+        _move(runtime.telling(None, arrived), lambda: transport.acknowledge("", arrived))
     case = _Case(runtime, replace(held, seen_ms=now_ms), message, worker)
     if started is None:
         return case.release(is_suspect=is_suspect)
     return case.decide(started)
 
 
-def handed_over_again(headers: dict[str, Any], held: Held, worker: str = "", *, delay_ms: int = 0) -> Event:
+def handed_over_again(headers: dict[str, Any], held: Held, worker: str = "", *, delay_ms: int = 0, **facts: Any) -> Event:
     """The event of a message that a dead worker held, and that goes on."""
     said: dict[str, Any] = {"reason": Reason.WORKER_LOST, "worker": worker, "exception": LOST.type, "fingerprint": LOST.fingerprint}
-    return about(headers, held.queue, held.raw, Outcome.REDELIVERY_SCHEDULED, delay_ms=delay_ms, **said)
+    return about(headers, held.queue, held.raw, Outcome.REDELIVERY_SCHEDULED, delay_ms=delay_ms, **said, **facts)
 
 
-def _told(runtime: Runtime, held: Held | None, event: Event | None, transition: Callable[[], Answer]) -> Answer:
-    """The answer to a transition that records this event. Who listens is told, too, but not of what another one has carried out."""
-    told = runtime.telling(held, event)
+def _move(told: Callable[[Answer], None] | None, transition: Callable[[], Answer]) -> Answer:
+    """The answer to a transition. Who listens is told of it, too, but not of what another one has carried out."""
     answer = transition()
     if told is not None and answer is Answer.DONE:
         told(answer)
@@ -85,10 +87,13 @@ class _Case:
 
     def release(self, *, is_suspect: bool) -> Answer:
         """Nobody can tell whether it had begun: it goes back uncounted."""
-        again = redelivered(self.message, self.held.queue, seen_ms=self.held.seen_ms, attempt=None, suspect=is_suspect)
         # Without atomic moves the copy must not run, and kill its worker, before the original is acknowledged.
         delay_ms = 0 if Capability.ATOMIC_MOVES in self.runtime.transport.capabilities else MAX_GAP_MS
-        return self._defer(again, delay_ms, first=True)
+        event = self._going_on(delay_ms)
+        told = self.runtime.telling(self.held, event)
+        said = {"seen_ms": self.held.seen_ms, "suspect": is_suspect, "lost": self._trace}
+        again = redelivered(self.message, self.held.queue, attempt=None, **said)
+        return self._defer(again, event, told, delay_ms=delay_ms, first=True)
 
     def decide(self, started: str) -> Answer:
         """It had begun: the crash counts, and its policy decides; what was acknowledged before it ran has died."""
@@ -97,30 +102,43 @@ class _Case:
         facts = DeliveryFacts.of(held, envelope, headers)
         if started == ACCEPTED:
             return self._bury(decider.end(facts, Reason.WORKER_LOST, "acknowledged before it ran"))
+        began = {"started_ms": int(started)} if TIME.fullmatch(started) else {}
         decided = decider.decide(facts, None, Reason.WORKER_LOST)
         if not isinstance(decided, Redeliver):
-            return self._bury(decided)
+            return self._bury(decided, **began)
         delay_ms = round(decided.delay * 1000)
+        event = self._going_on(delay_ms, **began)
+        told = self.runtime.telling(held, event)
         due_ms, attempt = held.seen_ms + delay_ms if delay_ms else None, self._attempt(delay_ms)
         again = redelivered(self.message, held.queue, seen_ms=held.seen_ms, attempt=attempt, crash=True, due_ms=due_ms)
-        return self._defer(again, delay_ms, pace=self.runtime.policies.pace_of(held.queue))
+        return self._defer(again, event, told, delay_ms=delay_ms, pace=self.runtime.policies.pace_of(held.queue))
 
-    def _defer(self, again: dict[str, Any], delay_ms: int, **how: Any) -> Answer:
-        headers, held = self.message["headers"], self.held
-        event = handed_over_again(headers, held, self.worker, delay_ms=delay_ms)
-        recorded = None if Envelope.of(headers).is_letter else event  # its life has ended: what its handler does is no step of it
-        how |= {"task_id": event.task_id, "event": recorded, "delay_ms": delay_ms}
-        transport, raw = self.runtime.transport, sealed(again)
-        return _told(self.runtime, held, recorded, lambda: transport.defer(held.tag, held.list_name, raw, **how))
+    def _going_on(self, delay_ms: int, **facts: Any) -> Event | None:
+        """The event of what is delivered again; a letter's life has ended, and what its handler does is no step of it."""
+        headers = self.message["headers"]
+        event = handed_over_again(headers, self.held, self.worker, delay_ms=delay_ms, **facts)
+        return None if Envelope.of(headers).is_letter else event
 
-    def _bury(self, decided: DeadLetter | Discard) -> Answer:
+    def _defer(self, again: dict[str, Any], event: Event | None, told: Callable[[Answer], None] | None, **how: Any) -> Answer:
+        held, transport, raw = self.held, self.runtime.transport, sealed(again)
+        how |= {"task_id": recorded_id(self.message["headers"].get("id"), held.raw), "event": event}
+        return _move(told, lambda: transport.defer(held.tag, held.list_name, raw, **how))
+
+    def _bury(self, decided: DeadLetter | Discard, **facts: Any) -> Answer:
         runtime, held, message = self.runtime, self.held, self.message
-        said: dict[str, Any] = {"worker": self.worker, "failed": LOST, "attempt": self._attempt()}
+        said: dict[str, Any] = {"worker": self.worker, "failed": LOST, **facts}
         death = Death.of(runtime, held.queue, held.raw, message, decided, **said)
-        answer = _told(runtime, held, death.recorded, death.transition(runtime.transport, held, now_ms=held.seen_ms))
+        told = runtime.telling(held, death.recorded)
+        death = replace(death, attempt=self._attempt())
+        answer = _move(told, death.transition(runtime.transport, held, now_ms=held.seen_ms))
         if answer is Answer.DONE and not Envelope.of(message["headers"]).is_letter:  # another recoverer does not tell it again
             tell_failure(runtime.app, message, Reason.WORKER_LOST, LOST.message)
         return answer
 
+    @property
+    def _trace(self) -> str:
+        """The span that the next delivery links to: of this one, where this worker held it, or of the move that ends it."""
+        return self.held.trace or self.held.move_trace
+
     def _attempt(self, delay_ms: int | None = None) -> Attempt:
-        return Attempt(at_ms=self.held.seen_ms, worker=self.worker, exception=LOST.text, delay_ms=delay_ms)
+        return Attempt(at_ms=self.held.seen_ms, worker=self.worker, exception=LOST.text, delay_ms=delay_ms, trace=self._trace)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -141,6 +142,85 @@ def test_an_attempt_whose_process_dies_has_a_move_that_says_why(server: Any, fol
         )
         received = [each for each in spans if each.name.startswith("receive")]
         assert list(received[1].links) == [spans[0].span_id, received[0].span_id]
+
+
+@pytest.mark.parametrize(
+    ("broker", "counts"),
+    [
+        ("redis", False),
+        pytest.param("redis", True, marks=FULL),
+        pytest.param("rabbitmq", False, marks=FULL),
+        pytest.param("rabbitmq", True, marks=FULL),
+    ],
+)
+def test_after_a_killed_worker_the_next_delivery_links_to_the_move_that_says_so(
+    request: pytest.FixtureRequest, folder: Path, broker: str, counts: bool
+) -> None:
+    """Nobody else knows the dead worker's span. Whether the crash counts depends on whether its start was recorded."""
+    policy = {"max_delivery_attempts": 3, "persist_delivery_count": "always" if counts else "suspects"}
+    with traced(_broker(request, broker), folder, settings={**SETTINGS, "queues": {"#": policy}}) as shop:
+        first = shop.start()
+        task_id = shop.publish("tests.support.shop.naps", 5)
+        until(lambda: shop.runs(task_id), 30, "the task to run")
+        until(lambda: len(shop.collector.of_task(task_id)) == 2, 30, "its publication and its receipt to be told")
+        first.kill()
+        shop.start()
+        shop.ended(task_id, "succeeded")
+        spans = shop.told(task_id, 6)
+        again = 2 if counts else 1
+        assert tree(spans, shown) == (
+            "publish celery\n"
+            "  receive celery #1 of life 0\n"
+            "  settle celery redelivery_scheduled worker_lost\n"
+            f"  receive celery #{again} of life 0\n"
+            f"    process celery #{again} of life 0\n"
+            "    settle celery succeeded"
+        )
+        [lost] = [each for each in spans if each["redelivery.reason"] == "worker_lost"]
+        [receive, run] = [each for each in spans if each["redelivery.attempt"] == again and each.start > lost.start][:2]
+        assert list(receive.links) == list(run.links) == [spans[0].span_id, lost.span_id]
+        scheduled = shop.ended(task_id, "redelivery_scheduled")
+        if counts and broker == "redis":  # where a start is recorded as a time
+            assert scheduled.started_ms is not None
+            assert 0 <= scheduled.at_ms - scheduled.started_ms < 300_000
+        else:
+            assert scheduled.started_ms is None
+
+
+#: A letter whose handler sends it back, below its publication; `P` and `R` are the names of its publication and of its runs.
+HANDLED = """\
+{P}
+  receive celery #1 of life 0
+    {R} celery #1 of life 0 (ValueError)
+    settle celery dead_lettered exhausted
+  receive DLQ.celery #1 of life 0
+    {R} DLQ.celery #1 of life 0
+    settle DLQ.celery redriven
+  receive celery #1 of life 1
+    {R} celery #1 of life 1
+    settle celery succeeded"""
+
+
+@pytest.mark.parametrize("broker", ["redis", pytest.param("rabbitmq", marks=FULL)])
+def test_what_a_dead_letter_handler_does_is_told_in_the_trace_of_its_letter(
+    request: pytest.FixtureRequest, folder: Path, broker: str
+) -> None:
+    """Its receipt of the letter, its run and its decision; the task's next life goes on below the same publication."""
+    settings = {**SETTINGS, "queues": {"#": {"max_delivery_attempts": 1}}}
+    with traced(_broker(request, broker), folder, settings=settings, module="tests.support.traced_letter_shop") as shop:
+        shop.start("-Q", "celery")
+        shop.start("-Q", "DLQ.celery")
+        task_id = shop.publish("tests.support.letter_shop.picky", "redrive")
+        shop.ended(task_id, "succeeded")
+        spans = shop.told(task_id, 10)
+        assert tree(spans, shown) == HANDLED.format(P="publish celery", R="process")
+        assert len({each.trace_id for each in spans}) == 1
+        handler = [each for each in spans if each["messaging.destination.name"] == "DLQ.celery"]
+        assert [each["celery.task_name"] for each in handler[:2]] == ["redelivery.dead_letters.celery"] * 2
+        received = [each for each in spans if each.name.startswith("receive")]
+        for before, receive in pairwise(received):
+            assert receive.links[0] == spans[0].span_id
+            assert receive.links[-1] in {before.span_id, received[0].span_id}
 
 
 @FULL

@@ -91,8 +91,9 @@ def traced(server: Any, folder: Path, *, neighbour: bool = False, **options: Any
     """A shop on this broker, with or without `opentelemetry-instrumentation-celery`."""
     with Collector() as collector:
         options.setdefault("settings", SETTINGS)
+        options.setdefault("module", "tests.support.traced_shop")
         variables = {**options.pop("variables", {}), **({"SHOP_NEIGHBOUR": "1"} if neighbour else {})}
-        made = Traced(server, folder, module="tests.support.traced_shop", collector=collector, variables=variables, **options)
+        made = Traced(server, folder, collector=collector, variables=variables, **options)
         try:
             yield made
         finally:

@@ -153,7 +153,19 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
     max_leaves=10,
 )
-NAMES = ["attempt", "delivery", "generation", "first_seen", "origin", "attempts", "deaths", "failure", "suspect", "served_eta"]
+NAMES = [
+    "attempt",
+    "delivery",
+    "generation",
+    "first_seen",
+    "origin",
+    "attempts",
+    "deaths",
+    "failure",
+    "suspect",
+    "served_eta",
+    "lost",
+]
 
 
 @given(JSON | st.dictionaries(st.sampled_from(NAMES), JSON))

@@ -41,6 +41,30 @@ def _attempt(trace: str) -> Attempt:
     return Attempt(at_ms=1, worker="w", exception="ValueError: no", delay_ms=100, trace=trace)
 
 
+def test_a_delivery_that_was_lost_and_does_not_count_is_linked_to_once() -> None:
+    """The next delivery links to it; whatever follows links to what is in the history. A version without the field keeps it."""
+    counted = redelivered(MESSAGE, "orders", seen_ms=1, attempt=_attempt(f"{CONTEXT[:-2]}03"))
+    lost = redelivered(counted, "orders", seen_ms=1, attempt=None, suspect=True, lost=CONTEXT)
+    assert text_of(last_attempt(Envelope.of(lost["headers"]))) == CONTEXT
+    assert lost["headers"][HEADER]["lost"] == {"delivery": 2, "trace": CONTEXT}
+    after = redelivered(lost, "orders", seen_ms=1, attempt=_attempt(f"{CONTEXT[:-2]}05"))
+    assert "lost" not in after["headers"][HEADER]
+    # A version before keeps a field that it does not know, and counts its own deliveries.
+    kept = {**after["headers"][HEADER], "lost": lost["headers"][HEADER]["lost"]}
+    assert text_of(last_attempt(Envelope.of({HEADER: kept}))) == f"{CONTEXT[:-2]}05"
+
+
+@pytest.mark.parametrize(
+    "lost", [*HOSTILE, *({"delivery": 0, "trace": each} for each in HOSTILE), {"delivery": "0"}, {"trace": CONTEXT}]
+)
+def test_what_a_stranger_writes_of_a_lost_delivery_stops_nothing(lost: Any) -> None:
+    """It counts as absent, and the next step takes it away."""
+    headers = {**MESSAGE["headers"], HEADER: {"lost": lost}}
+    assert last_attempt(Envelope.of(headers)) is None
+    again = redelivered({**MESSAGE, "headers": headers}, "orders", seen_ms=1, attempt=None)
+    assert "lost" not in again["headers"][HEADER]
+
+
 def test_the_history_names_the_span_of_each_attempt() -> None:
     """Through a death and a redrive; a message whose attempts are not told of has no such field."""
     again = redelivered(MESSAGE, "orders", seen_ms=1, attempt=_attempt(CONTEXT))

@@ -1,0 +1,10 @@
+"""The tests' app with a dead-letter handler, as its users trace it."""
+
+from __future__ import annotations
+
+from tests.support import letter_shop, traced_shop
+
+__all__ = ["app"]
+
+app = traced_shop.app
+assert app is letter_shop.app
