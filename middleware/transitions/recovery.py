@@ -91,7 +91,7 @@ class _Case:
         delay_ms = 0 if Capability.ATOMIC_MOVES in self.runtime.transport.capabilities else MAX_GAP_MS
         event = self._going_on(delay_ms)
         told = self.runtime.telling(self.held, event)
-        said = {"seen_ms": self.held.seen_ms, "suspect": is_suspect, "lost": self._trace}
+        said: dict[str, Any] = {"seen_ms": self.held.seen_ms, "suspect": is_suspect, "lost": self._trace}
         again = redelivered(self.message, self.held.queue, attempt=None, **said)
         return self._defer(again, event, told, delay_ms=delay_ms, first=True)
 

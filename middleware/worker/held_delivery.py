@@ -333,8 +333,8 @@ class HeldDelivery:
         held, runtime, now = self.held, self.runtime, self.runtime.owner.now_ms()
         said_of = {"worker": str(request.hostname), "exception": failed.text, "trace": held.trace or ""}
         attempt = Attempt(at_ms=now, delay_ms=delay_ms, **said_of)
-        due_ms, flags = now + delay_ms if delay_ms else None, {"crash": crash, "requeued": requeued}
-        again = redelivered(opened(held.raw), held.queue, seen_ms=held.seen_ms, attempt=attempt, due_ms=due_ms, **flags)
+        how: dict[str, Any] = {"due_ms": now + delay_ms if delay_ms else None, "crash": crash, "requeued": requeued}
+        again = redelivered(opened(held.raw), held.queue, seen_ms=held.seen_ms, attempt=attempt, **how)
         delay_ms = self.deadline.bounded(delay_ms, now)
         lost = Reason.TIME_LIMIT if failed.type.endswith("TimeLimitExceeded") else Reason.WORKER_LOST
         said = {"exception": failed.type, "fingerprint": failed.fingerprint, "delay_ms": delay_ms}
