@@ -35,6 +35,7 @@ FEATURES: Mapping[str, tuple[dict[str, Any], dict[str, str]]] = {
     "": ({}, {}),
     "metrics": ({"metrics_listen": "127.0.0.1:9549"}, {}),
     "traces_1_in_100": ({"opentelemetry": True}, FEW),
+    "traces_alone_1_in_100": ({"opentelemetry": True}, {**FEW, "BENCH_METERS": "none"}),
     "traces_all": ({"opentelemetry": True}, ALL),
     "instrumentation_1_in_100": ({}, {**FEW, **INSTRUMENTED}),
     "instrumentation_all": ({}, {**ALL, **INSTRUMENTED}),
@@ -42,6 +43,7 @@ FEATURES: Mapping[str, tuple[dict[str, Any], dict[str, str]]] = {
 #: What is measured in the same rounds as without any; ours against another one of the same rounds, where there is one.
 TOGETHER: Mapping[str, str | None] = {
     "metrics": None,
+    "traces_alone_1_in_100": None,
     "traces_1_in_100": "instrumentation_1_in_100",
     "traces_all": "instrumentation_all",
 }

@@ -21,7 +21,7 @@ from ..logs import log
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-#: What an SDK's store of one reader's figures is made of, as it keeps it; versions before 1.40 have no last one.
+#: What an SDK's store of one reader's figures is made of, as it keeps it; earlier versions have no last one.
 PARTS: Final = (
     "_sdk_config",
     "_instrument_class_temporality",

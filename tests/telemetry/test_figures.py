@@ -5,11 +5,16 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections import Counter
+from queue import Queue
+from threading import Event
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from opentelemetry import metrics, trace
 from opentelemetry.metrics import CallbackOptions
 
+from redelivery.middleware.telemetry import forked
 from redelivery.middleware.telemetry.figures import DEPTHS, Tally
 from redelivery.middleware.telemetry.series import OTHER, UNKNOWN, Series
 from tests.support.lanes import FULL
@@ -118,6 +123,35 @@ def test_a_forked_process_begins_anew_whatever_its_parent_was_doing() -> None:
     """While a thread of the parent collects and another one exports: their locks are not the child's, nor what they collect."""
     done = subprocess.run([sys.executable, "-c", FORKED], capture_output=True, text=True, check=False, timeout=60)
     assert done.stdout.split() == ["parent", "2", "child", "0", "1"], done.stderr
+
+
+def test_an_sdk_that_is_built_otherwise_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is replaced in what is not known, and nothing fails."""
+    for stores in ({}, {"reader": object()}, {"reader": SimpleNamespace(_sdk_config=1)}):
+        consumer = SimpleNamespace(_lock="its own", _reader_storages=stores)
+        monkeypatch.setattr(metrics, "get_meter_provider", lambda found=consumer: SimpleNamespace(_measurement_consumer=found))
+        forked.begin_anew()
+        assert vars(consumer) == {"_lock": "its own", "_reader_storages": stores}
+
+
+def test_a_collector_that_does_not_answer_does_not_keep_a_child_from_ending(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is waited for so long and no longer; what fails keeps nothing from being sent, either."""
+    asked, answers = Queue[str](), Event()
+
+    def fails(_: int) -> None:
+        asked.put("spans")
+        raise ConnectionError
+
+    def hangs(_: int) -> None:
+        asked.put("figures")
+        answers.wait()
+
+    monkeypatch.setattr(forked, "FLUSH", 0.1)
+    monkeypatch.setattr(trace, "get_tracer_provider", lambda: SimpleNamespace(force_flush=fails))
+    monkeypatch.setattr(metrics, "get_meter_provider", lambda: SimpleNamespace(force_flush=hangs))
+    forked.flush()
+    assert [asked.get(timeout=10), asked.get(timeout=10)] == ["spans", "figures"]
+    answers.set()
 
 
 #: Measures twice, and forks with the SDK's locks held; the child says what it has, measures once, and says it again.
