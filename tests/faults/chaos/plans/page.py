@@ -78,7 +78,7 @@ def _ended_twice(figures: Mapping[str, Any]) -> dict[str, Any]:
             f"`{word}` {count}" for word, count in figures["named"].items()
         ),
         "announced by a producer that died before it sent (`lost` in the books)": figures["never_sent"],
-        "letters that lie in their queue twice": figures["letters_twice"],
+        "dead letters that lie in their queue twice": figures["letters_twice"],
     }
 
 
