@@ -11,7 +11,7 @@ from redelivery.middleware.brokers.redis.keys import Keys
 from redelivery.middleware.brokers.redis.scripts import encoded
 from redelivery.middleware.brokers.redis.transport import RedisTransport
 from redelivery.middleware.messages.events import ENTRY, Event, Outcome
-from redelivery.workers.duties.log_bounds import LogKeeper
+from redelivery.workers.duties.bounds.log_bounds import LogKeeper
 
 if TYPE_CHECKING:
     from benchmarks.figures import Figure

@@ -82,7 +82,7 @@ class Redelivery(Runtime):
         It is given a `redelivery.Letter`, and returns what the letter's `redrive`, `archive`, `discard` or `park` returned.
         `options` are a Celery task's. Raises `ConfigurationError` where a queue has a handler already.
         """
-        from .worker.letter_handler import dead_letter_handler  # noqa: PLC0415 - few apps have one
+        from .worker.deliveries.letter_handler import dead_letter_handler  # noqa: PLC0415 - few apps have one
 
         return dead_letter_handler(self, queues, options)
 

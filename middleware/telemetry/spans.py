@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from ..messages.events import Event
     from ..ports import Held
     from ..runtime import Runtime
-    from ..worker.held_delivery import HeldDelivery
+    from ..worker.deliveries.held_delivery import HeldDelivery
 
 #: Who tells: the name and the distribution.
 SCOPE = "redelivery"

@@ -28,7 +28,7 @@ from ..ports import Capability, Successor, ignore
 from ..transitions.death import bury, bury_at_last, carry_out
 from ..transitions.recovery import handed_over_again, recover
 from ..transitions.redrive import redrive
-from .observer import queue_of, record
+from .deliveries.observer import queue_of, record
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -182,7 +182,7 @@ class Arrivals:
             failed = Failed(type="redelivery.Exhausted", message=f"{letter.handled} deliveries to {name}", fingerprint="exhausted")
             bury(self.runtime, held, Reason.EXHAUSTED, failed)
             return True
-        from .letter_handler import call_for  # noqa: PLC0415 - few apps have one
+        from .deliveries.letter_handler import call_for  # noqa: PLC0415 - few apps have one
 
         call_for(message, held.raw, name, self.runtime.app)
         return False

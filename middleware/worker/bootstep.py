@@ -33,16 +33,16 @@ from ..ports import ignore
 from ..transitions.death import bury
 from .admission import Arrivals
 from .celery_lines import hide_in_celery_lines
-from .contradictions import contradictions
+from .deliveries.held_delivery import HeldDelivery
 from .dispatch import hand_over
-from .held_delivery import HeldDelivery
 from .lifecycle import begin, end
 from .own_strategy import own_strategies
 from .pool_patches.begun import read_reports_first
 from .pool_patches.children import mend
 from .pool_patches.stop import spare_the_handler, stop_of
 from .request import Egress, request_class
-from .startup_checks import announce, check_dead_letter_queues, check_policies
+from .startup.checks import announce, check_dead_letter_queues, check_policies
+from .startup.contradictions import contradictions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -71,7 +71,7 @@ class Ingress(bootsteps.StartStopStep):
         _refuse(contradictions(self.runtime))
         letter_handlers: dict[str, str] = {}
         if self.runtime.letter_handlers:
-            from .letter_handler import handlers_of  # noqa: PLC0415 - few apps have one
+            from .deliveries.letter_handler import handlers_of  # noqa: PLC0415 - few apps have one
 
             with _refusing():
                 letter_handlers = handlers_of(self.runtime)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from ..runtime import Runtime
-    from .held_delivery import HeldDelivery
+    from .deliveries.held_delivery import HeldDelivery
     from .request import Egress
 
 #: What the bytes of a message can make Celery, pickle or the timers raise.

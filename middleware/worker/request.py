@@ -19,10 +19,10 @@ from celery.worker.request import Request
 from ..child.attempt import DELIVERY
 from ..messages.envelope import ANNOUNCED, COPIES, DELIVERED, EXPIRATION, HEADER, RELEASED, Envelope
 from ..messages.ttl import PUBLISHED
-from .held_delivery import HeldDelivery
-from .observer import ObservedDelivery, PlainDelivery
+from .deliveries.held_delivery import HeldDelivery
+from .deliveries.observer import ObservedDelivery, PlainDelivery
+from .deliveries.run_time import count_from_due
 from .own_strategy import strategy_of
-from .run_time import count_from_due
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -61,7 +61,7 @@ class Egress(Request):
             return
         held.request, kind, envelope = self, HeldDelivery, Envelope.of(message.headers)
         if envelope.is_letter:
-            from .letter_handler import LetterDelivery as kind  # noqa: PLC0415, N813 - few apps have a handler
+            from .deliveries.letter_handler import LetterDelivery as kind  # noqa: PLC0415, N813 - few apps have a handler
         self.delivery = delivery = kind(self, message, runtime, held, envelope)
         self._request_dict[DELIVERY] = tuple(delivery.facts)
         # What Celery calls a task's own headers: without ours, which must not go along with what the task publishes.

@@ -22,7 +22,7 @@ from redelivery.workers.operations.letters.filter import Filter
 from redelivery.workers.operations.runs import operation
 from redelivery.workers.operations.runs.operation import Kind, State
 from redelivery.workers.web.guard import form_token_of
-from redelivery.workers.web.streams import LIMIT
+from redelivery.workers.web.shared.streams import LIMIT
 from tests.support.desk import LETTERS, Desk
 from tests.support.running import until
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from redelivery.workers.web import survey
-from redelivery.workers.web.source import Source
-from redelivery.workers.web.survey import Survey
+from redelivery.workers.web.shared import survey
+from redelivery.workers.web.shared.source import Source
+from redelivery.workers.web.shared.survey import Survey
 from tests.support.desk import LETTERS, copies
 from tests.support.running import until
 

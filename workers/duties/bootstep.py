@@ -11,18 +11,18 @@ from redelivery.middleware.brokers import kind_of
 
 from ..brokers.broker import broker_of
 from ..brokers.redis.transport import redis_of
-from .depths import Depths
+from .bounds.log_bounds import LogKeeper
+from .bounds.queue_bounds import QueueKeeper
+from .bounds.retention import Retention
 from .dispatcher import Dispatcher
 from .duty import TIMEOUT
 from .exporter import Exporter
 from .lease import Lease
-from .letter_watch import LetterWatch
-from .log_bounds import LogKeeper
 from .operation_runner import OperationRunner
-from .queue_bounds import QueueKeeper
-from .rabbitmq_letter_watch import AmqpLetterWatch
 from .recoverer import Recoverer
-from .retention import Retention
+from .watch.depths import Depths
+from .watch.letter_watch import LetterWatch
+from .watch.rabbitmq import AmqpLetterWatch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -10,13 +10,13 @@ from urllib.parse import quote, urlencode
 from redelivery.display import harmless
 from redelivery.errors import InputError
 
-from .asking import LATE, SECONDS
 from .guard import Refused
-from .last_word import LastWord
-from .looks import Looks
-from .previews import Previews
-from .sampler import Sampler
-from .survey import Survey
+from .shared.asking import LATE, SECONDS
+from .shared.last_word import LastWord
+from .shared.looks import Looks
+from .shared.previews import Previews
+from .shared.sampler import Sampler
+from .shared.survey import Survey
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from redelivery.middleware.runtime import Runtime
 
     from .access import User
-    from .source import Source
+    from .shared.source import Source
 
 
 class Desk:

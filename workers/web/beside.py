@@ -23,7 +23,7 @@ from ..operations.runs.operation import is_kept
 if TYPE_CHECKING:
     from redelivery.middleware.runtime import Runtime
 
-    from .source import Source
+    from .shared.source import Source
 
 #: Seconds that the end of a process waits for what it carries out.
 ENDING = 2.0

@@ -24,11 +24,11 @@ from ..brokers.broker_words import broker_message
 from . import views
 from .access import ACTIONS, TokenLogin, User
 from .asked import Asked, Desk, Go, Shown
-from .asking import Asking
 from .beside import Beside
 from .guard import FormCookie, Guard, Refused, form_of, is_same_origin
-from .source import Source
-from .streams import Streams
+from .shared.asking import Asking
+from .shared.source import Source
+from .shared.streams import Streams
 from .words import environment
 
 if TYPE_CHECKING:

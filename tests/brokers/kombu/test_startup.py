@@ -15,7 +15,7 @@ from kombu.transport import filesystem, memory, virtual
 from redelivery import Redelivery
 from redelivery.middleware.brokers.kombu.generic import GenericTransport, capabilities_of, limits
 from redelivery.middleware.ports import Capability
-from redelivery.middleware.worker.contradictions import contradictions
+from redelivery.middleware.worker.startup.contradictions import contradictions
 from redelivery.workers.cli.main import redelivery
 from tests.support.files import Files
 from tests.support.running import Shop, until

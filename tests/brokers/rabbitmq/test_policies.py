@@ -16,7 +16,7 @@ from structlog.testing import capture_logs
 from redelivery import Redelivery
 from redelivery.errors import BrokerError, ConfigurationError
 from redelivery.middleware.brokers.rabbitmq.policies import ending_policies
-from redelivery.middleware.worker.startup_checks import targets_of
+from redelivery.middleware.worker.startup.checks import targets_of
 from redelivery.settings import RedeliverySettings
 from tests.support.rabbit import Node, need_rabbit
 

@@ -17,7 +17,7 @@ from redelivery.middleware.brokers.rabbitmq.topology import declare_delays, decl
 from redelivery.middleware.brokers.rabbitmq.transport import AmqpTransport
 from redelivery.middleware.brokers.redis.transport import RedisTransport
 from redelivery.middleware.ports import Capability
-from redelivery.middleware.worker.contradictions import contradictions
+from redelivery.middleware.worker.startup.contradictions import contradictions
 from tests.support.lanes import first_quick
 from tests.support.running import Shop, until
 

@@ -16,7 +16,7 @@ from redelivery.middleware.messages.events import Event, entries
 from redelivery.middleware.messages.steps import dead, sealed
 from redelivery.middleware.worker.lifecycle import begin
 from redelivery.workers.brokers.redis.transport import redis_of
-from redelivery.workers.duties.queue_bounds import QueueKeeper
+from redelivery.workers.duties.bounds.queue_bounds import QueueKeeper
 from tests.support.desk import task_message
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from redelivery import Letter, Redelivery
 from redelivery.errors import ConfigurationError, EnvelopeError, RedriveError
 from redelivery.middleware.messages.envelope import HEADER, Attempt, Failed
 from redelivery.middleware.messages.steps import dead, sealed
-from redelivery.middleware.worker.letter_handler import handlers_of
+from redelivery.middleware.worker.deliveries.letter_handler import handlers_of
 from redelivery.workers.brokers.redis.transport import redis_of
 from redelivery.workers.operations.inventory.inventory import take as inventory
 from redelivery.workers.operations.letters.filter import Filter

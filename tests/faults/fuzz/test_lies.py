@@ -20,7 +20,7 @@ from redelivery.middleware.messages.steps import sealed
 from redelivery.middleware.transitions.homes import Homes, address_of
 from redelivery.settings import AddressPattern, names
 from redelivery.workers.brokers.rabbitmq import delay_store as amqp_delayed
-from redelivery.workers.duties.letter_watch import LetterWatch
+from redelivery.workers.duties.watch.letter_watch import LetterWatch
 from redelivery.workers.operations.letters.filter import Filter
 from redelivery.workers.operations.letters.move import move
 from redelivery.workers.operations.letters.redrive.redrive import Edit, redrive

@@ -12,8 +12,8 @@ from structlog.testing import capture_logs
 
 from redelivery import Redelivery
 from redelivery.workers.duties.bootstep import duties_of
-from redelivery.workers.duties.letter_watch import GROWING, QUIET, LetterWatch, Watched, tell
-from redelivery.workers.duties.rabbitmq_letter_watch import AmqpLetterWatch
+from redelivery.workers.duties.watch.letter_watch import GROWING, QUIET, LetterWatch, Watched, tell
+from redelivery.workers.duties.watch.rabbitmq import AmqpLetterWatch
 from tests.conformance.brokers import Place, letter
 from tests.support.desk import LETTERS, Desk, body_of, copies, task_message
 from tests.support.running import until

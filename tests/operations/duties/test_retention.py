@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 from redelivery.errors import InputError
 from redelivery.middleware.messages.steps import sealed
 from redelivery.settings import RedeliverySettings
-from redelivery.workers.duties.retention import BATCH, Retention
+from redelivery.workers.duties.bounds.retention import BATCH, Retention
 from redelivery.workers.operations.letters.filter import Filter
 from redelivery.workers.operations.letters.redrive.redrive import redrive
 from tests.support.desk import LETTERS, QUEUE, Desk, task_message

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any
 from redelivery.middleware.brokers.kombu.generic import capabilities_of
 from redelivery.middleware.child.task_defaults import UNSET, explicit_app_setting, explicit_task_option
 from redelivery.middleware.ports import Capability
-from redelivery.middleware.worker.contradictions import contradictions
 from redelivery.middleware.worker.own_strategy import WHY, strategy_of
-from redelivery.middleware.worker.startup_checks import summary
+from redelivery.middleware.worker.startup.checks import summary
+from redelivery.middleware.worker.startup.contradictions import contradictions
 from redelivery.settings import UNLIMITED
 
 if TYPE_CHECKING:

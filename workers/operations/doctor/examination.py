@@ -16,7 +16,7 @@ from redelivery.errors import RedeliveryError
 from redelivery.middleware.brokers import kind_of
 from redelivery.middleware.brokers.errors import BROKER_ERRORS
 from redelivery.middleware.ports import Capability
-from redelivery.middleware.worker.startup_checks import dead_letter_queue_faults, targets_of
+from redelivery.middleware.worker.startup.checks import dead_letter_queue_faults, targets_of
 
 from ...brokers.broker import broker_of, needed
 from ...ports import NotKnown

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from redelivery.middleware.runtime import Runtime
-    from redelivery.middleware.worker.startup_checks import DeadLetterQueueFault
+    from redelivery.middleware.worker.startup.checks import DeadLetterQueueFault
 
     from ...ports import Condition, DeadLetterQueue, Gauge, LogState
     from .fleet import Fleet

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from celery.backends.base import DisabledBackend
 
-from redelivery.middleware.worker.contradictions import found_contradictions
+from redelivery.middleware.worker.startup.contradictions import found_contradictions
 from redelivery.settings import UNLIMITED
 from redelivery.settings.sources import OVERRIDE_QUEUES, QUEUES
 

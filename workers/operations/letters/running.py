@@ -77,6 +77,6 @@ def _is_handled(app: Celery, queue: str) -> bool:
         raise ConfigurationError(msg) from exc
     if not app.redelivery.letter_handlers:
         return False
-    from redelivery.middleware.worker.letter_handler import handlers_of  # noqa: PLC0415 - few apps have one
+    from redelivery.middleware.worker.deliveries.letter_handler import handlers_of  # noqa: PLC0415 - few apps have one
 
     return queue in handlers_of(app.redelivery)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from ...operations.letters import dead_letters
 from ...operations.letters.reading.causes import Causes
 from ..asked import Shown
-from ..looks import MOST, leaves_marks
+from ..shared.looks import MOST, leaves_marks
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

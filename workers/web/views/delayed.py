@@ -19,7 +19,7 @@ from ...operations.runs.operation import is_kept
 from ...operations.words.numbers import seconds
 from ...operations.words.short_ids import MAX_CANDIDATES, is_whole, meant
 from ..asked import Go, Shown
-from ..looks import leaves_marks
+from ..shared.looks import leaves_marks
 
 if TYPE_CHECKING:
     from ...ports import Delayed

@@ -15,7 +15,7 @@ from ...operations.letters.redrive.edits import edit_of_json
 from ...operations.runs.single import redrive_one
 from ...operations.words.numbers import plain
 from ..asked import Go, Shown
-from ..looks import leaves_marks
+from ..shared.looks import leaves_marks
 
 if TYPE_CHECKING:
     from ...letters import Letter

@@ -17,7 +17,7 @@ from ...operations.runs.operation import is_kept
 from ...operations.words.numbers import seconds
 from ...operations.words.redaction import seen
 from ..asked import Go, Shown
-from ..looks import MOST, leaves_marks
+from ..shared.looks import MOST, leaves_marks
 
 if TYPE_CHECKING:
     from ...letters import Letter

@@ -8,11 +8,11 @@ from ...operations.letters import dead_letters
 from ...operations.metrics.rates import KINDS
 from ...operations.words.numbers import counted
 from ..asked import Shown
-from ..figures import alarms, live
+from ..shared.figures import alarms, live
 
 if TYPE_CHECKING:
     from ..asked import Asked
-    from ..last_word import Word
+    from ..shared.last_word import Word
 
 
 def overview(asked: Asked) -> Shown:

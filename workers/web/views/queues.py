@@ -12,7 +12,7 @@ from ...operations.fleet.holders import holders
 from ...operations.letters import dead_letters
 from ...operations.words.policies import delays_of, shown, sources_of
 from ..asked import Shown
-from ..looks import leaves_marks
+from ..shared.looks import leaves_marks
 from .workers import LOOKED_AT
 
 if TYPE_CHECKING:

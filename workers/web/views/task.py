@@ -8,7 +8,7 @@ from redelivery.errors import InputError
 
 from ...operations.inventory.task_life import life_of
 from ..asked import Shown
-from ..looks import leaves_marks
+from ..shared.looks import leaves_marks
 
 if TYPE_CHECKING:
     from redelivery.middleware.messages.events import Event

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ...operations.fleet.holders import holders
 from ..asked import Shown
-from ..looks import leaves_marks
+from ..shared.looks import leaves_marks
 
 if TYPE_CHECKING:
     from ..asked import Asked

@@ -13,7 +13,7 @@ from celery import Celery, Task
 
 from redelivery import Redelivery, redeliver
 from redelivery.middleware.child.task_defaults import UNSET, apply_defaults, explicit_app_setting, explicit_task_option
-from redelivery.middleware.worker.contradictions import contradictions
+from redelivery.middleware.worker.startup.contradictions import contradictions
 from redelivery.workers.operations.adoption.adoption import Change, adoption_of
 from tests.support.running import ROOT, until
 

@@ -18,7 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from redelivery.workers.cli.main import redelivery
-from redelivery.workers.duties import dispatcher, lease, letter_watch, retention
+from redelivery.workers.duties import dispatcher, lease
+from redelivery.workers.duties.bounds import retention
+from redelivery.workers.duties.watch import letter_watch
 from redelivery.workers.export import export
 from tests.faults.chaos.processes import builds
 

@@ -8,12 +8,12 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from .guard import Refused
+from ..guard import Refused
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
-    from ..operations.runs.preview import Preview
+    from ...operations.runs.preview import Preview
 
 #: Seconds that somebody waits for a count, and that it holds; how many are kept, and how many are counted at once.
 PATIENCE, FRESH, KEPT, RUNNING = 3.0, 30.0, 20, 4

@@ -6,8 +6,8 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from ..operations.metrics.metrics import Living, measured
-from ..operations.metrics.rates import Rates
+from ...operations.metrics.metrics import Living, measured
+from ...operations.metrics.rates import Rates
 from .figures import Figures
 
 if TYPE_CHECKING:

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 from redelivery.middleware.ports import Capability
 
-from ..operations.letters.reading.browse import looked
+from ...operations.letters.reading.browse import looked
 
 if TYPE_CHECKING:
     from redelivery.middleware.ports import Transport
 
-    from ..operations.letters.reading.browse import Browsed
+    from ...operations.letters.reading.browse import Browsed
 
 
 #: Letters of one look; queues whose look is kept, and for how many seconds; and the least between two looks into one queue.

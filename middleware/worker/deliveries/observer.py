@@ -25,17 +25,17 @@ from celery.exceptions import Ignore, Reject, Retry, Terminated, TimeLimitExceed
 from celery.worker import state
 from celery.worker.request import Request
 
-from ..child.attempt import classes_of
-from ..child.task_defaults import PLAIN
-from ..logs import log
-from ..messages.envelope import Envelope, eligible_of, failed_of
-from ..messages.events import Outcome, Reason
-from ..messages.recording import about
-from ..policy import decision
-from ..ports import ignore
-from ..transitions.facts import Decider, DeliveryFacts
+from ...child.attempt import classes_of
+from ...child.task_defaults import PLAIN
+from ...logs import log
+from ...messages.envelope import Envelope, eligible_of, failed_of
+from ...messages.events import Outcome, Reason
+from ...messages.recording import about
+from ...policy import decision
+from ...ports import ignore
+from ...transitions.facts import Decider, DeliveryFacts
+from ..own_strategy import strategy_of
 from .held_delivery import unwrapped
-from .own_strategy import strategy_of
 from .run_time import times_of
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
     from billiard.einfo import ExceptionInfo
 
-    from ..runtime import Runtime
+    from ...runtime import Runtime
 
 
 class AsCelery:

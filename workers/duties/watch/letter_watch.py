@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any, Literal
 from redelivery.display import safe
 from redelivery.middleware.logs import log
 
-from ..brokers.redis.transport import redis_of
-from ..letters import Letter
-from ..operations.letters import dead_letters
-from .duty import Duty
+from ...brokers.redis.transport import redis_of
+from ...letters import Letter
+from ...operations.letters import dead_letters
+from ..duty import Duty
 
 if TYPE_CHECKING:
     from redelivery.middleware.runtime import Runtime

@@ -30,17 +30,17 @@ from kombu.serialization import dumps
 
 from redelivery.errors import ConfigurationError, EnvelopeError
 
-from ..child.attempt import Attempt
-from ..logs import log
-from ..messages.envelope import HEADER, Envelope, Failed
-from ..messages.events import Outcome, Reason
-from ..messages.recording import raw_id, recorded_id
-from ..messages.steps import opened
-from ..policy import task_exceptions
-from ..policy.decision import DeadLetter
-from ..transitions.homes import Homes
-from ..transitions.letter import Letter, LetterDecision
-from ..transitions.redrive import redrive
+from ...child.attempt import Attempt
+from ...logs import log
+from ...messages.envelope import HEADER, Envelope, Failed
+from ...messages.events import Outcome, Reason
+from ...messages.recording import raw_id, recorded_id
+from ...messages.steps import opened
+from ...policy import task_exceptions
+from ...policy.decision import DeadLetter
+from ...transitions.homes import Homes
+from ...transitions.letter import Letter, LetterDecision
+from ...transitions.redrive import redrive
 from .held_delivery import Dying, Ending, HeldDelivery, unwrapped
 
 if TYPE_CHECKING:
@@ -48,8 +48,8 @@ if TYPE_CHECKING:
 
     from celery import Celery
 
-    from ..messages.events import Event
-    from ..runtime import Runtime
+    from ...messages.events import Event
+    from ...runtime import Runtime
 
 PREFIX = "redelivery.dead_letters."
 #: By name: this package does not import that one.

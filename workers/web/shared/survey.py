@@ -16,9 +16,9 @@ from redelivery.errors import RedeliveryError
 from redelivery.middleware.brokers.errors import BROKER_ERRORS
 from redelivery.middleware.logs import log
 
-from ..operations.letters.filter import Filter
-from ..operations.letters.reading.browse import browsed
-from ..operations.letters.reading.causes import Causes
+from ...operations.letters.filter import Filter
+from ...operations.letters.reading.browse import browsed
+from ...operations.letters.reading.causes import Causes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

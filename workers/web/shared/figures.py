@@ -6,12 +6,12 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ..operations.metrics.rates import KINDS
-from ..operations.words.numbers import counted, span
+from ...operations.metrics.rates import KINDS
+from ...operations.words.numbers import counted, span
 
 if TYPE_CHECKING:
-    from ..operations.metrics.metrics import Family
-    from ..operations.metrics.rates import Rates
+    from ...operations.metrics.metrics import Family
+    from ...operations.metrics.rates import Rates
 
 #: Seconds after which what is due counts as late, and the part of the outcome log from which it counts as full.
 LATE, FULL = 30, 0.8

@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Any
 
 from celery.utils.time import maybe_iso8601
 
-from ..messages.envelope import count
-from ..messages.ttl import PUBLISHED
+from ...messages.envelope import count
+from ...messages.ttl import PUBLISHED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from ..messages.envelope import Envelope
-    from ..runtime import Runtime
+    from ...messages.envelope import Envelope
+    from ...runtime import Runtime
 
 #: When Sentry's SDK published the message (seconds): the latency of its receipt counts from then, by the clock of the child.
 SENTRY_PUBLISHED = "sentry-task-enqueued-time"

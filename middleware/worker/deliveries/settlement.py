@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 from celery.worker import state
 
-from ..logs import log
-from ..ports import Answer
+from ...logs import log
+from ...ports import Answer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ..messages.events import Event
-    from ..policy.resolver import Pace
-    from ..ports import Held, Moves
-    from ..runtime import Runtime
+    from ...messages.events import Event
+    from ...policy.resolver import Pace
+    from ...ports import Held, Moves
+    from ...runtime import Runtime
 
 #: How long a message waits that the pool could not take, for a reason that is not its own.
 SET_BACK_MS = 1000

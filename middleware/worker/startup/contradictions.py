@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kombu.transport import virtual
 
-from ..child.task_defaults import UNSET, explicit_app_setting, explicit_task_option
+from ...child.task_defaults import UNSET, explicit_app_setting, explicit_task_option
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from celery import Celery
     from kombu import Connection
 
-    from ..runtime import Runtime
+    from ...runtime import Runtime
 
 CRASH = "a crash is a counted attempt here, and its message is delivered again or dead-lettered"
 ENDED = "a failed message is dead-lettered and ended in one step here, and must not be rejected beside it"

@@ -49,7 +49,7 @@ class LastWord:
 
     def _read(self, books: str) -> None:
         try:
-            from ..reconciliation.outputs.written import written  # noqa: PLC0415 - pyarrow is an optional dependency
+            from ...reconciliation.outputs.written import written  # noqa: PLC0415 - pyarrow is an optional dependency
 
             found = written(books)
             self._word = Word(bool(found.summary["balanced"]), int(found.summary["as_of_ms"]), sum(found.wrong.values()))

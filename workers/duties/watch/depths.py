@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from redelivery.middleware.brokers.errors import BROKER_ERRORS
 from redelivery.middleware.logs import log
 
-from ..operations.metrics.metrics import measured
+from ...operations.metrics.metrics import measured
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -22,12 +22,12 @@ from redelivery.middleware.logs import log
 from redelivery.middleware.messages.events import Reason
 from redelivery.middleware.ports import Answer
 
-from ..brokers.redis.transport import redis_of
-from ..letters import Letter
-from ..operations.letters import dead_letters
-from ..operations.letters.archive import archive
-from ..operations.letters.purge import purged
-from .duty import Duty
+from ...brokers.redis.transport import redis_of
+from ...letters import Letter
+from ...operations.letters import dead_letters
+from ...operations.letters.archive import archive
+from ...operations.letters.purge import purged
+from ..duty import Duty
 
 if TYPE_CHECKING:
     from redelivery.middleware.runtime import Runtime

@@ -32,28 +32,28 @@ from celery.platforms import EX_FAILURE
 from celery.worker import state
 from celery.worker.request import Request, logger
 
-from ..child.attempt import DECIDED, Decided, Redelivering
-from ..logs import log
-from ..messages.envelope import Attempt, Failed
-from ..messages.events import Outcome, Reason
-from ..messages.recording import about
-from ..messages.steps import opened, redelivered, sealed
-from ..messages.ttl import TIME_TO_LIVE
-from ..policy.decision import DeadLetter, Discard, Redeliver
-from ..transitions.death import Death
-from ..transitions.facts import Decider, DeliveryFacts
-from ..transitions.notify import Caller
-from .deadline import NEVER, Deadline, by_this_clock
+from ...child.attempt import DECIDED, Decided, Redelivering
+from ...logs import log
+from ...messages.envelope import Attempt, Failed
+from ...messages.events import Outcome, Reason
+from ...messages.recording import about
+from ...messages.steps import opened, redelivered, sealed
+from ...messages.ttl import TIME_TO_LIVE
+from ...policy.decision import DeadLetter, Discard, Redeliver
+from ...transitions.death import Death
+from ...transitions.facts import Decider, DeliveryFacts
+from ...transitions.notify import Caller
+from ..deadline import NEVER, Deadline, by_this_clock
 from .run_time import times_of
 from .settlement import Settlement
 
 if TYPE_CHECKING:
     from redelivery.settings import RedeliveryPolicy
 
-    from ..messages.envelope import Envelope
-    from ..messages.events import Event
-    from ..ports import Held
-    from ..runtime import Runtime
+    from ...messages.envelope import Envelope
+    from ...messages.events import Event
+    from ...ports import Held
+    from ...runtime import Runtime
 
 #: What says that the pool lost the attempt's child, and the reason that it is recorded as.
 LOST: dict[type[BaseException], Reason] = {WorkerLostError: Reason.WORKER_LOST, TimeLimitExceeded: Reason.TIME_LIMIT}

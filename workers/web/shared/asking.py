@@ -8,7 +8,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
-from .guard import Refused
+from ..guard import Refused
 
 if TYPE_CHECKING:
     from collections.abc import Callable

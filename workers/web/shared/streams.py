@@ -13,9 +13,9 @@ from redelivery.display import harmless
 from redelivery.errors import RedeliveryError
 from redelivery.middleware.brokers.errors import BROKER_ERRORS
 
-from ..brokers.broker_words import broker_message
+from ...brokers.broker_words import broker_message
+from ..guard import Refused
 from .figures import live
-from .guard import Refused
 from .sampler import BEAT
 
 if TYPE_CHECKING:

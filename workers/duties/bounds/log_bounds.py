@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from redelivery.middleware.logs import log
 
-from ..brokers.redis.outcome_log import bound
-from .duty import Duty
+from ...brokers.redis.outcome_log import bound
+from ..duty import Duty
 
 if TYPE_CHECKING:
     from redelivery.middleware.brokers.redis.transport import RedisTransport

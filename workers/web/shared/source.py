@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING
 
-from ..operations.reach import reached
+from ...operations.reach import reached
 
 if TYPE_CHECKING:
     from redelivery.middleware.ports import Transport

@@ -10,9 +10,9 @@ from __future__ import annotations
 import uuid
 from typing import TYPE_CHECKING
 
-from ..brokers.rabbitmq.watching import Watching
-from ..operations.letters import dead_letters
-from .duty import TIMEOUT
+from ...brokers.rabbitmq.watching import Watching
+from ...operations.letters import dead_letters
+from ..duty import TIMEOUT
 from .letter_watch import LetterWatch, Watched, tell
 
 if TYPE_CHECKING:

@@ -28,8 +28,8 @@ from redelivery.middleware.messages.steps import opened
 from redelivery.middleware.messages.ttl import PUBLISHED, expiry_ms, milliseconds
 from redelivery.settings import DEFAULT_QUEUE
 
-from ..brokers.redis.transport import redis_of
-from .duty import Duty
+from ...brokers.redis.transport import redis_of
+from ..duty import Duty
 
 if TYPE_CHECKING:
     from redelivery.middleware.runtime import Runtime

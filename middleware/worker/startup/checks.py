@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, NamedTuple
 from redelivery.errors import ConfigurationError
 from redelivery.settings import UNLIMITED
 
-from ..known import warn_unless_known
-from ..logs import log
-from ..ports import Capability
-from ..transitions.homes import objection
-from .own_strategy import WHY, own_strategies
+from ...known import warn_unless_known
+from ...logs import log
+from ...ports import Capability
+from ...transitions.homes import objection
+from ..own_strategy import WHY, own_strategies
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from redelivery.settings import RedeliveryPolicy
 
-    from ..runtime import Runtime
+    from ...runtime import Runtime
 
 #: What a worker's line says of a broker that cannot do it.
 OF_A_WORKER = frozenset(Capability) - {Capability.REDELIVERY_COUNTS, Capability.LEASES}

@@ -1,0 +1,1 @@
+"""Watches: dead letters that nobody takes, and how much waits where."""
