@@ -15,6 +15,7 @@ from celery.result import AsyncResult
 from redelivery.middleware.logs import redacting
 from tests.support.amqp_taking import opened
 from tests.support.built import built
+from tests.support.desk import desk
 from tests.support.lanes import first_quick
 from tests.support.pooled import floors, on
 from tests.support.proofs import pytest_runtest_logreport, pytest_sessionfinish, pytest_terminal_summary
@@ -30,9 +31,10 @@ if TYPE_CHECKING:
 result_class: Any = AsyncResult
 result_class.__del__ = lambda _: None
 
-#: The fixtures of trials, of pools and of RabbitMQ are every module's, and the hooks of proofs are the whole run's.
+#: The fixtures of trials, of pools, of RabbitMQ and of desks are every module's, and the hooks of proofs are the whole run's.
 __all__ = [
     "built",
+    "desk",
     "floors",
     "forked",
     "on",

@@ -20,19 +20,10 @@ from tests.support.desk import LETTERS, QUEUE, Desk, task_message
 from tests.support.running import until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from pathlib import Path
 
     from tests.support.running import Shop
-    from tests.support.servers import Server
-
-
-@pytest.fixture
-def desk(server: Server) -> Iterator[Desk]:
-    """A desk on a private broker."""
-    desk = Desk(server)
-    yield desk
-    desk.transport.close()
 
 
 def taken(desk: Desk) -> dict[str, dict[str, Any]]:

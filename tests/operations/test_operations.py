@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -15,20 +15,7 @@ from redelivery.workers.operations.runs.preview import preview
 from redelivery.workers.ports import StoredOperation
 from tests.support.desk import LETTERS, Desk
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.support.servers import Server
-
 ABOUT = {"kind": "redrive", "queue": LETTERS, "filter": {}, "options": {}, "actor": "ana", "why": "mended"}
-
-
-@pytest.fixture
-def desk(server: Server) -> Iterator[Desk]:
-    """A desk on a private broker."""
-    desk = Desk(server)
-    yield desk
-    desk.transport.close()
 
 
 def begun(desk: Desk, kind: Kind = Kind.REDRIVE, chosen: Filter | None = None, **options: Any) -> Operation:

@@ -9,16 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.support.desk import Desk
 from tests.support.running import ROOT
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from tests.support.servers import Server
 
-__all__ = ["Command", "command", "desk", "refused"]
+__all__ = ["Command", "command", "refused"]
 
 APP = """
 import os
@@ -29,14 +27,6 @@ app.conf.task_default_queue = "orders"
 Redelivery(app)
 plain = Celery("plain", broker=os.environ["SHOP_BROKER"])
 """
-
-
-@pytest.fixture
-def desk(server: Server) -> Iterator[Desk]:
-    """A desk on a private broker."""
-    desk = Desk(server)
-    yield desk
-    desk.transport.close()
 
 
 class Command:

@@ -12,6 +12,7 @@ import uuid
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import pytest
 from celery import Celery
 from click.testing import CliRunner
 
@@ -24,6 +25,8 @@ from redelivery.workers.brokers.redis.transport import redis_of
 from redelivery.workers.cli.main import redelivery
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from click.testing import Result
     from redis import Redis
 
@@ -31,7 +34,7 @@ if TYPE_CHECKING:
     from redelivery.middleware.brokers.redis.keys import Keys
     from tests.support.servers import Server
 
-__all__ = ["QUEUE", "Desk", "body_of", "copies", "harmless", "task_message"]
+__all__ = ["QUEUE", "Desk", "body_of", "copies", "desk", "each_desk", "harmless", "task_message"]
 
 QUEUE, LETTERS = "orders", "DLQ.orders"
 
@@ -206,3 +209,19 @@ def copies(desk: Desk, count: int) -> list[str]:
     ids = [f"task-{number:05}" for number in range(count)]
     desk.client.lpush(LETTERS, *[raw.replace(b'"id":"first"', f'"id":"{each}"'.encode()) for each in ids])
     return ids
+
+
+@pytest.fixture
+def desk(server: Server) -> Iterator[Desk]:
+    """A desk on a private broker."""
+    made = Desk(server)
+    yield made
+    made.transport.close()
+
+
+@pytest.fixture(name="desk")
+def each_desk(any_server: Server) -> Iterator[Desk]:
+    """A desk on each kind of server, for a module that imports this."""
+    made = Desk(any_server)
+    yield made
+    made.transport.close()

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.desk import Desk
 from tests.support.web_page import WebPage
 
 if TYPE_CHECKING:
@@ -17,14 +16,6 @@ if TYPE_CHECKING:
     from tests.support.servers import Server
 
 SHOP = "tests.support.web_shop"
-
-
-@pytest.fixture
-def desk(server: Server) -> Iterator[Desk]:
-    """A desk on a private broker."""
-    desk = Desk(server)
-    yield desk
-    desk.transport.close()
 
 
 @pytest.fixture

@@ -16,24 +16,16 @@ from structlog.testing import capture_logs
 from redelivery.workers.brokers.redis.outcome_log import RedisOutcomeLog
 from redelivery.workers.duties.exporter import Exporter
 from redelivery.workers.export.tables import EVENTS
-from tests.support.desk import Desk
 from tests.support.recorded import KEYS, record
 from tests.support.running import until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from pathlib import Path
 
+    from tests.support.desk import Desk
     from tests.support.running import Shop
     from tests.support.servers import Server
-
-
-@pytest.fixture
-def desk(server: Server) -> Iterator[Desk]:
-    """A desk on a private broker."""
-    desk = Desk(server)
-    yield desk
-    desk.transport.close()
 
 
 def exported(out: Path) -> list[dict[str, Any]]:

@@ -19,12 +19,12 @@ from redelivery.middleware.policy.resolver import Pace
 from redelivery.middleware.ports import Answer
 from redelivery.settings import RedeliveryPolicy, RedeliverySettings
 from redelivery.workers.duties.recoverer import Recoverer
-from tests.support.desk import QUEUE, Desk, task_message
+from tests.support.desk import QUEUE, Desk, each_desk, task_message
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from tests.support.servers import Server
+
+__all__ = ["each_desk"]
 
 HOUR = 3_600_000
 #: One in a thousand seconds: longer than any test.
@@ -32,14 +32,6 @@ SELDOM, GAP = 0.001, 1_000_000
 SLOTS = f"redelivery:slots:{SELDOM!r}:{QUEUE}"
 #: Whole milliseconds; so many in a second.
 GAPS = {1: 1000.0, 4: 250.0, 10: 100.0, 125: 8.0, 1000: 1.0}
-
-
-@pytest.fixture
-def desk(any_server: Server) -> Iterator[Desk]:
-    """A desk on each kind of server."""
-    desk = Desk(any_server)
-    yield desk
-    desk.transport.close()
 
 
 def hold(desk: Desk) -> str:

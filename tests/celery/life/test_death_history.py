@@ -18,12 +18,13 @@ from redelivery.middleware.transitions.recovery import recover
 from redelivery.workers.brokers.redis.delay_store import RedisDelayStore
 from redelivery.workers.operations.inventory.inventory import take as inventory
 from redelivery.workers.operations.letters.dead_letters import newest
-from tests.support.desk import LETTERS, Desk, task_message
+from tests.support.desk import LETTERS, Desk, each_desk, task_message
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
-    from tests.support.servers import Server
+
+__all__ = ["each_desk"]
 
 #: What the header of a letter may take: 20 attempts and a failure with a whole message, a traceback of 16 KiB, 20 deaths with
 #: details; each character at its worst is 12 bytes of JSON.
@@ -226,14 +227,6 @@ def test_no_policy_sends_a_message_round_for_ever(hops: list[tuple[str, str, str
 
 
 # what a worker that died held
-
-
-@pytest.fixture
-def desk(any_server: Server) -> Iterator[Desk]:
-    """A desk on each kind of server."""
-    desk = Desk(any_server)
-    yield desk
-    desk.transport.close()
 
 
 @pytest.mark.parametrize("started", [None, "123"])

@@ -25,15 +25,17 @@ from redelivery.workers.operations.letters.filter import Filter
 from redelivery.workers.operations.letters.move import move
 from redelivery.workers.operations.letters.redrive.redrive import Edit, redrive
 from tests.conformance.brokers import Place, letter
-from tests.support.desk import LETTERS, QUEUE, Desk, task_message
+from tests.support.desk import LETTERS, QUEUE, Desk, each_desk, task_message
 from tests.support.running import Shop, until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from pathlib import Path
 
     from tests.support.rabbit import Rabbit
     from tests.support.servers import Server
+
+__all__ = ["each_desk"]
 
 KEYS, NAMES = Keys(), AmqpNames()
 #: What nothing may be sent to by a name that somebody gives.
@@ -84,14 +86,6 @@ def forged(undelivered: str) -> dict[str, Any]:
     """A header that says that its letter waits for a queue."""
     death = {"queue": "celery", "reason": "exhausted", "last": 1, "first": 1, "generation": 0}
     return {"deaths": [death], "parked": True, "undelivered": undelivered, "first_seen": 1}
-
-
-@pytest.fixture
-def desk(any_server: Server) -> Iterator[Desk]:
-    """A desk on each kind of server."""
-    desk = Desk(any_server)
-    yield desk
-    desk.transport.close()
 
 
 # names

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from redelivery.middleware.messages.events import Outcome
 from redelivery.workers.cli.main import COMMANDS, redelivery
-from tests.support.command import Command, command, desk, refused
+from tests.support.command import Command, command, refused
 from tests.support.desk import LETTERS, QUEUE, Desk, task_message
 from tests.support.running import ROOT, until
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from tests.support.running import Shop
 
-__all__ = ["command", "desk"]
+__all__ = ["command"]
 
 
 def test_celery_runs_it_as_a_command_of_its_own(command: Command, desk: Desk) -> None:

@@ -14,22 +14,14 @@ from redelivery.middleware.messages.steps import dead, undelivered
 from redelivery.middleware.ports import Answer
 from redelivery.workers.brokers.redis.delay_store import RedisDelayStore
 from redelivery.workers.operations.delayed import changes as delayed_changes
-from tests.support.desk import QUEUE, Desk, body_of, task_message
+from tests.support.desk import QUEUE, Desk, body_of, each_desk, task_message
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from tests.support.servers import Server
 
+__all__ = ["each_desk"]
+
 HOUR = 3_600_000
-
-
-@pytest.fixture
-def desk(any_server: Server) -> Iterator[Desk]:
-    """A desk on each kind of server."""
-    desk = Desk(any_server)
-    yield desk
-    desk.transport.close()
 
 
 def waiting(desk: Desk) -> list[tuple[str, int]]:

@@ -13,20 +13,10 @@ from redelivery.workers.operations.runs.operation import listed
 from tests.support.desk import LETTERS, QUEUE, Desk, body_of, harmless, task_message
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
-    from tests.support.servers import Server
 
 HOSTILE = "\x1b]0;owned\x07\x1b[2J\r\n\u202e\u2066\x9b31m"
-
-
-@pytest.fixture
-def desk(server: Server) -> Iterator[Desk]:
-    """A desk on a private broker."""
-    desk = Desk(server)
-    yield desk
-    desk.transport.close()
 
 
 def test_list_shows_each_queue_with_its_letters_and_reasons(desk: Desk) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from redelivery.workers.cli.main import message_of
-from tests.support.command import Command, command, desk, refused
+from tests.support.command import Command, command, refused
 from tests.support.desk import LETTERS, Desk
 from tests.support.running import ROOT
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from tests.support.servers import Server
 
-__all__ = ["command", "desk"]
+__all__ = ["command"]
 
 
 @pytest.mark.parametrize(

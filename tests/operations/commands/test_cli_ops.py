@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -12,19 +11,6 @@ from redelivery.workers.operations.runs import operation
 from redelivery.workers.operations.runs.audit import os_user
 from tests.support.desk import LETTERS, Desk, copies, task_message
 from tests.support.running import until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.support.servers import Server
-
-
-@pytest.fixture
-def desk(server: Server) -> Iterator[Desk]:
-    """A desk on a private broker."""
-    desk = Desk(server)
-    yield desk
-    desk.transport.close()
 
 
 def actors(desk: Desk) -> list[tuple[str, str | None]]:

@@ -12,20 +12,10 @@ from redelivery.workers.export.history import exported
 from tests.support.desk import Desk, task_message
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
-    from tests.support.servers import Server
 
 FIRST, SECOND = "3f2a9c1e-6d0b-4f7e-9a51-0c2f6b8e4d01", "3f2a9c77-11aa-4c1e-8b62-5d3e7c9f1a02"
-
-
-@pytest.fixture
-def desk(server: Server) -> Iterator[Desk]:
-    """A desk on a private broker."""
-    desk = Desk(server)
-    yield desk
-    desk.transport.close()
 
 
 def outcomes_of(desk: Desk, *words: str) -> list[str]:

@@ -15,23 +15,17 @@ from redelivery.settings import RedeliverySettings
 from redelivery.workers.brokers.redis.delay_store import RedisDelayStore
 from redelivery.workers.operations.adoption.leaving import PAGE, leave
 from redelivery.workers.operations.delayed.changes import reschedule
-from tests.support.desk import LETTERS, QUEUE, Desk, task_message
+from tests.support.desk import LETTERS, QUEUE, Desk, each_desk, task_message
 from tests.support.running import Shop, until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from tests.support.servers import Server
 
+__all__ = ["each_desk"]
+
 HOUR = 3_600_000
-
-
-@pytest.fixture
-def desk(any_server: Server) -> Iterator[Desk]:
-    """A desk on each kind of server; nobody holds a lease."""
-    desk = Desk(any_server)
-    yield desk
-    desk.transport.close()
 
 
 def put(desk: Desk, *messages: dict[str, Any], delay_ms: int = HOUR) -> None:

@@ -15,26 +15,19 @@ from redelivery.workers.duties.bootstep import duties_of
 from redelivery.workers.duties.watch.letter_watch import GROWING, QUIET, LetterWatch, Watched, tell
 from redelivery.workers.duties.watch.rabbitmq import AmqpLetterWatch
 from tests.conformance.brokers import Place, letter
-from tests.support.desk import LETTERS, Desk, body_of, copies, task_message
+from tests.support.desk import LETTERS, Desk, body_of, copies, each_desk, task_message
 from tests.support.running import until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from pathlib import Path
 
     from tests.support.rabbit import Rabbit
     from tests.support.running import Shop
-    from tests.support.servers import Server
+
+__all__ = ["each_desk"]
 
 UNREAD = "dead_letter_queue.unread"
-
-
-@pytest.fixture
-def desk(any_server: Server) -> Iterator[Desk]:
-    """A desk on each kind of server."""
-    desk = Desk(any_server)
-    yield desk
-    desk.transport.close()
 
 
 def test_a_command_that_is_suggested_can_be_pasted() -> None:

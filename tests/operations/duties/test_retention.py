@@ -15,23 +15,16 @@ from redelivery.settings import RedeliverySettings
 from redelivery.workers.duties.bounds.retention import BATCH, Retention
 from redelivery.workers.operations.letters.filter import Filter
 from redelivery.workers.operations.letters.redrive.redrive import redrive
-from tests.support.desk import LETTERS, QUEUE, Desk, task_message
+from tests.support.desk import LETTERS, QUEUE, Desk, each_desk, task_message
 from tests.support.running import until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from pathlib import Path
 
     from tests.support.running import Shop
-    from tests.support.servers import Server
 
-
-@pytest.fixture
-def desk(any_server: Server) -> Iterator[Desk]:
-    """A desk on each kind of server."""
-    desk = Desk(any_server)
-    yield desk
-    desk.transport.close()
+__all__ = ["each_desk"]
 
 
 def keeping(desk: Desk, folder: Path | None, **fields: Any) -> Retention:

@@ -16,17 +16,7 @@ from redelivery.workers.operations.letters import dead_letters
 from tests.support.desk import LETTERS, QUEUE, Desk, body_of, task_message
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from tests.support.servers import Server
-
-
-@pytest.fixture
-def desk(server: Server) -> Iterator[Desk]:
-    """A desk on a private broker."""
-    desk = Desk(server)
-    yield desk
-    desk.transport.close()
 
 
 def test_a_queue_of_the_app_has_its_dead_letter_queue_before_anything_dies(desk: Desk) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -13,21 +13,8 @@ from redelivery.settings import RedeliverySettings
 from redelivery.workers.letters import Contents
 from tests.support.desk import LETTERS, QUEUE, Desk, task_message
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.support.servers import Server
-
 GARBAGE = b"\xff\x00 gar\x1b[31mbage"
 PICKLED = b"\x80\x04N."
-
-
-@pytest.fixture
-def desk(server: Server) -> Iterator[Desk]:
-    """A desk on a private server."""
-    desk = Desk(server)
-    yield desk
-    desk.transport.close()
 
 
 def letter_of(desk: Desk, message: dict[str, Any]) -> str:

@@ -21,23 +21,15 @@ from redelivery.workers.operations.letters.move import move
 from redelivery.workers.operations.letters.purge import purge
 from redelivery.workers.operations.letters.reading.causes import causes
 from redelivery.workers.operations.letters.walk import BATCH
-from tests.support.desk import LETTERS, QUEUE, Desk, copies, task_message
+from tests.support.desk import LETTERS, QUEUE, Desk, copies, each_desk, task_message
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
-    from tests.support.servers import Server
+
+__all__ = ["each_desk"]
 
 EVERYTHING = Filter()
-
-
-@pytest.fixture
-def desk(any_server: Server) -> Iterator[Desk]:
-    """A desk on each kind of server."""
-    desk = Desk(any_server)
-    yield desk
-    desk.transport.close()
 
 
 def rows_in(folder: Path) -> list[dict[str, Any]]:

@@ -16,22 +16,14 @@ from redelivery.middleware.messages.steps import opened, sealed
 from redelivery.workers.operations.letters.filter import Filter
 from redelivery.workers.operations.letters.redrive.redrive import redrive
 from redelivery.workers.operations.letters.walk import BATCH
-from tests.support.desk import LETTERS, QUEUE, Desk, body_of, copies, task_message
+from tests.support.desk import LETTERS, QUEUE, Desk, body_of, copies, each_desk, task_message
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from tests.support.servers import Server
 
+__all__ = ["each_desk"]
+
 EVERYTHING = Filter()
-
-
-@pytest.fixture
-def desk(any_server: Server) -> Iterator[Desk]:
-    """A desk on each kind of server."""
-    desk = Desk(any_server)
-    yield desk
-    desk.transport.close()
 
 
 def test_a_letter_becomes_its_original_message_one_generation_on(desk: Desk) -> None:

@@ -19,19 +19,10 @@ from redelivery.workers.operations.letters.walk import BATCH
 from tests.support.desk import LETTERS, QUEUE, Desk, copies, task_message
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable
 
-    from tests.support.servers import Server
 
 EVERYTHING = Filter()
-
-
-@pytest.fixture
-def desk(server: Server) -> Iterator[Desk]:
-    """A desk on a private broker."""
-    desk = Desk(server)
-    yield desk
-    desk.transport.close()
 
 
 def event(task_id: str, outcome: Outcome, **facts: Any) -> Event:

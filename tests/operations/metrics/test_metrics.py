@@ -34,14 +34,6 @@ OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 Figures = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
 
-@pytest.fixture
-def desk(server: Server) -> Iterator[Desk]:
-    """A desk on a private broker."""
-    desk = Desk(server)
-    yield desk
-    desk.transport.close()
-
-
 def read(text: str) -> Figures:
     """What Prometheus' own parser reads."""
     families = list(text_string_to_metric_families(text))

@@ -13,18 +13,7 @@ from redelivery.workers.operations.letters.archive import archive
 from tests.support.desk import LETTERS, Desk
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
-
-    from tests.support.servers import Server
-
-
-@pytest.fixture
-def desk(server: Server) -> Iterator[Desk]:
-    """A desk on a private broker."""
-    desk = Desk(server)
-    yield desk
-    desk.transport.close()
 
 
 def modes(folder: Path) -> set[tuple[bool, int]]:

@@ -25,10 +25,9 @@ from tests.support.lanes import first_quick
 from tests.support.running import until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from tests.support.running import Shop
-    from tests.support.servers import Server
 
 CARD, DLQ = "4111-1111-1111", "DLQ.celery"
 TASKS = ("gives_up", "tells", "dies", "exits")
@@ -43,14 +42,6 @@ COMMANDS = (
     ("outcomes", "tail"),
     ("metrics",),
 )
-
-
-@pytest.fixture
-def desk(server: Server) -> Iterator[Desk]:
-    """A desk on a private broker."""
-    desk = Desk(server)
-    yield desk
-    desk.transport.close()
 
 
 def said(shop: Shop, *words: str) -> str:

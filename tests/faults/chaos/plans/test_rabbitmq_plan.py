@@ -68,7 +68,6 @@ NO_STEP = {
 }
 
 
-
 def steps() -> set[str]:
     """The steps that the plan kills at."""
     return {each.partition(".")[0] for boundaries in BOUNDARIES.values() for each in boundaries}
