@@ -41,6 +41,8 @@ COMMON = {
     "redelivery_queue_messages",
     "redelivery_dead_letters",
     "redelivery_worker_outcomes_total",
+    "redelivery_worker_run_seconds_bucket",
+    "redelivery_worker_run_seconds_sum",
     "redelivery_outcome_log_max_bytes",
 }
 SELECTOR = re.compile(r"(redelivery_\w+)(\{[^}]*\})?")
@@ -214,8 +216,8 @@ def test_promtool_accepts_the_rules_and_the_configuration() -> None:
 
 
 def answered(here: Prometheus, query: str) -> bool:
-    """Whether a query has data."""
-    return bool(here.value(query))
+    """Whether a query has data: a number, and not what comes of dividing nothing by nothing."""
+    return any(each["value"][1] != "NaN" for each in here.value(query))
 
 
 def has_labels(here: Prometheus, query: str) -> bool:
