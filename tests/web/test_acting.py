@@ -63,7 +63,7 @@ def test_a_letter_that_has_left_meanwhile_is_not_sent_again(desk: Desk, operator
     [form, *_] = letter_of(operator, task_id).forms("/letter/redrive")
     operator.post("/letter/redrive", form)
     answer = operator.post("/letter/redrive", form)
-    assert (answer.status, "holds no letter of task" in answer.read, len(desk.ids())) == (400, True, 1)
+    assert (answer.status, "holds no dead letter of task" in answer.read, len(desk.ids())) == (400, True, 1)
 
 
 def test_a_letter_is_changed_before_it_goes(desk: Desk, operator: Visitor) -> None:

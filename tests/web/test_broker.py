@@ -56,7 +56,7 @@ def test_a_broker_that_does_not_answer_is_said_and_what_was_asked_of_it_is_not_d
     until(lambda: operator.get("/").status == 200, 30, "the page to reach the broker again")
     assert (desk.ids(LETTERS), desk.ids(), operator.get("/delayed").forms("/delayed/cancel")) == ([task_id], [], [cancel])
     assert delayed_id == cancel["id"]
-    assert "None was begun" in operator.get("/operations").read
+    assert "There are no operations yet" in operator.get("/operations").read
     assert page.process.poll() is None
 
 

@@ -45,7 +45,7 @@ def test_from_a_cause_to_its_redrive(browser: Browser, open_page: Callable[..., 
     assert browser.ask("document.querySelectorAll('table.letters tbody tr').length") == 3
     click(browser, "table.letters a")
     assert "card 2 was refused" in browser.ask("document.body.innerText")
-    click(browser, "a", "all of this cause")
+    click(browser, "a", "all dead letters of this cause")
     browser.ask("document.querySelector('input[name=canary]').value = '1'")
     click(browser, "form.act button", "Dry run")
     assert "3 dead letters of 4 would go. Nothing was changed." in browser.ask("document.body.innerText")

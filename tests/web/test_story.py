@@ -157,7 +157,7 @@ class Story:
         self.hand.follow("/letters", f"{self.counts['refused']:,}")
         said = self.hand.follow("/letter?")
         assert all(each in said for each in ("ValueError", ": refused", "Traceback", "exhausted")), said
-        self.hand.follow("/letters", "all of this cause")
+        self.hand.follow("/letters", "all dead letters of this cause")
 
     def begin(self, chosen: int, why: str, **fields: str) -> str:
         """A dry run of what is chosen on the screen, and the operation behind it: its id."""

@@ -1,7 +1,7 @@
 """Who may do what: the user of a request, and rights for each action and each queue.
 
 A page has one way to know its users: a token (`TokenLogin`), the host's own login (`HostLogin`), or a header that a proxy sets
-(`ProxyLogin`). What nobody is allowed the page refuses, whatever a form says; nothing is written without a user.
+(`ProxyLogin`). The page refuses every other action, also if a form asks for it. Nothing is written without a user.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Allowed = Collection[str] | Mapping[str, Collection[str]]
 
 
 def allowed(given: Allowed) -> Mapping[str, tuple[str, ...]]:
-    """For each action its queues, as shell patterns. Raises `ConfigurationError` for a word that is no action."""
+    """For each action its queues, as shell patterns. Raises `ConfigurationError` for an unknown action."""
     if isinstance(given, str):
         given = [each.strip() for each in given.split(",") if each.strip()]
     pairs = given.items() if isinstance(given, Mapping) else [(each, ("*",)) for each in given]
@@ -53,10 +53,10 @@ def allowed(given: Allowed) -> Mapping[str, tuple[str, ...]]:
 
 @dataclass(frozen=True, slots=True)
 class User:
-    """Who asks, by the name that the audit has, and what he may do where the page allows it at all.
+    """The user of a request: a name for the audit, and the actions that the user may do where the page allows them.
 
-    `allow` names actions (`ACTIONS`, or `all`); `look` is into a dead-letter queue of RabbitMQ, which marks its letters. Or it maps
-    actions to the queues that they are allowed for, by their names or by shell patterns.
+    `allow` names actions (`ACTIONS`, or `all`), or maps actions to the queues that they are allowed for: names or shell patterns.
+    `look` is a look into a dead-letter queue of RabbitMQ, which marks its dead letters.
     """
 
     name: str
@@ -68,28 +68,28 @@ class User:
 
     @property
     def actions(self) -> Collection[str]:
-        """What he may do with any queue at all."""
+        """The actions that this user may do with at least one queue."""
         return self._rights.keys()
 
     def may(self, action: str, queues: Iterable[str] = ()) -> bool:
-        """Whether he may do this, with any queue or with one of these names of a queue."""
+        """Whether the user may do this: with any queue, or with one of these names of a queue."""
         patterns = self._rights.get(action, ())
         names = list(queues)
         return any(fnmatch.fnmatchcase(name, pattern) for name in names for pattern in patterns) if names else bool(patterns)
 
 
 class Login(Protocol):
-    """Says who asks."""
+    """Finds the user of a request."""
 
     async def user(self, request: Request) -> User | None:
-        """The user of a request; None where there is none."""
+        """The user of a request; None if nobody is logged in."""
         ...
 
 
 class TokenLogin:
     """One user, who has the token that was printed when the page was started.
 
-    The cookie holds no token, but a value that is made of it: whoever reads the cookie cannot log in elsewhere with it.
+    The cookie does not hold the token, but a value that is made of it: nobody can log in elsewhere with a stolen cookie.
     """
 
     cookie = "redelivery_session"
@@ -142,7 +142,7 @@ class ProxyLogin:
             msg = f"{exc}: name the proxy's address as 10.0.0.5 or 10.0.0.0/24"
             raise ConfigurationError(msg) from exc
         if not self._networks:
-            msg = f"whoever reaches the page could send {header!r}: name the proxy's address with --trusted-address"
+            msg = f"anybody who reaches the page could send {header!r}: name the proxy's address with --trusted-address"
             raise ConfigurationError(msg)
 
     async def user(self, request: Request) -> User | None:

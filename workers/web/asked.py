@@ -1,4 +1,4 @@
-"""What a screen is given, and what it gives: one request, the desk that it is about, and the screen or the address that follows."""
+"""A request as a screen gets it, and the answer that a screen gives: what to show, or the next address."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ class Asked:
         )
 
     def acting(self) -> str:
-        """Who acts, asked for right before something is changed. Raises `Refused` where he was told already that it is late."""
+        """Who acts, asked for right before a change. Raises `Refused` if the page has answered "too late" already."""
         if time.monotonic() - self.began >= SECONDS:
             raise Refused(503, LATE)
         return self.user.name
@@ -130,4 +130,4 @@ class Asked:
                 raise Refused(
                     403, f"This page may not {action}{where}: it is started with --allow {action}, or mounted with allow=…"
                 )
-            raise Refused(403, f"{harmless(self.user.name)} may not {action}{where}: the login of this page gives no right to it")
+            raise Refused(403, f"{harmless(self.user.name)} may not {action}{where}: the login of this page gives no such right")

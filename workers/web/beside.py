@@ -1,8 +1,8 @@
 """The runner of operations beside a page that another application serves: it begins with the page's first request.
 
-Not earlier, for a server may load its application and fork then: each process that answers has a runner of its own. It takes part
-in the same lead as the workers' (`duties.operation_runner`), so one process of the whole fleet carries an operation out. A process
-that is killed leaves its lead to another one after some seconds; one that exits hands it on.
+It does not begin earlier, because a server may load its application and fork then: each process that answers has its own runner. It
+takes part in the same lead as the workers (`duties.operation_runner`), so one process of the whole fleet carries an operation out.
+If a process is killed, another one leads after some seconds; a process that exits gives the lead up.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Beside:
         self._runner: OperationRunner | None = None
 
     def start(self) -> None:
-        """Begin, where this process has not begun; not where the broker keeps no operations. Never raises."""
+        """Begin, if this process has not begun and the broker keeps operations. Never raises."""
         with self._lock:
             if self._pid == os.getpid():
                 return
@@ -57,13 +57,13 @@ class Beside:
         if not is_kept(self._source.transport):
             return None
         runner = OperationRunner(runtime)
-        weakref.finalize(self, runner.ask_to_stop).atexit = False  # a page that nobody has any more
+        weakref.finalize(self, runner.ask_to_stop).atexit = False  # when the page is collected
         atexit.register(_end, weakref.ref(runner))
         return runner
 
 
 def _end(made: weakref.ref[OperationRunner]) -> None:
-    """Stop a runner, where it is there."""
+    """Stop a runner, if it still exists."""
     runner = made()
     if runner is not None:
         runner.stop(ENDING)

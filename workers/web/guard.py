@@ -1,8 +1,8 @@
 """What every request passes, and every answer carries: which host is asked, who sends a form, how much of it is read.
 
 A form is taken where the browser says that it comes from this page (`Sec-Fetch-Site`, or else `Origin`), and where it has the token
-that this page has put into it: a value made of a cookie that no other page can read. A name that the page was not given is refused
-as host, so that a name server cannot point a stranger's name here; an address is nobody's name, and may be asked.
+that this page has put into it: a value made of a cookie that no other page can read. An unknown host name is
+refused, so that a name server cannot point a stranger's name here. An address is always accepted.
 """
 
 from __future__ import annotations
@@ -112,13 +112,13 @@ def _is_known(host: str, names: Collection[str]) -> bool:
 
 
 def _name(host: str) -> str:
-    """A host without its port; empty where it is none."""
+    """A host without its port; empty if it is not a host."""
     found = HOST.fullmatch(host)
     return "" if found is None else (found[1] or found[2]).lower().rstrip(".")
 
 
 def is_same_origin(headers: Headers) -> bool:
-    """Whether a form was sent by this page, as far as the browser says; what is no browser says nothing."""
+    """Whether this page sent a form, as far as the browser says; other clients do not say it."""
     site, origin = headers.get("sec-fetch-site"), headers.get("origin")
     if site is not None:
         return site == "same-origin"
@@ -126,7 +126,7 @@ def is_same_origin(headers: Headers) -> bool:
 
 
 class FormCookie:
-    """The cookie that forms are signed with: as many bytes as nobody guesses, made when the first form is shown."""
+    """The cookie that forms are signed with: random bytes that nobody can guess, made when the first form is shown."""
 
     name = "redelivery_form"
 
@@ -136,7 +136,7 @@ class FormCookie:
         self.value = secrets.token_hex(32) if self.is_new else given
 
     def token(self, user: str) -> str:
-        """What this user's forms hold."""
+        """The token in this user's forms."""
         return form_token_of(self.value, user)
 
     def signed(self, user: str, given: str) -> bool:
@@ -145,25 +145,25 @@ class FormCookie:
 
 
 def form_token_of(cookie: str, user: str) -> str:
-    """What the forms of a user hold, who has this cookie."""
+    """The token in the forms of a user who has this cookie."""
     return hmac.new(cookie.encode(), b"form\0" + user.encode("utf-8", "replace"), hashlib.sha256).hexdigest()
 
 
 async def form_of(request: Request) -> dict[str, list[str]]:
-    """The fields of a form. Raises `Refused` where it is too long, or takes too long, or is no form."""
+    """The fields of a form. Raises `Refused` if it is too long, takes too long, or is not a form."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/x-www-form-urlencoded":
-        raise Refused(415, "The page takes forms, as a browser sends them.")
+        raise Refused(415, "The page takes only forms, as a browser sends them.")
     length = request.headers.get("content-length", "0")
     if not length.isdecimal() or int(length) > MAX_BODY:
-        raise Refused(413, f"A form may have {MAX_BODY} bytes.")
+        raise Refused(413, f"A form may have at most {MAX_BODY} bytes.")
     body = bytearray()
     try:
         with anyio.fail_after(BODY_SECONDS):
             async for part in request.stream():
                 body += part
                 if len(body) > MAX_BODY:
-                    raise Refused(413, f"A form may have {MAX_BODY} bytes.")
+                    raise Refused(413, f"A form may have at most {MAX_BODY} bytes.")
     except TimeoutError as exc:
         raise Refused(408, "The form did not arrive in time.") from exc
     try:

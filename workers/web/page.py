@@ -1,7 +1,7 @@
 """The page: its routes, and how a request becomes an answer.
 
-A request passes the guard, then the login; what it asks for is looked up and drawn in one of a few threads, within a bounded time.
-Where the broker refuses or does not answer, the page says so and stays up. A form changes something only where its user may do it.
+A request passes the guard, then the login. One of a few threads looks the screen up and draws it, within a bounded time.
+If the broker refuses or does not answer, the page says so and stays up. A form changes something only if its user may do it.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ LOGIN, STATIC = "/login", "/static"
 class Page:
     """One page for one app. `hosts` is as `Guard` has it; `allow` bounds what any user may do.
 
-    `carries_out` has a runner of operations beside it (`Beside`), where anything may be done at all.
+    With `carries_out`, a runner of operations runs beside it (`Beside`), if the page allows any action.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class Page:
             said = broker_message(exc)
             if said is None:
                 log.exception("web.failed", path=request.url.path)
-                return self._failed(request, asked, 500, "A fault of redelivery's own: its log says what happened.")
+                return self._failed(request, asked, 500, "This is an error in redelivery: its log says what happened.")
             return self._failed(request, asked, 503, said)
         if cookie.is_new:
             _set_cookie(request, answer, cookie.name, cookie.value)
@@ -140,7 +140,7 @@ class Page:
         return HTMLResponse(self._templates.get_template(shown.template).render({**values, **shown.values}), shown.status)
 
     def _failed(self, request: Request, asked: Asked, status: int, why: str) -> Response:
-        """The page without what it cannot tell."""
+        """The screen of an error."""
         if not request.headers.get("accept", "text/html").startswith(("text/html", "*/*", "application/xhtml")):
             return PlainTextResponse(f"{why}\n", status)
         return self._html(asked, Shown("failed.html", {"why": harmless(why), "status": status}, status), "", 0)
@@ -198,7 +198,7 @@ async def _own_form(request: Request, user: User) -> dict[str, list[str]]:
     """The fields of a form that this page has made for this user. Raises `Refused`."""
     form = await _form(request)
     if not FormCookie(request).signed(user.name, form.pop("token", [""])[0]):
-        raise Refused(403, "This form is not one of this page's, or too old: open the page again. Nothing was changed.")
+        raise Refused(403, "This form does not come from this page, or it is too old: open the page again. Nothing was changed.")
     return form
 
 

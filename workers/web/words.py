@@ -1,7 +1,7 @@
 """The templates, and the words for what they show.
 
-Whatever a template prints passes `display.safe`, so that no control character and no invisible one reaches the page, and is
-escaped.
+Everything that a template prints is escaped and passes `display.safe`, so that neither control characters nor invisible ones reach
+the page.
 """
 
 from __future__ import annotations
@@ -68,14 +68,14 @@ def _time(ms: int, text: str) -> Markup:
 
 
 def _command(text: object) -> Markup:
-    """A text in which whatever stands between backticks is a command."""
+    """A text with commands between backticks."""
     parts = [escape(safe(each)) for each in str(text).split("`")]
     return Markup().join(Markup("<code>{}</code>").format(part) if at % 2 else part for at, part in enumerate(parts))
 
 
 @pass_context
 def _ago(context: Context, ms: int | None) -> Markup:
-    """How long ago a time was, with the time itself beside it for whoever points at it."""
+    """How long ago a time was, with the time itself as its title."""
     return escape("-") if ms is None else _time(ms, age(ms, max(context["now_ms"], ms)))
 
 

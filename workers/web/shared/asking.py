@@ -1,4 +1,4 @@
-"""Asking the broker, in a bounded number of threads and a bounded time, so that the page answers whatever the broker does."""
+"""Questions to the broker, in a bounded number of threads and a bounded time: the page answers even if the broker does not."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ R = TypeVar("R")
 THREADS, WAITING, SECONDS = 8, 64, 8.0
 LATE = (
     "The broker does not answer in time: is it overloaded, or is the network down? "
-    "What was asked for may still be done: look before you ask again."
+    "The request may still be carried out: look before you ask again."
 )
-BUSY = "The page is busy: the broker answers slowly, and others wait for it already. Nothing was changed; ask again."
+BUSY = "The page is busy: the broker answers slowly, and other requests wait for it. Nothing was changed; ask again."
 
 
 class Asking:

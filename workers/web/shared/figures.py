@@ -1,4 +1,4 @@
-"""The figures of one look at the broker, what of them a page shows as it changes, and what an operator should see to."""
+"""The figures of one look at the broker: which of them a page shows live, and the alarms that follow from them."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def live(figures: Figures) -> dict[str, str]:
 
 
 def alarms(figures: Figures) -> list[tuple[str, str]]:
-    """What an operator should see to: each with what to do."""
+    """What an operator should look at, and what to do about it."""
     found = []
     late, delayed = figures.most("overdue_seconds"), figures.total("delayed_messages")
     if late > LATE:

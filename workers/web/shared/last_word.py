@@ -1,4 +1,4 @@
-"""The books' last word, for the overview: whether they balance, and as of when; read anew beside whoever looks, twice a minute."""
+"""The last result of the books, for the overview: whether they balance, and as of when. A thread reads it again twice a minute."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from redelivery.display import harmless
 from redelivery.errors import RedeliveryError
 from redelivery.middleware.logs import log
 
-#: Seconds that a word holds, and that the first who asks waits for it.
+#: Seconds that a result holds, and that the first request waits for it.
 FRESH, PATIENCE = 30.0, 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """What they said: `why` where they cannot be read."""
+    """What the books said; `why` says why they cannot be read."""
 
     is_balanced: bool = False
     as_of_ms: int = 0
@@ -25,7 +25,7 @@ class Word:
 
 
 class LastWord:
-    """The last word of the books in one place; None where the page was told of none."""
+    """The last word of the books in one place; None if the page was started without books."""
 
     def __init__(self, books: str | None) -> None:
         self._books = books
@@ -55,7 +55,7 @@ class LastWord:
             self._word = Word(bool(found.summary["balanced"]), int(found.summary["as_of_ms"]), sum(found.wrong.values()))
         except RedeliveryError as exc:
             self._word = Word(why=harmless(str(exc)))
-        except Exception as exc:  # noqa: BLE001 - whatever lies there is somebody's file
+        except Exception as exc:  # noqa: BLE001 - a stranger may have written the file
             log.warning("web.books_not_read", error=str(exc))
             self._word = Word(why="The books cannot be read: the page's log says why.")
         finally:

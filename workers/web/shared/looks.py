@@ -1,4 +1,4 @@
-"""What was seen of letters where a look leaves marks: kept for a while, so that a page that is opened again looks no more."""
+"""Looks at dead letters on a broker where a look leaves marks: each is kept for a while, for a screen that is opened again."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from ...operations.letters.reading.browse import Browsed
 
 
-#: Letters of one look; queues whose look is kept, and for how many seconds; and the least between two looks into one queue.
+#: Dead letters of one look; queues whose look is kept, and for how many seconds; and the least between two looks into one queue.
 MOST, QUEUES, KEPT, PAUSE = 200, 20, 900.0, 10.0
 
 
 def leaves_marks(transport: Transport) -> bool:
-    """Whether a look into a dead-letter queue marks its letters on this broker."""
+    """Whether a look into a dead-letter queue marks its dead letters on this broker."""
     return Capability.BROWSE_LETTERS_UNMARKED not in transport.capabilities
 
 
@@ -44,7 +44,7 @@ class Looks:
         self._lock = threading.Lock()
 
     def last(self, name: str) -> Look | None:
-        """The last look into this queue, where it is not too old."""
+        """The last look into this queue, if it is not too old."""
         found = self._kept.get(name)
         return found if found is not None and time.monotonic() - found.taken < KEPT else None
 
@@ -61,5 +61,5 @@ class Looks:
             return made
 
     def forget(self, name: str) -> None:
-        """What was seen is no longer so."""
+        """Drop the look into this queue: it is out of date."""
         self._kept.pop(name, None)

@@ -1,4 +1,4 @@
-"""Dry runs that may take long: each is counted once, in a thread of its own, and shown to whoever asks for the same meanwhile."""
+"""Dry runs that may take long: each is counted once, in its own thread, and shown to everybody who asks for the same one."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
     from ...operations.runs.preview import Preview
 
-#: Seconds that somebody waits for a count, and that it holds; how many are kept, and how many are counted at once.
+#: Seconds that a request waits for a count, and that a count holds; how many are kept, and how many are counted at once.
 PATIENCE, FRESH, KEPT, RUNNING = 3.0, 30.0, 20, 4
 
 
 @dataclass(slots=True)
 class Job:
-    """One dry run. `preview` is there when it is done, `error` where it failed."""
+    """One dry run. `preview` is set when it is done, `error` if it failed."""
 
     preview: Preview | None = None
     error: Exception | None = None
@@ -37,7 +37,7 @@ class Previews:
         self._lock = threading.Lock()
 
     def of(self, key: Hashable, count: Callable[[], Preview]) -> Job:
-        """The dry run of this plan, done or under way. Raises what it has raised, and `Refused` where too many are under way."""
+        """The dry run of this plan, done or under way. Raises what it has raised, and `Refused` if too many are under way."""
         with self._lock:
             job = self._jobs.get(key)
             if job is None or (job.done.is_set() and (job.error or time.monotonic() - job.began > FRESH)):
@@ -56,7 +56,7 @@ class Previews:
     def _count(job: Job, count: Callable[[], Preview]) -> None:
         try:
             job.preview = count()
-        except Exception as exc:  # noqa: BLE001 - whoever asked is told
+        except Exception as exc:  # noqa: BLE001 - the request that asked for it raises it
             job.error = exc
         finally:
             job.done.set()

@@ -1,4 +1,4 @@
-"""The figures of the broker, looked at once for everybody: however many pages are open, the broker is asked every two seconds."""
+"""The figures of the broker, read once for everybody: the broker is asked every two seconds, however many pages are open."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BEAT = 2.0
 
 
 class Sampler:
-    """The figures of one page. Whoever asks has figures that are at most two seconds old, and one of those who ask looks."""
+    """The figures of one page, at most two seconds old: the first request after that reads them again."""
 
     def __init__(self, source: Source) -> None:
         self._source = source

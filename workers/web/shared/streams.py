@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from .asking import Asking
     from .sampler import Sampler
 
-#: Seconds that a stream lasts, so that its user is asked for again; and without news until a sign of life.
+#: Seconds that a stream lasts, so that the login is checked again; and seconds without news until a sign of life.
 LASTS, QUIET = 600.0, 15.0
 #: Streams at once.
 LIMIT = 300
@@ -68,7 +68,7 @@ class Streams:
             self._open -= 1
 
     async def _tell(self) -> None:
-        """Look, and wake whoever listens, as long as anybody does."""
+        """Look, and wake the open streams, as long as there are any."""
         assert self._changed is not None  # noqa: S101 - the first stream has made it
         while self._open:
             self._news = await self._heard()

@@ -1,8 +1,7 @@
-"""The causes of all letters, counted in passing: the newest letters at once, the others a piece at a time beside whoever reads.
+"""The causes of all dead letters, counted in the background: the newest dead letters at once, the others a piece at a time.
 
-One walk serves everybody. It looks at a piece, then rests as long as that took, so that it takes half of a processor at the most
-and leaves the broker to others; it ends when all are counted or nobody asks any more. What has left or died since is seen by the
-next walk.
+One walk serves everybody. It looks at a piece, then rests as long as that took, so that it takes half of a processor at most and
+leaves the broker to others. It ends when all are counted or nobody has asked for a while. The next walk sees what has changed.
 """
 
 from __future__ import annotations
@@ -26,16 +25,16 @@ if TYPE_CHECKING:
     from .source import Source
 
 
-#: Letters of one piece; seconds that somebody waits for the first causes; after which a count is made anew; and without a reader.
+#: Dead letters of one piece. Seconds that a request waits for the first causes, that a count holds, and that a walk goes on unread.
 PIECE, AT_ONCE, FRESH, UNREAD = 500, 0.4, 10.0, 60.0
 
 
 @dataclass(slots=True)
 class Counted:
-    """A count of the letters of some queues. `depths` is how many there were when it began.
+    """A count of the dead letters of some queues. `depths` is how many there were when it began.
 
-    `newest` has the place of the newest letter of each cause in each queue, as far as it was counted: an address leads there at
-    once, however many letters of other causes lie before it.
+    `newest` has the place of the newest dead letter of each cause in each queue, as far as it was counted: an address leads there
+    at once, however many dead letters of other causes lie before it.
     """
 
     depths: Mapping[str, int]

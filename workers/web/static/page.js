@@ -1,4 +1,4 @@
-// Live figures: what the broker's figures have become since the page was drawn. Without this script the page shows them when it is opened.
+// Live figures: replaces the figures of the page as they change. Without this script the page shows the figures of when it was opened.
 "use strict";
 (() => {
   const address = document.currentScript.dataset.live;
@@ -23,7 +23,7 @@
     };
   }
 
-  // A page that nobody looks at holds no connection.
+  // A hidden page closes its connection.
   document.addEventListener("visibilitychange", () => {
     if (document.hidden && stream) { stream.close(); stream = null; }
     else if (!document.hidden && !stream) hear();

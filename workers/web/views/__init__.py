@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ..asked import Asked, Go, Shown
 
 
-#: Screens in the navigation, behind the first three.
+#: Screens in the navigation, after the first three.
 MORE: tuple[tuple[str, str], ...] = (
     ("/delayed", "Delayed"),
     ("/task", "Task"),

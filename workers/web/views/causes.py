@@ -1,4 +1,4 @@
-"""Causes: letters grouped by what they died of, with one step to all letters of one cause."""
+"""Causes: dead letters grouped by why they died, each with a link to all dead letters of that cause."""
 
 from __future__ import annotations
 
@@ -77,11 +77,11 @@ def _row(asked: Asked, found: Causes, cause: Cause, now_ms: int, newest: Mapping
 
 
 def _before(cause: Cause, queue: str, newest: Mapping[tuple[str, str], int]) -> int | None:
-    """The place in front of which its newest letter lies; None where a page finds it at once."""
+    """The place after its newest dead letter; None if the first page shows it."""
     place = newest.get((queue, cause.fingerprint or cause.reason))
     return None if place is None else place + 1
 
 
 def _choice(cause: Cause) -> dict[str, Any]:
-    """What chooses the letters of a cause: its fingerprint, or its reason where it has none."""
+    """The filter for the dead letters of a cause: its fingerprint, or its reason if it has no fingerprint."""
     return {"fingerprint": cause.fingerprint} if cause.fingerprint else {"reason": cause.reason}

@@ -1,6 +1,6 @@
-"""Delayed: what waits for its time, which is due first, and when how many are due; promoted, rescheduled, cancelled.
+"""Delayed: the messages that wait for their time, the next due first; each can be promoted, rescheduled and cancelled.
 
-One message at once, by its button; many are cancelled by an operation, behind a dry run.
+A button acts on one message. An operation cancels many of them, after a dry run.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ NOTICES = {
     "cancel": "Cancelled: the message has left the delay store, and its result is REVOKED.",
     "promote": "Promoted: the message is due now.",
     "reschedule": "Rescheduled.",
-    "gone": "It had become due meanwhile: nothing was changed.",
+    "gone": "The message had become due before: nothing was changed.",
 }
 
 

@@ -1,4 +1,4 @@
-"""Letter: what it is, why it died, each attempt with its wait, the traceback, the arguments, the bytes where they are asked for."""
+"""One dead letter: why it died, each attempt with its wait, the traceback, the arguments, and its bytes on request."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from ..asked import Asked
 
 
-#: Bytes that are shown of a letter where they are asked for.
+#: Bytes of a dead letter that are shown on request.
 MAX_RAW = 65_536
-#: Letters that are looked at for one whose place is not known, and for how many seconds.
+#: Dead letters that are searched for one whose place is not known, and for how many seconds.
 SEARCHED, SECONDS = 200_000, 4.0
 
 
 def letter(asked: Asked) -> Shown:
-    """The whole letter."""
+    """The whole dead letter."""
     name, task_id = asked.first("queue"), asked.first("id")
     dead_letters.required(asked.runtime, name)
     place, found = found_letter(asked, name, task_id)
@@ -61,13 +61,13 @@ def letter(asked: Asked) -> Shown:
 
 
 def found_letter(asked: Asked, name: str, task_id: str) -> tuple[int | None, Letter]:
-    """The letter and its place. Raises `InputError` where it has left the queue, or is not found in bounded time."""
+    """The dead letter and its place. Raises `InputError` if it has left the queue, or is not found in bounded time."""
     if leaves_marks(asked.transport):
         last = asked.desk.looks.last(name)
         for place, each in [] if last is None else last.seen.letters:
             if each.task_id == task_id:
                 return place, each
-        msg = f"the last look into {name!r} saw no letter of task {task_id}: look again, or use `redelivery dlq show {name} --id`"
+        msg = f"the last look into {name!r} saw no dead letter of {task_id}: look again, or use `redelivery dlq show {name} --id`"
         raise InputError(msg)
     near = at_place(asked.transport, name, task_id, asked.number("at"))
     near = near or at_place(asked.transport, name, task_id, 0)  # the oldest are what a dry run shows
@@ -80,22 +80,22 @@ def found_letter(asked: Asked, name: str, task_id: str) -> tuple[int | None, Let
         return found.letters[0]
     if found.next is not None:
         msg = (
-            f"the newest {found.looked_at:,} letters of {name!r} hold none of task {task_id}, and there are {found.total:,}: "
+            f"task {task_id} is not among the newest {found.looked_at:,} of {found.total:,} dead letters of {name!r}: "
             f"`redelivery dlq show {name} --id {task_id}` reads them all"
         )
         raise InputError(msg)
-    msg = f"{name!r} holds no letter of task {task_id} any more: the screen Task tells where it is"
+    msg = f"{name!r} holds no dead letter of task {task_id} any more: the screen Task says where it is"
     raise InputError(msg)
 
 
 def redrive(asked: Asked) -> Go:
-    """Send this letter back, as it is or changed."""
+    """Send this dead letter back, as it is or changed."""
     name, task_id, changes = asked.first("queue"), asked.first("id"), asked.first("changes")
     dead_letters.required(asked.runtime, name)
     asked.require("redrive", name)
     if changes:
         asked.require("edit", name)
-    edit = edit_of_json(changes, "the changed letter", task_id) if changes else None
+    edit = edit_of_json(changes, "the changed dead letter", task_id) if changes else None
     _, found = found_letter(asked, name, task_id)
     redrive_one(asked.transport, name, found, actor=asked.acting(), why=asked.first("why"), edit=edit)
     asked.desk.looks.forget(name)
@@ -103,7 +103,7 @@ def redrive(asked: Asked) -> Go:
 
 
 def _attempts(whole: dict[str, Any]) -> list[dict[str, Any]]:
-    """The attempts with the wait behind each, the first of them first."""
+    """The attempts, the first one first, each with the wait after it."""
     return [
         {
             "at_ms": each.get("at") if isinstance(each.get("at"), int) else None,

@@ -1,4 +1,4 @@
-"""Dead letters: any choice that the command line has, in the address; a page at a time, whatever the queue's size."""
+"""Dead letters, a page at a time: the address has the same filters as the command line."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from ..asked import Asked
 
 
-#: Letters of one page.
+#: Dead letters of one page.
 PAGE = 50
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Which letters of which queue, as the command line names it; what was given is kept as it was given, for the address."""
+    """Which dead letters of which queue, as the command line names it. `given` is kept as it was given, for the address."""
 
     queue: str
     chosen: Filter
@@ -47,7 +47,7 @@ class Choice:
 
     @property
     def has_filter(self) -> bool:
-        """Whether anything is chosen at all."""
+        """Whether there is any filter."""
         return any(self.given.values())
 
 
@@ -80,7 +80,7 @@ def choice_of(asked: Asked, queue: str) -> Choice:
 
 
 def waiting_choice(queue: str, tasks: tuple[str, ...]) -> Choice:
-    """The choice among messages that wait: they have not died, so nothing but their tasks is known of them."""
+    """The choice among messages that wait: they have not died, so only their tasks are known."""
     given = dict.fromkeys(("id", "reason", "exception", "fingerprint"), ()) | {"older_than": "", "newer_than": ""}
     return Choice(queue, Filter(tasks=tasks), {**given, "task": tasks})
 
@@ -90,7 +90,7 @@ def _with_ids(chosen: Filter, ids: tuple[str, ...]) -> Filter:
 
 
 def letters(asked: Asked) -> Shown:
-    """The list. Without a queue, the dead-letter queues."""
+    """The list of dead letters; without a queue, the list of dead-letter queues."""
     runtime = asked.runtime
     queues = dead_letters.summaries(runtime)
     name = asked.first("queue")
@@ -134,16 +134,16 @@ def _found(asked: Asked, choice: Choice, *, is_marked: bool) -> tuple[Browsed | 
 
 
 def row_of(asked: Asked, name: str, place: int, letter: Letter) -> dict[str, Any]:
-    """What a table shows of a letter, as this app's operators may see it."""
+    """A row of the table of dead letters, as this app's operators may see it."""
     shown = seen(asked.runtime, letter).to_row()
     return {**shown, "href": asked.href("/letter", queue=name, id=letter.task_id, at=place)}
 
 
 def look(asked: Asked) -> Go:
-    """Take the oldest letters of a queue, read them, and give them back."""
+    """Take the oldest dead letters of a queue, read them, and give them back."""
     name = dead_letters.required(asked.runtime, asked.first("queue"))
     if not leaves_marks(asked.transport):
-        msg = "a look leaves no mark on this broker: open the letters"
+        msg = "this broker needs no look: open the dead letters"
         raise InputError(msg)
     asked.require("look", name)
     asked.acting()

@@ -1,4 +1,4 @@
-"""Operations: what changes many letters, previewed, begun, watched, paused, resumed and aborted; and the audit."""
+"""Operations on many dead letters or delayed messages: preview, begin, watch, pause, resume and abort them; and the audit."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ if TYPE_CHECKING:
 MOST, RECORDS = 50, 100
 #: What may be done with an operation, and the state that follows.
 TURNS = {"pause": (pause, State.PAUSED), "resume": (resume, State.WAITING), "abort": (abort, State.ABORTED)}
-#: What its letters or messages are, once they went.
+#: What has happened to the dead letters or messages that went.
 WENT = {Kind.REDRIVE: "sent back", Kind.MOVE: "moved", Kind.PURGE: "removed", Kind.CANCEL: "cancelled"}
-#: How the fields of a form are called, and what reads them.
+#: Fields of a form: numbers, and texts.
 _COUNTS, _TEXTS = ("limit", "canary", "abort_after"), ("to", "archive")
 
 
@@ -90,7 +90,7 @@ def operation(asked: Asked) -> Shown:
 
 
 def turn(name: str, asked: Asked) -> Go:
-    """Pause, resume or abort. One that is of every queue (its `queue` is empty) asks for a right to every queue."""
+    """Pause, resume or abort. An operation on every queue (its `queue` is empty) needs a right to every queue."""
     act, _ = TURNS[name]
     each = found(asked.runtime, asked.first("id"))
     asked.require(str(each.kind), each.queue)
@@ -99,7 +99,7 @@ def turn(name: str, asked: Asked) -> Go:
 
 
 def planned(asked: Asked) -> Shown:
-    """The dry run: what an operation would do, and the form that begins it. Reads alone."""
+    """The dry run: what an operation would do, and the form that begins it. It changes nothing."""
     kind, choice, options = _plan(asked)
     count = functools.partial(preview, asked.runtime, kind, choice.queue, choice.chosen, options)
     job = asked.desk.previews.of((kind, choice.queue, repr(choice.given), options), count)
@@ -134,7 +134,7 @@ def start(asked: Asked) -> Go:
     """Begin it."""
     kind, choice, options = _plan(asked)
     if not choice.has_filter and asked.first("all") != "1":
-        msg = "which ones? choose them with a filter, or say that all are meant"
+        msg = "no dead letters are chosen: choose some with a filter, or choose all"
         raise InputError(msg)
     begun = begin(asked.runtime, kind, choice.queue, choice.chosen, options, actor=asked.acting(), why=asked.first("why"))
     return Go("/operation", {"id": begun.id})
@@ -145,7 +145,7 @@ def _plan(asked: Asked) -> tuple[Kind, Choice, Options]:
     try:
         kind = Kind(asked.first("kind"))
     except ValueError as exc:
-        msg = f"there is no operation {asked.first('kind')!r}: redrive, move, purge"
+        msg = f"unknown operation {asked.first('kind')!r}: choose redrive, move or purge"
         raise InputError(msg) from exc
     if kind is Kind.CANCEL:
         return _cancel(asked)
@@ -159,7 +159,7 @@ def _plan(asked: Asked) -> tuple[Kind, Choice, Options]:
 
 
 def _cancel(asked: Asked) -> tuple[Kind, Choice, Options]:
-    """The same of messages that wait: for one queue, or for every one, which asks for a right to every queue."""
+    """The same for messages that wait. Every queue needs a right to every queue."""
     name = asked.first("queue")
     asked.require(str(Kind.CANCEL), name)
     if not is_kept(asked.transport):

@@ -1,4 +1,4 @@
-"""Overview: is it well? Rates of the last hour, what waits and is overdue, the oldest letter, workers, alarms, the books."""
+"""Overview: alarms, rates of the last hour, what waits and is overdue, the oldest dead letter, workers, and the books."""
 
 from __future__ import annotations
 

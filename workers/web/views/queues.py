@@ -1,4 +1,4 @@
-"""Queues: what waits, what is held and delayed, what died; and the policy of one, with its sources and its next delays."""
+"""Queues: how many messages wait, are held, delayed or dead; and the policy of one queue, with its sources and next delays."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def queues(asked: Asked) -> Shown:
-    """Every queue that the app names, or that anything waits for."""
+    """Every queue that the app names, or in which messages wait."""
     figures = asked.desk.sampler.figures()
     waiting, delayed = figures.by("queue_messages", "queue"), figures.by("delayed_messages", "queue")
     consumers, overdue = figures.by("queue_consumers", "queue"), figures.by("overdue_seconds", "queue")
@@ -45,7 +45,7 @@ def queues(asked: Asked) -> Shown:
 
 
 def queue(asked: Asked) -> Shown:
-    """The policy of one queue, and of a task in it where one is named."""
+    """The policy of one queue, or of a task in it."""
     runtime, name, task = asked.runtime, asked.first("name"), asked.first("task")
     known = {*runtime.app.amqp.queues, *dead_letters.known(runtime).values()}
     if name not in known:

@@ -1,4 +1,4 @@
-"""Task: its whole life, over all generations, as a timeline: what was recorded, exported events included, and where it is now."""
+"""Task: the whole life of one task as a timeline over all generations, exported events included, and where it is now."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def task(asked: Asked) -> Shown:
         return Shown("task_form.html", {})
     if leaves_marks(asked.transport):
         msg = (
-            "on RabbitMQ a look for a task takes the outcome log and the dead letters, and marks them: "
-            f"`redelivery task show {given}` does it when you want it"
+            "on RabbitMQ a search for a task has to take the outcome log and the dead letters, which marks them: "
+            f"`redelivery task show {given}` does that"
         )
         raise InputError(msg)
     life = life_of(asked.runtime, given, most=LOOKED_AT)

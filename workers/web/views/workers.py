@@ -11,7 +11,7 @@ from ..shared.looks import leaves_marks
 if TYPE_CHECKING:
     from ..asked import Asked
 
-#: Messages that are looked at, and that are named of each worker.
+#: Messages that are looked at, and how many of them are named for each worker.
 LOOKED_AT, NAMED = 5_000, 20
 
 
