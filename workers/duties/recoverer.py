@@ -2,7 +2,7 @@
 
 A native thread of its own in each worker, so that the lease is renewed and others are watched while it works, however much there
 is. It takes up every token that stands in `recovering`, its own fence's or another's: a recoverer that died half-way left it there.
-How is told in `operations.recovery`.
+How is told in `operations.fleet.recovery`.
 """
 
 from __future__ import annotations

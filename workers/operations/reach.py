@@ -37,7 +37,7 @@ def reached(runtime: Runtime) -> Transport:
 
 
 def _reach(app: Celery) -> None:
-    """Try the broker; what is no Redis is refused by the transport."""
+    """Try the broker; the transport refuses a server that is not Redis."""
     check_broker_url(app)
     with app.connection_for_write() as connection:
         if getattr(connection.transport, "driver_type", None) != "redis":

@@ -226,26 +226,29 @@ def proxy(any_server: Server) -> Iterator[Proxy]:
     made.stop()
 
 
-def test_a_batch_whose_answer_is_lost_is_published_once(any_server: Server, proxy: Proxy) -> None:
+@pytest.fixture
+def behind(any_server: Server, proxy: Proxy) -> Iterator[Producer]:
+    """A producer behind the proxy, which has published two messages."""
+    made = Producer(any_server, url=proxy.url)
+    made.group(2)
+    yield made
+    made.app.close()
+
+
+def test_a_batch_whose_answer_is_lost_is_published_once(behind: Producer, proxy: Proxy) -> None:
     """It is asked for again, and the server knows it."""
-    producer = Producer(any_server, url=proxy.url)
-    producer.group(2)
     proxy.swallow_reply(b"redelivery:published:")
-    ids = producer.group(20, retry_policy=RETRY)
+    ids = behind.group(20, retry_policy=RETRY)
     assert proxy.swallowed == 1
-    assert producer.ids()[2:] == ids == producer.recorded()[2:]
-    producer.app.close()
+    assert behind.ids()[2:] == ids == behind.recorded()[2:]
 
 
-def test_a_batch_that_did_not_arrive_is_published_when_it_is_tried_again(any_server: Server, proxy: Proxy) -> None:
+def test_a_batch_that_did_not_arrive_is_published_when_it_is_tried_again(behind: Producer, proxy: Proxy) -> None:
     """By the policy that Celery has for each publication."""
-    producer = Producer(any_server, url=proxy.url)
-    producer.group(2)
     proxy.withhold_request(b"redelivery:published:")
-    ids = producer.group(20, retry_policy=RETRY)
+    ids = behind.group(20, retry_policy=RETRY)
     assert proxy.withheld == 1
-    assert producer.ids()[2:] == ids == producer.recorded()[2:]
-    producer.app.close()
+    assert behind.ids()[2:] == ids == behind.recorded()[2:]
 
 
 def test_a_broker_that_goes_away_leaves_whole_batches(producer: Producer) -> None:

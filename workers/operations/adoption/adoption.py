@@ -1,6 +1,6 @@
 """Adoption: what `Redelivery(app)` changes for each task of an app, and what its people must look at.
 
-A row for each task says what Celery does now and what will be done, and lines name whatever somebody wrote that has no effect,
+A row for each task says what Celery does now and what will be done, and lines name what somebody wrote without effect,
 another effect, or cannot be. Settings and tasks are read; no broker is asked. Celery's own tasks (`celery.*`) are left out.
 
 Rules: what a task says explicitly wins (`acks_late`, `throws`, `countdown`, `retry_backoff`); of two retry limits the lower stops.

@@ -40,7 +40,7 @@ class Check(Protocol):
 
 
 def word(text: str) -> str:
-    """A name as a word of a command to paste, whatever a stranger has called it."""
+    """A name as a word of a command to paste, even if a stranger has chosen it."""
     return shlex.quote(safe(text))
 
 

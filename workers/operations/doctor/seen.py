@@ -1,4 +1,4 @@
-"""What an examination has seen: the app, and what its broker and its workers say. None is what did not answer."""
+"""What an examination has seen: the app, and what its broker and its workers say. None stands for an answer that did not come."""
 
 from __future__ import annotations
 

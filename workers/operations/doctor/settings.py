@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from .seen import Seen
 
-#: Deliveries of which the waits are added up, where a policy has no limit.
+#: Deliveries whose waits are added up, if a policy has no limit.
 MANY = 1000
 RETENTION = ("dead_letter_time_to_live", "max_dead_letters")
 

@@ -29,7 +29,7 @@ def life_of(runtime: Runtime, given: str, *, most: int, outcomes: str | None = N
     `outcomes` is where exported events are (a path or a URI), of which `most` are looked at as well; without it, the place that the
     settings name, where it can be read.
 
-    Raises `InputError` where several tasks' ids begin so, and whatever the broker does.
+    Raises `InputError` where several tasks' ids begin so, and what the broker raises.
     """
     life = TaskLife(given)
     needed(broker_of(runtime.transport).tasks).read_log(life, most)

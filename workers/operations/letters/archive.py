@@ -3,7 +3,7 @@
 Each batch is a file, `<uri>/dead_letter_queue=<name>/letters-<digest>.parquet`, by the export path of the books; where pyarrow is
 not installed, JSON lines below a local path. A file is complete or not there at all, and is named by what is in it: the same
 letters written twice, after a crash say, are the same file. A letter has its `letter_id`, so that one which stands in two files is
-known. A destination that cannot be written is refused (`InputError`). Nothing is hidden here, whatever `redact` says: an archive is
+known. A destination that cannot be written is refused (`InputError`). Nothing is hidden here, also with `redact`: an archive is
 to be complete. On a local disk only its owner may read it (0600, new folders 0700).
 """
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from ...ports import Transitions
 
-#: Letters of one file, held in memory until it is written, and the bytes that they should not pass.
+#: Dead letters of one file, held in memory until it is written, and the most bytes of them.
 BATCH, MAX_BYTES = 5_000, 64 * 1024 * 1024
 
 #: The columns of an archive: text (True) or a whole number. Times are milliseconds since the epoch.
@@ -120,7 +120,7 @@ def export_letters(transport: Transitions, name: str, uri: str, chosen: Filter |
 
 
 def row_of(letter: Letter, name: str, *, now_ms: int, why: str) -> dict[str, Any]:
-    """One letter as the archive has it: `letter` is the message as it lay in the queue, in base64 where it is no text."""
+    """One dead letter in the archive: `letter` is the message as it was in the queue, in base64 if it is not text."""
     raw = letter.raw
     try:
         encoding, text = "utf-8", raw.decode()

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def filter_of(transport: Transitions, name: str, options: Mapping[str, Any]) -> Filter:
-    """The filter for the letters of this queue; ages count from now, by the broker's clock."""
+    """The filter for the dead letters of this queue; ages count from now, by the broker's clock."""
     now_ms = transport.now_ms()
     for each in options["reasons"]:
         if each not in set(Reason):

@@ -1,6 +1,6 @@
 """Dead letters: what lies in the dead-letter queues, and why it died.
 
-Nothing is changed. The name of a queue that is no dead-letter queue is refused (`InputError`): what waits in an ordinary queue is
+Nothing is changed. The name of any other queue is refused (`InputError`): what waits in an ordinary queue is
 alive.
 """
 
@@ -53,18 +53,18 @@ def summaries(runtime: Runtime) -> list[DeadLetterQueue]:
 
 
 def depth(transport: Transitions, name: str) -> int:
-    """How many letters there are; none is looked at."""
+    """How many dead letters there are, without a look at them."""
     return needed(broker_of(transport).letters).depth(name)
 
 
 def newest(transport: Transitions, name: str, limit: int) -> list[Letter]:
-    """The `limit` newest letters, the newest first."""
+    """The `limit` newest dead letters, the newest first."""
     with needed(broker_of(transport).letters).open(name) as letters:
         return [Letter.of(raw) for raw in letters.newest(limit)]
 
 
 def found(transport: Transitions, name: str, given: Collection[str]) -> list[Letter]:
-    """The letters of the tasks that these ids, or beginnings of ids, name; the newest first. Reads the whole queue, in pages.
+    """The dead letters of the tasks that these ids, or beginnings of ids, name; the newest first. Reads the whole queue, in pages.
 
     Raises `InputError` where one of them names no letter, or those of several tasks.
     """
@@ -79,7 +79,7 @@ def found(transport: Transitions, name: str, given: Collection[str]) -> list[Let
 
 
 def whole_ids(transport: Transitions, name: str, given: Collection[str]) -> frozenset[str]:
-    """The ids that these, or their beginnings, name. Looks into the queue only where one is no whole id; raises as `found`."""
+    """The ids that these, or their beginnings, name. Looks into the queue only for an id that is not whole. Raises as `found`."""
     short = [each for each in given if not is_whole(each)]
     looked_up = (letter.task_id for letter in found(transport, name, short)) if short else ()
     return frozenset([*(each for each in given if is_whole(each)), *looked_up])

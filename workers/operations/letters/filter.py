@@ -22,7 +22,7 @@ _WILD = re.compile(r"\[[^\]]*\]|[*?\[\]!]")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filter:
-    """Which letters: all conditions must hold; of the values of one condition, any. No condition: all letters.
+    """Which dead letters: all conditions must hold; of the values of one condition, any. No condition: all dead letters.
 
     `tasks` are names or shell patterns. `exceptions` are class names, dotted or their last word. `fingerprints` may be shortened.
     `died_before_ms` and `died_after_ms` are the server's time; a letter that does not say when it died passes neither.
@@ -55,7 +55,7 @@ class Filter:
         return {name: _plain(value) for name, value in found.items() if value not in (None, (), frozenset())}
 
     def passes(self, letter: Letter) -> bool:
-        """Whether the letter is meant."""
+        """Whether the filter chooses this dead letter."""
         if self.task_ids and letter.task_id not in self.task_ids:
             return False
         if self.reasons and letter.reason not in self.reasons:
@@ -82,7 +82,7 @@ class Filter:
         return lambda raw: may_be(raw, task_ids) and all(any(word in raw for word in some) for some in words)
 
     def _words(self) -> list[list[bytes]]:
-        """For each condition the words of which a letter that passes has one; conditions that cannot be told so are left out."""
+        """For each condition, words: a dead letter that passes has one of them. Other conditions are left out."""
         literals = [max(_WILD.split(each), key=len) for each in self.tasks]
         some = (list(self.reasons), list(self.exceptions), list(self.fingerprints), literals)
         return [[each.encode() for each in words] for words in some if words and all(map(stands_plainly, words))]

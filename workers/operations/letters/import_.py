@@ -9,10 +9,10 @@ messages by itself, past every policy here and unrecorded. Where it has a dead-l
    nobody has recorded that it was there;
 4. and it is acknowledged where it lay.
 
-What is no letter of RabbitMQ's stays, and is counted by the reason why. Limits: a crash between two steps leaves a letter that has
-gone in its old queue as well: the next import takes it away, where the journal of moves knows it; else it counts once, and lies in
-its dead-letter queue twice. RabbitMQ's own dead-lettering is at most once (but for queues with `at-least-once`): what it loses
-on the way nobody can import, and the books say `lost`.
+Any message that RabbitMQ did not dead-letter stays, and is counted by the reason why. Limits: a crash between two steps leaves an
+imported dead letter in its old queue as well. The next import removes it if the journal of moves knows it; else it counts once, and
+lies in its dead-letter queue twice. RabbitMQ's own dead-lettering is at most once (but for queues with `at-least-once`): what it
+loses on the way cannot be imported, and the books say `lost`.
 """
 
 from __future__ import annotations
@@ -113,5 +113,5 @@ def _batches(found: DeathList, result: Import, limit: int | None) -> Iterator[li
 
 
 def _is_full(result: Import, limit: int | None) -> bool:
-    """Whether the limit is reached; those of which nobody knows whether they went are not counted."""
+    """Whether the limit is reached; dead letters that may or may not have gone are not counted."""
     return limit is not None and result.matched - result.left[UNSURE] >= limit

@@ -55,7 +55,7 @@ def move(
     pace: Pace | None = None,
     actor: str | None = None,
 ) -> Move:
-    """Move letters to another dead-letter queue, at most `limit`.
+    """Move dead letters to another dead-letter queue, at most `limit`.
 
     Raises `InputError` where nothing may be sent there, or where they would run there (`running`), and `BrokerError` where the
     broker does not answer.
@@ -90,7 +90,7 @@ def move(
 
 
 class _Moved(NamedTuple):
-    """A letter on its way, and what the transition takes: as it lies there, as it is to lie, its origin queue, its two events."""
+    """A dead letter on its way, with its bytes before and after, its origin queue, and its two events."""
 
     letter: Letter
     parts: tuple[bytes, bytes, str, tuple[Event, Event]]
@@ -98,7 +98,7 @@ class _Moved(NamedTuple):
 
 
 def _moved(letter: Letter, homes: Homes, target: str, now_ms: int, actor: str | None) -> _Moved:
-    """The letter on its way. Raises `RedriveError` where it cannot go."""
+    """The dead letter on its way. Raises `RedriveError` if it cannot go."""
     if not letter.is_message or not letter.death:
         msg = "it is not a dead letter of redelivery's: its bytes were never a message, or somebody else put it here"
         raise RedriveError(msg)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, kw_only=True)
 class Purge(Walked):
-    """What a purge did, or would do: `moved` letters are gone; `files` of the archive hold them, where there is one."""
+    """What a purge did, or would do: `moved` dead letters are gone; `files` of the archive hold them, if there is one."""
 
     kind: ClassVar[str] = "purge"
 
@@ -57,7 +57,7 @@ def purge(
     pace: Pace | None = None,
     actor: str | None = None,
 ) -> Purge:
-    """Remove letters of one dead-letter queue for good: at most `limit`, archived first where `archive_to` says so.
+    """Remove dead letters of one queue for good: at most `limit`, archived first if `archive_to` says where.
 
     Raises `BrokerError` where the broker refuses or does not answer, `InputError` where the archive cannot be written.
     """
@@ -93,5 +93,5 @@ def purge(
 
 
 def purged(letter: Letter, name: str, reason: Reason, actor: str | None = None) -> Event:
-    """The event of a letter that goes for good."""
+    """The event of a dead letter that goes for good."""
     return letter.event(Outcome.PURGED, letter.queue or name, reason=reason, actor=actor)

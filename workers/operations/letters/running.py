@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def why_it_runs(transport: Transitions, queue: str) -> str | None:
-    """Why a letter in this queue would run; None where it stays dead. Raises what the broker does."""
+    """Why a dead letter in this queue would run; None if it stays dead. Raises what the broker raises."""
     app, letters = transport.app, needed(broker_of(transport).letters)
     if app is not None and queue in app.amqp.queues:
         why = "is a queue of the app, whose workers run what is in it"
@@ -53,8 +53,8 @@ def require_rest(transport: Transitions, queue: str) -> None:
     why = why_it_runs(transport, queue)
     if why is not None:
         msg = (
-            f"{queue!r} {why}: letters that are moved there would not stay dead. If they are to run there, that is a redrive, and "
-            f"takes the right to redrive: `redelivery dlq redrive … --to {queue}`. A move goes to a dead-letter queue"
+            f"{queue!r} {why}: dead letters that are moved there would not stay dead. If they are to run there, that is a redrive, "
+            f"and takes the right to redrive: `redelivery dlq redrive … --to {queue}`. A move goes to a dead-letter queue"
         )
         raise InputError(msg)
 

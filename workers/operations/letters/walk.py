@@ -1,4 +1,4 @@
-"""The walk through a dead-letter queue: every letter that was there when it began, the oldest first, in batches.
+"""The walk through a dead-letter queue: every dead letter that was there when it began, the oldest first, in batches.
 
 What dies again meanwhile is left alone. Each letter is read once, and each is moved whole or not at all; a walk that is interrupted
 has moved some and not the others, and the same walk goes on. With a rate, letters go evenly.
@@ -154,7 +154,7 @@ class Walk(Generic[Job]):
         return 0 if self.result.dry_run else self.result.moved + self.result.gone
 
     def _is_full(self) -> bool:
-        """Whether the limit is reached; those of which nobody knows whether they went are not counted."""
+        """Whether the limit is reached; dead letters that may or may not have gone are not counted."""
         return self.limit is not None and self.result.matched - self.result.left[UNSURE] >= self.limit
 
     def _take(self, raws: list[bytes]) -> None:
@@ -221,7 +221,7 @@ class Walk(Generic[Job]):
 
 
 def letters_of(transport: Transitions, name: str) -> Iterator[Letter]:
-    """The letters of a queue, those that were there at first, the oldest first; nothing is changed.
+    """The dead letters of a queue that were there at first, the oldest first; nothing is changed.
 
     Letters that leave meanwhile move the others: some may then be passed over.
     """

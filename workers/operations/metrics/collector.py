@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Families(Collector):
-    """What `look` finds, anew for each page. `collect` raises whatever it does."""
+    """What `look` finds, anew for each page. `collect` raises what `look` raises."""
 
     def __init__(self, look: Callable[[], Iterable[Family]]) -> None:
         self._look = look

@@ -97,7 +97,7 @@ class Family:
 
 
 def measured(runtime: Runtime, living: Living | None = None) -> list[Family]:
-    """Look once. Raises whatever the broker does.
+    """Look once. Raises what the broker raises.
 
     `living` remembers the workers of the looks before; without it every worker with a lease counts as living.
     """

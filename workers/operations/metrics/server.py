@@ -3,7 +3,7 @@
 The page is made anew for each request, one at a time. Where the broker does not answer it says 503 and why, so that the scrape
 fails and the alarm `up == 0` is heard; it goes on, and asks again at the next request. It has a bounded number of connections, each
 with a thread, and a bounded time for each; where all are taken, the one that has for longest not said what it wants makes room.
-Limits: there is no password and no TLS; anybody who reaches the address may read it, so the loopback's is the default.
+Limits: there is neither a password nor TLS. Everybody who reaches the address may read it, so it is the loopback's by default.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def log_message(self, *_: Any) -> None:
-        """A scrape every few seconds is no news."""
+        """A scrape every few seconds is not logged."""
 
 
 @dataclass(slots=True)
@@ -114,7 +114,7 @@ class MetricsServer(ThreadingHTTPServer):
         return f"http://{named}:{port}{PATH}"
 
     def page(self, accept: str) -> tuple[bytes, str]:
-        """The page of this moment, in a format that the client accepts, and its content type. Raises whatever the broker does."""
+        """The page of this moment, in a format that the client accepts, and its content type. Raises what the broker raises."""
         with self._one_at_a_time:
             return self._make(accept)
 
@@ -169,4 +169,4 @@ class MetricsServer(ThreadingHTTPServer):
         self.server_close()
 
     def handle_error(self, *_: Any) -> None:
-        """A client that went away in the middle is no news."""
+        """A client that went away in the middle is not logged."""

@@ -94,7 +94,7 @@ class Entry:
 
     @classmethod
     def of(cls, record: Record) -> Self | None:
-        """A record, read; None where it is none of ours."""
+        """A record, read; None if it is not one of ours."""
         try:
             read: Any = json.loads(record.said)
         except (ValueError, RecursionError):
@@ -188,7 +188,7 @@ def recording(
 ) -> Iterator[dict[str, Any]]:
     """Record that an act is begun, and behind the block how it ended; the block puts what came of it into the dictionary.
 
-    `stopped` in it says why it was stopped. A dry run is no act, and leaves no record. Raises what the broker does: what cannot be
+    `stopped` in it says why it was stopped. A dry run leaves no record. Raises what the broker does: what cannot be
     recorded is not begun.
     """
     if dry_run:

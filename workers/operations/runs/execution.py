@@ -254,7 +254,7 @@ class Execution:
     # its end
 
     def _end(self, state: State, message: str) -> State | None:
-        """Say how it ended. None where it is no longer this process's to say."""
+        """Say how it ended. None if another process has taken it over."""
         self._is_over = True
         operation, progress = self._it, self._progress()
         self._report()

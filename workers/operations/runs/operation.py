@@ -1,6 +1,6 @@
 """An operation: a redrive, a move, a purge or a bulk cancel that the broker keeps, and that a process of the fleet carries out.
 
-It is begun with its filter, who asked and why, and then belongs to nobody: whichever worker (or `redelivery dispatcher`, or page)
+It is begun with its filter, who asked and why, and then belongs to no process: any worker (or `redelivery dispatcher`, or page)
 leads carries it out, and where that process dies another one goes on (`execution`). It may be paused, resumed and aborted by
 anybody, while it is carried out and before.
 
@@ -166,7 +166,7 @@ class Operation:
     the broker's, in milliseconds since the epoch, None where it has not come to that.
 
     Of the `total` letters that were there when it began, `looked_at` were read and `matched` chosen. Of these `moved` went, by
-    where they went in `by_target`; both are exact, whatever process died meanwhile. `gone` had left the queue by other hands, and
+    where they went in `by_target`; both are exact, also if a process died meanwhile. `gone` had left the queue by other hands, and
     `left` counts those that cannot go, by reason: both, with `looked_at` and `matched`, as of the last batch that was reported.
     `died_again` counts letters that went back and died again, as far as a guard was there to hear of it (`canary`, `abort_after`),
     and `deaths` has the first of them. `message` says why it stopped, failed or waits.
@@ -214,7 +214,7 @@ class Operation:
 
     @classmethod
     def of(cls, stored: StoredOperation) -> Self:
-        """An operation as it was stored. What cannot be read is failed, whatever it says of itself: never carried out."""
+        """An operation as it was stored. What cannot be read counts as failed, and is never carried out."""
         try:
             about = _about(stored.about)
             state = State(stored.state)

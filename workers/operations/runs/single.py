@@ -1,4 +1,4 @@
-"""One letter that goes back, changed or as it was: at once, by the hand of an operator.
+"""One dead letter that an operator sends back at once, changed or unchanged.
 
 Where a look leaves no mark the letter that was seen is sent itself; else it is looked for again. It is recorded in the audit.
 """
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def redrive_one(transport: Transitions, name: str, letter: Letter, *, actor: str, why: str = "", edit: Edit | None = None) -> str:
-    """Send a letter back; the queue that it went to. Raises `InputError` where it has left, `RedriveError` where it cannot go."""
+    """Send a dead letter back; the queue that it went to. Raises `InputError` if it has left, `RedriveError` if it cannot go."""
     if Capability.BROWSE_LETTERS_UNMARKED in transport.capabilities:
         move = returned(letter, Homes(transport, name), edit, actor)
         (answer,) = needed(broker_of(transport).letters).redrive_many(name, [move.parts])

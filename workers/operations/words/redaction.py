@@ -35,12 +35,12 @@ _CLASS = re.compile(r"[\w.<>]{1,256}")
 
 
 def seen(runtime: Runtime, letter: Letter) -> Letter:
-    """The letter as this app's operators see it."""
+    """The dead letter as this app's operators see it."""
     return redacted(letter) if runtime.settings.redact else letter
 
 
 def redacted(letter: Letter) -> Letter:
-    """The letter without arguments and texts; its body is the caller's to hide."""
+    """The dead letter without arguments and texts; the caller hides its body."""
     envelope, failure = letter.envelope, letter.envelope.failure
     hidden = replace(
         envelope,

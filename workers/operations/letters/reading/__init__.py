@@ -1,1 +1,1 @@
-"""Dead letters for somebody who reads: pages, causes, and one letter whole."""
+"""Dead letters for a reader: pages, causes, and one dead letter whole."""

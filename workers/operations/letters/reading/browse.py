@@ -1,4 +1,4 @@
-"""Pages of a dead-letter queue for somebody who reads: the newest letters first, a bounded piece at a time, whatever its size.
+"""Pages of a dead-letter queue of any size for a reader: the newest dead letters first, a bounded piece at a time.
 
 A page is full, or the queue is at its end, or so many letters were looked at, or so much time has passed: then the next page goes
 on from there. A place counts from the oldest letter, so that what dies meanwhile moves no page; what leaves the queue moves it by

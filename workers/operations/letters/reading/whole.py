@@ -1,4 +1,4 @@
-"""A whole letter as plain values: its history, the failure, the arguments.
+"""A whole dead letter as plain values: its history, the failure, the arguments.
 
 Arguments are decoded only where they are JSON; a body that is not decoded is given as its bytes, in base64. Where the settings say
 `redact`, a letter is as `redaction` has it, and its body is left out.

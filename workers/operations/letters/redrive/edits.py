@@ -1,6 +1,6 @@
-"""Changes to a letter that goes back, as an operator writes them: a JSON object with `task`, `args` or `kwargs`.
+"""Changes to a dead letter that goes back, as an operator writes them: a JSON object with `task`, `args` or `kwargs`.
 
-Whatever else is in it is left alone. Refuses, with `InputError`, what is no such object, and one of another task's letter.
+Other fields are ignored. Refuses, with `InputError`, anything else, and an object of another task's dead letter.
 """
 
 from __future__ import annotations

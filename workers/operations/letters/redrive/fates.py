@@ -1,4 +1,4 @@
-"""The fates of the letters that a redrive sent: which of them have ended since, and which died again.
+"""The fates of the dead letters that a redrive sent: which of them have ended since, and which died again.
 
 On Redis the outcome log is read on from where it stood when the redrive began. An export takes events out of the log, and may be
 faster; so the newest letters of the dead-letter queue are looked at besides. On RabbitMQ a queue of its own, behind the log's
@@ -45,7 +45,7 @@ class Fates:
         self.last[_life(event)] = event
 
     def look(self, seconds: float = 0.0) -> None:
-        """Hear what was recorded since the last look. Raises whatever the broker does."""
+        """Hear what was recorded since the last look. Raises what the broker raises."""
         for event in self.heard(seconds):
             life = _life(event)
             before = self.last.get(life)
@@ -83,7 +83,7 @@ def _life(event: Event) -> Life:
 
 @contextmanager
 def watched(transport: Transitions, name: str, *, since_ms: int | None = None) -> Iterator[Fates]:
-    """Fates of letters of the dead-letter queue `name`, heard of from now on. Raises whatever the broker does.
+    """Fates of letters of the dead-letter queue `name`, heard of from now on. Raises what the broker raises.
 
     From `since_ms` on (the broker's time) where the log can be read back: so another process goes on with what one has begun.
     """

@@ -1,7 +1,7 @@
-"""The guard of a redrive: a few letters go first, and the redrive stops where letters of it die again.
+"""The guard of a redrive: a few dead letters go first, and the redrive stops if they die again.
 
-1. The first `canary` letters go back by themselves. Before any other follows, each of them must have ended, and none of them dead.
-   The redrive stops at the first that died again, and where they have not all ended after `canary_wait` seconds.
+1. The first `canary` dead letters go back by themselves. No other follows before each of them has ended without dying again.
+   The redrive stops at the first that died again, and if they have not all ended after `canary_wait` seconds.
 2. With `abort_after`, what became of all letters sent so far is looked at before each batch: the redrive stops when so many of
    them have died again. With `abort_share` it stops when so great a part of those that have ended died again.
 
@@ -96,7 +96,7 @@ class Guard:
     def end(self) -> None:
         """All letters have gone: hear what became of the canary, where nothing followed it, and who else has died again so far.
 
-        Raises `RedriveError` where the canary died or has not ended, and whatever the broker does.
+        Raises `RedriveError` where the canary died or has not ended, and what the broker raises.
         """
         if self.canary and not self.may_follow:
             self._await_canary()

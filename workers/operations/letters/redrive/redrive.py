@@ -5,10 +5,10 @@
 3. A letter that was chosen becomes its original message again, one generation on, with its history; it is a member of its chord no
    more, for the chord has counted its failure already.
 4. One script takes it out of the dead-letter queue, puts it into the origin's list by its priority, and records `redriven`.
-5. A guard may let a few go first, and stop the redrive where its letters die again (`redrive_guard`).
+5. A guard may let a few go first, and stop the redrive where its letters die again (`guard.py`).
 
-Refuses a letter that names no origin, or one that is no queue of the app (`destinations`), or whose bytes were never a message: it
-is left where it is, and counted by its reason.
+Refuses a dead letter without an origin, or with an origin that the app does not know, or whose bytes were never a message: it stays
+where it is, and is counted by its reason.
 Limits: a redrive that is interrupted has moved some letters and not the others, each of them whole; the same command continues it.
 Two redrives of one queue at once share its letters.
 """
