@@ -16,6 +16,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.figures import less, more
+from benchmarks.producer import producer
 from benchmarks.sides import ROOT
 from benchmarks.throughput import ordinary
 
@@ -40,6 +41,7 @@ FEATURES: Mapping[str, tuple[dict[str, Any], dict[str, str]]] = {
     "instrumentation_1_in_100": ({}, {**FEW, **INSTRUMENTED}),
     "instrumentation_all": ({}, {**ALL, **INSTRUMENTED}),
 }
+PROCESSES = ("producer", "main", "children")
 #: What is measured in the same rounds as without any; ours against another one of the same rounds, where there is one.
 TOGETHER: Mapping[str, str | None] = {
     "metrics": None,
@@ -52,7 +54,7 @@ _Told = dict[str, dict[str, float]]
 
 
 def features(name: str, *, tasks: int) -> dict[str, Figure]:
-    """The medians of the rounds: tasks a second with each feature, of those without; and processor of both kinds of process."""
+    """The medians of the rounds: tasks a second with each feature, of those without; and processor of each kind of process."""
     found: dict[str, Figure] = {}
     for ours, theirs in TOGETHER.items():
         together, rounds = ["", ours, *([theirs] if theirs else [])], list[_Told]()
@@ -72,25 +74,31 @@ def _compared(rounds: list[_Told], one: str, other: str, name: str, unit: str) -
     def median(figure: str) -> float:
         return statistics.median(told[one][figure] / told[other][figure] for told in rounds)
 
-    parts = {f"{name}_{part}": less(median(f"{part}_processor"), unit) for part in ("main", "children")}
+    parts = {f"{name}_{part}": less(median(f"{part}_processor"), unit) for part in PROCESSES}
     return {f"{name}_rate": more(median("tasks_per_second"), unit), **parts}
 
 
 def _run(name: str, feature: str, tasks: int) -> dict[str, float]:
-    environment = {**os.environ, **FEATURES[feature][1]}
-    words = [sys.executable, "-m", "benchmarks.features", name, feature, str(tasks)]
-    done = subprocess.run(words, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
-    if done.returncode:
-        msg = f"{feature or 'off'}: {done.stderr.strip()[-3000:]}"
-        raise RuntimeError(msg)
-    figures: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    figures: dict[str, float] = {}
+    for what in ("publish", "run"):  # an app knows one broker
+        environment = {**os.environ, **FEATURES[feature][1]}
+        words = [sys.executable, "-m", "benchmarks.features", name, feature, str(tasks), what]
+        done = subprocess.run(words, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
+        if done.returncode:
+            msg = f"{feature or 'off'}: {done.stderr.strip()[-3000:]}"
+            raise RuntimeError(msg)
+        figures |= json.loads(done.stdout.splitlines()[-1])
     return figures
 
 
 def main() -> None:
-    """One run: the side, the feature (or nothing), and how many tasks."""
-    name, feature, tasks = sys.argv[1:]
-    figures = ordinary(name, tasks=int(tasks), pool="prefork", settings=FEATURES[feature][0])
+    """One run: the side, the feature (or nothing), how many tasks, and whether they are published alone, or run."""
+    name, feature, tasks, what = sys.argv[1:]
+    settings = FEATURES[feature][0]
+    if what == "publish":
+        figures = producer(name, calls=int(tasks), settings=settings)
+    else:
+        figures = ordinary(name, tasks=int(tasks), pool="prefork", settings=settings)
     print(json.dumps({figure: each.value for figure, each in figures.items()}))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from benchmarks.figures import less, percentile
 from benchmarks.sides import side
@@ -17,9 +17,9 @@ __all__ = ["producer"]
 WARM_UP = 100
 
 
-def producer(name: str, *, calls: int, argument_bytes: int = 0) -> dict[str, Figure]:
-    """Call it so often: microseconds of one call, and of processor in this process."""
-    with side(name) as here:
+def producer(name: str, *, calls: int, argument_bytes: int = 0, settings: dict[str, Any] | None = None) -> dict[str, Figure]:
+    """Call it so often: microseconds of one call, and of processor in this process. `settings` are redelivery's."""
+    with side(name, settings) as here:
         send = here.sender("noop")
         arguments = ["x" * argument_bytes] if argument_bytes else []
         for _ in range(WARM_UP):
