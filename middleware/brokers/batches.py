@@ -21,7 +21,7 @@ import sys
 import threading
 import time
 from collections import deque
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Self
 
@@ -39,8 +39,6 @@ if TYPE_CHECKING:
     from celery import Celery
     from kombu import Connection
 
-    Acquire = Callable[[Any], AbstractContextManager[Producer]]
-
 #: What is collected at the most: messages of a block, and bytes (and one message more); and seconds after which the next message
 #: takes all along.
 MAX_MESSAGES, MAX_BYTES, MAX_WAIT = 500, 1024 * 1024, 1.0
@@ -57,7 +55,7 @@ def install_batches(app: Celery) -> None:
         if producer is None:
             block = _block_of(app)
             if block is not None:
-                return _Lent(block.producer)
+                return nullcontext(block.producer)  # the block gives it back
         if _is_group(sys._getframe(1)) and not isinstance(producer, BatchProducer):  # noqa: SLF001 - nobody else is told it
             connection = _template(app) if producer is None else producer.connection
             most = _batch_of(app, connection)
@@ -104,9 +102,6 @@ class Collecting:
         self._producer: Producer | None = None
         #: The ids of the tasks that were not published, as far as anybody knows; the last of them.
         self.not_published: deque[str] = deque(maxlen=MAX_KEPT)
-
-    def __len__(self) -> int:
-        return len(self._line)
 
     def add(self, publication: Publication, policy: dict[str, Any] | None) -> None:
         """Collect one more; `policy` says how it is to be tried again, None that it is not. Raises what `flush` raises."""
@@ -244,19 +239,6 @@ class _Together:
 
     def __exit__(self, _: type[BaseException] | None, exc: BaseException | None, __: TracebackType | None) -> None:
         self._collecting.end(exc)
-
-
-class _Lent:
-    """A producer that is somebody else's to give back."""
-
-    def __init__(self, producer: Producer) -> None:
-        self._producer = producer
-
-    def __enter__(self) -> Producer:
-        return self._producer
-
-    def __exit__(self, *_: object) -> None:
-        pass
 
 
 def _template(app: Celery) -> Connection:

@@ -76,9 +76,9 @@ class Asked:
         """The transitions on its broker. Raises `BrokerUnavailable`, `BrokerError`."""
         return self.desk.source.transport
 
-    def first(self, name: str, otherwise: str = "") -> str:
-        """A value of the form, or else of the address."""
-        return next(iter(self._given(name)), otherwise).strip()
+    def first(self, name: str) -> str:
+        """A value of the form, or else of the address; empty if there is none."""
+        return next(iter(self._given(name)), "").strip()
 
     def many(self, name: str) -> tuple[str, ...]:
         """All values of this name that are not empty."""

@@ -25,6 +25,8 @@ from .events import packed
 from .messages import PERSISTENT
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from ...messages.events import Event
     from ...messages.publication import Batch, Publication
     from .names import AmqpNames
@@ -79,8 +81,11 @@ class Together:
         made = [self._made(each, producer) for each in left]
         events = [(each.event_id, event) for each, (_, event) in zip(left, made, strict=True) if event is not None]
         self._open, self._nacked = set(), set()
-        log = self._add(self._event_message(events), self._names.outcomes_exchange, self._names.outcomes) if events else 0
-        numbers = [self._add_publication(message, each) for each, (message, _) in zip(left, made, strict=True)]
+        log = 0
+        if events:
+            told = amqp.Message(packed(events), content_type="application/json", delivery_mode=PERSISTENT)
+            log = self._add(told, {"exchange": self._names.outcomes_exchange, "routing_key": self._names.outcomes})
+        numbers = [self._add(message, each.how) for each, (message, _) in zip(left, made, strict=True)]
         try:
             self._send()
             self._confirmed(min((each.how["confirm_timeout"] or each.how["timeout"] or TIMEOUT for each in left), default=TIMEOUT))
@@ -104,17 +109,10 @@ class Together:
             publication.event_id = _NUMBERS.next_id()
         return message, event
 
-    @staticmethod
-    def _event_message(events: list[tuple[str, Event]]) -> amqp.Message:
-        return amqp.Message(packed(events), content_type="application/json", delivery_mode=PERSISTENT)
-
-    def _add_publication(self, message: Any, publication: Publication) -> int:
-        how = publication.how
-        return self._add(message, how["exchange"], how["routing_key"], bool(how["mandatory"]), bool(how["immediate"]))
-
-    def _add(self, message: Any, exchange: str, routing_key: str, mandatory: bool = False, immediate: bool = False) -> int:
+    def _add(self, message: Any, how: Mapping[str, Any]) -> int:
         """Add a publication to what goes out; its number on this channel."""
-        args = dumps("Bssbb", (0, exchange, routing_key, mandatory, immediate))
+        flags = bool(how.get("mandatory")), bool(how.get("immediate"))
+        args = dumps("Bssbb", (0, how["exchange"], how["routing_key"], *flags))
         self._write_frame(1, self._channel.channel_id, spec.Basic.Publish, args, message)
         self._last += 1
         self._open.add(self._last)

@@ -42,11 +42,6 @@ class AmqpNames(Names):
     journal: str = JOURNAL
 
     @property
-    def first_level(self) -> str:
-        """The exchange that delayed messages are published to."""
-        return self.level(BITS - 1)
-
-    @property
     def delivery_exchange(self) -> str:
         """The exchange at which they come out, when they are due."""
         return f"{self.delay_prefix}_celery_delayed_delivery"

@@ -35,9 +35,9 @@ def short(value: object, width: int) -> str:
     return text if len(text) <= width else text[: width - 1] + "…"
 
 
-def lines(text: str, indent: str = INDENT) -> str:
+def lines(text: str) -> str:
     """Text of many lines, each harmless, indented."""
-    return "\n".join(indent + safe(line) for line in text.splitlines())
+    return "\n".join(INDENT + safe(line) for line in text.splitlines())
 
 
 class _Seconds(click.ParamType[float]):

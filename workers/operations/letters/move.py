@@ -68,10 +68,6 @@ def move(
     pace = pace or Pace()
     homes, store = Homes(transport, name), pace.letters or needed(broker_of(transport).letters)
 
-    def count(move: _Moved) -> None:
-        if not dry_run:
-            tell(transport, move.letter, name, move.parts[-1][-1], move.prepared_ns)
-
     walk = Walk(
         letters=store,
         transport=transport,
@@ -79,7 +75,7 @@ def move(
         result=result,
         prepare=lambda letter: _moved(letter, homes, target, now_ms, actor),
         carry=lambda moves: store.move_many(name, target, [move.parts for move in moves]),
-        count=count,
+        told=lambda move: tell(transport, move.letter, name, move.parts[-1][-1], move.prepared_ns),
         on_progress=on_progress,
         limit=limit,
         rate=rate,

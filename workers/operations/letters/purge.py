@@ -71,10 +71,6 @@ def purge(
             result.files.append(archive(letters, archive_to, name, now_ms=transport.now_ms(), why=Reason.OPERATOR))
         return store.purge_many(name, [(each.raw, purged(each, name, Reason.OPERATOR, actor)) for each in letters])
 
-    def count(letter: Letter) -> None:
-        if not dry_run:
-            tell(transport, letter, name, purged(letter, name, Reason.OPERATOR, actor), time.time_ns())
-
     walk = Walk(
         letters=store,
         transport=transport,
@@ -82,7 +78,7 @@ def purge(
         result=result,
         prepare=lambda letter: letter,
         carry=carry,
-        count=count,
+        told=lambda letter: tell(transport, letter, name, purged(letter, name, Reason.OPERATOR, actor), time.time_ns()),
         on_progress=on_progress,
         limit=limit,
         rate=rate,

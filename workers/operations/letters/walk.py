@@ -106,8 +106,9 @@ class Walk(Generic[Job]):
     """One way through the queue.
 
     `prepare` makes of a letter what `carry` takes, or raises `RedriveError`, whose message is the reason why the letter stays.
-    `carry` takes a batch, and answers for each; it is not asked in a dry run. `count` is told of each that went, or would go.
-    `finish` is called when the walk is over, and the queue is no longer looked at. `pace` has what an operation asks of a walk.
+    `carry` takes a batch, and answers for each; it is not asked in a dry run. `count` is told of each that went, or would go,
+    and `told` of each that went. `finish` is called when the walk is over, and the queue is no longer looked at. `pace` has what an
+    operation asks of a walk.
     """
 
     letters: LetterStore
@@ -117,6 +118,7 @@ class Walk(Generic[Job]):
     prepare: Callable[[Letter], Job]
     carry: Callable[[list[Job]], Sequence[Answer | Exception]]
     count: Callable[[Job], None] = lambda _: None
+    told: Callable[[Job], None] = lambda _: None
     on_progress: Callable[[Any], None] = lambda _: None
     finish: Callable[[], None] = lambda: None
     rate: float | None = None
@@ -209,6 +211,8 @@ class Walk(Generic[Job]):
             if answer is Answer.DONE:
                 self.result.moved += 1
                 self.count(job)
+                if not self.result.dry_run:
+                    self.told(job)
             elif answer is Answer.ALREADY:
                 self.result.gone += 1
             elif answer is Answer.MISSING:

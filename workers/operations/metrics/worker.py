@@ -35,9 +35,9 @@ BUCKETS = (0.01, 0.05, 0.1, 0.5, 1, 5, 10, 30, 60, 300, 900, 3600)
 class WorkerMetrics:
     """The counters of one worker; `tasks` are those of its app."""
 
-    def __init__(self, tasks: Collection[str], most: int = MAX_SERIES, timed: int = MAX_TIMED) -> None:
+    def __init__(self, tasks: Collection[str], most: int = MAX_SERIES) -> None:
         self.registry = CollectorRegistry()
-        self._ends, self._runs = Series(tasks, most), Series(tasks, timed)
+        self._ends, self._runs = Series(tasks, most), Series(tasks, MAX_TIMED)
         self._outcomes = Counter(
             OUTCOMES,
             WORKER_METRICS[OUTCOMES][1],

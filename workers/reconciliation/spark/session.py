@@ -86,7 +86,7 @@ def with_settings(spark: SparkSession, settings: Mapping[str, str]) -> Iterator[
 
 
 @contextmanager
-def session(*, input_bytes: int | None = None, log: Path | None = None, embedded_java: bool = False) -> Iterator[SparkSession]:
+def session(*, input_bytes: int | None = None, log: Path | None = None) -> Iterator[SparkSession]:
     """The session that there is already, or a new one, which is stopped at the end.
 
     `input_bytes` is what will be read, None where nobody knows: below 32 MiB Java is started for a short life. `log` is
@@ -96,7 +96,7 @@ def session(*, input_bytes: int | None = None, log: Path | None = None, embedded
     if running is not None:
         yield running
         return
-    started, archive = _started(input_bytes, log, embedded=embedded_java)
+    started, archive = _started(input_bytes, log)
     try:
         yield started
         if archive is not None:
@@ -106,11 +106,11 @@ def session(*, input_bytes: int | None = None, log: Path | None = None, embedded
         started.stop()
 
 
-def _started(input_bytes: int | None, log: Path | None, *, embedded: bool) -> tuple[SparkSession, ClassArchive | None]:
+def _started(input_bytes: int | None, log: Path | None) -> tuple[SparkSession, ClassArchive | None]:
     builder = SparkSession.builder.appName("redelivery reconcile").config(map=dict(_ALWAYS))
     if "PYSPARK_GATEWAY_PORT" in os.environ:  # spark-submit has made everything ready
         return builder.getOrCreate(), None
-    archive = ClassArchive.of(ensure_java(embedded=embedded))
+    archive = ClassArchive.of(ensure_java())
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
     # Spark's scripts would start a Python of their own to find it; the Java that they start reads a command line, and ends.
     os.environ.setdefault("SPARK_HOME", str(Path(pyspark.__file__).parent))

@@ -116,11 +116,6 @@ def redrive(
     def carry(moves: list[Moved]) -> Sequence[Answer | Exception]:
         return send(moves) if guard is None else guard.carry(moves, [move.parts[-1] for move in moves], send)
 
-    def count(move: Moved) -> None:
-        result.count(move)
-        if not dry_run:
-            tell(transport, move.letter, name, move.parts[-1], move.prepared_ns)
-
     def finish() -> None:
         if guard is not None and not dry_run:
             guard.end()
@@ -132,7 +127,8 @@ def redrive(
         result=result,
         prepare=lambda letter: returned(letter, homes, edit, actor),
         carry=carry,
-        count=count,
+        count=result.count,
+        told=lambda move: tell(transport, move.letter, name, move.parts[-1], move.prepared_ns),
         on_progress=on_progress,
         finish=finish,
         rate=rate,
