@@ -105,19 +105,20 @@ class RedeliveryPolicy:
     - `dead_letter_queue_suffix` (text; ""): the text after that name. Artemis.
     - `auto_create_dead_letter_resources` (flag; true): if false, a worker does not start while the dead-letter queue is
       missing. Artemis.
-    - `auto_delete_dead_letter_resources` (flag; false): a dead-letter queue that is empty and unused is removed. Artemis.
+    - `auto_delete_dead_letter_resources` (flag; false): an empty dead-letter queue is removed from the
+      list of them. Its next dead letter creates it again. Artemis.
     - `expiry_queue` (queue; None): where expired messages go. None means the dead-letter queue. Artemis.
     - `persist_delivery_count` (word; "suspects"): which starts of tasks are recorded, so that a crash counts as an attempt.
       "suspects": those of messages that a dead worker held. "always": every start, with one write for each. "off": none.
       Artemis.
-    - `enabled` (flag; true): with false, Celery alone decides about the task.
+    - `enabled` (flag; true): with false, Celery alone decides about the task. Its outcome is still recorded.
     - `dead_letter_eligible` (flag; true): with false, dead messages are discarded. A header of the producer can
       decide otherwise for one message. Solace.
     - `respect_time_to_live` (flag; true): whether a message's own time to live counts. Solace.
     - `max_time_to_live` (seconds; None): the queue's time to live. If the message has one, too, the lower of the two applies.
       Solace.
     - `delivery_delay` (seconds; 0): the shortest time between publication and consumption. Solace.
-    - `max_length` (messages; None): how many messages a queue may hold; None is no limit. RabbitMQ.
+    - `max_length` (messages; None): how many messages may wait in a queue; None is no limit. RabbitMQ.
     - `overflow` (word; "dead_letter_oldest"): what happens beyond `max_length`. "dead_letter_oldest": the oldest message
       dies. "refuse_publish": the new message is refused. RabbitMQ.
     - `dead_letter_time_to_live` (seconds; None): how long a dead letter of this queue is kept before it is moved to the
@@ -128,7 +129,8 @@ class RedeliveryPolicy:
     - `non_retryable` (exceptions; none): exception classes, or their dotted names. A task that raises one of them, or a
       subclass, is dead-lettered at once.
     - `rules` (table; none): other values for one exception class (or dotted name): delay fields, `max_delivery_attempts`,
-      `max_age`, `non_retryable`. If several classes match, the nearest one wins. A rule wins over the list `non_retryable`.
+      `max_age`, `non_retryable`. For example `{"requests.Timeout": {"redelivery_delay": 60}}`. If several classes match, the
+      nearest one wins. A rule wins over the list `non_retryable`.
     """
 
     max_delivery_attempts: int = setting(values.attempts, default=10, in_rules=True)

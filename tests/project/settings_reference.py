@@ -30,7 +30,17 @@ Durations are seconds, or a `timedelta` in Python. 0 is a value and never means 
 in TOML and in the environment. An unknown name is an error, which names the nearest known one.
 
 Settings come from four sources; a later one overrides an earlier one: the built-in default, the TOML file that `{CONFIG}` names,
-`app.conf.redelivery`, the environment. A variable's value is JSON, or plain text.
+`app.conf.redelivery`, the environment. A variable's value is JSON, or plain text. This is such a file:
+
+```toml
+lease = 10
+
+[queues."orders.*"]
+max_delivery_attempts = 20
+
+[tasks."shop.newsletter"]
+dead_letter_queue = "none"
+```
 
 ## Policy fields
 
@@ -40,9 +50,10 @@ You can set them in four places. A later place overrides an earlier one, field b
    `#`;
 2. a row of `tasks`, named by a pattern (`{PREFIX}TASKS`);
 3. `@redeliver(...)` on the task;
-4. `override` (`{PREFIX}OVERRIDE`), which beats everything except what a task raises.
+4. `override` (`{PREFIX}OVERRIDE`), which has tables `queues` and `tasks` of its own. Only what a task raises overrides it.
 
-In a pattern, words are divided by dots; `*` is one word, and `#` is any number of words.
+In a pattern, words are divided by dots; `*` is one word, and `#` is any number of words. If several patterns match, the more exact
+one wins.
 
 If a meaning ends with *Artemis*, *Solace* or *RabbitMQ*, the setting works as in that broker ([parity](parity.md)).
 """

@@ -130,7 +130,7 @@ def _guard(
 @click.option(
     "--with", "changes", type=click.File("r"), metavar="FILE", help="Replace task, args or kwargs by those in this JSON file."
 )
-@click.option("--rate", type=_Rate(), help="At most this many at a time: 50/s, 600/m.")
+@click.option("--rate", type=_Rate(), help="Send at most this many in a second or a minute: 50/s, 600/m.")
 @_guarding
 @changing
 @detaching
