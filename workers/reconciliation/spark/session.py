@@ -49,9 +49,11 @@ _SHORT: Final = 32 * 2**20
 
 #: What pays in a short life: compiling, of Java or of queries, takes longer than what it saves, and so does planning anew after
 #: each stage. The heap begins as large as such a life needs it: growing it, and the space for classes, takes a dozen collections.
+#: Without the second compiler Java keeps 48 MiB for compiled code: a session that does several runs fills them, and compiles anew.
 _SMALL = {
     "spark.driver.extraJavaOptions": (
-        "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Xms768m -Xmn512m -XX:MetaspaceSize=192m -XX:-UsePerfData"
+        "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m"
+        " -Xms768m -Xmn512m -XX:MetaspaceSize=192m -XX:-UsePerfData"
     ),
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.codegen.wholeStage": "false",
