@@ -40,7 +40,7 @@ from .lives.verdicts import judge
 from .outputs.writing import check_apart, check_output, replacing, write_summary, write_table
 from .report.report import REPORT, page
 from .report.summary import Line, Summary, line_of, merged, read_trend, summarise, write_trend
-from .spark.few import FEW, Ways, few, is_local, many
+from .spark.few import FEW, Ways, as_kept, few, is_local, many
 from .spark.files import Files
 from .spark.session import LOOKING, with_settings
 from .spark.texts import row_of
@@ -114,7 +114,7 @@ def _keeping() -> Iterator[Callable[[DataFrame], DataFrame]]:
         def keep(table: DataFrame) -> DataFrame:
             table.persist(StorageLevel.MEMORY_AND_DISK)
             kept.callback(table.unpersist)
-            return table
+            return as_kept(table)
 
         yield keep
 

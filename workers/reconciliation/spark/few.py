@@ -12,10 +12,11 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from pyspark import StorageLevel, inheritable_thread_target
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
+from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
 
 from .session import with_settings
 
@@ -78,6 +79,17 @@ def few(spark: SparkSession, rows: int) -> Iterator[Ways]:
     with with_settings(spark, settings):
         done = partial(side_by_side, spark)
         yield Ways(_cut, F.broadcast, lambda table: table.coalesce(1), done, lambda: spark.conf.set(compiled, was_compiled))
+
+
+def as_kept(table: DataFrame) -> DataFrame:
+    """A persisted table as what Spark keeps of it.
+
+    With how it was made, each query over it would be planned anew from the files on: a minute and more for a second day's books.
+    """
+    spark: Any = table.sparkSession
+    plan = table._jdf.queryExecution().withCachedData()  # noqa: SLF001 - Spark has no public door to it
+    made = spark._jvm.org.apache.spark.sql.classic.Dataset.ofRows(spark._jsparkSession, plan)  # noqa: SLF001 - as above
+    return ClassicDataFrame(made, spark)
 
 
 def _as_it_is(table: DataFrame) -> DataFrame:

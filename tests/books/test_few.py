@@ -1,0 +1,36 @@
+"""Tables that are kept: what Spark is asked to plan for each query over them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from redelivery.workers.reconciliation.spark.few import as_kept
+from tests.support.spark_session import spark
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+__all__ = ["spark"]
+
+pytestmark = pytest.mark.xdist_group("spark-days")
+
+
+def test_a_kept_table_is_read_without_how_it_was_made(spark: SparkSession) -> None:
+    """Each query begins with what is kept, and says the same; a table that is not kept stays as it is."""
+    made = spark.range(10).selectExpr("id", "id % 3 AS rest")
+    expected = sorted(made.join(made.selectExpr("id AS other", "rest"), "rest").collect())
+    assert begins_with(as_kept(made)) == "Project"
+    made.persist()
+    kept = as_kept(spark.range(10).selectExpr("id", "id % 3 AS rest"))
+    assert begins_with(kept) == "InMemoryRelation"
+    assert sorted(kept.join(kept.selectExpr("id AS other", "rest"), "rest").collect()) == expected
+    made.unpersist()
+    assert sorted(kept.join(kept.selectExpr("id AS other", "rest"), "rest").collect()) == expected
+
+
+def begins_with(table: DataFrame) -> str:
+    """The outermost step of how Spark understands a table."""
+    plan = table._jdf.queryExecution().logical()
+    return str(plan.getClass().getSimpleName())
