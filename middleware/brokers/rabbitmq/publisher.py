@@ -2,7 +2,7 @@
 
 A move is, in this order: the message is published where it goes, and the broker confirms that it is there; its outcome event is
 published, and behind it its word in the journal (`journal`), for which nobody waits; the event is confirmed, or the word is taken
-back; then the one that asked for the move is told, and acknowledges the delivery. Whatever dies between two steps leaves the
+back, and written after the confirmation from then on, until the log takes events again; then the one that asked for the move is told, and acknowledges the delivery. Whatever dies between two steps leaves the
 delivery unacknowledged: it comes again, and may run twice where its word is not written, but is never lost.
 
 A native thread does it, so that the worker's event loop waits for no confirmation; what is asked for meanwhile goes out together.
@@ -11,7 +11,8 @@ the broker cannot route (its queue was deleted) is declared a queue for and publ
 again every few seconds, and its delivery stays unacknowledged. A move of a delivery that the broker has taken back meanwhile (its
 channel is gone) is refused before anything is published.
 
-Limits: what is published and has no word yet, when a worker dies, is delivered once more.
+Limits: what is published and has no word yet, when a worker dies, is delivered once more. A worker that dies in the milliseconds
+between the first word and the first refusal leaves a move without an event.
 """
 
 from __future__ import annotations
@@ -140,6 +141,8 @@ class Publisher:
         self._is_blocked = False
         self._stopped = False
         self._was_broken = False
+        #: Whether the outcome log did not take what was last recorded.
+        self._was_refused = False
         #: So many go at once, without waiting for others.
         self.enough = 1
 
@@ -298,7 +301,11 @@ class Publisher:
             move.is_there = number not in self._nacked and move.target not in self._returned
 
     def _tell(self, moves: list[Move]) -> None:
-        """Record the events of what has been moved."""
+        """Record the events of what has been moved.
+
+        A reader of a word acknowledges the message, so its event must be there: once the log has refused one, words wait until it
+        has taken one.
+        """
         events = [each for move in moves for each in move.told(self._numbers)]
         if not events:
             self._note_moved(HAS_MOVED, moves)
@@ -307,13 +314,19 @@ class Publisher:
             message = amqp.Message(packed(events), content_type="application/json", delivery_mode=PERSISTENT)
             target = (self._names.outcomes_exchange, self._names.outcomes)
             self._nacked, self._returned = set(), set()
-            number = self._publish(message, target)
-            self._note_moved(HAS_MOVED, moves)
+            number, is_sure = self._publish(message, target), not self._was_refused
+            if is_sure:
+                self._note_moved(HAS_MOVED, moves)
             self._confirmed()
             if number not in self._nacked and target not in self._returned:
+                if not is_sure:
+                    self._note_moved(HAS_MOVED, moves)
+                self._was_refused = False
                 self._note(HAS_HAD, [move.had for move in moves if move.had])
                 return
-            self._note_moved(IS_UNRECORDED, moves)  # a reader of its word acknowledges the message: its event must be there
+            self._was_refused = True
+            if is_sure:
+                self._note_moved(IS_UNRECORDED, moves)
             if not is_again:
                 self._declare(self._connection)
         msg = f"the outcome log {self._names.outcomes} takes no events: does a policy of the broker limit its length?"

@@ -211,8 +211,14 @@ def test_what_died_before_its_letter_was_there_is_delivered_again(here: Shop, dy
     assert KNOWN not in worker.text
 
 
-def test_what_was_moved_and_not_recorded_is_delivered_again(here: Shop, rabbit: Rabbit) -> None:
-    """The log refuses its event, and its worker dies before it takes it: acknowledged, the task would have no end in the books."""
+@pytest.mark.parametrize("order", ["", "confirm.before:3"], ids=["any", "second-try"])
+def test_what_was_moved_and_not_recorded_is_delivered_again(
+    here: Shop, rabbit: Rabbit, order: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The log refuses its event, and its worker dies before it takes it: acknowledged, the task would have no end in the books.
+
+    It dies at any moment, or when it has published the event once more and does not know the answer.
+    """
     task_id = str(here.app.send_task("tests.support.shop.raises", ("dead_letter",)).id)
     assert here.outcomes_of(task_id) == ["published"]
     with rabbit.connection() as connection:
@@ -220,9 +226,16 @@ def test_what_was_moved_and_not_recorded_is_delivered_again(here: Shop, rabbit: 
     rabbit.ctl(
         "set_policy", "full", "redelivery.outcomes", '{"max-length": 1, "overflow": "reject-publish"}', "--apply-to", "queues"
     )
-    worker = here.start(pool="threads")
-    until(lambda: "takes no events" in worker.text, what="the refusal to be told")
-    worker.kill()
+    with monkeypatch.context() as told:
+        if order:
+            told.setenv("CHAOS_KILLS", str(here.folder / "kills"))
+            told.setenv("CHAOS_ORDER", order)
+        worker = here.start(pool="threads")
+    if order:
+        assert worker.process.wait(60) == -signal.SIGKILL, worker.text[-3000:]
+    else:
+        until(lambda: "takes no events" in worker.text, what="the refusal to be told")
+        worker.kill()
     rabbit.ctl("clear_policy", "full")
     rabbit.tap()
     here.start(pool="threads")
