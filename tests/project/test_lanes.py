@@ -106,6 +106,34 @@ def test_slow_tests_are_started_first(suite: pytest.Pytester) -> None:
     assert re.findall(r"PASSED.*::(test_\w+)", done.stdout.str())[0] == "test_late"
 
 
+GROUPS = """
+import pytest
+
+@pytest.mark.parametrize("number", range(15))
+@pytest.mark.xdist_group("many")
+def test_many(number):
+    pass
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("few")
+def test_few():
+    pass
+
+@pytest.mark.xdist_group("few")
+def test_few_more():
+    pass
+"""
+
+
+def test_a_group_with_slow_tests_is_started_before_a_larger_one(suite: pytest.Pytester) -> None:
+    """All tests of a group count together, and a slow one as many others: by their number alone, the slow ones would end last."""
+    (suite.path / "suite" / "test_later.py").write_text(GROUPS)
+    done = run(suite, "-p", "xdist", "-n", "1", "--dist", "loadgroup")
+    names = re.findall(r"PASSED.*::(test_\w+)", done.stdout.str())
+    assert names[:3] == ["test_few", "test_few_more", "test_late"]
+    assert names[3:18] == ["test_many"] * 15
+
+
 def test_parameters_keep_their_ids_and_marks() -> None:
     """Only the lane is added."""
     grouped = pytest.param("a", marks=pytest.mark.xdist_group("g"), id="one")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import secrets
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +36,8 @@ __all__ = [
 FULL = pytest.mark.full
 #: The seed of every quick run.
 QUICK_SEED = 1
+#: How many other tests a slow one takes as long as.
+SLOW = 20
 #: Where test modules, and the processes that they start, find the seed of the run.
 VARIABLE = "TESTS_SEED"
 #: How many tests were left out; in a run with pytest-xdist, each worker process tells the same number.
@@ -81,6 +84,8 @@ def pytest_configure(config: pytest.Config) -> None:
     Hypothesis measures no time: beside so many other tests, that says how busy the machine is.
     """
     option = config.option
+    if hasattr(option, "loadscopereorder"):
+        option.loadscopereorder = False  # pytest-xdist would count tests, and a slow one as one
     if option.seed is None:
         option.seed = secrets.randbelow(10**6) if option.full else QUICK_SEED
     os.environ[VARIABLE] = str(option.seed)
@@ -97,7 +102,7 @@ def pytest_report_header(config: pytest.Config) -> str:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what is not of this lane; where it is spread, start the slow tests first, so that none is alone at the end."""
+    """Leave out what is not of this lane; where it is spread, start first what takes longest, so that none is alone at the end."""
     kept: list[pytest.Item] = []
     left_out: list[pytest.Item] = []
     for item in items:
@@ -106,7 +111,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     config.stash[LEFT_OUT] = len(left_out)
     if hasattr(config, "workeroutput"):
         config.workeroutput["left_out"] = len(left_out)
-    items[:] = sorted(kept, key=lambda item: not _starts_first(item)) if hasattr(config, "workerinput") else kept
+    items[:] = _longest_first(kept) if hasattr(config, "workerinput") else kept
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -135,9 +140,17 @@ def _belongs(config: pytest.Config, item: pytest.Item) -> bool:
     return is_full(config) or item.get_closest_marker("full") is None or _is_named(config, item)
 
 
-def _starts_first(item: pytest.Item) -> bool:
-    """Whether it is slow by itself; a group's tests stay beside each other."""
-    return item.get_closest_marker("slow") is not None and item.get_closest_marker("xdist_group") is None
+def _longest_first(items: list[pytest.Item]) -> list[pytest.Item]:
+    """The tests of a group, which one process runs, count together, and a slow test as much as `SLOW` others."""
+    times: Counter[str] = Counter()
+    for item in items:
+        times[_group(item)] += SLOW if item.get_closest_marker("slow") else 1
+    return sorted(items, key=lambda item: -times[_group(item)])
+
+
+def _group(item: pytest.Item) -> str:
+    """What one process runs together: the test's group, or the test alone."""
+    return "_".join(sorted(str(mark.args[0]) for mark in item.iter_markers("xdist_group"))) or item.nodeid
 
 
 def _is_named(config: pytest.Config, item: pytest.Item) -> bool:

@@ -1,7 +1,8 @@
 """A Spark session for the tests of the books, and the few lines that write inputs for it and read what came out.
 
-`from tests.support.spark_session import spark` gives a module the fixture. Its tests are in the groups `spark` and `spark-days` of
-pytest-xdist: two processes share them, with a session each.
+`from tests.support.spark_session import spark` gives a module the fixture. Its tests are in the groups `spark`, `spark-days` and
+`spark-announced` of pytest-xdist: three processes share them, with a session each. The demo and the documents, which start a Spark
+of their own, are in `spark-apart`. So none of the groups is much longer than the others.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = ["spark"]
 
-pytestmark = [pytest.mark.xdist_group("spark-days"), pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.xdist_group("spark-announced"), pytest.mark.timeout(1800)]
 
 LATER = NOON + HOUR
 Steps = list[Any]

@@ -33,7 +33,7 @@ def here() -> Iterator[Shell]:
 @pytest.mark.full
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.xdist_group("spark")
+@pytest.mark.xdist_group("spark-apart")
 @pytest.mark.parametrize("name", DOCUMENTS)
 def test_a_document_does_what_it_says(name: str, here: Shell) -> None:
     """Its files are written, its commands run in their order against a real broker, and what they print stands there."""

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 #: It starts Spark, a broker, and two workers.
-pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.xdist_group("spark-apart"), pytest.mark.timeout(1800)]
 
 
 def demo(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
