@@ -1,9 +1,10 @@
 """The publisher: carries moves out on RabbitMQ, many at a time, on a connection of its own.
 
 A move is, in this order: the message is published where it goes, and the broker confirms that it is there; its outcome event is
-published, and behind it its word in the journal (`journal`), for which nobody waits; the event is confirmed, or the word is taken
-back, and written after the confirmation from then on, until the log takes events again; then the one that asked for the move is told, and acknowledges the delivery. Whatever dies between two steps leaves the
-delivery unacknowledged: it comes again, and may run twice where its word is not written, but is never lost.
+published, and behind it its word in the journal (`journal`), for which nobody waits; the event is confirmed, or the word is
+taken back, and written after the confirmation from then on, until the log takes events again; then the one that asked for the
+move is told, and acknowledges the delivery. Whatever dies between two steps leaves the delivery unacknowledged: it comes again,
+and may run twice where its word is not written, but is never lost.
 
 A native thread does it, so that the worker's event loop waits for no confirmation; what is asked for meanwhile goes out together.
 A connection that is lost is opened again, and what was not confirmed is published again, under the same event id. A message that
