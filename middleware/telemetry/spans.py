@@ -217,12 +217,17 @@ class Spans:
             is_ours = False
             with _unharmed("process"):
                 span, is_ours = self._process(attempt, *known)
-            with trace.use_span(span, end_on_exit=is_ours, record_exception=False, set_status_on_exception=False):
+            with trace.use_span(span, record_exception=False, set_status_on_exception=False):
                 try:
                     return attempted(attempt, *args, **kwargs)
                 except BaseException as exc:
-                    self._fail(span, exc, is_ours=is_ours)
+                    with _unharmed("process"):
+                        self._fail(span, exc, is_ours=is_ours)
                     raise
+                finally:
+                    if is_ours:
+                        with _unharmed("process"):
+                            span.end()
 
         return traced
 

@@ -54,6 +54,20 @@ if os.environ.get("SHOP_NEIGHBOUR"):
     CeleryInstrumentor().instrument()  # type: ignore[no-untyped-call]
 
 
+class Untold(Exception):
+    """An exception that cannot say what it is."""
+
+    def __str__(self) -> str:
+        raise ValueError
+
+
+@app.task(bind=True)
+def fails_untold(self: Any) -> None:
+    """Fails without words."""
+    note(self.request.id, attempt=self.request.retries + 1)
+    raise Untold
+
+
 @app.task(bind=True)
 def recovers(self: Any) -> str:
     """Fails until somebody has mended it; then publishes another task: its id."""
