@@ -299,6 +299,8 @@ def test_the_same_number_again_changes_nothing_and_the_next_one_does(any_server:
 
     assert [ask(1), ask(1), ask(2), ask(2)] == [b"done", b"already", b"done", b"already"]
     assert client.llen("list") == client.xlen("log") == 2
+    assert ask(1) == b"already"  # it was asked for again meanwhile, and this one has come late
+    assert client.llen("list") == client.xlen("log") == 2
 
 
 # bounds

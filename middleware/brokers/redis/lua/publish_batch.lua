@@ -5,11 +5,11 @@
 -- `most,expiry,adds,lists` (the most messages that it may hold, or nothing; its expiry in ms, or nothing; how many this batch adds;
 -- where its lists stand in KEYS); then for each message: where its list stands in KEYS, the number of its form, task id, gaps for
 -- times or '', message.
--- Returns 'done', 'already' (it was carried out, and the answer lost), or 'full' (a queue has no room for all: nothing has changed).
+-- Returns 'done', 'already' (this number or a later one was carried out: an answer was lost, or a call comes late), or 'full' (a queue has no room for all: nothing has changed).
 -- Bound: 100 messages, or a mebibyte of them and one message; ten lists for each queue.
 -- Checked: every key that is written later is read first. What fails all the same takes back what was done.
 -- uses: clock dated
-if redis.call('GET', KEYS[2]) == ARGV[1] then return 'already' end
+if tonumber(redis.call('GET', KEYS[2]) or 0) >= tonumber(ARGV[1]) then return 'already' end
 redis.call('XLEN', KEYS[1])
 for at = 3, #KEYS do redis.call('LLEN', KEYS[at]) end
 
