@@ -21,7 +21,7 @@ import sys
 import threading
 import time
 from collections import deque
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Self
 
@@ -55,7 +55,7 @@ def install_batches(app: Celery) -> None:
         if producer is None:
             block = _block_of(app)
             if block is not None:
-                return nullcontext(block.producer)  # the block gives it back
+                return _Lent(block.producer)  # the block gives it back
         if _is_group(sys._getframe(1)) and not isinstance(producer, BatchProducer):  # noqa: SLF001 - nobody else is told it
             connection = _template(app) if producer is None else producer.connection
             most = _batch_of(app, connection)
@@ -107,7 +107,7 @@ class Collecting:
         """Collect one more; `policy` says how it is to be tried again, None that it is not. Raises what `flush` raises."""
         size = publication.size
         if self._line and (policy != self._policy or self._bytes + size > MAX_BYTES):
-            self.flush()
+            self.flush(publication)
         now = time.monotonic()
         if not self._line:
             self._since, self._policy = now, policy
@@ -117,27 +117,31 @@ class Collecting:
             self.flush()
 
     def producer(self) -> Producer:
-        """A real producer, held until the next flush: for whoever needs its channel."""
+        """A real producer, held until `let_go`: for whoever needs its channel."""
         if self._producer is None:
             self._producer = self._held.enter_context(self._acquire())
         return self._producer
 
-    def flush(self) -> None:
-        """Publish what there is. Raises what publishing raises; what was not published then is forgotten, and named in the log."""
+    def flush(self, *behind: Publication) -> None:
+        """Publish what there is. Raises what publishing raises; what was not published then is forgotten, and named in the log.
+
+        `behind` is not published: its call fails where this does.
+        """
         line, self._line, self._bytes = self._line, [], 0
         try:
             for at in range(0, len(line), self._batch):
                 _publish(self.producer(), Batch(line[at : at + self._batch]), self._policy)
         except BaseException as exc:
-            self._name(line, exc)
-            self._let_go(exc)
+            self._name([*line, *behind], exc)
+            self.let_go(exc)
             raise
-        self._let_go(None)
+        self.let_go(None)
 
-    def _let_go(self, exc: BaseException | None) -> None:
-        """Give the producer back; a connection that something was wrong with is replaced."""
-        self._producer = None
-        self._held.__exit__(type(exc) if exc is not None else None, exc, exc.__traceback__ if exc is not None else None)
+    def let_go(self, exc: BaseException | None) -> None:
+        """Give the producer back, if it is held; a connection that something was wrong with is replaced."""
+        if self._producer is not None:
+            self._producer = None
+            self._held.__exit__(type(exc) if exc is not None else None, exc, exc.__traceback__ if exc is not None else None)
 
     def end(self, exc: BaseException | None) -> None:
         """The code that published has ended, with this exception or without: what was collected is published.
@@ -184,7 +188,7 @@ class BatchProducer(Producer):
 
     def __init__(self, collecting: Collecting, connection: Connection) -> None:
         super().__init__(None, auto_declare=False)
-        self._collecting, self._template = collecting, connection
+        self.collecting, self._template = collecting, connection
         self._policy: dict[str, Any] | None = None
         self._how: dict[str, Any] = {}
 
@@ -194,7 +198,7 @@ class BatchProducer(Producer):
         return self._template
 
     def _get_channel(self) -> Any:
-        return self._collecting.producer().channel
+        return self.collecting.producer().channel
 
     channel = property(_get_channel, Producer._set_channel)  # noqa: SLF001 - as kombu's
 
@@ -202,7 +206,7 @@ class BatchProducer(Producer):
         """As kombu's; a task is collected."""
         headers = options.get("headers") or {}
         if not isinstance(headers.get("id"), str) or "task" not in headers:
-            return self._collecting.producer().publish(body, *args, **options)
+            return self.collecting.producer().publish(body, *args, **options)
         policy = options.pop("retry_policy", None)
         self._policy = dict(policy or {}) if options.pop("retry", False) else None
         self._how = {name: options.pop(name, None) for name in ("timeout", "confirm_timeout")}
@@ -225,7 +229,7 @@ class BatchProducer(Producer):
     ) -> None:
         how = {"exchange": exchange, "routing_key": routing_key, "mandatory": mandatory, "immediate": immediate, **self._how}
         made = (body, priority, content_type, content_encoding, headers, properties)
-        self._collecting.add(Publication(*made, how, tuple(declare or ())), self._policy)
+        self.collecting.add(Publication(*made, how, tuple(declare or ())), self._policy)
 
 
 class _Together:
@@ -239,6 +243,19 @@ class _Together:
 
     def __exit__(self, _: type[BaseException] | None, exc: BaseException | None, __: TracebackType | None) -> None:
         self._collecting.end(exc)
+
+
+class _Lent:
+    """What a call in a block is given: the block's producer, which holds a connection no longer than the call."""
+
+    def __init__(self, producer: BatchProducer) -> None:
+        self._producer = producer
+
+    def __enter__(self) -> BatchProducer:
+        return self._producer
+
+    def __exit__(self, _: type[BaseException] | None, exc: BaseException | None, __: TracebackType | None) -> None:
+        self._producer.collecting.let_go(exc)
 
 
 def _template(app: Celery) -> Connection:
@@ -306,7 +323,7 @@ class PublishingBlock:
         return tuple(self._collecting.not_published)
 
     @property
-    def producer(self) -> Producer:
+    def producer(self) -> BatchProducer:
         """What collects. Raises `LookupError` where each message goes at once."""
         if self._producer is None:
             msg = "this block collects nothing"

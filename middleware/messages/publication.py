@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-#: What a message takes beside its body, roughly: headers and properties.
+#: What a message takes beside its body, roughly: headers and properties, where nobody has put more into them.
 OVERHEAD = 1024
 
 
@@ -43,13 +43,20 @@ class Publication:
     @property
     def size(self) -> int:
         """About how many bytes it takes."""
-        return len(self.body) + OVERHEAD
+        return len(self.body) + max(OVERHEAD, sum(map(_size, self.headers.values())))
 
     def message(self, channel: Any) -> Any:
         """A new message of this channel's kind."""
         return channel.prepare_message(
             self.body, self.priority, self.content_type, self.content_encoding, self.headers, self.properties
         )
+
+
+def _size(header: object) -> int:
+    """About how many bytes a header takes."""
+    if isinstance(header, (list, tuple, dict)):
+        return len(repr(header))
+    return len(header) if isinstance(header, (str, bytes)) else 0
 
 
 @dataclass(slots=True, eq=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -13,9 +14,10 @@ from structlog.testing import capture_logs
 
 from redelivery import Redelivery
 from redelivery.middleware.brokers import batches
+from redelivery.middleware.brokers.rabbitmq.batch import Together
 from redelivery.middleware.messages.envelope import ANNOUNCED, EXPIRATION
 from tests.faults.chaos.processes.proxy import Proxy
-from tests.support.running import Shop
+from tests.support.running import Shop, until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -169,6 +171,39 @@ def test_a_broker_that_is_gone_is_celerys_error(rabbit: Rabbit) -> None:
     (line,) = [each for each in lines if each["event"] == "publish.failed"]
     assert (line["not_published"], len(line["task_ids"])) == (30, batches.MAX_NAMED)
     assert producer.rabbit.depth(QUEUE) == 2
+
+
+class Interrupted(Exception):
+    """What a signal's handler raises, as Celery's soft time limit does."""
+
+
+def interrupts(_: int, frame: Any) -> None:
+    """Raise, but only while a batch is being written."""
+    while frame is not None:
+        if frame.f_code is Together._send.__code__:
+            raise Interrupted
+        frame = frame.f_back
+
+
+def test_nothing_is_written_behind_a_batch_that_was_half_written(rabbit: Rabbit, proxy: Proxy) -> None:
+    """It would be the batch's own bytes for the broker, and lost: what comes next has another connection."""
+    producer = Producer(rabbit, url=rabbit.url.replace(f":{rabbit.node.port}/", f":{proxy.port}/"))
+    producer.group(2)
+    producer.taken()
+    proxy.black_hole()
+    previous = signal.signal(signal.SIGALRM, interrupts)
+    signal.setitimer(signal.ITIMER_REAL, 0.1, 0.1)
+    try:
+        with pytest.raises(Interrupted), producer.install.publishing():
+            producer.pack.apply_async(("x" * 40_000_000,), retry=False)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, previous)
+    proxy.let_through()
+    later = producer.pack.apply_async((), retry=False).id
+    until(lambda: producer.rabbit.depth(QUEUE), what="the message behind it")
+    assert [each["id"] for each in producer.taken()] == [later]
+    producer.app.close()
 
 
 @pytest.mark.full

@@ -149,6 +149,28 @@ def test_the_call_that_fills_a_batch_raises_and_the_block_goes_on(producer: Prod
     assert len(producer.ids()) == 2
 
 
+def test_a_message_whose_call_publishes_those_before_it_is_named_with_them(producer: Producer) -> None:
+    """Its call has raised, so nothing publishes it later."""
+    producer.send()
+    with producer.install.publishing() as block:
+        producer.send(task_id="first", **NEVER)
+        producer.server.kill()
+        with capture_logs() as lines, pytest.raises(OperationalError):
+            producer.send(task_id="second", retry=True, retry_policy={"max_retries": 0})
+        assert block.not_published == ("first", "second")
+        producer.server.start()
+    assert [each["task_ids"] for each in lines if each["event"] == "publish.failed"] == [["first", "second"]]
+    assert len(producer.ids()) == 1
+
+
+def test_large_headers_count_as_large_bodies_do(producer: Producer) -> None:
+    """A block keeps a mebibyte of them, and one message more."""
+    with producer.install.publishing():
+        for _ in range(5):
+            producer.send(headers={"text": "x" * 300_000, "list": ["x" * 300_000]})
+        assert len(producer.ids()) == 4
+
+
 def test_what_cannot_be_serialized_is_refused_by_its_own_call(producer: Producer) -> None:
     """The others are published; and what its caller changes afterwards changes nothing."""
     argument = ["as it was"]
@@ -367,6 +389,17 @@ def test_events_that_tell_of_tasks_sent_are_sent_at_once(server: Server) -> None
     with producer.install.publishing():
         ids = [producer.send() for _ in range(3)]
     assert producer.ids() == ids
+    producer.app.close()
+
+
+def test_a_connection_is_held_no_longer_than_the_call_that_needs_it(server: Server) -> None:
+    """An event of a task that was sent goes at once, though its task waits."""
+    producer = Producer(server, task_send_sent_event=True, broker_pool_limit=1)
+    with producer.install.publishing():
+        producer.send()
+        with producer.app.pool.acquire() as connection:
+            assert connection.default_channel._size("celery") == 0
+    assert len(producer.ids()) == 1
     producer.app.close()
 
 
