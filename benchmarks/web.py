@@ -19,13 +19,13 @@ from benchmarks.figures import less, percentile
 from benchmarks.sides import side
 from benchmarks.stamps import late_ms
 from benchmarks.stock import Stock
-from tests.support.web_page import WebPage
+from tests.support.page.web_page import WebPage
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from benchmarks.figures import Figure
-    from tests.support.web_page import Visitor
+    from tests.support.page.web_page import Visitor
 
 __all__ = ["page"]
 

@@ -13,16 +13,16 @@ from celery import _state
 from celery.result import AsyncResult
 
 from redelivery.middleware.logs import redacting
-from tests.support.amqp_taking import opened
 from tests.support.built import built
+from tests.support.control.pooled import floors, on
 from tests.support.desk import desk
+from tests.support.documents.proofs import pytest_runtest_logreport, pytest_sessionfinish, pytest_terminal_summary
 from tests.support.lanes import first_quick
-from tests.support.pooled import floors, on
-from tests.support.proofs import pytest_runtest_logreport, pytest_sessionfinish, pytest_terminal_summary
 from tests.support.rabbit import private_rabbit, rabbit, rabbit_node
+from tests.support.rabbitmq.amqp_taking import opened
 from tests.support.running import Shop
 from tests.support.servers import Server, binaries
-from tests.support.trial import forked, stored, trial, trials
+from tests.support.trials.trial import forked, stored, trial, trials
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -18,8 +18,8 @@ from redelivery.workers.export.tables import EVENTS as EXPORTED_EVENTS
 from redelivery.workers.export.tables import INVENTORY as EXPORTED_INVENTORY
 from redelivery.workers.export.tables import write_rows
 from redelivery.workers.reconciliation.schema import EVENTS, INVENTORY
-from tests.support.books_command import COMMAND, SUCCEEDED, arguments, run, told
-from tests.support.spark_session import NOON, Histories, rows, spark, write_lines
+from tests.support.books.books_command import COMMAND, SUCCEEDED, arguments, run, told
+from tests.support.books.spark_session import NOON, Histories, rows, spark, write_lines
 
 if TYPE_CHECKING:
     from pathlib import Path

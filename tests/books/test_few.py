@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from redelivery.workers.reconciliation.spark.few import as_kept
-from tests.support.spark_session import spark
+from tests.support.books.spark_session import spark
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -10,10 +10,10 @@ import pytest
 from redelivery.middleware.ports import Capability
 from redelivery.workers.reconciliation.job import Books, reconcile
 from tests.conformance.brokers import letter
+from tests.support.books.spark_session import spark
 from tests.support.desk import LETTERS as LETTERS_OF_DESK
 from tests.support.desk import task_message
 from tests.support.running import until
-from tests.support.spark_session import spark
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -20,7 +20,7 @@ TASKS = 40
 def test_a_task_that_has_ended_leaves_nothing_to_the_garbage_collector(place: Place, pool: str) -> None:
     """As in plain Celery: nothing refers to itself, neither after a success nor, in a pool of processes, after a redelivery."""
     shop = place.shop()
-    shop.start("-I", "tests.support.uncollected", pool=pool)
+    shop.start("-I", "tests.support.stops.uncollected", pool=pool)
     waits_there = Capability.BROKER_DELAYS in place.capabilities  # elsewhere it waits in Celery's timer, whose entries do
 
     def ask(command: str) -> Any:

@@ -22,7 +22,7 @@ POLICIES = {"#": {"max_delivery_attempts": 1}, "DLQ.#": {"max_delivery_attempts"
 def handled(shared_place: Place) -> Iterator[tuple[Shop, dict[str, str]]]:
     """A worker that consumes a queue and its dead-letter queue, with a handler; a letter for each of its decisions."""
     archive = str(shared_place.folder / "archive")
-    shop = shared_place.shop(module="tests.support.letter_shop", settings={"dead_letter_archive": archive, "queues": POLICIES})
+    shop = shared_place.shop(module="tests.support.apps.letter_shop", settings={"dead_letter_archive": archive, "queues": POLICIES})
     shop.start("-Q", "celery,DLQ.celery")
     ids = {what: shop.send("picky", what) for what in ("redrive", "edit", "archive", "discard", "park", "fail", "astray")}
     yield shop, ids

@@ -12,9 +12,9 @@ import pytest
 
 from redelivery.middleware.messages.events import Outcome
 from redelivery.workers.reconciliation.job import Books, reconcile
+from tests.support.books.spark_session import rows, spark
 from tests.support.lanes import FULL
 from tests.support.running import Shop, until
-from tests.support.spark_session import rows, spark
 
 if TYPE_CHECKING:
     from collections.abc import Collection

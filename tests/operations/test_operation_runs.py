@@ -21,7 +21,7 @@ from redelivery.workers.operations.runs import audit, operation
 from redelivery.workers.operations.runs.execution import Execution
 from redelivery.workers.operations.runs.operation import Kind, State, store_of
 from redelivery.workers.ports import Halted
-from tests.support.dead_shop import LETTERS, begun, found, killed, reached, runtime_of
+from tests.support.operators.dead_shop import LETTERS, begun, found, killed, reached, runtime_of
 from tests.support.running import Shop, until
 
 if TYPE_CHECKING:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.support import letter_shop, traced_shop
+from tests.support.apps import letter_shop, traced_shop
 
 __all__ = ["app"]
 

@@ -210,7 +210,7 @@ def test_what_a_dead_letter_handler_does_is_told_in_the_trace_of_its_letter(
     with traced(_broker(request, broker), folder, settings=settings, module="tests.support.traced_letter_shop") as shop:
         shop.start("-Q", "celery")
         shop.start("-Q", "DLQ.celery")
-        task_id = shop.publish("tests.support.letter_shop.picky", "redrive")
+        task_id = shop.publish("tests.support.apps.letter_shop.picky", "redrive")
         shop.ended(task_id, "succeeded")
         spans = shop.told(task_id, 10)
         assert tree(spans, shown) == HANDLED.format(P="publish celery", R="process")

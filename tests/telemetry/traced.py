@@ -26,7 +26,7 @@ SETTINGS: dict[str, Any] = {
 #: Publishes one task: its name, its arguments and its options, as JSON; prints its id.
 PUBLISH = """
 import json, sys
-from tests.support.traced_shop import app
+from tests.support.apps.traced_shop import app
 name, args, options = json.loads(sys.argv[1])
 print(app.send_task(name, args, **options).id)
 """
@@ -91,7 +91,7 @@ def traced(server: Any, folder: Path, *, neighbour: bool = False, **options: Any
     """A shop on this broker, with or without `opentelemetry-instrumentation-celery`."""
     with Collector() as collector:
         options.setdefault("settings", SETTINGS)
-        options.setdefault("module", "tests.support.traced_shop")
+        options.setdefault("module", "tests.support.apps.traced_shop")
         variables = {**options.pop("variables", {}), **({"SHOP_NEIGHBOUR": "1"} if neighbour else {})}
         made = Traced(server, folder, collector=collector, variables=variables, **options)
         try:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.web_page import WebPage
+from tests.support.page.web_page import WebPage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from tests.support.servers import Server
 
-SHOP = "tests.support.web_shop"
+SHOP = "tests.support.page.web_shop"
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tests.support.desk import Desk
-    from tests.support.web_page import Answer, Visitor, WebPage
+    from tests.support.page.web_page import Answer, Visitor, WebPage
 
 
 @pytest.fixture

@@ -6,17 +6,17 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.axe import findings
-from tests.support.books_command import SUCCEEDED, run
-from tests.support.browser import Browser, browser
-from tests.support.spark_session import Histories, spark
-from tests.support.web_page import TOKEN
+from tests.support.books.books_command import SUCCEEDED, run
+from tests.support.books.spark_session import Histories, spark
+from tests.support.page.axe import findings
+from tests.support.page.browser import Browser, browser
+from tests.support.page.web_page import TOKEN
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from tests.support.web_page import WebPage
+    from tests.support.page.web_page import WebPage
 
 __all__ = ["browser", "spark"]
 

@@ -11,8 +11,8 @@ import pytest
 
 from tests.conformance.brokers import Place, letter
 from tests.support.desk import LETTERS, QUEUE, task_message
+from tests.support.page.web_page import WebPage
 from tests.support.running import until
-from tests.support.web_page import WebPage
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -79,7 +79,7 @@ def test_a_full_rabbitmq_takes_no_letter_back_and_keeps_it(private_rabbit: Rabbi
     with private_rabbit.connection() as connection:
         connection.default_channel.queue_declare(QUEUE, durable=True, auto_delete=False)
     env = {**os.environ, "WEB_SHOP_BROKER": private_rabbit.url}
-    with WebPage("tests.support.web_shop", tmp_path, "--allow", "look,redrive", env=env) as page:
+    with WebPage("tests.support.page.web_shop", tmp_path, "--allow", "look,redrive", env=env) as page:
         operator = page.operator()
         [form] = operator.get(f"/letters?queue={LETTERS}").forms("/look")
         [href] = operator.follow(operator.post("/look", form)).links("/letter?")

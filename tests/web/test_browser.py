@@ -9,16 +9,16 @@ import pytest
 from redelivery.workers.operations.letters.filter import Filter
 from redelivery.workers.operations.runs import operation
 from redelivery.workers.operations.runs.operation import Kind, Options
-from tests.support.axe import findings
-from tests.support.browser import Browser, browser
 from tests.support.desk import LETTERS, task_message
-from tests.support.web_page import TOKEN
+from tests.support.page.axe import findings
+from tests.support.page.browser import Browser, browser
+from tests.support.page.web_page import TOKEN
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tests.support.desk import Desk
-    from tests.support.web_page import WebPage
+    from tests.support.page.web_page import WebPage
 
 __all__ = ["browser"]
 

@@ -18,14 +18,14 @@ from redelivery.workers.operations.letters.filter import Filter
 from redelivery.workers.operations.runs import operation
 from redelivery.workers.operations.runs.audit import Act, Acted, acted, record
 from redelivery.workers.operations.runs.operation import Kind, Options
-from tests.support.browser import Browser, browser
 from tests.support.desk import LETTERS, QUEUE, Desk, body_of, task_message
-from tests.support.web_page import TOKEN
+from tests.support.page.browser import Browser, browser
+from tests.support.page.web_page import TOKEN
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.support.web_page import WebPage
+    from tests.support.page.web_page import WebPage
 
 __all__ = ["browser"]
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tests.support.desk import Desk
-    from tests.support.web_page import WebPage
+    from tests.support.page.web_page import WebPage
 
 HEADER = ("--trust-proxy-header", "X-Forwarded-User", "--trusted-address")
 

@@ -10,7 +10,7 @@ import pytest
 from redelivery.middleware.brokers.rabbitmq.peek import Look
 from tests.conformance.brokers import Place, letter
 from tests.support.desk import LETTERS, QUEUE, task_message
-from tests.support.web_page import WebPage
+from tests.support.page.web_page import WebPage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -26,7 +26,7 @@ def opened(rabbit: Rabbit, tmp_path: Path) -> Iterator[Callable[..., WebPage]]:
 
     def start(*words: str) -> WebPage:
         env = {**os.environ, "WEB_SHOP_BROKER": rabbit.url}
-        pages.append(WebPage("tests.support.web_shop", tmp_path, *words, env=env))
+        pages.append(WebPage("tests.support.page.web_shop", tmp_path, *words, env=env))
         return pages[-1]
 
     yield start

@@ -10,7 +10,7 @@ from tests.support.desk import LETTERS, Desk, body_of, copies, task_message
 from tests.support.running import until
 
 if TYPE_CHECKING:
-    from tests.support.web_page import Answer, WebPage
+    from tests.support.page.web_page import Answer, WebPage
 
 
 def test_overview_says_how_it_is(page: WebPage, desk: Desk) -> None:

@@ -16,13 +16,13 @@ from redelivery.workers.operations.runs.audit import os_user
 from redelivery.workers.web.guard import form_token_of
 from redelivery.workers.web.views import acts, screens
 from tests.support.desk import LETTERS, Desk, body_of, task_message
-from tests.support.web_page import TOKEN, Visitor
+from tests.support.page.web_page import TOKEN, Visitor
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from tests.support.page.web_page import WebPage
     from tests.support.servers import Server
-    from tests.support.web_page import WebPage
 
 SCRIPT = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>&\x1b[31m\u202e"
 

@@ -24,11 +24,11 @@ import pytest
 from redelivery.middleware.messages.events import Outcome
 from redelivery.workers.operations.runs.audit import entries
 from redelivery.workers.operations.runs.operation import State, found, listed
-from tests.support.browser import browser
 from tests.support.desk import LETTERS
+from tests.support.page.browser import browser
+from tests.support.page.web_hands import Forms, Hand, Window
+from tests.support.page.web_page import WebPage
 from tests.support.running import until
-from tests.support.web_hands import Forms, Hand, Window
-from tests.support.web_page import WebPage
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -72,7 +72,7 @@ class Fleet:
     def start(self) -> None:
         """One more."""
         name = f"w{len(self.workers)}"
-        words = ("-A", "tests.support.web_shop", "worker", "-c", "2", "-n", f"{name}@x", "--loglevel", "INFO")
+        words = ("-A", "tests.support.page.web_shop", "worker", "-c", "2", "-n", f"{name}@x", "--loglevel", "INFO")
         path = self.folder / f"{name}.log"
         with path.open("wb") as log:
             process = subprocess.Popen(
@@ -221,7 +221,7 @@ def told(story: Story, opened: str) -> None:
 def books(story: Story) -> Path:
     """Export, and run the books: where they are."""
     places = {name: str(story.folder / name) for name in ("outcomes", "inventory", "books")}
-    app = ("-A", "tests.support.web_shop")
+    app = ("-A", "tests.support.page.web_shop")
     runs = (
         (*app, "inventory", "export", "--to", places["inventory"]),
         (*app, "outcomes", "export", "--to", places["outcomes"]),
@@ -264,7 +264,7 @@ def test_a_bad_deployment_is_mended_from_the_page(  # noqa: PLR0917 - fixtures, 
     hand: Hand = Forms() if kind == "forms" else Window(request.getfixturevalue("browser"), has_scripts=kind == "scripts")
     story, words = Story(desk, fleet, tmp_path, hand, letters, rate), ("--allow", "redrive", "--as", "ada")
     story.break_it()
-    with WebPage("tests.support.web_shop", tmp_path, *words, env=fleet.env) as page:
+    with WebPage("tests.support.page.web_shop", tmp_path, *words, env=fleet.env) as page:
         hand.enter(page)
         story.look()
         canary = story.begin(story.counts["refused"], "is it mended?", canary="10", rate=rate)
@@ -284,7 +284,7 @@ def test_a_bad_deployment_is_mended_from_the_page(  # noqa: PLR0917 - fixtures, 
         story.say("the leading worker is killed")
         assert not found(desk.install, redrive).has_ended
     fleet.start()
-    with WebPage("tests.support.web_shop", tmp_path, *words, "--books", str(tmp_path / "books"), env=fleet.env) as page:
+    with WebPage("tests.support.page.web_shop", tmp_path, *words, "--books", str(tmp_path / "books"), env=fleet.env) as page:
         hand.enter(page)
         story.ends(redrive, State.DONE)
         told(story, hand.open("/operations"))

@@ -23,7 +23,7 @@ from redelivery.middleware.messages.events import Outcome
 from redelivery.workers.brokers.redis.outcome_log import bound
 from redelivery.workers.export.export import export_outcomes
 from redelivery.workers.export.tables import EVENTS, read_lines
-from tests.support.recorded import KEYS, record, text
+from tests.support.books.recorded import KEYS, record, text
 
 if TYPE_CHECKING:
     from collections.abc import Callable

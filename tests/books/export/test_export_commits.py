@@ -19,7 +19,7 @@ from redelivery.workers.export.commits import Commit, newest
 from redelivery.workers.export.export import export_outcomes
 from redelivery.workers.export.tables import read_lines
 from tests.faults.storm.export_storm import Storm
-from tests.support.recorded import KEYS, record
+from tests.support.books.recorded import KEYS, record
 
 if TYPE_CHECKING:
     from pathlib import Path

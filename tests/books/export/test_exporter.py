@@ -16,7 +16,7 @@ from structlog.testing import capture_logs
 from redelivery.workers.brokers.redis.outcome_log import RedisOutcomeLog
 from redelivery.workers.duties.exporter import Exporter
 from redelivery.workers.export.tables import EVENTS
-from tests.support.recorded import KEYS, record
+from tests.support.books.recorded import KEYS, record
 from tests.support.running import until
 
 if TYPE_CHECKING:

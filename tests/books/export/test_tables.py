@@ -13,7 +13,7 @@ from redelivery.errors import InputError
 from redelivery.middleware.messages.events import Event
 from redelivery.workers.export.tables import EVENTS, INVENTORY, below, names, read_lines, write_rows
 from redelivery.workers.reconciliation import schema as spark
-from tests.support.object_store import SCHEME, ObjectStore
+from tests.support.books.object_store import SCHEME, ObjectStore
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

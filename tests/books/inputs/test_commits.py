@@ -11,8 +11,8 @@ from redelivery.errors import InputError
 from redelivery.workers.export.export import export_outcomes
 from redelivery.workers.reconciliation.inputs.reading import key_of, listing, root_of
 from redelivery.workers.reconciliation.spark.files import Files
-from tests.support.recorded import KEYS, record
-from tests.support.spark_session import spark
+from tests.support.books.recorded import KEYS, record
+from tests.support.books.spark_session import spark
 
 if TYPE_CHECKING:
     from pathlib import Path

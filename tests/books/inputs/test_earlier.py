@@ -18,7 +18,7 @@ from pyarrow import dataset
 from redelivery.middleware.messages.events import ENTRY, Event, Outcome
 from redelivery.workers.export.tables import EVENTS, write_rows
 from redelivery.workers.reconciliation.job import Books, reconcile
-from tests.support.spark_session import spark
+from tests.support.books.spark_session import spark
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

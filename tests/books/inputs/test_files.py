@@ -8,8 +8,8 @@ import pytest
 
 from redelivery.workers.reconciliation.job import reconcile
 from redelivery.workers.reconciliation.spark.files import Files
+from tests.support.books.spark_session import NOON, Histories, rows, spark, write_lines
 from tests.support.lanes import first_quick
-from tests.support.spark_session import NOON, Histories, rows, spark, write_lines
 
 if TYPE_CHECKING:
     from pathlib import Path

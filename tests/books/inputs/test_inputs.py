@@ -13,8 +13,8 @@ import pytest
 from pyarrow import parquet
 
 from redelivery.workers.export.tables import EVENTS, INVENTORY, write_rows
-from tests.support.books_command import COMMAND, arguments, run, told
-from tests.support.spark_session import NOON, spark, write_lines
+from tests.support.books.books_command import COMMAND, arguments, run, told
+from tests.support.books.spark_session import NOON, spark, write_lines
 
 if TYPE_CHECKING:
     from collections.abc import Callable

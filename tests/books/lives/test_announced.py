@@ -20,7 +20,7 @@ from redelivery.workers.reconciliation.spark.files import Files
 from tests.books.lives.test_oracle import told_at_random
 from tests.books.lives.test_plain import AGAIN, HOUR, SECOND, SUCCEEDED, twins
 from tests.books.lives.test_state import parts_of
-from tests.support.spark_session import NOON, Histories, Row, rows, spark, write_lines
+from tests.support.books.spark_session import NOON, Histories, Row, rows, spark, write_lines
 
 if TYPE_CHECKING:
     from collections.abc import Callable

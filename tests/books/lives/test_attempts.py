@@ -17,7 +17,7 @@ from redelivery.settings.matching import AddressPattern
 from redelivery.workers.operations.inventory.deadlines import deadlines_of
 from redelivery.workers.reconciliation.figures.deadlines import Deadline
 from redelivery.workers.reconciliation.job import reconcile
-from tests.support.spark_session import NOON, Histories, rows, spark
+from tests.support.books.spark_session import NOON, Histories, rows, spark
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.support.books.spark_session import NOON, Histories, Row, rows, spark
 from tests.support.lanes import seed
-from tests.support.spark_session import NOON, Histories, Row, rows, spark
 
 if TYPE_CHECKING:
     from pathlib import Path

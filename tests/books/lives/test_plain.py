@@ -17,8 +17,8 @@ from redelivery.workers.reconciliation.lives.plain import NOTHING_TOLD, sort_out
 from redelivery.workers.reconciliation.rules import VERDICTS
 from redelivery.workers.reconciliation.schema import EVENTS
 from tests.books.lives.test_oracle import told_at_random
+from tests.support.books.spark_session import NOON, Histories, Row, rows, spark
 from tests.support.lanes import seed
-from tests.support.spark_session import NOON, Histories, Row, rows, spark
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -14,7 +14,7 @@ from redelivery.errors import InputError
 from redelivery.workers.reconciliation.inputs.state import Run
 from redelivery.workers.reconciliation.job import Books, reconcile
 from tests.books.lives.test_oracle import ENDS, opinion, told_at_random
-from tests.support.spark_session import NOON, Histories, Row, rows, spark, write_lines
+from tests.support.books.spark_session import NOON, Histories, Row, rows, spark, write_lines
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from redelivery.workers.reconciliation.rules import DISCREPANCIES, RULES, VERDICTS
-from tests.support.spark_session import NOON, Histories, Row, rows, spark
+from tests.support.books.spark_session import NOON, Histories, Row, rows, spark
 
 if TYPE_CHECKING:
     from pathlib import Path

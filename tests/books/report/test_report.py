@@ -24,8 +24,8 @@ from benchmarks.proof import scores
 from redelivery.workers.reconciliation.job import Books, reconcile
 from redelivery.workers.reconciliation.report.wording import count, duration
 from redelivery.workers.reconciliation.rules import VERDICTS
-from tests.support.browser import Browser, browser
-from tests.support.spark_session import Row, spark
+from tests.support.books.spark_session import Row, spark
+from tests.support.page.browser import Browser, browser
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

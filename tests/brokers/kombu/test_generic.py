@@ -82,7 +82,7 @@ def test_a_policy_holds_on_every_pool(filed: Callable[..., Shop], pool: str) -> 
 
 def test_a_worker_in_the_same_process_has_the_memory_transport() -> None:
     """As in a test without a broker: nothing is different, and a header that is not JSON survives as text."""
-    command = [sys.executable, "-m", "tests.support.memory_shop"]
+    command = [sys.executable, "-m", "tests.support.apps.memory_shop"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout.splitlines()[-1])
@@ -157,7 +157,7 @@ def test_a_kill_between_publishing_and_acknowledging_leaves_the_copy_alone(
     filed: Callable[..., Shop], files: Files, task: str, args: tuple[Any, ...], left: str
 ) -> None:
     """On the filesystem the delivery has left the broker when it came: nothing is lost, and nothing runs once too often."""
-    shop = filed(module="tests.support.boundary_shop")
+    shop = filed(module="tests.support.rabbitmq.boundary_shop")
     (files.folder / "order").write_text("acknowledge")
     worker = shop.start(pool="threads")
     task_id = str(shop.app.send_task(f"tests.support.shop.{task}", args).id)
@@ -174,7 +174,7 @@ def test_a_kill_between_publishing_and_acknowledging_leaves_the_copy_alone(
 def test_what_a_worker_holds_when_it_is_killed_is_lost_and_the_start_says_so(filed: Callable[..., Shop], files: Files) -> None:
     """Before anything is published: kombu has no copy of what it has handed over."""
     assert Capability.KEPT_UNTIL_ACKNOWLEDGED not in capabilities_of(filesystem.Channel)
-    shop = filed(module="tests.support.boundary_shop")
+    shop = filed(module="tests.support.rabbitmq.boundary_shop")
     (files.folder / "order").write_text("publish")
     worker = shop.start(pool="threads")
     shop.app.send_task("tests.support.shop.fails")

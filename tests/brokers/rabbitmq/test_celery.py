@@ -16,7 +16,7 @@ from kombu import Exchange, Queue
 from redelivery import Redelivery
 from redelivery.middleware.messages.envelope import Envelope
 from redelivery.middleware.messages.ttl import PUBLISHED
-from tests.support.amqp_queues import configure
+from tests.support.rabbitmq.amqp_queues import configure
 from tests.support.running import Shop, until
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def floor(rabbit_node: Node) -> Iterator[Floor]:
     rabbit = rabbit_node.vhost()
     with TemporaryDirectory(prefix="rd-", ignore_cleanup_errors=True) as folder:
         server: Any = rabbit
-        shop = Shop(server, Path(folder), settings=SETTINGS, module="tests.support.amqp_shop")
+        shop = Shop(server, Path(folder), settings=SETTINGS, module="tests.support.rabbitmq.amqp_shop")
         configure(shop.app)
         shop.start(concurrency=3)
         floor = Floor(rabbit, shop)

@@ -28,8 +28,8 @@ from redelivery.middleware.brokers.rabbitmq.properties import KEPT_RAW, MARK, MA
 from redelivery.middleware.messages.envelope import DELIVERED, EXPIRATION, HEADER, Attempt, Envelope
 from redelivery.middleware.messages.events import ENTRY, Event, Numbering, Outcome
 from redelivery.middleware.messages.steps import opened, redelivered, sealed
-from tests.support import wire
 from tests.support.desk import task_message
+from tests.support.hostile import wire
 
 
 def received(message: amqp.Message, **info: Any) -> Any:

@@ -23,7 +23,7 @@ from redelivery import Redelivery
 from redelivery.middleware.brokers.rabbitmq.consuming import acks as amqp_settled
 from redelivery.middleware.brokers.rabbitmq.consuming.acks import Settled, frames
 from redelivery.middleware.brokers.rabbitmq.consuming.reading import ReadingAhead
-from tests.support.amqp_taking import consumed, filled
+from tests.support.rabbitmq.amqp_taking import consumed, filled
 from tests.support.running import until
 
 if TYPE_CHECKING:

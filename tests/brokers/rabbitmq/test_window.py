@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.support.amqp_taking import consumed, filled, publish
 from tests.support.lanes import first_quick
+from tests.support.rabbitmq.amqp_taking import consumed, filled, publish
 from tests.support.running import Shop, until
-from tests.support.trial import missing
+from tests.support.trials.trial import missing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

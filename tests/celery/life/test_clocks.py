@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from redelivery.middleware.messages.envelope import Envelope
+from tests.support.apps.skewed_producer import SECONDS
 from tests.support.lanes import first_quick
 from tests.support.running import ROOT, Shop
 from tests.support.servers import Server, binaries
-from tests.support.skewed_producer import SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -58,7 +58,7 @@ def here() -> Iterator[Shop]:
     """A worker with each clock, on queues of its own."""
     with tempfile.TemporaryDirectory(prefix="rd-", ignore_cleanup_errors=True) as name:
         server = Server(Path(name), binaries()["valkey"]).start()
-        made = Skewed(server, Path(name), settings=SETTINGS, module="tests.support.clocked")
+        made = Skewed(server, Path(name), settings=SETTINGS, module="tests.support.apps.clocked")
         for clock, made.skew in CLOCKS.items():
             made.start("-Q", ",".join([clock, *(f"{kind}.{clock}" for kind in ("late", "brief", "old"))]), pool="threads")
         yield made
@@ -94,7 +94,7 @@ def test_a_countdown_is_neither_early_nor_an_hour_late(here: Shop, clock: str, c
 def test_a_producers_wrong_clock_makes_no_countdown_early_or_late(here: Skewed, clock: str, producer: str) -> None:
     """However Celery is told of it; nor does what expires in ten minutes expire before."""
     here.skew = CLOCKS[producer]
-    command = [sys.executable, "-m", "tests.support.skewed_producer", here.server.url, clock, json.dumps(SETTINGS)]
+    command = [sys.executable, "-m", "tests.support.apps.skewed_producer", here.server.url, clock, json.dumps(SETTINGS)]
     said = subprocess.run(command, env=here.environment, cwd=ROOT, stdout=subprocess.PIPE, timeout=120, check=True).stdout
     ids = json.loads(said)
     for way in ("countdown", "option", "group", "chain", "both"):

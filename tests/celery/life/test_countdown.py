@@ -21,8 +21,8 @@ from redelivery.middleware.brokers.redis.scripts import source
 from redelivery.middleware.messages.countdown import FromNow, from_now, with_gaps
 from redelivery.middleware.messages.events import Outcome
 from redelivery.middleware.messages.ttl import PUBLISHED
+from tests.support.apps.skewed_producer import SECONDS, WAYS
 from tests.support.running import ROOT
-from tests.support.skewed_producer import SECONDS, WAYS
 
 if TYPE_CHECKING:
     from tests.support.servers import Server
@@ -48,7 +48,7 @@ def test_what_a_producer_with_a_wrong_clock_publishes_has_the_right_times(
 ) -> None:
     """In the message itself, so that plain workers read them, too. A time that was given as a time is left as it was given."""
     path = f"{ROOT / 'tests' / 'support' / 'skewed'}:{ROOT}"
-    command = [sys.executable, "-m", "tests.support.skewed_producer", any_server.url, "celery", json.dumps(settings)]
+    command = [sys.executable, "-m", "tests.support.apps.skewed_producer", any_server.url, "celery", json.dumps(settings)]
     environment = {**os.environ, "PYTHONPATH": path, "SHOP_SKEW": str(skew)}
     done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.xdist_group("dead_letter_handler")
 
-PICKY = "tests.support.letter_shop.picky"
+PICKY = "tests.support.apps.letter_shop.picky"
 PARKED = "DLQ.DLQ.celery"
 
 
@@ -63,7 +63,7 @@ def handled(place: Path) -> Iterator[Shop]:
         "dead_letter_archive": str(place / "archive"),
         "queues": {"#": {"max_delivery_attempts": 1}, "DLQ.#": {"max_delivery_attempts": 3, "redelivery_delay": 0.1}},
     }
-    shop = Shop(server, place / "h", settings=settings, module="tests.support.letter_shop")
+    shop = Shop(server, place / "h", settings=settings, module="tests.support.apps.letter_shop")
     shop.start("-Q", "celery,DLQ.celery")
     yield shop
     shop.stop()
@@ -257,7 +257,7 @@ def test_a_handler_works_where_the_pool_shares_the_workers_process(place: Path, 
         "lease": 2,
         "queues": {"#": {"max_delivery_attempts": 1}, "DLQ.#": {"max_delivery_attempts": 2, "redelivery_delay": 0}},
     }
-    shop = Shop(server, place / pool, settings=settings, module="tests.support.letter_shop")
+    shop = Shop(server, place / pool, settings=settings, module="tests.support.apps.letter_shop")
     try:
         shop.start("-Q", "celery,DLQ.celery", pool=pool)
         edited, discarded, failing = (shop.send("picky", what) for what in ("edit", "discard", "fail"))

@@ -104,14 +104,16 @@ def here() -> Iterator[Later]:
             "queue.b": {"max_time_to_live": DELAY, "expiry_queue": "queue.a"},
         }
         known = {queue: {"exchange": queue, "routing_key": queue} for queue in ("celery", "queue.b")}
-        made = Later(server, Path(name), settings={"queues": queues}, conf={"task_queues": known}, module="tests.support.deaths")
+        made = Later(
+            server, Path(name), settings={"queues": queues}, conf={"task_queues": known}, module="tests.support.apps.deaths"
+        )
         made.missed = made.send("ok", queue="later")
         began = server.client.time()[0]
         until(lambda: server.client.time()[0] > began + DELAY, what="the delay to pass, by the server's clock")
         made.start("-Q", "celery,later,queue.a", pool="threads")
         made.began_ms = time.time() * 1000
         made.eta = datetime.now(UTC) + timedelta(seconds=DELAY + 4)
-        plain = Shop(server, Path(name), plain=True, module="tests.support.deaths")
+        plain = Shop(server, Path(name), plain=True, module="tests.support.apps.deaths")
         made.plain_sent = plain.send("ok", queue="later")
         made.sent = {
             "queue": made.send("ok", queue="later"),
@@ -226,7 +228,7 @@ def test_a_message_that_expires_before_it_is_due_dies_then(here: Later) -> None:
 def test_a_due_time_survives_a_restart_of_worker_dispatcher_and_broker(shop: Callable[..., Shop]) -> None:
     """All three are killed while it waits; it is due when it was to be, and runs then."""
     delay = 8
-    here = shop(settings={"queues": {"#": {"delivery_delay": delay}}}, module="tests.support.deaths")
+    here = shop(settings={"queues": {"#": {"delivery_delay": delay}}}, module="tests.support.apps.deaths")
     here.server.keep_everything()
     worker = here.start(pool="solo")
     task_id = here.send("ok")

@@ -50,7 +50,7 @@ def here() -> Iterator[Shop]:
     """One worker of queues that keep their dead in different ways."""
     with tempfile.TemporaryDirectory(prefix="rd-", ignore_cleanup_errors=True) as name:
         server = Server(Path(name), binaries()["valkey"]).start()
-        made = Shop(server, Path(name), settings=SETTINGS, backend=True, module="tests.support.deaths")
+        made = Shop(server, Path(name), settings=SETTINGS, backend=True, module="tests.support.apps.deaths")
         declare(made, "DLQ.closed")
         made.start("-Q", "celery,modest,nowhere,closed,tidy")
         yield made
@@ -144,7 +144,9 @@ def test_a_worker_whose_dead_letter_queue_is_missing_refuses_to_start(
     shop: Callable[..., Shop], fields: dict[str, Any], missing: str
 ) -> None:
     """One line says what to declare; declared like that, it starts."""
-    here = shop(settings={"queues": {"#": {"auto_create_dead_letter_resources": False, **fields}}}, module="tests.support.deaths")
+    here = shop(
+        settings={"queues": {"#": {"auto_create_dead_letter_resources": False, **fields}}}, module="tests.support.apps.deaths"
+    )
     for name in {"DLQ.celery", "graveyard", "gone"} - {missing}:
         declare(here, name)
     worker = here.start(wait=False, pool="solo")

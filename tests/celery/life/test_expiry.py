@@ -118,7 +118,7 @@ def here() -> Iterator[Expiring]:
         server = Server(Path(name), binaries()["valkey"]).start()
         queues = {queue: {"exchange": queue, "routing_key": queue} for queue in ("celery", "unread")}
         conf = {"task_queues": queues}
-        made = Expiring(server, Path(name), settings=SETTINGS, conf=conf, backend=True, module="tests.support.deaths")
+        made = Expiring(server, Path(name), settings=SETTINGS, conf=conf, backend=True, module="tests.support.apps.deaths")
         made.early = {
             "expires": made.send("ok", expires=0.1),
             "header": made.send("ok", headers={TIME_TO_LIVE: 100}),
@@ -131,7 +131,7 @@ def here() -> Iterator[Expiring]:
             "not respected": made.send("ok", queue="deaf", expires=0.1, headers={TIME_TO_LIVE: 100}),
             "unread": made.send("ok", queue="unread"),
         }
-        plain = Shop(server, Path(name), plain=True, module="tests.support.deaths")
+        plain = Shop(server, Path(name), plain=True, module="tests.support.apps.deaths")
         made.plain_early = plain.send("ok", queue="brief")
         seconds, _ = server.client.time()
         until(lambda: server.client.time()[0] > seconds + 3, what="all of them to be over, by the server's clock")

@@ -56,7 +56,7 @@ def fleet() -> Iterator[Fleet]:
     with tempfile.TemporaryDirectory(prefix="rd-", ignore_cleanup_errors=True) as name:
         server = Server(Path(name), binaries()["valkey"]).start()
         conf = {"worker_prefetch_multiplier": 1}
-        made = Fleet(server, Path(name), settings=SETTINGS, conf=conf, module="tests.support.letter_shop")
+        made = Fleet(server, Path(name), settings=SETTINGS, conf=conf, module="tests.support.apps.letter_shop")
         try:
             for _ in range(2):
                 made.start("-Q", "shared,spent,celery,DLQ.celery", pool="threads", concurrency=1)
@@ -116,7 +116,7 @@ def test_whoever_asks_for_a_redelivery_it_is_paced(fleet: Fleet, task: str, word
 
 def test_a_handler_that_fails_keeps_to_the_budget_of_its_dead_letter_queue(fleet: Fleet) -> None:
     """The handler's next try is a redelivery like any other."""
-    letters = [fleet.order("celery", "picky", "fail", module="tests.support.letter_shop") for _ in range(2)]
+    letters = [fleet.order("celery", "picky", "fail", module="tests.support.apps.letter_shop") for _ in range(2)]
     until(lambda: fleet.waiting("DLQ.celery").keys() >= set(letters), what="both handlers to wait")
     dues = sorted(due for _, due in fleet.server.client.zrange("redelivery:delayed:due:DLQ.celery", 0, -1, withscores=True))
     assert all(later - earlier >= LONG for earlier, later in pairwise(dues))

@@ -9,11 +9,11 @@ import pytest
 from celery import Celery
 
 from redelivery import Redelivery
-from tests.support.control import Floor, floor, waiting_ids
+from tests.support.control.control import Floor, floor, waiting_ids
+from tests.support.control.pooled import POOLS, places
 from tests.support.lanes import first_quick
-from tests.support.pooled import POOLS, places
 from tests.support.running import until
-from tests.support.trial import missing
+from tests.support.trials.trial import missing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -72,7 +72,7 @@ def test_a_rate_can_be_changed_while_messages_wait(here: Floor) -> None:
     here.ended(first, "succeeded")
     until(lambda: here.server.client.hlen("unacked") == 1, what="the second to wait in the worker")
     assert here.noted(second) == []
-    assert here.tell("rate_limit", "tests.support.control_app.hourly", "1000/s", worker=0) == {
+    assert here.tell("rate_limit", "tests.support.control.control_app.hourly", "1000/s", worker=0) == {
         "ok": "new rate limit set successfully"
     }
     third = here.send("hourly")
@@ -99,7 +99,7 @@ def test_children_that_are_replaced_lose_nothing(here: Floor) -> None:
 @LIMITS
 def test_what_waits_for_its_rate_goes_back_when_the_worker_stops(here: Floor) -> None:
     """Neither lost nor run: it is in its queue again, as it was."""
-    here.tell("rate_limit", "tests.support.control_app.hourly", "1/h", worker=0)
+    here.tell("rate_limit", "tests.support.control.control_app.hourly", "1/h", worker=0)
     before = here.server.client.hlen("unacked")
     first, second = here.send("hourly"), here.send("hourly")
     here.ended(first, "succeeded")

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from celery.exceptions import InvalidTaskError, MaxRetriesExceededError
 
-from tests.support.trial import step
+from tests.support.trials.trial import step
 
 if TYPE_CHECKING:
-    from tests.support.trial import Side, Trial
+    from tests.support.trials.trial import Side, Trial
 
 CARRIED: dict[str, Any] = {
     "priority": 6,

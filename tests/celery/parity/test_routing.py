@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from tests.support.control import SETTINGS, Floor, floor
-from tests.support.control_queues import EVERYONE, NEWS, QUEUES
+from tests.support.control.control import SETTINGS, Floor, floor
+from tests.support.control.control_queues import EVERYONE, NEWS, QUEUES
 from tests.support.running import until
 
 
 @pytest.fixture
 def here(on: tuple[str, Floor]) -> Floor:
-    """A worker of each pool with the queues of `tests.support.control_queues`, and a producer that knows them."""
+    """A worker of each pool with the queues of `tests.support.control.control_queues`, and a producer that knows them."""
     return on[1]
 
 

@@ -56,7 +56,7 @@ def is_tracked(here: Shop) -> bool:
 
 
 def around(here: Shop) -> tuple[list[str], bool]:
-    """What `tests.support.noted_parts` has noted."""
+    """What `tests.support.stops.noted_parts` has noted."""
     (found,) = here.runs("parts")
     return found["around"], found["is_under_way"]
 
@@ -64,7 +64,7 @@ def around(here: Shop) -> tuple[list[str], bool]:
 def test_of_what_is_known_every_part_is_used(shop: Callable[..., Shop]) -> None:
     """What the other tests look for is there to be seen: nothing warns, and every part is ours."""
     here = shop(settings=POLICY, backend=True)
-    worker = here.start("-I", "tests.support.noted_parts")
+    worker = here.start("-I", "tests.support.stops.noted_parts")
     until(lambda: is_tracked(here), 10, "the server to push")
     works(here, worker)
     assert around(here) == (OURS, True)
@@ -75,7 +75,7 @@ def test_of_what_is_known_every_part_is_used(shop: Callable[..., Shop]) -> None:
 def test_an_unknown_celery_has_its_own_pool(shop: Callable[..., Shop], library: str) -> None:
     """One warning; no part of the pool is replaced."""
     here = shop(settings=POLICY, backend=True, versions={library: "99.1.0"}, conf={"worker_lost_wait": 1})
-    worker = here.start("-I", "tests.support.noted_parts")
+    worker = here.start("-I", "tests.support.stops.noted_parts")
     works(here, worker)
     found, is_under_way = around(here)
     assert set(found).isdisjoint(OURS)
@@ -87,7 +87,7 @@ def test_an_unknown_celery_has_its_own_pool(shop: Callable[..., Shop], library: 
 def test_an_unknown_redis_py_polls_and_waits(shop: Callable[..., Shop]) -> None:
     """One warning; the server is not asked to push, and each transition is waited for."""
     here = shop(settings=POLICY, backend=True, versions={"redis": "99.1.0"})
-    worker = here.start("-I", "tests.support.noted_parts")
+    worker = here.start("-I", "tests.support.stops.noted_parts")
     here.ended(here.send("ok"), "succeeded")
     assert not is_tracked(here)
     works(here, worker)
@@ -98,7 +98,7 @@ def test_an_unknown_redis_py_polls_and_waits(shop: Callable[..., Shop]) -> None:
 def test_parts_that_are_gone_are_done_without(shop: Callable[..., Shop]) -> None:
     """Neither Celery's pool nor redis-py's connection shows what it is made of, and Celery's request cannot announce a revoke."""
     here = shop(settings=POLICY, backend=True, conf={"worker_lost_wait": 1})
-    worker = here.start("-I", "tests.support.without_parts,tests.support.noted_parts")
+    worker = here.start("-I", "tests.support.stops.without_parts,tests.support.stops.noted_parts")
     here.ended(here.send("ok"), "succeeded")
     assert not is_tracked(here)
     works(here, worker)

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from celery.exceptions import WorkerLostError
 
-from tests.support.trial import step
+from tests.support.trials.trial import step
 
 if TYPE_CHECKING:
-    from tests.support.trial import Side, Trial
+    from tests.support.trials.trial import Side, Trial
 
 
 #: Celery #9203, #3747 and #8395: only processes and gevent's greenlets have hard time limits, and only processes soft ones.

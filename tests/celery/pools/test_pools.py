@@ -1,4 +1,4 @@
-"""The core stories of a message on every pool: prefork, threads, solo, gevent and eventlet (`tests.support.pooled`)."""
+"""The core stories of a message on every pool: prefork, threads, solo, gevent and eventlet (`tests.support.control.pooled`)."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import pytest
 from celery.exceptions import TaskRevokedError
 
 from redelivery.middleware.messages.envelope import Envelope
-from tests.support.control import waiting_ids
-from tests.support.pooled import CAN_TERMINATE, GREEN, places
+from tests.support.control.control import waiting_ids
+from tests.support.control.pooled import CAN_TERMINATE, GREEN, places
 from tests.support.running import until
 
 if TYPE_CHECKING:
-    from tests.support.control import Floor
+    from tests.support.control.control import Floor
 
 
 def test_a_task_succeeds_and_its_caller_has_the_result(on: tuple[str, Floor]) -> None:
@@ -168,9 +168,11 @@ def test_a_limit_is_changed_by_remote_control(on: tuple[str, Floor]) -> None:
     """A task that may run once an hour may run a thousand times a second from then on."""
     _, here = on
     here.ended(here.send("hourly"), "succeeded")
-    assert here.tell("rate_limit", "tests.support.control_app.hourly", "1000/s") == {"ok": "new rate limit set successfully"}
+    assert here.tell("rate_limit", "tests.support.control.control_app.hourly", "1000/s") == {
+        "ok": "new rate limit set successfully"
+    }
     here.all_ended([here.send("hourly") for _ in range(4)])
-    here.tell("rate_limit", "tests.support.control_app.hourly", "1/h")
+    here.tell("rate_limit", "tests.support.control.control_app.hourly", "1/h")
 
 
 def test_a_worker_prefetches_what_its_multiplier_says(on: tuple[str, Floor]) -> None:

@@ -29,7 +29,7 @@ BODY = base64.b64encode(b"[[], {}, {}]").decode()
 
 def message(body: str = BODY, content_type: str = "application/json", **headers: Any) -> bytes:
     """A message as kombu publishes it, with whatever is wrong with it."""
-    named = {"lang": "py", "task": "tests.support.deaths.ok", "id": "no-uuid", **headers}
+    named = {"lang": "py", "task": "tests.support.apps.deaths.ok", "id": "no-uuid", **headers}
     properties = {"delivery_tag": "t", "body_encoding": "base64", "delivery_info": {"exchange": "", "routing_key": "q"}}
     parts = {"body": body, "content-type": content_type, "content-encoding": "utf-8"}
     return json.dumps({**parts, "headers": {k: v for k, v in named.items() if v is not None}, "properties": properties}).encode()
@@ -103,7 +103,7 @@ def here(request: pytest.FixtureRequest) -> Iterator[Deaths]:
         server = Server(Path(name), binaries()["valkey"]).start()
         queues = {queue: {"exchange": queue, "routing_key": queue} for queue in ("celery", "bounded")}
         made = Deaths(
-            server, Path(name), settings=SETTINGS, conf={"task_queues": queues}, backend=True, module="tests.support.deaths"
+            server, Path(name), settings=SETTINGS, conf={"task_queues": queues}, backend=True, module="tests.support.apps.deaths"
         )
         made.pool = request.param
         made.start("-Q", ",".join(["celery", "aged", "huge", *RAW]), pool=made.pool)
@@ -261,7 +261,7 @@ def test_a_hard_time_limit_is_one_death(here: Deaths) -> None:
 
 def test_a_queue_that_is_too_long_loses_its_oldest(here: Deaths) -> None:
     """Pushed by a plain producer: the keeper's work, in any worker that knows the queue."""
-    plain = Shop(here.server, here.folder, plain=True, module="tests.support.deaths")
+    plain = Shop(here.server, here.folder, plain=True, module="tests.support.apps.deaths")
     ids = [plain.send("ok", queue="bounded") for _ in range(5)]
     for task_id in ids[:2]:
         assert here.ended(task_id, "dead_lettered").reason == "max_length"

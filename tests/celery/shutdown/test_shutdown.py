@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.support.control import Floor, floor, waiting_ids
+from tests.support.control.control import Floor, floor, waiting_ids
+from tests.support.control.pooled import POOLS, Floors, places, pool_param
 from tests.support.lanes import first_quick
-from tests.support.pooled import POOLS, Floors, places, pool_param
 from tests.support.running import until
-from tests.support.trial import missing
+from tests.support.trials.trial import missing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -14,7 +14,7 @@ import pytest
 
 from redelivery.middleware.messages.envelope import HEADER, Envelope
 from redelivery.middleware.worker.pool_patches.threads import GRACE
-from tests.support.pooled import POOLS, pool_param
+from tests.support.control.pooled import POOLS, pool_param
 from tests.support.running import ROOT, Shop, until
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ def test_what_ends_just_after_a_cold_shutdown_of_threads_does_not_run_again(rabb
 @pytest.mark.parametrize("pool", [pool_param(pool) for pool in POOLS])
 def test_a_signal_in_the_middle_of_a_question_about_a_start_holds_nobody_up(rabbit: Rabbit, folder: Path, pool: str) -> None:
     """With the lock of that connection taken: a handler that talked to the broker would be given the next message there."""
-    here = Shop(cast("Any", rabbit), folder, module="tests.support.interrupted_shop")
+    here = Shop(cast("Any", rabbit), folder, module="tests.support.stops.interrupted_shop")
     try:
         suspect = {HEADER: Envelope(delivery=1, suspect=True).to_header()}
         ids = [str(here.app.send_task("tests.support.shop.ok", headers=suspect).id) for _ in range(4)]
@@ -131,7 +131,7 @@ def test_a_celery_that_a_stop_does_not_know_stops_as_its_own_does_and_a_line_say
     shop: Callable[..., Shop], part: str, signals: tuple[signal.Signals, ...], pool: str
 ) -> None:
     """A task of an hour is ended in a process; a thread ends by itself, or with its process, and the next worker has its task."""
-    here = shop(module="tests.support.unrecognised_shop", conf={"unrecognised": part})
+    here = shop(module="tests.support.stops.unrecognised_shop", conf={"unrecognised": part})
     worker = here.start(pool=pool)
     task_id = str(here.app.send_task("tests.support.shop.naps", (3600 if pool == "prefork" else 5,)).id)
     until(lambda: here.runs(task_id), what="it to begin")
@@ -232,7 +232,9 @@ def assert_gone(pid: int) -> None:
 def test_what_a_worker_holds_is_anothers_though_a_hook_holds_its_main_thread(shop: Callable[..., Shop], pool: str) -> None:
     """Its lease would be renewed for ever: it ends itself, with whatever runs in it, and another worker takes over."""
     here = shop(
-        settings={"lease": 2.0, "queues": {"#": {"redelivery_delay": 0}}}, conf={"last": 1.0}, module="tests.support.held_shop"
+        settings={"lease": 2.0, "queues": {"#": {"redelivery_delay": 0}}},
+        conf={"last": 1.0},
+        module="tests.support.stops.held_shop",
     )
     task_id = str(here.app.send_task("tests.support.shop.stalls").id)
     worker = here.start(pool=pool)

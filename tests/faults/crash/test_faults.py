@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.support.balance import assert_balanced
 from tests.support.lanes import first_quick
+from tests.support.operators.balance import assert_balanced
 from tests.support.running import until
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from redis.exceptions import RedisError
 from redelivery import Redelivery
 from redelivery.middleware.brokers.redis.scripts import Script
 from tests.faults.chaos.processes.proxy import Proxy
-from tests.support.balance import assert_balanced
+from tests.support.operators.balance import assert_balanced
 from tests.support.running import Shop, until
 from tests.support.servers import Server, binaries
 

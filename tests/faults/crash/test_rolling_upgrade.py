@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from tests.support.running import Shop
 
-#: What the version to come (`tests/support/newer.py`) writes.
+#: What the version to come (`tests/support/apps/newer.py`) writes.
 VERSION = 2
 ATTEMPTS = 6
 SETTINGS = {"queues": {"#": {"redelivery_delay": 0.05, "redelivery_delay_multiplier": 1, "max_delivery_attempts": ATTEMPTS}}}
@@ -55,9 +55,9 @@ def all_died(here: Shop, ids: list[str]) -> dict[str, dict[str, Any]]:
 
 def test_workers_of_two_header_versions_hand_messages_to_each_other(shop: Callable[..., Shop]) -> None:
     """Failing tasks are redelivered by either, die once, are redriven, and die again: no count and no field is lost."""
-    here = shop(settings=SETTINGS, module="tests.support.deaths")
+    here = shop(settings=SETTINGS, module="tests.support.apps.deaths")
     here.start(pool="threads", concurrency=1)
-    newer = replace(here, module="tests.support.newer", workers=[*here.workers])
+    newer = replace(here, module="tests.support.apps.newer", workers=[*here.workers])
     here.workers.append(newer.start(pool="threads", concurrency=1))
     ids: list[str] = []
     for _ in range(20):

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from redelivery.workers.reconciliation.job import Books, reconcile
+from tests.support.books.spark_session import Row, rows, spark
 from tests.support.desk import Desk
 from tests.support.running import Shop, until
 from tests.support.servers import Server, binaries
-from tests.support.spark_session import Row, rows, spark
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

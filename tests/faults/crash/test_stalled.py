@@ -34,7 +34,7 @@ def test_what_a_stalled_worker_asks_is_refused_and_recorded(shop: Callable[..., 
 
     The other worker, which runs them meanwhile, ends each as it should; the stalled one goes on under a new token.
     """
-    here = shop(settings=SETTINGS, module="tests.support.deaths")
+    here = shop(settings=SETTINGS, module="tests.support.apps.deaths")
     stalled = here.start(pool=pool, concurrency=len(ENDS))
     ids = {how: here.send("ends_when_told", how, str(tmp_path)) for how in ENDS}
     until(lambda: len(here.runs()) == len(ENDS), what="all to run")

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["MARK", "TASK", "hostile"]
 
 MARK = "fuzz"
-TASK = "tests.support.fuzzed.take"
+TASK = "tests.support.hostile.fuzzed.take"
 HEADERS = (
     "lang",
     "task",

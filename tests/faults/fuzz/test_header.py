@@ -25,9 +25,9 @@ from redelivery.middleware.messages.steps import sealed
 from redelivery.workers.cli.main import redelivery
 from tests.faults.fuzz.hostile_messages import OURS, nested, value
 from tests.support.desk import task_message
+from tests.support.hostile.wire import wired
 from tests.support.lanes import seed
 from tests.support.running import Shop, until
-from tests.support.wire import wired
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -117,7 +117,9 @@ def forged(chance: random.Random) -> Any:
 def messages(chance: random.Random) -> Iterator[tuple[str, dict[str, Any]]]:
     """Messages, each with the queue that it is put into."""
     for number in range(COUNT):
-        message = task_message(f"fuzz-{number}", f"tests.support.lied_to.{chance.choice(('take', 'take', 'fails', 'again'))}")
+        message = task_message(
+            f"fuzz-{number}", f"tests.support.hostile.lied_to.{chance.choice(('take', 'take', 'fails', 'again'))}"
+        )
         message["headers"][HEADER] = forged(chance)
         if chance.random() < 0.3:
             message["headers"][DELIVERED] = {"exchange": chance.choice(("", *PLACES)), "routing_key": chance.choice(PLACES)}
@@ -132,7 +134,7 @@ def waiting(chance: random.Random) -> Iterator[dict[str, Any]]:
     """Messages whose time comes in an hour; the header of the first is sound."""
     at = (datetime.now(UTC) + timedelta(hours=1)).isoformat()
     for number in range(WAITING):
-        message = task_message(f"waits-{number}", "tests.support.lied_to.take", eta=at)
+        message = task_message(f"waits-{number}", "tests.support.hostile.lied_to.take", eta=at)
         message["headers"].update({HEADER: forged(chance)} if number else {})
         yield message
 
@@ -150,7 +152,7 @@ def answers(here: Shop, folder: Path, *, letters: str) -> None:
         *(("dlq", "redrive", letters, "--all", "--dry-run"), ("dlq", "purge", letters, "--all", "--dry-run")),
         *(("dlq", "move", letters, "--all", "--to", "DLQ.other", "--create", "--dry-run"), ("dlq", "import", letters)),
         *(("metrics",), ("delayed", "list"), ("outcomes", "tail"), ("adopt",), ("leave", "--dry-run"), ("leave", "--yes")),
-        ("policy", "explain", "--queue", "celery", "--task", "tests.support.lied_to.take"),
+        ("policy", "explain", "--queue", "celery", "--task", "tests.support.hostile.lied_to.take"),
         *(("delayed", "show", each) for each in waits),
         *(("delayed", "reschedule", each, "--in", "2h") for each in waits),
         *(("delayed", "promote", each) for each in waits[::3]),
@@ -197,7 +199,7 @@ def at_rest(sizes: dict[str, int]) -> bool:
 @pytest.mark.slow
 def test_whatever_our_header_says_nothing_but_the_apps_own_is_touched_on_redis(shop: Callable[..., Shop], tmp_path: Path) -> None:
     """No key beyond the app's, no type that is another one's, and what others have there is as it was."""
-    here = shop(settings=SETTINGS, module="tests.support.lied_to")
+    here = shop(settings=SETTINGS, module="tests.support.hostile.lied_to")
     client = here.server.client
     client.set("cache", "1")
     client.lpush("foreign", b"theirs")
@@ -225,7 +227,7 @@ def test_whatever_our_header_says_nothing_but_the_apps_own_is_touched_on_redis(s
 @pytest.mark.slow
 def test_whatever_our_header_says_nothing_but_the_apps_own_is_touched_on_rabbitmq(rabbit: Rabbit, tmp_path: Path) -> None:
     """No queue beyond the app's is declared or given anything, no broadcast is sent, and the books hear of no event but ours."""
-    here = Shop(rabbit, tmp_path, settings=SETTINGS, module="tests.support.lied_to")  # type: ignore[arg-type]
+    here = Shop(rabbit, tmp_path, settings=SETTINGS, module="tests.support.hostile.lied_to")  # type: ignore[arg-type]
     try:
         worker = here.start("-Q", "celery,handled,DLQ.handled", pool="threads")
         with rabbit.connection() as connection:

@@ -48,7 +48,7 @@ def here(request: pytest.FixtureRequest) -> Iterator[Shop]:
     with tempfile.TemporaryDirectory(prefix="rd-", ignore_cleanup_errors=True) as name:
         server = Server(Path(name), binaries()["valkey"]).start()
         settings = {"queues": {"#": {"redelivery_delay": 0.02, "max_delivery_attempts": 2}}}
-        made = Shop(server, Path(name), settings=settings, backend=True, module="tests.support.fuzzed")
+        made = Shop(server, Path(name), settings=settings, backend=True, module="tests.support.hostile.fuzzed")
         made.start("-l", "CRITICAL", pool=request.param)
         yield made
         made.stop()

@@ -300,12 +300,12 @@ def _came(way: tuple[str, str]) -> dict[str, str]:
 
 def test_what_a_header_says_of_its_delivery_sends_a_retry_nowhere(rabbit: Rabbit, tmp_path: Path) -> None:
     """`self.retry` with other arguments publishes anew: to the queue, whatever `redelivery-delivered` says."""
-    here = Shop(rabbit, tmp_path, module="tests.support.lied_to")  # type: ignore[arg-type]
+    here = Shop(rabbit, tmp_path, module="tests.support.hostile.lied_to")  # type: ignore[arg-type]
     try:
         here.start(pool="threads")
         with rabbit.connection() as connection:
             connection.default_channel.queue_declare("spy", durable=True, auto_delete=False)
-            message = task_message("again", "tests.support.lied_to.again")
+            message = task_message("again", "tests.support.hostile.lied_to.again")
             message["headers"][DELIVERED] = {"exchange": "", "routing_key": "spy"}
             made = message_of(sealed(message), target=("", "celery"))
             connection.connection.channel().basic_publish(made, "", "celery")
@@ -325,12 +325,14 @@ def test_a_message_that_is_promoted_goes_where_it_would_have_come_out() -> None:
 
 def test_a_handlers_letter_goes_back_to_a_queue_of_the_app_alone(shop: Callable[..., Shop]) -> None:
     """`letter.redrive()` of one that names another place is refused there and then; it is parked, and nothing else is touched."""
-    here = shop(module="tests.support.lied_to", settings={"queues": {"#": {"redelivery_delay": 0.1, "max_delivery_attempts": 2}}})
+    here = shop(
+        module="tests.support.hostile.lied_to", settings={"queues": {"#": {"redelivery_delay": 0.1, "max_delivery_attempts": 2}}}
+    )
     client = here.server.client
     client.lpush("other_app", b"theirs")
     here.start("-Q", "celery,handled,DLQ.handled", pool="threads")
     for number, name in enumerate(("other_app", "celery.pidbox", "redelivery:delayed", "handled")):
-        raw = task_message(f"h{number}", "tests.support.lied_to.take")
+        raw = task_message(f"h{number}", "tests.support.hostile.lied_to.take")
         raw["headers"][HEADER] = {
             **origin(name),
             "deaths": [{"queue": "handled", "reason": "exhausted", "last": 1, "generation": 0}],

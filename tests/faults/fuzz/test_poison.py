@@ -28,7 +28,7 @@ def here() -> Iterator[Shop]:
     """One worker, with children that may be killed."""
     with tempfile.TemporaryDirectory(prefix="rd-", ignore_cleanup_errors=True) as name:
         server = Server(Path(name), binaries()["valkey"]).start()
-        made = Shop(server, Path(name), settings=SETTINGS, module="tests.support.poisons")
+        made = Shop(server, Path(name), settings=SETTINGS, module="tests.support.hostile.poisons")
         made.start()
         yield made
         made.stop()
@@ -88,7 +88,7 @@ def test_a_task_that_kills_its_child_has_no_start_too_many(here: Shop, how: str)
 @pytest.mark.parametrize(("pool", "task"), first_quick([("prefork", "ends_worker"), ("threads", "ends"), ("solo", "ends")]))
 def test_a_task_that_kills_its_whole_worker_has_one_start_too_many_at_most(shop: Callable[..., Shop], pool: str, task: str) -> None:
     """Nobody is left to say what had started: the first crash makes it a suspect, from then on each start is recorded before."""
-    here = shop(settings=SETTINGS, module="tests.support.poisons")
+    here = shop(settings=SETTINGS, module="tests.support.hostile.poisons")
     task_id = here.send(task, *(["exit"] if task == "ends" else []))
     innocents = [here.send("innocent") for _ in range(5)]
     keep_alive(here, [task_id, *innocents], pool=pool)
@@ -105,7 +105,7 @@ def test_innocents_prefetched_beside_twenty_crashes_never_die(shop: Callable[...
     Nobody knows what the first worker ran, so that the first poison kills a second one; from then on all of them are suspects.
     """
     settings = {"lease": 2, "queues": {"#": {"max_delivery_attempts": 1}}}
-    here = shop(settings=settings, module="tests.support.poisons", conf={"worker_prefetch_multiplier": PREFETCH})
+    here = shop(settings=settings, module="tests.support.hostile.poisons", conf={"worker_prefetch_multiplier": PREFETCH})
     poisons = [here.send("ends", "kill") for _ in range(CRASHES - 1)]
     innocents = [here.send("innocent") for _ in range(PREFETCH)]
     recoverer = Recoverer(here.app.redelivery)

@@ -14,9 +14,9 @@ from tests.faults.fuzz.test_header import answers
 from tests.faults.fuzz.test_hostile import HEADERS
 from tests.faults.fuzz.test_lies import HOSTILE
 from tests.support.desk import task_message
+from tests.support.hostile.wire import ODD, deep, wired
 from tests.support.lanes import first_quick
 from tests.support.running import Shop, until
-from tests.support.wire import ODD, deep, wired
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -43,7 +43,7 @@ PROPERTIES: tuple[dict[str, bytes], ...] = (
 
 def said(number: int, headers: dict[Any, Any], task: str = "take") -> dict[str, Any]:
     """A message with these headers."""
-    message = task_message(f"wire-{number}", f"tests.support.lied_to.{task}")
+    message = task_message(f"wire-{number}", f"tests.support.hostile.lied_to.{task}")
     return {**message, "headers": {**message["headers"], **headers}}
 
 
@@ -68,7 +68,7 @@ def _kinds() -> Iterator[tuple[dict[Any, Any], dict[str, bytes]]]:
 @pytest.fixture
 def here(rabbit: Rabbit, tmp_path: Path) -> Iterator[Shop]:
     """The app that is lied to, on RabbitMQ."""
-    shop = Shop(rabbit, tmp_path, settings=SETTINGS, module="tests.support.lied_to")  # type: ignore[arg-type]
+    shop = Shop(rabbit, tmp_path, settings=SETTINGS, module="tests.support.hostile.lied_to")  # type: ignore[arg-type]
     yield shop
     shop.stop()
 

@@ -30,7 +30,7 @@ from redelivery.workers.export.batch import order
 from redelivery.workers.export.commits import COMMITS
 from redelivery.workers.export.export import export_outcomes
 from redelivery.workers.export.tables import below, names, read_text, write_rows, write_text
-from tests.support.recorded import KEYS, record
+from tests.support.books.recorded import KEYS, record
 from tests.support.running import until
 from tests.support.servers import Server, binaries
 

@@ -61,7 +61,7 @@ PATIENCE = 60.0
 #: Seconds for a broker to put back what a worker held.
 PUT_BACK = 20.0
 #: The app whose workers note what a signal has interrupted, and what a task ends with.
-MODULE, ENDS = "tests.support.told_shop", {Outcome.SUCCEEDED, Outcome.DEAD_LETTERED}
+MODULE, ENDS = "tests.support.stops.told_shop", {Outcome.SUCCEEDED, Outcome.DEAD_LETTERED}
 HEAD = (
     "| broker | pool | signal | bytes | rounds | half written | failed | median s | slowest s | tasks begun | begun twice | lost |"
 )

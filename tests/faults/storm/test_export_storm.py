@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.faults.storm.export_storm import CODE, Storm
-from tests.support.object_store import SCHEME, ObjectStore
-from tests.support.spark_session import spark
+from tests.support.books.object_store import SCHEME, ObjectStore
+from tests.support.books.spark_session import spark
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -40,7 +40,7 @@ def test_kills_lose_nothing_in_a_store_that_has_no_rename(
     """Objects appear whole, and get their name by a copy: so it is on Azure without a hierarchical namespace."""
     store = ObjectStore(folder / "store")
     monkeypatch.setattr("redelivery.workers.export.tables.resolve", store.resolve)
-    code = f"from tests.support.object_store import install; install({str(store.folder)!r})\n{CODE}"
+    code = f"from tests.support.books.object_store import install; install({str(store.folder)!r})\n{CODE}"
     storm = Storm(server, f"{SCHEME}books/out?region=here", events=6_000, code=code)
     storm.rage(3)
     storm.events += 1_000

@@ -13,8 +13,8 @@ from click.testing import CliRunner
 
 from redelivery.middleware.messages.events import Outcome
 from redelivery.workers.cli.main import COMMANDS, redelivery
-from tests.support.command import Command, command, refused
 from tests.support.desk import LETTERS, QUEUE, Desk, task_message
+from tests.support.operators.command import Command, command, refused
 from tests.support.running import ROOT, until
 
 if TYPE_CHECKING:

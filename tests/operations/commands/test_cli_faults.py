@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from redelivery.workers.cli.main import message_of
-from tests.support.command import Command, command, refused
 from tests.support.desk import LETTERS, Desk
+from tests.support.operators.command import Command, command, refused
 from tests.support.running import ROOT
 
 if TYPE_CHECKING:

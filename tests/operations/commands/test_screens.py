@@ -11,9 +11,9 @@ import click
 import pytest
 
 from redelivery.workers.cli.main import redelivery
-from tests.support.screens import BOOKS, FOLDER, RABBITMQ, SCREENS, arranged, screen, shown, with_books, with_rabbitmq
+from tests.support.books.spark_session import spark
+from tests.support.documents.screens import BOOKS, FOLDER, RABBITMQ, SCREENS, arranged, screen, shown, with_books, with_rabbitmq
 from tests.support.servers import Server, binaries
-from tests.support.spark_session import spark
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,7 +37,7 @@ def desk() -> Iterator[Desk]:
 
 @pytest.mark.parametrize("name", [each for each in SCREENS if each not in BOOKS | RABBITMQ])
 def test_a_screen_is_as_it_was_agreed(desk: Desk, name: str) -> None:
-    """Where it is meant to change: `./dev python -m tests.support.screens`, and look at what it has changed."""
+    """Where it is meant to change: `./dev python -m tests.support.documents.screens`, and look at what it has changed."""
     assert screen(name, desk) == (FOLDER / f"{name}.txt").read_text()
 
 
@@ -61,7 +61,7 @@ def test_the_screens_of_rabbitmq_are_as_they_were_agreed(rabbit: Rabbit) -> None
 @pytest.mark.parametrize("file", sorted(FOLDER.glob("*.txt")), ids=lambda file: file.stem)
 def test_no_table_is_wider_than_its_screen(file: Path) -> None:
     """Nothing is left to the terminal to wrap but a traceback, an argument, and lines for Prometheus."""
-    assert file.stem in SCREENS, "no screen is of this name: ./dev python -m tests.support.screens removes it"
+    assert file.stem in SCREENS, "no screen is of this name: ./dev python -m tests.support.documents.screens removes it"
     for width, text in re.findall(r"^--- (\d+) columns ---\n(.*?)(?=\n\n---)", file.read_text(), re.MULTILINE | re.DOTALL):
         if not file.stem.startswith(("error-", "metrics")):
             assert [line for line in text.splitlines() if len(line) > int(width) and not line.startswith("  ")] == []

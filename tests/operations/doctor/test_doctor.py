@@ -21,8 +21,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.clinic import HOUR_MS, OLD_VERSION, Clinic
 from tests.support.lanes import FULL
+from tests.support.operators.clinic import HOUR_MS, OLD_VERSION, Clinic
 from tests.support.rabbit import Node, Rabbit, need_rabbit
 from tests.support.running import ROOT, until
 from tests.support.servers import Server, binaries
@@ -168,7 +168,7 @@ FAULTS = {
     "acks_late of a task": Fault("task.acks_early", ("valkey", *AMQP), before=lambda clinic: clinic.task.update(acks_late=False)),
     "acks_late of the app": Fault("app.acks_early", before=conf(task_acks_late=False)),
     "a Strategy": Fault(
-        "task.unobserved", before=lambda clinic: clinic.task.update(Strategy="tests.support.clinic_shop:gathering")
+        "task.unobserved", before=lambda clinic: clinic.task.update(Strategy="tests.support.operators.clinic_shop:gathering")
     ),
     "reject_on_worker_lost": Fault("settings.refused", before=conf(task_reject_on_worker_lost=False), workers=0),
     "a retry beside ours": Fault("settings.refused", AMQP, before=conf(task_retry_on_worker_lost=True), workers=0),

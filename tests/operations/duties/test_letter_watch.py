@@ -139,9 +139,9 @@ def test_what_somebody_has_taken_from_is_counted_anew() -> None:
 @pytest.mark.slow
 def test_a_worker_says_what_nobody_reads(shop: Callable[..., Shop]) -> None:
     """The duty begins with every worker; half a minute later it knows. A queue that a worker consumes is not named."""
-    here = shop(settings={"queues": {"#": {"max_delivery_attempts": 1}}}, module="tests.support.letter_shop")
+    here = shop(settings={"queues": {"#": {"max_delivery_attempts": 1}}}, module="tests.support.apps.letter_shop")
     desk = Desk(here.server)
-    desk.die(task_message("a", "tests.support.letter_shop.picky", body=body_of("discard")), into="DLQ.celery")
+    desk.die(task_message("a", "tests.support.apps.letter_shop.picky", body=body_of("discard")), into="DLQ.celery")
     desk.die(task_message("b"), into="DLQ.later")
     worker = here.start("-Q", "celery,DLQ.celery", pool="solo")
     until(lambda: UNREAD in worker.text, 120, "the line")

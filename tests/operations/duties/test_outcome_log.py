@@ -11,7 +11,7 @@ from redis import Redis
 from structlog.testing import capture_logs
 
 from redelivery.workers.brokers.redis.outcome_log import bound, follow, newest_id
-from tests.support.recorded import KEYS, record, text
+from tests.support.books.recorded import KEYS, record, text
 
 if TYPE_CHECKING:
     from tests.support.servers import Server

@@ -67,7 +67,7 @@ def headers(shop: Shop) -> dict[str, dict[str, Any]]:
 
 def test_nothing_that_is_shown_or_logged_says_an_argument(shop: Callable[..., Shop]) -> None:
     """Not in a table, a whole letter, an example, a task's life, a line of the worker's log, Celery's own ones included."""
-    here = shop(module="tests.support.secret_shop", settings={**FAST, "redact": True})
+    here = shop(module="tests.support.apps.secret_shop", settings={**FAST, "redact": True})
     worker = here.start()
     ids = died(here)
     assert all(CARD in json.dumps(headers(here)[name]) for name in TASKS[:3])  # it is stored, and so must be hidden
@@ -89,9 +89,9 @@ def test_nothing_that_is_shown_or_logged_says_an_argument(shop: Callable[..., Sh
 @pytest.mark.parametrize("pool", first_quick(["prefork", "threads"]))
 def test_celerys_own_lines_say_no_argument(shop: Callable[..., Shop], pool: str) -> None:
     """Those of its pool at DEBUG, of a chord with a member that fails, and of a receiver that raises what it was told."""
-    here = shop(module="tests.support.secret_shop", settings={**FAST, "redact": True}, backend=True)
+    here = shop(module="tests.support.apps.secret_shop", settings={**FAST, "redact": True}, backend=True)
     worker = here.start("-l", "DEBUG", pool=pool)
-    names = [f"tests.support.secret_shop.{name}" for name in ("tells", "total")]
+    names = [f"tests.support.apps.secret_shop.{name}" for name in ("tells", "total")]
     member = here.app.signature(names[0], (CARD,))
     whole = chord([member, here.app.signature(names[0], (CARD,))])(here.app.signature(names[1]))
     here.ended(whole.parent.results[0].id, "dead_lettered")
@@ -127,7 +127,7 @@ def test_a_warning_of_celerys_is_hidden_and_others_are_not(monkeypatch: pytest.M
 
 def test_without_it_all_is_shown(shop: Callable[..., Shop]) -> None:
     """So that the test above can fail."""
-    here = shop(module="tests.support.secret_shop", settings=FAST)
+    here = shop(module="tests.support.apps.secret_shop", settings=FAST)
     worker = here.start()
     here.ended(here.send("tells", CARD), "dead_lettered")
     assert CARD in said(here, "dlq", "show", DLQ)
@@ -137,7 +137,7 @@ def test_without_it_all_is_shown(shop: Callable[..., Shop]) -> None:
 @pytest.mark.parametrize("pool", first_quick(["prefork", "threads"]))
 def test_texts_of_exceptions_need_not_be_stored(shop: Callable[..., Shop], pool: str) -> None:
     """Types and fingerprints are: in the letter, and in the history of each attempt before it."""
-    here = shop(module="tests.support.secret_shop", settings={**FAST, "store_failure_texts": False})
+    here = shop(module="tests.support.apps.secret_shop", settings={**FAST, "store_failure_texts": False})
     here.start(pool=pool)
     died(here)
     for name, header in headers(here).items():

@@ -21,7 +21,7 @@ from redelivery import Redelivery
 from redelivery.errors import RedeliveryError
 from tests.support.desk import QUEUE, Desk
 from tests.support.lanes import first_quick
-from tests.support.paths import PATHS, PREFIX
+from tests.support.operators.paths import PATHS, PREFIX
 from tests.support.running import Shop, until
 from tests.support.servers import Asked, Server, binaries
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from tests.support.documents.walkthrough import ROOT, follow
 from tests.support.runbooks import shell_of
-from tests.support.walkthrough import ROOT, follow
 
 DOCUMENT = "docs/migrating.md"
 

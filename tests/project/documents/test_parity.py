@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from redelivery.settings import UNLIMITED, RedeliverySettings
-from tests.support.proofs import DOCUMENT, DOCUMENTS, NAME, kind_of, named, unproved
+from tests.support.documents.proofs import DOCUMENT, DOCUMENTS, NAME, kind_of, named, unproved
 
 pytest_plugins = ["pytester"]
 
@@ -143,10 +143,10 @@ def test_a_whole_run_fails_where_a_named_test_was_skipped(
         import sys
         from pathlib import Path
         sys.path.insert(0, {str(ROOT)!r})
-        import tests.support.proofs
+        import tests.support.documents.proofs
         from tests.support.lanes import pytest_addoption
-        from tests.support.proofs import pytest_runtest_logreport, pytest_sessionfinish, pytest_terminal_summary
-        tests.support.proofs.DOCUMENTS = (Path({str(pytester.path)!r}) / "parity.md",)
+        from tests.support.documents.proofs import pytest_runtest_logreport, pytest_sessionfinish, pytest_terminal_summary
+        tests.support.documents.proofs.DOCUMENTS = (Path({str(pytester.path)!r}) / "parity.md",)
         """
     )
     pytester.makeini("[pytest]\ntestpaths = suite\naddopts = --import-mode=importlib\nmarkers = xdist_group: x")

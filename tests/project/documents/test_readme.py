@@ -12,13 +12,13 @@ import pytest
 from benchmarks.comparisons import COMPARISONS
 from benchmarks.results import read_all
 from benchmarks.table import number
-from tests.support.picture import THEMES
-from tests.support.walkthrough import DOCUMENTS, PICTURED, ROOT, STEP, commands, comparable, follow, shell
+from tests.support.documents.picture import THEMES
+from tests.support.documents.walkthrough import DOCUMENTS, PICTURED, ROOT, STEP, commands, comparable, follow, shell
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.support.walkthrough import Shell
+    from tests.support.documents.walkthrough import Shell
 
 README = (ROOT / "README.md").read_text()
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.documents.walkthrough import ROOT, follow
 from tests.support.rabbit import need_rabbit
 from tests.support.runbooks import BROKERS, shell_of
-from tests.support.walkthrough import ROOT, follow
 
 FOLDER = ROOT / "docs" / "runbooks"
 RUNBOOKS = [each for each in BROKERS if each.startswith("docs/runbooks/")]

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.project.commands_reference import reference
+from tests.support.documents.site import foreign, pages
 from tests.support.running import ROOT
-from tests.support.site import foreign, pages
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

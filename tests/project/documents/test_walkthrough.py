@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.support.documents.walkthrough import Command, Deviation, Shell, follow, main, shell
 from tests.support.runbooks import VIEW
-from tests.support.walkthrough import Command, Deviation, Shell, follow, main, shell
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -17,8 +17,8 @@ from urllib.parse import urlsplit
 import pytest
 from webhooks.rabbit_node import MISSING, is_installed
 
+from tests.support.page.web_page import Visitor
 from tests.support.running import ROOT
-from tests.support.web_page import Visitor
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 from webhooks.rabbit_node import PROGRAMS, RabbitNode
 
+from tests.support.documents.walkthrough import Shell, View
 from tests.support.servers import Server, binaries
-from tests.support.walkthrough import Shell, View
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.control import Floor, floor
+from tests.support.control.control import Floor, floor
+from tests.support.operators.watching import Watcher
 from tests.support.running import until
-from tests.support.watching import Watcher
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,8 +32,8 @@ def test_a_worker_answers_what_celerys_workers_answer(here: Floor) -> None:
     assert stats["prefetch_count"] == 8
     assert stats["broker"]["transport"].startswith("redis")
     registered = here.ask("registered")
-    assert "tests.support.control_app.ok" in registered
-    assert "tests.support.control_app.limited [rate_limit=4/s]" in registered
+    assert "tests.support.control.control_app.ok" in registered
+    assert "tests.support.control.control_app.limited [rate_limit=4/s]" in registered
     assert [(queue["name"], queue["routing_key"]) for queue in here.ask("active_queues")] == [("celery", "celery")]
     assert here.ask("clock")["clock"] > 0
     assert "celery" in here.ask("report")["ok"]
@@ -42,8 +42,8 @@ def test_a_worker_answers_what_celerys_workers_answer(here: Floor) -> None:
 def test_the_configuration_is_shown_as_plain_values(here: Floor) -> None:
     """A dashboard shows what holds for a task, `True` for late acknowledgement, and a configuration without strange objects."""
     registered = here.ask("registered", "acks_late", "reject_on_worker_lost")
-    assert "tests.support.control_app.ok [acks_late=True reject_on_worker_lost=True]" in registered
-    assert any(line.startswith("tests.support.control_app.early [acks_late=False") for line in registered)
+    assert "tests.support.control.control_app.ok [acks_late=True reject_on_worker_lost=True]" in registered
+    assert any(line.startswith("tests.support.control.control_app.early [acks_late=False") for line in registered)
     conf = here.ask("conf", with_defaults=True)
     assert isinstance(conf["task_acks_late"], bool)
     assert conf["redelivery"]["queues"]["#"]["max_delivery_attempts"] == 3
@@ -57,7 +57,7 @@ def test_what_runs_and_what_waits_is_listed_with_its_arguments(here: Floor) -> N
     active = {entry["id"]: entry for entry in here.ask("active")}
     assert set(active) == set(running)
     entry = active[running[0]]
-    assert (entry["name"], entry["args"], entry["hostname"]) == ("tests.support.control_app.holds", ["listed"], "w0@shop")
+    assert (entry["name"], entry["args"], entry["hostname"]) == ("tests.support.control.control_app.holds", ["listed"], "w0@shop")
     assert entry["acknowledged"] is False
     assert entry["delivery_info"]["routing_key"] == "celery"
     assert here.ask("query_task", waiting)[waiting][0] == "reserved"
@@ -142,7 +142,7 @@ def test_a_queue_is_added_and_cancelled_under_load(here: Floor) -> None:
 
 def test_time_limits_are_taken_and_hold_where_celery_lets_them(here: Floor) -> None:
     """The worker answers, and its tasks run on; Celery 5.7 builds a limit into a task's requests, so that it holds from then on."""
-    name = "tests.support.control_app.holds"
+    name = "tests.support.control.control_app.holds"
     assert here.tell("time_limit", name, soft=30, hard=60) == {"ok": "time limits set successfully"}
     (fine,) = here.filled(1, "limits")
     here.tell("time_limit", name)

@@ -15,19 +15,19 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.support.control import SETTINGS, Floor, floor
+from tests.support.control.control import SETTINGS, Floor, floor
+from tests.support.operators.watching import Watcher
 from tests.support.running import until
-from tests.support.trial import answer, step
-from tests.support.watching import Watcher
+from tests.support.trials.trial import answer, step
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from tests.support.trial import Side, Trial
+    from tests.support.trials.trial import Side, Trial
 
 HERE = pytest.mark.xdist_group("celery-events")
 
-SCHEDULE = {"tick": {"task": "tests.support.control_app.ok", "schedule": 0.5, "args": ["tick"]}}
+SCHEDULE = {"tick": {"task": "tests.support.control.control_app.ok", "schedule": 0.5, "args": ["tick"]}}
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +82,7 @@ def test_a_success_is_told_in_celerys_events(here: Floor, watcher: Watcher) -> N
     until(lambda: "task-sent" in watcher.types(task_id), what="its sending to be told")
     assert [each for each in watcher.types(task_id) if each != "task-sent"] == [*BEGUN, "task-succeeded"]
     by_type = {event["type"]: event for event in watcher.events if event.get("uuid") == task_id}
-    assert by_type["task-received"]["name"] == "tests.support.control_app.ok"
+    assert by_type["task-received"]["name"] == "tests.support.control.control_app.ok"
     assert by_type["task-received"]["retries"] == 0
     assert by_type["task-received"]["hostname"] == "w0@shop"
     assert by_type["task-succeeded"]["result"] == "7"
@@ -170,7 +170,7 @@ def test_beat_sends_what_is_due_and_it_is_recorded(here: Floor, run: Callable[..
 
 
 def told_of(verb: str, *, queue: str = "celery", again: str = "", **options: Any) -> tuple[list[Any], dict[str, Any]]:
-    """A story of `tests.support.celery_app.hooked`: one step, perhaps another one, and the options of its publication."""
+    """A story of `tests.support.trials.celery_app.hooked`: one step, perhaps another one, and the options of its publication."""
     return [step(verb), *([step(again)] if again else [])], {"task": "hooked", "queue": queue, **options}
 
 

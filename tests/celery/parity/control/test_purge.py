@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.control import Floor, floor
+from tests.support.control.control import Floor, floor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

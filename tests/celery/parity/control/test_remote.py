@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 from celery.worker.control import Panel
 
 from tests.support.running import until
-from tests.support.trial import answer, step
+from tests.support.trials.trial import answer, step
 
 if TYPE_CHECKING:
-    from tests.support.trial import Side, Trial
+    from tests.support.trials.trial import Side, Trial
 
-TASK = "tests.support.celery_app.play"
+TASK = "tests.support.trials.celery_app.play"
 #: Command, arguments, and the form of the answer that is compared: all of it, or the names of what a mapping holds.
 ASKED: list[tuple[str, dict[str, Any], str]] = [
     ("ping", {}, "all"),

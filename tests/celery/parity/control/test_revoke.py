@@ -8,7 +8,7 @@ import pytest
 from celery import chord, group
 from celery.exceptions import ChordError, TaskRevokedError
 
-from tests.support.control import Floor, floor
+from tests.support.control.control import Floor, floor
 from tests.support.running import until
 
 if TYPE_CHECKING:
@@ -108,9 +108,9 @@ def test_a_revoked_id_is_not_put_into_the_delay_store(here: Floor) -> None:
 
 def test_a_chord_hears_of_a_member_that_was_revoked_in_the_delay_store(here: Floor) -> None:
     """Its callback never runs, and whoever waits for it is told."""
-    tasks = [here.app.signature("tests.support.control_app.ok", args=[number], app=here.app) for number in range(2)]
+    tasks = [here.app.signature("tests.support.control.control_app.ok", args=[number], app=here.app) for number in range(2)]
     tasks[1].set(countdown=3600)
-    body = here.app.signature("tests.support.control_app.gathers", app=here.app)
+    body = here.app.signature("tests.support.control.control_app.gathers", app=here.app)
     result = chord(group(tasks, app=here.app), body, app=here.app).apply_async()
     members = [each.id for each in result.parent.results]
     here.ended(members[0], "succeeded")
@@ -167,7 +167,7 @@ def test_the_schedule_shows_what_waits_in_the_delay_store(here: Floor) -> None:
     first, sooner_due = shown[0], due[sooner]
     assert sooner_due is not None
     assert first["eta"].startswith(_iso(sooner_due)[:19])
-    assert first["request"]["name"] == first["request"]["type"] == "tests.support.control_app.ok"
+    assert first["request"]["name"] == first["request"]["type"] == "tests.support.control.control_app.ok"
     here.app.control.revoke([later, sooner])
     here.ended(later, "revoked")
     here.ended(sooner, "revoked")

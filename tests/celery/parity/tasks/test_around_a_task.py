@@ -26,8 +26,8 @@ def shop(request: pytest.FixtureRequest) -> Iterator[Shop]:
     """A worker whose result backend refuses as it is told; one process, which remembers how often it has."""
     with tempfile.TemporaryDirectory(prefix="rd-", ignore_cleanup_errors=True) as name:
         server = Server(Path(name), binaries()["valkey"]).start()
-        backend = f"tests.support.refusing:Refusing+{server.url.removeprefix('redis+')}"
-        here = Shop(server, Path(name), settings=SETTINGS, module="tests.support.around", backend=backend)
+        backend = f"tests.support.apps.refusing:Refusing+{server.url.removeprefix('redis+')}"
+        here = Shop(server, Path(name), settings=SETTINGS, module="tests.support.apps.around", backend=backend)
         here.start(pool=request.param, concurrency=1)
         yield here
         here.stop()

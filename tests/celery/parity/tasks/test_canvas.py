@@ -16,7 +16,7 @@ from tests.support.running import until
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.support.trial import Side, Trial
+    from tests.support.trials.trial import Side, Trial
 
     Workflow = Callable[["Parts"], Any]
 
@@ -30,7 +30,7 @@ class Parts:
     def part(self, task: str, *args: Any, queue: str = "celery", **kwargs: Any) -> Any:
         """One task's signature."""
         return self.side.app.signature(
-            f"tests.support.celery_app.{task}", args=args, kwargs={**kwargs, "key": self.key}, queue=queue
+            f"tests.support.trials.celery_app.{task}", args=args, kwargs={**kwargs, "key": self.key}, queue=queue
         )
 
     def add(self, *args: Any, **options: Any) -> Any:

@@ -37,8 +37,8 @@ def server() -> Iterator[Server]:
 
 @pytest.fixture
 def shop(server: Server, tmp_path: Path) -> Iterator[Shop]:
-    """The app of `tests.support.batching`, without a worker yet."""
-    here = Shop(server, tmp_path, settings={"queues": {"#": POLICY}}, module="tests.support.batching", backend=True)
+    """The app of `tests.support.apps.batching`, without a worker yet."""
+    here = Shop(server, tmp_path, settings={"queues": {"#": POLICY}}, module="tests.support.apps.batching", backend=True)
     yield here
     here.stop()
 
@@ -59,7 +59,7 @@ def test_no_success_is_claimed_of_a_batch(shop: Shop, pool: str, task: str) -> N
 
 def test_no_success_is_claimed_of_a_batch_on_rabbitmq(rabbit: Rabbit, tmp_path: Path) -> None:
     """The same on a broker without leases: each message of a batch that fails has one end, and is run once."""
-    here = Shop(rabbit, tmp_path, settings={"queues": {"#": POLICY}}, module="tests.support.batching")  # type: ignore[arg-type]
+    here = Shop(rabbit, tmp_path, settings={"queues": {"#": POLICY}}, module="tests.support.apps.batching")  # type: ignore[arg-type]
     try:
         here.start()
         ids = [here.send("breaks", number) for number in range(4)]
@@ -117,7 +117,7 @@ def test_a_worker_says_of_which_tasks_it_sees_no_end(shop: Shop) -> None:
     """One warning when it starts, with the strategy's name."""
     worker = shop.start()
     line = next(line for line in worker.text.splitlines() if "event=tasks.unobserved" in line)
-    assert "tests.support.batching.breaks (tests.support.batching.Batches)" in line
+    assert "tests.support.apps.batching.breaks (tests.support.apps.batching.Batches)" in line
     assert "tests.support.shop." not in line
 
 

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded, TimeLimitExceeded, WorkerLostError
 
-from tests.support.trial import step
+from tests.support.trials.trial import step
 
 if TYPE_CHECKING:
-    from tests.support.trial import Trial
+    from tests.support.trials.trial import Trial
 
 
 def test_a_result_goes_through_celerys_states(stored: Trial) -> None:

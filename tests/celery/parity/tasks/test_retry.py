@@ -8,11 +8,11 @@ import pytest
 
 from redelivery.middleware.messages.envelope import Envelope
 from tests.support.running import until
-from tests.support.trial import step
+from tests.support.trials.trial import step
 
 if TYPE_CHECKING:
     from redelivery.middleware.messages.events import Event
-    from tests.support.trial import Trial
+    from tests.support.trials.trial import Trial
 
 LIMITS: list[dict[str, Any]] = [
     {},

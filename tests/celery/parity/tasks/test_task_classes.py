@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 import celery
 import pytest
 
-from tests.support.trial import step
+from tests.support.trials.trial import step
 
 if TYPE_CHECKING:
-    from tests.support.trial import Trial
+    from tests.support.trials.trial import Trial
 
 #: Celery 5.6 tells nobody of a rejection, and calls a success whose own hook raises a failure.
 RECORDS_REJECTIONS = KEEPS_SUCCESSES = celery.VERSION >= (5, 7)

@@ -1,0 +1,1 @@
+"""Tests of RabbitMQ when something dies or goes wrong."""

@@ -1,0 +1,465 @@
+"""A worker that dies between publishing a message's successor and acknowledging the message, on RabbitMQ: one of them goes on."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections import Counter
+from typing import TYPE_CHECKING, Any, cast
+
+import amqp
+import pytest
+from structlog.testing import capture_logs
+from webhooks.rabbit_node import USER
+
+from redelivery.middleware.brokers.rabbitmq.journal import reader as amqp_journal
+from redelivery.middleware.brokers.rabbitmq.journal.entries import (
+    HAS_HAD,
+    HAS_MOVED,
+    IS_MOVING,
+    IS_TURNING,
+    IS_UNRECORDED,
+    Moved,
+    entry,
+    moved_of,
+    word_of,
+)
+from redelivery.middleware.brokers.rabbitmq.journal.reader import Journal
+from redelivery.middleware.brokers.rabbitmq.messages import message_of
+from redelivery.middleware.brokers.rabbitmq.names import JOURNAL
+from redelivery.middleware.brokers.rabbitmq.topology import declare_journal
+from redelivery.middleware.messages.events import Outcome
+from redelivery.middleware.messages.recording import about
+from redelivery.middleware.messages.steps import dead, deferred, redelivered, redriven, released, sealed
+from redelivery.middleware.ports import Successor
+from tests.support.desk import task_message
+from tests.support.rabbit import TAP
+from tests.support.running import Shop, until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
+
+    from redelivery.middleware.messages.events import Event
+    from tests.support.rabbit import Rabbit
+
+POLICY = {"redelivery_delay": 0.1, "redelivery_delay_multiplier": 1.0, "max_delivery_attempts": 2}
+QUORUM = {"task_default_queue_type": "quorum", "task_create_missing_queue_type": "quorum"}
+KNOWN = "event=message.moved_already"
+
+
+@pytest.fixture(params=["classic", "quorum"])
+def here(request: pytest.FixtureRequest, rabbit: Rabbit, folder: Path) -> Iterator[Shop]:
+    """A shop on each type of queue."""
+    conf: dict[str, Any] = {"broker_transport_options": {"confirm_publish": True}}
+    conf |= QUORUM if request.param == "quorum" else {}
+    shop = Shop(
+        cast("Any", rabbit), folder, settings={"queues": {"#": POLICY}}, conf=conf, module="tests.support.rabbitmq.fork_shop"
+    )
+    yield shop
+    shop.stop()
+
+
+@pytest.fixture
+def dying(here: Shop, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    """Starts a worker that is to die at a step, the `times`-th time; has it run a task until it has, if one is named; its id."""
+
+    def die(order: str, task: str = "", *args: Any, times: int = 1, queues: str = "celery") -> str:
+        with monkeypatch.context() as told:
+            told.setenv("CHAOS_KILLS", str(here.folder / "kills"))
+            told.setenv("CHAOS_ORDER", f"{order}:{times}")
+            worker = here.start("-Q", queues, pool="threads")
+        task_id = str(here.app.send_task(f"tests.support.shop.{task}", args).id) if task else ""
+        assert worker.process.wait(60) == -signal.SIGKILL, worker.text[-3000:]
+        return task_id
+
+    return die
+
+
+def quiet(shop: Shop) -> None:
+    """Wait until nothing is left on the broker, for long enough that nothing is on its way."""
+    since, deadline = time.monotonic(), time.monotonic() + 90
+    while time.monotonic() < since + 2:
+        since = time.monotonic() if shop.leftovers() else since
+        assert since < deadline, shop.leftovers()
+        time.sleep(0.1)  # the broker can only be asked
+
+
+@pytest.mark.parametrize("order", ["moved.after", "record.after", "acknowledge.before"])
+def test_what_was_moved_when_its_worker_died_is_only_acknowledged(here: Shop, dying: Callable[..., str], order: str) -> None:
+    """It is due again, and runs once more, once: its original comes back to a worker that knows."""
+    task_id = dying(order, "fails", 1)
+    worker = here.start(pool="threads")
+    here.ended(task_id, "succeeded")
+    quiet(here)
+    assert [run["attempt"] for run in here.runs(task_id)] == [1, 2], worker.text[-3000:]
+    assert worker.text.count(KNOWN) == 1
+    assert here.letters() == []
+
+
+@pytest.mark.parametrize("order", ["confirm.before", "defer.after", "record.before"])
+@pytest.mark.parametrize("times", [1, 10])
+def test_what_was_being_moved_is_known_by_its_successor(here: Shop, dying: Callable[..., str], order: str, times: int) -> None:
+    """Its worker died before it had heard that the successor was there: whoever is handed that ends well or fails, and says so.
+
+    Nobody can tell whether that worker had recorded the move: whoever is handed the original does, perhaps once more, so that the
+    repeat has a name in the books.
+    """
+    task_id = dying(order, "fails", times)
+    worker = here.start(pool="threads")
+    here.ended(task_id, "succeeded" if times == 1 else "dead_lettered")
+    until(lambda: KNOWN in worker.text, what="the original to be known")
+    quiet(here)
+    assert [run["attempt"] for run in here.runs(task_id)] == [1, 2], worker.text[-3000:]
+    assert worker.text.count(KNOWN) == 1
+    assert here.outcomes_of(task_id).count("redelivery_scheduled") == (2 if order in {"record.after", "moved.before"} else 1)
+    assert len(here.letters()) == (times > 1)
+
+
+@pytest.mark.parametrize("order", ["had.after", "acknowledge.before"])
+def test_what_ended_after_a_move_when_its_worker_died_is_only_acknowledged(
+    here: Shop, dying: Callable[..., str], order: str
+) -> None:
+    """Its second delivery has succeeded, and that is recorded: it does not run a third time."""
+    task_id = dying(order, "fails", 1, times=2 if order == "acknowledge.before" else 1)
+    worker = here.start(pool="threads")
+    until(lambda: KNOWN in worker.text, what="the message to be known")
+    quiet(here)
+    assert [run["attempt"] for run in here.runs(task_id)] == [1, 2], worker.text[-3000:]
+    assert here.outcomes_of(task_id) == ["published", "redelivery_scheduled", "succeeded"]
+
+
+@pytest.mark.parametrize("order", ["moving.before", "moving.after"])
+def test_what_was_to_be_moved_and_was_not_is_delivered_again(here: Shop, dying: Callable[..., str], order: str) -> None:
+    """Whatever was written: nobody is ever handed a successor, and the message itself goes on."""
+    task_id = dying(order, "fails", 1)
+    worker = here.start(pool="threads")
+    here.ended(task_id, "succeeded", 120)
+    quiet(here)
+    assert [run["attempt"] for run in here.runs(task_id)] == [1, 1, 2]
+    assert KNOWN not in worker.text
+
+
+@pytest.mark.parametrize("order", ["moving.before", "moving.after"])
+def test_an_attempt_that_ran_counts_though_its_move_was_lost_a_second_time(
+    here: Shop, dying: Callable[..., str], order: str
+) -> None:
+    """The first crash counts against nobody. The second worker has recorded the start, and dies before it moves the message."""
+    task_id = dying(order, "fails")
+    dying(order, times=2)  # what it does first is to hand the message over again
+    here.start(pool="threads")
+    here.ended(task_id, "dead_lettered", 120)
+    quiet(here)
+    assert len(here.runs(task_id)) == POLICY["max_delivery_attempts"] + 1
+
+
+@pytest.mark.parametrize("order", ["moved.after", "record.after", "acknowledge.before"])
+def test_what_was_dead_when_its_worker_died_is_one_letter(here: Shop, dying: Callable[..., str], order: str) -> None:
+    """And is recorded as dead once."""
+    task_id = dying(order, "raises", "dead_letter")
+    worker = here.start(pool="threads")
+    until(lambda: KNOWN in worker.text, what="the original to be known")
+    quiet(here)
+    assert [letter["headers"]["id"] for letter in here.letters()] == [task_id]
+    assert here.outcomes_of(task_id).count("dead_lettered") == len(here.runs(task_id)) == 1
+
+
+@pytest.mark.parametrize("order", ["confirm.before", "dead_letter.after", "record.before"])
+def test_what_was_dying_when_its_worker_died_is_one_letter(here: Shop, dying: Callable[..., str], order: str) -> None:
+    """Its worker died before it had heard that the letter was there, or before it recorded it: the letter is found in its queue."""
+    others = [str(here.app.send_task("tests.support.shop.raises", ("dead_letter",)).id) for _ in range(3)]
+    first = here.start(pool="threads")
+    for each in others:
+        here.ended(each, "dead_lettered")
+    first.stop()
+    task_id = dying(order, "raises", "dead_letter")
+    worker = here.start(pool="threads")
+    until(lambda: KNOWN in worker.text, what="the original to be known")
+    quiet(here)
+    assert Counter(letter["headers"]["id"] for letter in here.letters()) == Counter([*others, task_id])
+    assert here.outcomes_of(task_id) == ["published", "dead_lettered"]
+    assert here.events_of(task_id)[-1].reason == here.events_of(others[0])[-1].reason
+    assert len(here.runs(task_id)) == 1
+
+
+@pytest.mark.parametrize("here", ["classic"], indirect=True)
+@pytest.mark.parametrize("order", ["confirm.before", "redrive.after", "record.before", "acknowledge.before"])
+def test_what_was_redriven_when_its_worker_died_lives_once_more_once(here: Shop, dying: Callable[..., str], order: str) -> None:
+    """A worker that consumes the dead-letter queue sends its letters back, and dies before it has recorded or acknowledged that."""
+    task_id = str(here.app.send_task("tests.support.shop.raises", ("dead_letter",)).id)
+    first = here.start(pool="threads")
+    here.ended(task_id, "dead_lettered")
+    first.stop()
+    dying(order, queues="DLQ.celery")
+    worker = here.start("-Q", "celery,DLQ.celery", pool="threads")
+    until(lambda: KNOWN in worker.text, what="the letter to be known")
+    quiet(here)
+    said = [
+        outcome for outcome in here.outcomes_of(task_id) if outcome != "redelivery_scheduled"
+    ]  # the dead worker may have had it
+    assert said == ["published", "dead_lettered", "redriven", "dead_lettered"]
+    assert len(here.letters("DLQ.DLQ.celery")) + len(here.letters()) == 1
+
+
+@pytest.mark.parametrize("order", ["moving.before", "moving.after", "dead_letter.before"])
+def test_what_died_before_its_letter_was_there_is_delivered_again(here: Shop, dying: Callable[..., str], order: str) -> None:
+    """Whatever was written: no letter is found, and the message itself goes on and dies."""
+    task_id = dying(order, "raises", "dead_letter")
+    assert here.letters() == []
+    worker = here.start(pool="threads")
+    here.ended(task_id, "dead_lettered")
+    quiet(here)
+    assert [letter["headers"]["id"] for letter in here.letters()] == [task_id]
+    assert KNOWN not in worker.text
+
+
+@pytest.mark.parametrize("order", ["", "confirm.before:3"], ids=["any", "second-try"])
+def test_what_was_moved_and_not_recorded_is_delivered_again(
+    here: Shop, rabbit: Rabbit, order: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The log refuses its event, and its worker dies before it takes it: acknowledged, the task would have no end in the books.
+
+    It dies at any moment, or when it has published the event once more and does not know the answer.
+    """
+    task_id = str(here.app.send_task("tests.support.shop.raises", ("dead_letter",)).id)
+    assert here.outcomes_of(task_id) == ["published"]
+    with rabbit.connection() as connection:
+        connection.default_channel.queue_delete(TAP)  # else an event that the log refuses is heard all the same
+    rabbit.ctl(
+        "set_policy", "full", "redelivery.outcomes", '{"max-length": 1, "overflow": "reject-publish"}', "--apply-to", "queues"
+    )
+    with monkeypatch.context() as told:
+        if order:
+            told.setenv("CHAOS_KILLS", str(here.folder / "kills"))
+            told.setenv("CHAOS_ORDER", order)
+        worker = here.start(pool="threads")
+    if order:
+        assert worker.process.wait(60) == -signal.SIGKILL, worker.text[-3000:]
+    else:
+        until(lambda: "takes no events" in worker.text, what="the refusal to be told")
+        worker.kill()
+    rabbit.ctl("clear_policy", "full")
+    rabbit.tap()
+    here.start(pool="threads")
+    here.ended(task_id, "dead_lettered")
+    quiet(here)
+
+
+def test_a_letter_that_was_refused_has_no_word(here: Shop, rabbit: Rabbit) -> None:
+    """Its worker dies while the queue is full: the message comes again, and is a letter when there is room."""
+    with rabbit.connection() as connection:
+        channel = connection.default_channel
+        full = {"x-max-length": 1, "x-overflow": "reject-publish"}
+        channel.queue_declare("DLQ.celery", durable=True, auto_delete=False, arguments=full)
+        channel.basic_publish(message_of(sealed(task_message("filler")), target=("", "DLQ.celery")), "", "DLQ.celery")
+    first = here.start(pool="threads")
+    task_id = str(here.app.send_task("tests.support.shop.raises", ("dead_letter",)).id)
+    until(lambda: "transition.unroutable" in first.text, what="the refusal to be told")
+    first.kill()
+    second = here.start(pool="threads")
+    until(lambda: "transition.unroutable" in second.text, what="it to be refused again")
+    with rabbit.connection() as connection:
+        connection.default_channel.queue_purge("DLQ.celery")
+    here.ended(task_id, "dead_lettered")
+    assert [letter["headers"]["id"] for letter in here.letters()] == [task_id]
+    assert KNOWN not in second.text
+
+
+def test_what_went_back_without_having_run_is_run_however_often_it_comes_again(here: Shop) -> None:
+    """Given back by a worker that stops, it is the same message: no word may stand for it, or the next crash would end it."""
+    running = str(here.app.send_task("tests.support.shop.naps", (2,)).id)
+    waiting = str(here.app.send_task("tests.support.shop.ok").id)
+    first = here.start(pool="threads", concurrency=1)
+    until(lambda: here.runs(running), what="the first to run")
+    first.stop()
+    assert not here.runs(waiting)
+    blocking = str(here.app.send_task("tests.support.shop.naps", (3600,)).id)
+    second = here.start("--prefetch-multiplier=10", pool="threads", concurrency=1)
+    until(lambda: here.runs(blocking) or here.runs(waiting), what="the second to have them")
+    second.kill()
+    third = here.start(pool="threads", concurrency=2)
+    here.ended(waiting, "succeeded")
+    assert KNOWN not in third.text
+
+
+@pytest.mark.parametrize("order", ["confirm.before", "release.after", "moved.after", "acknowledge.before"])
+def test_what_was_given_back_when_its_worker_died_runs_once(here: Shop, monkeypatch: pytest.MonkeyPatch, order: str) -> None:
+    """A worker that is told to stop publishes what it has not begun again, and dies before it acknowledges the originals."""
+    running = str(here.app.send_task("tests.support.shop.naps", (5,)).id)
+    waiting = [str(here.app.send_task("tests.support.shop.ok").id) for _ in range(3)]
+    with monkeypatch.context() as told:
+        told.setenv("CHAOS_KILLS", str(here.folder / "kills"))
+        told.setenv("CHAOS_ORDER", f"{order}:1")
+        first = here.start(pool="threads", concurrency=1)
+    until(lambda: here.runs(running), what="the first to run")
+    first.process.terminate()
+    assert first.process.wait(60) == -signal.SIGKILL, first.text[-3000:]
+    second = here.start(pool="threads")
+    for each in [running, *waiting]:
+        here.ended(each, "succeeded", 120)
+    quiet(here)
+    assert [len(here.runs(each)) for each in waiting] == [1] * 3
+    assert second.text.count(KNOWN) == 3
+
+
+def test_without_a_right_to_a_journal_all_goes_on_as_without_one(here: Shop, rabbit: Rabbit, dying: Callable[..., str]) -> None:
+    """The worker says so once; what was moved when it died goes on twice, and nothing is lost."""
+    rabbit.ctl("set_permissions", USER, f"^(?!{JOURNAL})", ".*", ".*")
+    task_id = dying("acknowledge.before", "raises", "dead_letter")
+    worker = here.start(pool="threads")
+    until(lambda: len(here.letters()) == 2, what="the second letter")
+    assert {letter["headers"]["id"] for letter in here.letters()} == {task_id}
+    assert worker.text.count("event=journal.missing") == 1
+
+
+def test_what_succeeds_at_once_writes_nothing_into_the_journal(here: Shop, rabbit: Rabbit) -> None:
+    """The usual case pays nothing for crashes; what is moved on writes its words."""
+    here.start(pool="threads")
+    for task_id in [str(here.app.send_task("tests.support.shop.ok").id) for _ in range(20)]:
+        here.ended(task_id, "succeeded")
+    assert rabbit.depth(JOURNAL) == 0
+    here.ended(str(here.app.send_task("tests.support.shop.fails", (1,)).id), "succeeded")
+    assert until(lambda: rabbit.depth(JOURNAL), what="the words of a move") >= 2
+
+
+# the journal itself
+
+
+@pytest.fixture
+def journal(rabbit: Rabbit) -> Iterator[Journal]:
+    """A journal, declared, on the test's virtual host."""
+    with rabbit.connection() as connection:
+        connection.connect()
+        assert declare_journal(connection.connection, JOURNAL)
+    made = Journal(lambda: opened(rabbit), JOURNAL)
+    yield made
+    made.close()
+
+
+def opened(rabbit: Rabbit) -> Any:
+    """A connection that is open."""
+    connection = rabbit.connection()
+    connection.connect()
+    return connection
+
+
+def write(rabbit: Rabbit, *messages: amqp.Message) -> None:
+    """Write into the journal, as anybody may who may publish."""
+    with rabbit.connection() as connection:
+        for message in messages:
+            connection.default_channel.basic_publish(message, routing_key=JOURNAL)
+
+
+def answers(journal: Journal, words: list[bytes]) -> dict[bytes, Successor]:
+    """Ask for these words; the answers, by and by."""
+    told: dict[bytes, Successor] = {}
+    for word in words:
+        journal.ask(word, frozenset(), lambda known, _, word=word: told.update({word: known}))  # type: ignore[misc]
+    return told
+
+
+def test_each_word_is_found_and_no_other(rabbit: Rabbit, journal: Journal) -> None:
+    """Whatever else is written there; a word that comes within the second that a reader waits; not one that was taken back."""
+    words = [bytes([number]) * 16 for number in range(101)]
+    nonsense = [
+        amqp.Message("no word"),
+        amqp.Message(b"\xff" * 100_001),
+        amqp.Message(HAS_MOVED + b"short"),
+        amqp.Message(IS_MOVING + b"x" * 37),
+    ]
+    write(rabbit, entry(HAS_MOVED, words[:50]), *nonsense, entry(HAS_MOVED, words[50:98]), entry(HAS_HAD, words[99:100]))
+    write(rabbit, entry(HAS_MOVED, words[100:]), entry(IS_UNRECORDED, words[100:]))
+    told = answers(journal, words)
+    write(rabbit, entry(HAS_MOVED, [words[98]]))
+    until(lambda: len(told) == len(words), what="the answers")
+    assert [told[word] for word in words] == [Successor.RECORDED] * 100 + [Successor.UNKNOWN]
+
+
+@pytest.mark.parametrize("kind", [HAS_HAD, HAS_MOVED])
+def test_what_became_of_a_successor_tells_that_it_was_there(
+    rabbit: Rabbit, journal: Journal, monkeypatch: pytest.MonkeyPatch, kind: bytes
+) -> None:
+    """However late that comes. One that is only being moved may be gone with its broker, and one of which nobody speaks, too."""
+    monkeypatch.setattr(amqp_journal, "MARGIN", 8.0)
+    known, unknown, successor, other, third = (bytes([number]) * 16 for number in range(5))
+    moves = [Moved(known, successor), Moved(unknown, other), Moved(other, third)]
+    write(rabbit, entry(IS_MOVING, [move.moving for move in moves]))
+    told = answers(journal, [known, unknown])
+    time.sleep(4)  # longer than a reader waits for a word: nothing may be told yet
+    assert told == {}
+    write(rabbit, entry(kind, [successor]))
+    until(lambda: len(told) == 2, 30, "the answers")
+    assert told == {known: Successor.SEEN, unknown: Successor.UNKNOWN}
+
+
+def test_a_letter_is_looked_for_in_no_queue_but_those_of_its_policy(rabbit: Rabbit, journal: Journal) -> None:
+    """Anybody may write into the journal. Where the policy does name the queue, the letter is found, and its event is told."""
+    first = task_message("a")
+    letter = dead(first, "celery", dead_letter_queue="theirs", reason="rejected", at_ms=1, seen_ms=1, attempt=None, failed=None)
+    event = about(first["headers"], "celery", b"", Outcome.DEAD_LETTERED, reason="rejected")
+    moved = moved_of(sealed(first), sealed(letter), "celery", 0, target="theirs", events=[event], now_ms=7)
+    assert moved is not None
+    with rabbit.connection() as connection:
+        connection.default_channel.queue_declare("theirs", durable=True, auto_delete=False)
+        connection.default_channel.basic_publish(message_of(sealed(letter), target=("", "theirs")), "", "theirs")
+    write(rabbit, entry(IS_TURNING, [moved.turning]))
+    told: dict[str, tuple[Successor, Sequence[Event]]] = {}
+    for name in ("DLQ.celery", "theirs"):
+        journal.ask(moved.word, frozenset({name}), lambda known, events, name=name: told.update({name: (known, events)}))  # type: ignore[misc]
+        until(lambda name=name: name in told, what="the answer")  # type: ignore[misc]
+        with rabbit.connection() as connection:
+            found = connection.default_channel.basic_get("theirs")
+            assert found.delivery_info["redelivered"] == (name == "theirs")
+            connection.default_channel.basic_reject(found.delivery_tag, requeue=True)
+        with rabbit.connection() as connection:
+            connection.default_channel.queue_purge("theirs")
+            connection.default_channel.basic_publish(message_of(sealed(letter), target=("", "theirs")), "", "theirs")
+    assert told["DLQ.celery"] == (Successor.UNKNOWN, ())
+    known, (told_of,) = told["theirs"]
+    assert known is Successor.SEEN
+    assert (told_of.task_id, told_of.outcome, told_of.reason, told_of.at_ms) == ("a", "dead_lettered", "rejected", 7)
+
+
+def test_a_successor_that_is_long_in_coming_is_not_waited_for() -> None:
+    """Nor is a letter, which nobody is handed."""
+    assert Moved(b"w" * 16, b"s" * 16, 60).moving
+    assert not Moved(b"w" * 16, b"s" * 16, 61).moving
+    assert not Moved(b"w" * 16, b"s" * 16, dead_letter_queue="DLQ.celery").moving
+
+
+def test_a_journal_that_cannot_be_read_holds_nobody_up(rabbit: Rabbit) -> None:
+    """Nothing is known then, and the log says so."""
+    told: list[Successor] = []
+    made = Journal(lambda: opened(rabbit), JOURNAL)  # never declared
+    with capture_logs() as lines:
+        made.ask(b"w" * 16, frozenset(), lambda known, _: told.append(known))
+        until(lambda: told, what="the answer")
+    assert told == [Successor.UNKNOWN]
+    assert [line["event"] for line in lines] == ["journal.unread"]
+    made.close()
+
+
+def test_a_word_is_of_one_delivery_of_one_message() -> None:
+    """Whatever else differs makes another word; what the broker writes when it hands a message over does not."""
+    first = task_message("a")
+    again = redelivered(first, "celery", seen_ms=1, attempt=None)
+    waiting = deferred(first, "celery", seen_ms=1, eta="2026-01-01T00:00:00+00:00")
+    alive = redriven(again, ("", "celery"))
+    raws = [sealed(each) for each in (first, task_message("b"), {**first, "body": "YQ=="}, again, waiting, alive)]
+    assert len({word_of(each, "celery") for each in raws} | {word_of(raws[0], "other")}) == len(raws) + 1
+    handed = {**first, "properties": {**first["properties"], "delivery_tag": "7"}}
+    assert word_of(sealed(handed), "celery") == word_of(raws[0], "celery")
+    put_back = released(first)
+    assert word_of(sealed(put_back), "celery") != word_of(raws[0], "celery")
+    for before, after in (
+        (first, put_back),
+        (put_back, released(put_back)),
+        (first, again),
+        (first, waiting),
+        (waiting, again),
+        (again, alive),
+    ):
+        made = moved_of(sealed(before), sealed(after), "celery", 3, target="other")
+        assert made == Moved(word_of(sealed(before), "celery"), word_of(sealed(after), "other"), 3)
+        assert moved_of(sealed(after), sealed(before), "celery", 3, target="other") is None
+    assert moved_of(raws[0], raws[0], "celery", 0, target="celery") is None

@@ -1,0 +1,1 @@
+"""Tests of what is looked at when a worker on RabbitMQ starts."""

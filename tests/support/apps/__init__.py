@@ -1,0 +1,1 @@
+"""Applications that workers under test run, and what publishes to them."""

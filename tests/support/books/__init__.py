@@ -1,0 +1,1 @@
+"""The books under test: Spark, the command, and recorded events."""

@@ -1,0 +1,44 @@
+"""The command `redelivery reconcile` for the tests of the books, and one task that succeeded for it to read.
+
+`from tests.support.books.books_command import told` gives a module the fixture.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+from click.testing import CliRunner, Result
+
+from redelivery.workers.cli.reconcile import reconcile
+from tests.support.books.spark_session import Histories
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["COMMAND", "SUCCEEDED", "arguments", "run", "told"]
+
+COMMAND = [sys.executable, "-m", "redelivery.workers.cli.reconcile"]
+SUCCEEDED = ("succeeded", {"delivery": 1, "attempt": 1})
+
+
+@pytest.fixture
+def told(tmp_path: Path) -> Histories:
+    """One task that succeeded, written for the job."""
+    told = Histories()
+    told.tell("a", "published", SUCCEEDED)
+    told.hold("b", "queue")
+    told.write(tmp_path)
+    return told
+
+
+def arguments(folder: Path, *more: str, **places: str) -> list[str]:
+    """The command's arguments."""
+    named = {name: str(folder / name) for name in ("outcomes", "inventory")} | {"output": str(folder / "books")} | places
+    return [*(word for name, place in named.items() for word in (f"--{name}", place)), *more]
+
+
+def run(folder: Path, *more: str, **places: str) -> Result:
+    """Run the command in this process, where Spark is running already."""
+    return CliRunner().invoke(reconcile, arguments(folder, *more, **places))

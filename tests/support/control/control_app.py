@@ -1,0 +1,155 @@
+"""The Celery app of the tests of remote control, shutdown, limits and routing: tasks that begin and end when a test says so.
+
+A task that `holds` notes that it has begun and waits until its gate, a file in the shop's folder, is opened.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from celery import Celery, signals
+from celery.exceptions import Reject
+from celery.signals import worker_ready
+from celery.worker import request as celery_request
+
+from redelivery import Redelivery
+from tests.support.control.control_queues import QUEUES, ROUTES
+
+app = Celery("control", broker=os.environ["SHOP_BROKER"], backend=os.environ.get("SHOP_BACKEND"))
+app.conf.update(json.loads(os.environ.get("SHOP_CONF", "{}")))
+app.conf.broker_connection_retry_on_startup = True
+app.conf.redelivery = json.loads(os.environ.get("SHOP_SETTINGS", "{}"))
+
+if os.environ.get("CONTROL_ROUTES"):
+    app.conf.task_queues = QUEUES
+    app.conf.task_routes = ROUTES
+
+if not os.environ.get("SHOP_PLAIN"):
+    Redelivery(app)
+
+FOLDER = Path(os.environ["SHOP_RUNS"]).parent
+
+
+class Fast(datetime):
+    """A clock that is an hour ahead, as Celery's requests read it."""
+
+    @classmethod
+    def now(cls, tz: Any = None) -> Any:
+        """An hour from now."""
+        return datetime.now(tz) + timedelta(hours=1)
+
+
+if os.environ.get("CONTROL_FAST_CLOCK"):
+    celery_request.datetime = Fast
+
+
+def note(task_id: str, event: str, **facts: Any) -> None:
+    """Append one line; whole lines of different processes do not mix."""
+    line = json.dumps({"id": task_id, "at": time.time(), "pid": os.getpid(), "event": event, **facts}) + "\n"
+    descriptor = os.open(os.environ["SHOP_RUNS"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    try:
+        os.write(descriptor, line.encode())
+    finally:
+        os.close(descriptor)
+
+
+@worker_ready.connect
+def ready(**_: Any) -> None:
+    """Say that the worker consumes."""
+    Path(os.environ["SHOP_READY"]).touch()
+
+
+@signals.task_revoked.connect
+def on_revoked(request: Any, terminated: bool, expired: bool, **_: Any) -> None:
+    """Noted as a signal."""
+    note(request.id, "task_revoked", terminated=terminated, expired=expired)
+
+
+@app.task(bind=True)
+def ok(self: Any, value: Any = None) -> Any:
+    """Succeeds."""
+    note(self.request.id, "run", queue=self.request.delivery_info["routing_key"], value=value)
+    return value
+
+
+@app.task(bind=True)
+def bills(self: Any) -> None:
+    """Succeeds, on the queue to which the app's routes send it."""
+    note(self.request.id, "run", queue=self.request.delivery_info["routing_key"])
+
+
+@app.task(bind=True)
+def holds(self: Any, gate: str = "", value: Any = None, seconds: float = 0) -> Any:
+    """Waits for its gate, and a while."""
+    note(self.request.id, "run", redelivered=self.request.delivery_info["redelivered"], value=value)
+    while not (FOLDER / f"gate-{gate or self.request.id}").exists():
+        time.sleep(0.02)
+    time.sleep(seconds)
+    note(self.request.id, "end")
+    return value
+
+
+@app.task(bind=True, acks_late=False)
+def early(self: Any, gate: str) -> None:
+    """Is acknowledged before it runs, and waits for its gate."""
+    note(self.request.id, "run")
+    while not (FOLDER / f"gate-{gate}").exists():
+        time.sleep(0.02)
+    note(self.request.id, "end")
+
+
+@app.task(bind=True)
+def fails(self: Any, times: int = 10**6, message: str = "no") -> str:
+    """Fails so many times, then succeeds."""
+    note(self.request.id, "run")
+    if self.request.retries < times:
+        raise RuntimeError(message)
+    return "at last"
+
+
+@app.task(bind=True)
+def rejects(self: Any) -> None:
+    """Rejects its message."""
+    note(self.request.id, "run")
+    reason = "no"
+    raise Reject(reason, requeue=False)
+
+
+@app.task(bind=True, rate_limit="4/s")
+def limited(self: Any) -> None:
+    """Runs four times a second."""
+    note(self.request.id, "run")
+
+
+@app.task(bind=True, rate_limit="1/h")
+def hourly(self: Any) -> None:
+    """Runs once an hour."""
+    note(self.request.id, "run")
+
+
+@app.task(bind=True)
+def grows(self: Any, megabytes: int) -> None:
+    """Makes its process larger for good."""
+    note(self.request.id, "run")
+    KEPT.append(bytearray(os.urandom(1) * (megabytes << 20)))
+
+
+KEPT: list[bytearray] = []
+
+
+@app.task(bind=True)
+def gathers(self: Any, results: Any) -> Any:
+    """Ends a chord."""
+    note(self.request.id, "run")
+    return results
+
+
+@app.task
+def regrets(request: Any, exc: Any, _traceback: Any) -> None:
+    """An error callback."""
+    note(request.id, "errback", exception=type(exc).__name__)

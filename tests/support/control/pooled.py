@@ -1,0 +1,78 @@
+"""A shop on each pool, shared by the tests of every module that tells its story on all of them.
+
+Each has a private broker, a result backend, and one worker with room for two tasks (one on solo) that consumes the queues of
+`tests.support.control.control_queues`. The worker is started when it is first asked for, and again where a test has ended it.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.control.control import Floor, floor
+from tests.support.control.control_queues import QUEUES, ROUTES
+from tests.support.lanes import FULL
+from tests.support.trials.trial import missing
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["CAN_TERMINATE", "GREEN", "POOLS", "Floors", "floors", "on", "places", "pool_param"]
+
+POOLS = ("prefork", "threads", "solo", "gevent", "eventlet")
+#: Pools of greenlets: the worker's own loop waits while they have no room.
+GREEN = {"gevent", "eventlet"}
+#: Pools in which a task can be ended from outside; in the others Celery says so and lets it run.
+CAN_TERMINATE = {"prefork", *GREEN}
+
+
+def places(pool: str) -> int:
+    """How many tasks run at once."""
+    return 1 if pool == "solo" else 2
+
+
+def pool_param(pool: str) -> object:
+    """A parameter: all tests with it run in one process of the test run, and share its floor."""
+    marks = [pytest.mark.xdist_group(f"pools-{pool}")]
+    return pytest.param(pool, marks=marks if pool == POOLS[0] else [*marks, FULL])
+
+
+class Floors:
+    """The floors of one test run's process, each opened when it is first asked for."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        self._stack = stack
+        self._open: dict[str, Floor] = {}
+
+    def of(self, pool: str) -> Floor:
+        """The pool's floor, with a living worker. In CI no pool may be missing."""
+        here = self.without_worker(pool)
+        if not here.workers or here.workers[-1].process.poll() is not None:
+            here.start(pool=pool)
+        return here
+
+    def without_worker(self, pool: str) -> Floor:
+        """The pool's floor, whether or not a worker lives."""
+        if missing(pool):
+            (pytest.fail if os.environ.get("CI") else pytest.skip)(missing(pool))
+        if pool not in self._open:
+            here = self._stack.enter_context(floor(backend=True, variables={"CONTROL_ROUTES": "1"}))
+            here.app.conf.update(task_queues=QUEUES, task_routes=ROUTES)
+            self._open[pool] = here
+        return self._open[pool]
+
+
+@pytest.fixture(scope="session")
+def floors() -> Iterator[Floors]:
+    """All floors."""
+    with ExitStack() as stack:
+        yield Floors(stack)
+
+
+@pytest.fixture(params=[pool_param(pool) for pool in POOLS])
+def on(request: pytest.FixtureRequest, floors: Floors) -> tuple[str, Floor]:
+    """A worker of each pool."""
+    return request.param, floors.of(request.param)

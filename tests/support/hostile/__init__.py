@@ -1,0 +1,1 @@
+"""Hostile messages, tasks that end their worker, and tasks that lie."""

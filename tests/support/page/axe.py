@@ -1,0 +1,23 @@
+"""What axe-core finds in the page that a browser shows."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tests.support.page.browser import Browser
+
+__all__ = ["findings"]
+
+AXE = Path(sys.prefix) / "stubs" / "axe_playwright_python" / "axe.min.js"
+
+
+def findings(browser: Browser) -> list[Any]:
+    """Each rule that is broken, with the places."""
+    browser.ask(AXE.read_text(encoding="utf-8") + "; 0")
+    found: list[Any] = browser.ask(
+        "axe.run().then(each => each.violations.map(one => [one.id, one.nodes.map(node => node.html.slice(0, 200))]))"
+    )
+    return found

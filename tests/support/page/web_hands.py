@@ -1,0 +1,125 @@
+"""Two ways to work on the page: a real browser, with or without its scripts, and forms alone as plain HTTP.
+
+A `Hand` is somebody on one page: it opens an address, follows a link, fills a form in and sends it, and reads what is there.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from html import unescape
+from typing import TYPE_CHECKING, Protocol
+from urllib.parse import urlencode
+
+from tests.support.page.web_page import TOKEN
+
+if TYPE_CHECKING:
+    from tests.support.page.browser import Browser, Page
+    from tests.support.page.web_page import Answer, WebPage
+
+__all__ = ["Forms", "Hand", "Window"]
+
+
+class Hand(Protocol):
+    """Somebody who works on a page."""
+
+    def enter(self, page: WebPage) -> None:
+        """Log in to this page."""
+
+    def open(self, path: str) -> str:
+        """Open an address; what is read there."""
+
+    def again(self) -> str:
+        """Open the same address once more."""
+
+    def follow(self, path: str, text: str = "") -> str:
+        """Follow the first link to an address that begins so and has this text; what is read there."""
+
+    def send(self, path: str, **fields: str) -> str:
+        """Fill in these fields of the form that goes there, and send it; what is read behind it."""
+
+
+class Forms:
+    """Plain HTTP: links and forms, as a browser without scripts sends them."""
+
+    def enter(self, page: WebPage) -> None:
+        """As `Hand.enter`."""
+        self._visitor = page.operator()
+        self.open("/")
+
+    def open(self, path: str) -> str:
+        """As `Hand.open`."""
+        self._path = path
+        return self._now(self._visitor.get(path))
+
+    def again(self) -> str:
+        """As `Hand.again`."""
+        return self.open(self._path)
+
+    def follow(self, path: str, text: str = "") -> str:
+        """As `Hand.follow`."""
+        links = re.findall(r'<a [^>]*?href="([^"]*)"[^>]*>(.*?)</a>', self._answer.text, re.DOTALL)
+        found = [unescape(href) for href, inside in links if unescape(href).startswith(path) and text in unescape(inside)]
+        assert found, (path, text, self._answer.read)
+        return self.open(found[0])
+
+    def send(self, path: str, **fields: str) -> str:
+        """As `Hand.send`."""
+        form = self._answer.forms(path)[0] | fields
+        is_posted = re.search(rf'<form method="post" action="{re.escape(path)}', self._answer.text)
+        if is_posted:
+            done = self._visitor.post(path, form)
+            assert done.status == 303, (done.status, done.read)
+            return self.open(done.header("location"))
+        return self.open(f"{path}?{urlencode({name: value for name, value in form.items() if value})}")
+
+    def _now(self, answer: Answer) -> str:
+        self._answer = answer
+        assert answer.status == 200, (answer.status, answer.read)
+        return answer.read
+
+
+class Window:
+    """A window of a real browser; `has_scripts` says whether the page may run any. `shown` is each page that was opened."""
+
+    def __init__(self, browser: Browser, *, has_scripts: bool) -> None:
+        self._browser, self._has_scripts = browser, has_scripts
+        self._address = ""
+        self.shown: list[Page] = []
+
+    def enter(self, page: WebPage) -> None:
+        """As `Hand.enter`."""
+        self._address = page.address
+        self.open(f"/login?token={TOKEN}")
+
+    def open(self, path: str) -> str:
+        """As `Hand.open`."""
+        self.shown.append(self._browser.open(self._address + path, width=1280, has_scripts=self._has_scripts))
+        return self._read()
+
+    def again(self) -> str:
+        """As `Hand.again`."""
+        return self._go("location.reload()")
+
+    def follow(self, path: str, text: str = "") -> str:
+        """As `Hand.follow`."""
+        chosen = f"each.getAttribute('href').startsWith({json.dumps(path)}) && each.innerText.includes({json.dumps(text)})"
+        return self._go(f"[...document.querySelectorAll('a[href]')].find(each => {chosen}).click()")
+
+    def send(self, path: str, **fields: str) -> str:
+        """As `Hand.send`."""
+        form = f"[...document.forms].find(each => new URL(each.action).pathname === {json.dumps(path)})"
+        return self._go(
+            f"(() => {{ const form = {form}; for (const [name, value] of Object.entries({json.dumps(fields)})) "
+            "form.elements[name].value = value; form.querySelector('button').click(); })()"
+        )
+
+    def _go(self, act: str) -> str:
+        """Do it, and wait until another document is there."""
+        self._browser.ask("window.before = true")
+        self._browser.ask(act)
+        self._browser.await_("!window.before && document.readyState === 'complete'")
+        return self._read()
+
+    def _read(self) -> str:
+        return " ".join(str(self._browser.ask("document.body.innerText")).split())

@@ -1,0 +1,251 @@
+"""The pictures of the operator's page in its documents: each screen of a real broker, drawn by Chromium in each size and colour.
+
+`docs/screens/web/` holds them, and `docs/web-screens.md` shows them. To draw them anew:
+`./dev python -m tests.support.page.web_screens`; with names of screens behind it, those alone.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from PIL import Image
+
+from redelivery.middleware.messages.envelope import Attempt, Envelope
+from redelivery.middleware.messages.events import ENTRY, Event, Outcome
+from redelivery.workers.operations.letters.filter import Filter
+from redelivery.workers.operations.runs import operation
+from redelivery.workers.operations.runs.operation import Kind, Options, State
+from tests.support.books.spark_session import Histories
+from tests.support.desk import LETTERS, QUEUE, Desk, body_of, task_message
+from tests.support.page.browser import Browser, program
+from tests.support.page.web_page import TOKEN, WebPage
+from tests.support.running import until
+from tests.support.servers import Server, binaries
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+ROOT = Path(__file__).resolve().parents[3]
+FOLDER = ROOT / "docs" / "screens" / "web"
+CAUSES = (
+    (
+        "shop.payments.charge_card",
+        "requests.exceptions.ReadTimeout",
+        "HTTPSConnectionPool(host='pay.example'): read timed out",
+        "3c1f9a2e",
+    ),
+    ("shop.mail.send_receipt", "smtplib.SMTPServerDisconnected", "Connection unexpectedly closed", "b07d44c1"),
+    ("shop.parcels.print_label", "shop.parcels.NoSuchParcel", "there is no parcel {number}", "91e2a7d0"),
+)
+#: Each screen with its title in the document.
+SCREENS = {
+    "overview": "Overview",
+    "causes": "Causes",
+    "letters": "Dead letters",
+    "letter": "A dead letter",
+    "dry-run": "A dry run",
+    "operations": "Operations and the audit",
+    "operation": "An operation",
+    "delayed": "Delayed",
+    "cancel": "A dry run of a bulk cancel",
+    "task": "Task",
+    "queues": "Queues",
+    "queue": "A queue",
+    "workers": "Workers",
+    "books": "Books",
+    "login": "The login",
+    "gone": "The broker does not answer",
+}
+#: Widths with the height of their window, and the colours.
+SIZES, SCHEMES = {390: 844, 1280: 800, 1920: 1080}, ("light", "dark")
+#: Colours of a picture.
+COLOURS = 256
+
+
+def arrange(desk: Desk) -> None:
+    """An hour of work, dead letters of three causes, messages that wait, and two workers with some of them."""
+    drawn = random.Random(7)  # noqa: S311 - numbers of a picture
+    _an_hour(desk, drawn)
+    for number, name in enumerate(("w1@shop-1", "w2@shop-2")):
+        desk.transport.leases.register(
+            f"w{number}", {"worker": name, "pid": 4211 + number, "since": desk.transport.now_ms() - 7_300_000}
+        )
+    ages_ms = sorted((int(drawn.expovariate(1 / 5e6)) for _ in range(180)), reverse=True)
+    for number, ago_ms in enumerate(ages_ms):
+        task, exception, said, fingerprint = drawn.choices(CAUSES, weights=(5, 2, 9))[0]
+        message = task_message(task=task, body=body_of(number, f"customer-{number % 40}"))
+        message["headers"]["redelivery"] = _tried(
+            desk.transport.now_ms() - ago_ms, f"{exception}: {said.format(number=1000 + number)}"
+        )
+        desk.die(message, exception=exception, said=said.format(number=1000 + number), fingerprint=fingerprint, ago_ms=ago_ms)
+    for _ in range(40):
+        desk.delay(task_message(task="shop.mail.remind"), delay_ms=drawn.randrange(60_000, 8_000_000))
+    for _ in range(30):
+        desk.publish(task_message(task="shop.payments.charge_card"))
+    for number in range(7):
+        desk.hold(f"w{number % 2}")
+    desk.transport.leases.unregister("w")
+    desk.client.set(desk.keys.dispatcher, "w0")
+
+
+def _tried(died_ms: int, exception: str) -> dict[str, Any]:
+    """The header of a message whose first two attempts have failed."""
+    waits = ((9_400, 2_100), (4_300, 4_200))
+    attempts = [Attempt(at_ms=died_ms - ago, worker="w1@shop-1", exception=exception, delay_ms=delay) for ago, delay in waits]
+    tried = Envelope(attempt=2, delivery=2, first_seen_ms=died_ms - 9_500, attempts=tuple(each.to_header() for each in attempts))
+    return tried.to_header()
+
+
+def _an_hour(desk: Desk, drawn: random.Random) -> None:
+    """Events of the last hour: successes, a few retries, and deaths that become more in the end."""
+    now_ms = desk.transport.now_ms()
+    kinds = ((Outcome.SUCCEEDED, 40), (Outcome.REDELIVERY_SCHEDULED, 6), (Outcome.DEAD_LETTERED, 1))
+    for minute in range(60):
+        moments = sorted(drawn.randrange(60_000) for _ in range(sum(count for _, count in kinds) + (minute > 45) * 4))
+        for at, moment in enumerate(moments):
+            outcome = drawn.choices([kind for kind, _ in kinds], weights=[count + (minute > 45) * 5 for _, count in kinds])[0]
+            event = Event(
+                task_id=f"task-{minute}-{at}", outcome=outcome, task="shop.payments.charge_card", queue=QUEUE, worker="w1@shop-1"
+            )
+            entry: Any = dict(zip(ENTRY, event.to_entry(), strict=True))
+            stamp = f"{now_ms - 3_600_000 + minute * 60_000 + moment}-{at}"
+            desk.client.xadd(desk.keys.outcomes, entry, id=stamp)
+
+
+def operate(desk: Desk) -> Mapping[str, str]:
+    """What an operator begins: a canary that passes, and one that is paused; the ids of the first, and of a task that went back."""
+    began = operation.begin(
+        desk.install,
+        Kind.REDRIVE,
+        LETTERS,
+        Filter(fingerprints=("b07d44c1",)),
+        Options(rate=50.0),
+        actor="ada",
+        why="the mail server is back",
+    )
+    until(lambda: operation.found(desk.install, began.id).state is State.DONE, 60, "the redrive")
+    desk.client.set(desk.keys.operator, "another")  # so that what follows stays as it is
+    paused = operation.begin(
+        desk.install,
+        Kind.REDRIVE,
+        LETTERS,
+        Filter(tasks=("shop.parcels.*",)),
+        Options(canary=10, rate=5.0),
+        actor="ben",
+        why="labels are printed again",
+    )
+    operation.pause(desk.install, paused.id, "ben", "the printer is out of paper")
+    gone = next(event.task_id for event in desk.events if event.outcome == Outcome.REDRIVEN)
+    return {"operation": began.id, "task": gone}
+
+
+def keep_books(folder: Path) -> Path:
+    """Books with a life that is lost and one that ended twice; where they are."""
+    told, began_ms = Histories(), int(time.time() * 1000) - 7_200_000
+    for number in range(40):
+        ended = ("succeeded", {"delivery": 1, "attempt": 1, "worker": "w1@shop-1"})
+        told.tell(f"3f2a9c{number:02}", "published", ended, start_ms=began_ms)
+    told.tell("8c1e77d04b", "published", ("received", {"delivery": 1, "worker": "w1@shop-1"}), start_ms=began_ms)
+    ends = [("succeeded", {"delivery": each, "attempt": each, "worker": f"w{each}@shop-{each}"}) for each in (1, 2)]
+    told.tell("b60f15aa92", "published", *ends, start_ms=began_ms)
+    told.hold("71d0c3aa", "queue", seen_ms=began_ms + 7_000_000)
+    told.write(folder)
+    places = [f"--{name}={folder / name}" for name in ("outcomes", "inventory")]
+    command = [sys.executable, "-m", "redelivery", "reconcile", *places, f"--output={folder / 'books'}", "--quiet"]
+    subprocess.run(command, check=False, stdout=subprocess.DEVNULL)
+    return folder / "books"
+
+
+def paths_of(page: WebPage, known: Mapping[str, str]) -> dict[str, str]:
+    """The address of each screen that the broker answers."""
+    operator = page.operator()
+    letters = f"/letters?queue={LETTERS}&fingerprint=91e2"
+    return {
+        "overview": "/",
+        "causes": "/causes",
+        "letters": letters,
+        "letter": operator.get(letters).links("/letter?")[0],
+        "dry-run": f"/operations/preview?kind=redrive&queue={LETTERS}&fingerprint=91e2&canary=10&rate=50/s",
+        "operations": "/operations",
+        "operation": f"/operation?id={known['operation']}",
+        "delayed": "/delayed",
+        "cancel": "/operations/preview?kind=cancel&task=shop.mail.*",
+        "task": f"/task?id={known['task']}",
+        "queues": "/queues",
+        "queue": f"/queue?name={QUEUE}",
+        "workers": "/workers",
+        "books": "/books",
+    }
+
+
+def drawn(browser: Browser, name: str, address: str) -> None:
+    """One screen, in each size and colour."""
+    for width, height in SIZES.items():
+        for scheme in SCHEMES:
+            browser.open(address, width=width, height=height, scheme=scheme)
+            path = FOLDER / f"{name}-{width}-{scheme}.png"
+            browser.picture(path, is_whole=False)
+            with Image.open(path) as picture:
+                picture.convert("RGB").quantize(COLOURS, kmeans=1, dither=Image.Dither.NONE).save(path, optimize=True)
+
+
+def document() -> str:
+    """The document that shows them."""
+    parts = [
+        "# The screens of the page\n",
+        "Every screen of [the operator's page](web.md), at 1280 pixels in light colours, with links to other sizes and colours.",
+        "The numbers are made up; the screens are real. `./dev python -m tests.support.page.web_screens` draws them.\n",
+    ]
+    for name, title in SCREENS.items():
+        others = [
+            f"[{width} px, {scheme}](screens/web/{name}-{width}-{scheme}.png)"
+            for width in SIZES
+            for scheme in SCHEMES
+            if (width, scheme) != (1280, "light")
+        ]
+        parts += [f"## {title}\n", f"![{title}](screens/web/{name}-1280-light.png)\n", " · ".join(others) + "\n"]
+    return "\n".join(parts)
+
+
+def main(words: list[str]) -> None:
+    """Draw them."""
+    found = program()
+    if found is None:
+        sys.exit("there is no Chromium on this machine")
+    chosen = words or list(SCREENS)
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="rd-") as name:
+        folder = Path(name)
+        books = keep_books(folder) if "books" in chosen or "overview" in chosen else folder
+        server = Server(folder, binaries()["valkey"]).start()
+        try:
+            desk = Desk(server)
+            arrange(desk)
+            env = {**os.environ, "WEB_SHOP_BROKER": server.url}
+            given = ("--allow", "all", "--as", "ada", "--books", str(books))
+            with WebPage("tests.support.page.web_shop", folder, *given, env=env) as page, Browser(found) as browser:
+                known = operate(desk)
+                if "login" in chosen:
+                    drawn(browser, "login", page.address)
+                browser.open(f"{page.address}/login?token={TOKEN}")
+                for each, path in paths_of(page, known).items():
+                    if each in chosen:
+                        drawn(browser, each, page.address + path)
+                server.kill()
+                if "gone" in chosen:
+                    drawn(browser, "gone", f"{page.address}/causes")
+        finally:
+            server.stop(9)
+    (ROOT / "docs" / "web-screens.md").write_text(re.sub(r"\n{3,}", "\n\n", document()).rstrip() + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,1 @@
+"""Applications and channels of tests that need RabbitMQ."""

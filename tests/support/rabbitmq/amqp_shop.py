@@ -1,0 +1,10 @@
+"""The tests' app with the queues of RabbitMQ's own users."""
+
+from __future__ import annotations
+
+from tests.support.rabbitmq.amqp_queues import configure
+from tests.support.shop import app
+
+__all__ = ["app"]
+
+configure(app)
