@@ -55,7 +55,7 @@ def install_batches(app: Celery) -> None:
         if producer is None:
             block = _block_of(app)
             if block is not None:
-                return _Lent(block.producer)  # the block gives it back
+                return _Lent(block.producer)
         if _is_group(sys._getframe(1)) and not isinstance(producer, BatchProducer):  # noqa: SLF001 - nobody else is told it
             connection = _template(app) if producer is None else producer.connection
             most = _batch_of(app, connection)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from celery import Celery, group
 from kombu import Exchange, Queue
+from kombu.common import Broadcast
 from kombu.exceptions import OperationalError
 from redis.exceptions import ResponseError
 from structlog.testing import capture_logs
@@ -333,6 +334,26 @@ def test_a_queue_that_refuses_takes_what_it_has_room_for_and_the_rest_is_named(a
     (line,) = [each for each in lines if each["event"] == "publish.failed"]
     assert (line["messages"], line["not_published"]) == (14, 4)
     assert not set(line["task_ids"]) & set(producer.ids())
+    producer.app.close()
+
+
+def test_a_broadcast_goes_once_where_its_batch_goes_one_by_one(any_server: Server) -> None:
+    """The queue beside it has no room for all."""
+    producer = bounded(any_server)
+    everybody = Broadcast("everybody")
+    producer.app.conf.task_queues = [everybody, Queue("celery")]
+    with producer.client.pubsub() as ear:
+        ear.psubscribe("*")
+        assert ear.get_message(timeout=30)
+        producer.group(10)
+        tasks = [producer.pack.s(1).set(queue="everybody", declare=[everybody]), *(producer.pack.s(each) for each in range(3))]
+        sent = [str(each.id) for each in group(tasks, app=producer.app).apply_async().results]
+        producer.client.publish("end", "")
+        heard = []
+        while (message := ear.get_message(timeout=30))["channel"] != b"end":
+            heard.append(json.loads(message["data"]))
+    assert [each["headers"]["id"] for each in heard if "task" in each["headers"]] == sent[:1]
+    assert producer.ids()[-3:] == sent[1:]
     producer.app.close()
 
 

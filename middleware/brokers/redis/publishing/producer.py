@@ -109,7 +109,9 @@ class Publishing:
             self._gathering = gathering = Gathering(keys)
             try:
                 for each in left:
+                    gathered = len(gathering)
                     self.basic_publish(each.message(self), **each.how)
+                    each.is_published = len(gathering) == gathered  # kombu has sent it (a fanout): it goes once
             finally:
                 self._gathering = None
             if not len(gathering) or gathering.publish(client, batch):
@@ -117,7 +119,7 @@ class Publishing:
                     each.is_published = True
                 _CLOCK.look(client, keys)
                 return
-        for each in left:
+        for each in batch.left:
             self.basic_publish(each.message(self), **each.how)
             each.is_published = True
 
