@@ -288,15 +288,14 @@ def test_texts_of_exceptions_are_not_told_where_they_are_not_stored(server: Any,
 
 def test_an_exception_without_words_fails_its_attempt_as_it_does_untraced(server: Any, folder: Path) -> None:
     """Its `__str__` raises: the SDK cannot record it, and the message is delivered again all the same."""
-    with traced(
-        server, folder, settings={**SETTINGS, "queues": {"#": {"max_delivery_attempts": 2, "redelivery_delay": 0.1}}}
-    ) as shop:
+    settings = {**SETTINGS, "queues": {"#": {"max_delivery_attempts": 2, "redelivery_delay": 0.1}}}
+    with traced(server, folder, settings=settings) as shop:
         shop.start()
         task_id = shop.publish("fails_untold")
         dead = shop.ended(task_id, "dead_lettered")
-        assert (dead.reason, dead.exception) == ("exhausted", "tests.support.traced_shop.Untold")
+        assert (dead.reason, dead.exception) == ("exhausted", f"{shop.module}.Untold")
         runs = [each for each in shop.told(task_id, 7) if each.kind == "CONSUMER"]
-        assert [each["error.type"] for each in runs] == ["tests.support.traced_shop.Untold"] * 2
+        assert [each["error.type"] for each in runs] == [dead.exception] * 2
 
 
 def test_what_is_not_sampled_is_told_by_figures_alone(server: Any, folder: Path) -> None:
