@@ -23,7 +23,7 @@ import redelivery.settings
 import redelivery.testing
 import redelivery.web
 from redelivery import errors
-from redelivery.middleware.brokers.rabbitmq.names import OUTCOMES, OUTCOMES_EXCHANGE, START, AmqpNames
+from redelivery.middleware.brokers.rabbitmq.names import BITS, OUTCOMES, OUTCOMES_EXCHANGE, START, AmqpNames
 from redelivery.middleware.brokers.redis.keys import Keys, Own
 from redelivery.middleware.messages import envelope as header
 from redelivery.middleware.messages.envelope import Attempt, Failed
@@ -202,7 +202,8 @@ def _redis_keys() -> dict[str, str]:
 def _rabbitmq_names() -> dict[str, str]:
     names = AmqpNames()
     found = {name: getattr(names, name) for name, value in inspect.getmembers_static(AmqpNames) if isinstance(value, property)}
-    return {**found, "outcomes": OUTCOMES, "outcomes_exchange": OUTCOMES_EXCHANGE, "start": START, "level_3": names.level(3)}
+    levels = {"level_3": names.level(3), "first_level": names.level(BITS - 1)}
+    return {**found, **levels, "outcomes": OUTCOMES, "outcomes_exchange": OUTCOMES_EXCHANGE, "start": START}
 
 
 def _events() -> dict[str, Any]:
