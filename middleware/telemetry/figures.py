@@ -2,7 +2,7 @@
 
 Counters are kept here and read when the SDK collects them: an SDK's own counter takes several microseconds for each task. A run and
 a wait is one measurement each, which the SDK sorts into its buckets. They are handed to it many at a time, when it collects, and
-before they are too many: each by itself, between other work, costs half as much again. A forked process begins at 0. The number of
+before they are too many, which costs less than each by itself between other work. A forked process begins at 0. The number of
 series is bounded (`series`).
 """
 
