@@ -58,7 +58,7 @@ def main() -> None:
         assert [each["events"] for each in said] == [3, 2]
         assert said[0]["verdicts"]["in_flight"] == 1
         assert (said[1]["verdicts"]["lost"], said[1]["verdicts"]["balanced"]) == (1, 1)
-        executors = {each.parents[3].name for each in folder.glob("work*/app-*/*/stderr")}
+        executors = {each.parents[2].name for each in folder.glob("work*/app-*/*/stderr")}
         assert executors == {"work0", "work1"}, executors
         sys.stdout.write(json.dumps({"runs": len(said), "workers": sorted(executors), "verdicts": said[1]["verdicts"]}) + "\n")
 
