@@ -37,7 +37,8 @@ ELSEWHERE = ("-Q", "elsewhere")
 @pytest.fixture
 def shop(any_server: Server, folder: Path) -> Iterator[Shop]:
     """The shop on each kind of Redis."""
-    shop = Shop(any_server, folder, {"queues": {"#": {"max_delivery_attempts": 1}}})
+    settings = {"queues": {"#": {"max_delivery_attempts": 1}}, "dead_letter_archive": str(folder)}
+    shop = Shop(any_server, folder, settings)
     yield shop
     shop.stop()
 
@@ -386,6 +387,22 @@ def test_an_operation_that_cannot_be_carried_out_says_why(shop: Shop, run: Calla
     run()
     done = reached(shop, begun(shop, Kind.PURGE, archive=str(target / "below")), State.FAILED)
     assert done.message
+    assert shop.server.client.llen(LETTERS) == 3
+
+
+def test_a_stored_operation_that_names_another_place_writes_nothing(
+    shop: Shop, run: Callable[[], OperationRunner], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Anybody who may write to the broker may store one: it is looked at again by the process that carries it out."""
+    killed(shop, 3)
+    place = tmp_path / "elsewhere"
+    with monkeypatch.context() as forged:
+        forged.setattr(operation, "require_place", lambda *_: None)
+        stored = begun(shop, Kind.PURGE, archive=str(place))
+    run()
+    done = reached(shop, stored, State.FAILED)
+    assert "dead_letter_archive" in done.message
+    assert not place.exists()
     assert shop.server.client.llen(LETTERS) == 3
 
 

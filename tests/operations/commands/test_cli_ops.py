@@ -135,14 +135,28 @@ def test_a_command_that_fails_is_recorded_as_failed(desk: Desk) -> None:
 
 def test_the_password_of_an_archive_is_shown_nowhere(desk: Desk) -> None:
     """It is stored, for whoever carries the purge out, and for nobody to read."""
-    copies(desk, 1)
     place = "s3://key:hushhush@bucket/letters"
+    desk = Desk(desk.server, settings={"dead_letter_archive": "s3://key:hushhush@bucket"})
+    copies(desk, 1)
     desk.json("dlq", "purge", LETTERS, "--all", "--yes", "--detach", "--archive", place)
     (begun,) = operation.listed(desk.install)
     assert begun.options.archive == place
     for words in (("ops", "list"), ("ops", "show", begun.id), ("audit",)):
         for shown in (desk.run(*words).stdout, str(desk.json(*words))):
             assert "hushhush" not in shown
+
+
+@pytest.mark.parametrize("place", ["/var/other", "/var/kept/../other", "/var/keptother", "s3://bucket/letters"])
+def test_a_purge_that_is_handed_over_writes_only_below_the_apps_archive(desk: Desk, place: str) -> None:
+    """A page's user, or whoever may write to the broker, would choose where a worker writes; the command line itself may."""
+    copies(desk, 1)
+    refused = desk.run("dlq", "purge", LETTERS, "--all", "--yes", "--detach", "--archive", place)
+    assert refused.exit_code == 2
+    assert "below dead_letter_archive, which is not set" in " ".join(refused.stderr.split())
+    kept = Desk(desk.server, settings={"dead_letter_archive": "/var/kept"})
+    assert kept.run("dlq", "purge", LETTERS, "--all", "--yes", "--detach", "--archive", place).exit_code == 2
+    assert kept.json("dlq", "purge", LETTERS, "--all", "--yes", "--detach", "--archive", "/var/kept/in/it")["kind"] == "purge"
+    assert len(desk.ids(LETTERS)) == 1
 
 
 def test_many_delayed_messages_are_cancelled_by_their_task(desk: Desk) -> None:

@@ -100,6 +100,21 @@ def archive_raw(runtime: Runtime, raw: bytes, *, held_in: str | None, why: str) 
     return archive([letter], uri, letter.queue if held_in is None else held_in, now_ms=runtime.transport.now_ms(), why=why)
 
 
+def require_place(runtime: Runtime, uri: str) -> None:
+    """Raise `InputError` where a process that was told this place by the broker may not write there.
+
+    Anybody who may write to the broker may store an operation: it names no place beyond the app's own archive.
+    """
+    own = runtime.settings.dead_letter_archive
+    if own is None or ".." in uri.split("/") or not f"{uri.rstrip('/')}/".startswith(f"{own.rstrip('/')}/"):
+        where = "which is not set" if own is None else f"which is {scrubbed(own)}"
+        msg = (
+            f"a process that carries an operation out writes no archive but below dead_letter_archive, {where}: "
+            "name a place there, or run `dlq purge --archive` without --detach"
+        )
+        raise InputError(msg)
+
+
 def export_letters(transport: Transitions, name: str, uri: str, chosen: Filter | None = None) -> Exported:
     """Write the letters of a queue that a filter chooses; they stay where they are."""
     done, batch, size = Exported(dead_letter_queue=name, destination=uri), [], 0

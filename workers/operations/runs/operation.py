@@ -31,6 +31,7 @@ from redelivery.middleware.ports import Answer
 
 from ...brokers.broker import broker_of
 from ..letters import dead_letters
+from ..letters.archive import require_place
 from ..letters.filter import Filter
 from ..letters.redrive.guard import CANARY_WAIT
 from ..letters.running import require_rest, why_it_runs
@@ -342,6 +343,8 @@ def check(runtime: Runtime, kind: Kind, queue: str, chosen: Filter, options: Opt
         _check_cancel(runtime, queue, chosen)
         return
     dead_letters.required(runtime, queue)
+    if options.archive is not None:
+        require_place(runtime, options.archive)
     if kind is Kind.MOVE:
         _check_move(runtime, queue, options)
     elif kind is Kind.REDRIVE and options.to is not None:

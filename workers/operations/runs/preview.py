@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 from ..delayed.bulk import cancel_waiting
+from ..letters.archive import require_place
 from ..letters.move import move
 from ..letters.purge import purge
 from ..letters.reading.causes import Causes
@@ -88,7 +89,8 @@ def walk_of(
 ) -> Callable[..., Walked]:
     """What carries this kind of operation out: the function that the command of that name calls, too.
 
-    It takes `dry_run`, `limit`, `rate`, `on_progress` and `pace`, and a redrive a `guard` besides.
+    It takes `dry_run`, `limit`, `rate`, `on_progress` and `pace`, and a redrive a `guard` besides. Raises `InputError` where the
+    operation, which anybody may have stored on the broker, names a place for an archive that is not the app's.
     """
     transport = runtime.transport
     if kind is Kind.REDRIVE:
@@ -97,5 +99,7 @@ def walk_of(
     if kind is Kind.MOVE:
         return functools.partial(move, transport, queue, options.to or "", chosen, actor=actor)
     if kind is Kind.PURGE:
+        if options.archive is not None:
+            require_place(runtime, options.archive)
         return functools.partial(purge, transport, queue, chosen, archive_to=options.archive, actor=actor)
     return functools.partial(cancel_waiting, runtime, queue, chosen, actor=actor)
