@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import amqp
 from amqp import spec
-from amqp.exceptions import MessageNacked
+from amqp.exceptions import ChannelError, MessageNacked
 from amqp.method_framing import frame_writer
 from amqp.serialization import dumps
 from kombu.exceptions import OperationalError
@@ -25,7 +25,7 @@ from .events import packed
 from .messages import PERSISTENT
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from ...messages.events import Event
     from ...messages.publication import Batch, Publication
@@ -75,9 +75,21 @@ class Together:
         return self._channel.connection is not None
 
     def publish(self, batch: Batch, producer: Any) -> None:
-        """Publish what is left. Raises what py-amqp raises, `MessageNacked`, and `OperationalError` where nothing is confirmed."""
+        """Publish what is left. Raises what py-amqp raises, `MessageNacked`, and `OperationalError` where nothing is confirmed.
+
+        Where it is interrupted, or the connection breaks, the connection is dropped: a part of the batch may have been written, so
+        that what comes behind would be taken for the rest, and a close may never be answered.
+        """
+        try:
+            self._publish(batch.left, producer)
+        except (ChannelError, MessageNacked, BrokerError):
+            raise
+        except BaseException:
+            self._connection.collect()
+            raise
+
+    def _publish(self, left: Sequence[Publication], producer: Any) -> None:
         self._written.taken()  # what an error has left
-        left = batch.left
         made = [self._made(each, producer) for each in left]
         events = [(each.event_id, event) for each, (_, event) in zip(left, made, strict=True) if event is not None]
         self._open, self._nacked = set(), set()
