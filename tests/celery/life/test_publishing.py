@@ -74,9 +74,14 @@ def test_what_is_published_in_a_block_is_there_when_it_has_ended(producer: Produ
     assert producer.send() == producer.ids()[-1]
 
 
-def test_a_batch_goes_when_it_is_full_and_when_it_is_asked_to(producer: Producer, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(autouse=True)
+def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No batch goes because the machine is slow."""
+    monkeypatch.setattr(batches, "MAX_WAIT", 600.0)
+
+
+def test_a_batch_goes_when_it_is_full_and_when_it_is_asked_to(producer: Producer) -> None:
     """At 500 messages, at a mebibyte, and by `flush`."""
-    monkeypatch.setattr(batches, "MAX_WAIT", 600.0)  # however slow the machine is
     with producer.install.publishing() as block:
         for _ in range(batches.MAX_MESSAGES + 1):
             producer.send()

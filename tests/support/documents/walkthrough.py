@@ -53,10 +53,11 @@ STEP = re.compile(
 PREPARING = re.compile(r"(python3 -m venv|\. \S+/activate|(\S*/)?pip install)\b")
 COMMENT = re.compile(r"\s{2,}# .*$")
 ESCAPES = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07]*(\x07|\x1b\\)|[@-_])")
+DURATION = (re.compile(r"\b\d+(\.\d+)?\s?(ms|s|m|h|min)\b(\s\d+(ms|s|m)\b)*(\s\(\d+:\d\d:\d\d\))?"), "DURATION")
 #: What differs from run to run, and what stands for it where two outputs are compared.
 VARIABLE = (
     (re.compile(r"\b[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\b|\b[0-9a-f]{6,40}\b(…)?"), "ID"),
-    (re.compile(r"\b\d+(\.\d+)?\s?(ms|s|m|h|min)\b(\s\d+(ms|s|m)\b)*(\s\(\d+:\d\d:\d\d\))?"), "DURATION"),
+    DURATION,
     (re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d([.,]\d+)?)?Z?|\b\d\d:\d\d(:\d\d)?([.,]\d+)?Z?"), "TIME"),
     (re.compile(r"\bfinge\w*…?"), "fingerprint"),  # a head that is cut where the ages beside it are longer
     (re.compile(r"(\S{4})\S*(?: \S+)*…"), r"\1…"),  # a cell that is cut: where, depends on its neighbours' width
@@ -65,8 +66,6 @@ VARIABLE = (
 )
 #: The commands of the README that its picture shows.
 PICTURE_OF, PICTURED = "README.md", re.compile(r"redelivery -A shop dlq (list|causes|redrive)|redelivery reconcile")
-#: What matches any number of lines.
-LINES = r"(?:[^\n]*\n)*"
 PORT, HOST, HOME = "6379", "shop-1", "/home/you"
 WIDTH, HEIGHT = 100, 40
 #: Seconds that a command may take, and a condition to come true: all quick tests are one command.
@@ -107,14 +106,19 @@ class Command:
         return not PREPARING.search(self.typed)
 
     def is_as_said(self, view: View = View()) -> bool:
-        """Whether it printed what its document says, but for what differs from run to run."""
-        pattern = "".join(LINES if line == "…" else f"{line_pattern(line)}\n" for line in comparable(self.expected, view))
-        return re.fullmatch(pattern, "".join(f"{line}\n" for line in comparable(self.shown, view))) is not None
+        """Whether it printed what its document says, but for what differs from run to run: also where lines are broken."""
+        pattern = " (?:.* )?".join(text_pattern(part) for part in running_text(self.expected, view).split(" … "))
+        return re.fullmatch(pattern, running_text(self.shown, view)) is not None
 
 
-def line_pattern(line: str) -> str:
-    """What matches a line in which `…` stands for anything."""
-    return "[^\n]*".join(map(re.escape, line.split("…")))
+def text_pattern(text: str) -> str:
+    """What matches a text in which `…` stands for anything."""
+    return ".*".join(map(re.escape, text.split("…")))
+
+
+def running_text(lines: Sequence[str], view: View = View()) -> str:
+    """All of it as one line, with a space at either end."""
+    return DURATION[0].sub(DURATION[1], f" {' '.join(filter(None, comparable(lines, view)))} ")
 
 
 def comparable(lines: Sequence[str], view: View = View()) -> list[str]:
