@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from structlog.testing import capture_logs
@@ -97,29 +97,40 @@ def test_a_dead_worker_is_found_out_though_a_watcher_died_with_it(fleet: list[De
             duty.step()
         for dead in (0, 1):
             began = time.monotonic()
-            while f"w{dead}@desk" not in presumed():
+
+            def is_found_out(dead: int = dead) -> bool:
                 for duty in duties[dead + 1 :]:
                     duty.step()
-                assert time.monotonic() < began + 60
-                time.sleep(LEASE / 16)  # the pace of the duty's own thread, which is not running here
+                return f"w{dead}@desk" in presumed()
+
+            until(is_found_out, 60, "the dead worker to be found out")
             assert time.monotonic() - began > LEASE / 2
         assert presumed() == {"w0@desk", "w1@desk"}
 
 
-def test_who_stands_by_leads_as_soon_as_it_is_told_that_nobody_does(fleet: list[Desk]) -> None:
+def test_who_stands_by_leads_as_soon_as_it_is_told_that_nobody_does(fleet: list[Desk], monkeypatch: pytest.MonkeyPatch) -> None:
     """It does not wait for its own next try."""
     desk = fleet[0]
+    tried: list[str] = []
+    lead = type(desk.transport.leases).lead
+
+    def seen(self: Any, key: str, *args: Any) -> bool:
+        answer = lead(self, key, *args)
+        tried.append(key)
+        return answer
+
     assert desk.transport.leases.lead(desk.keys.dispatcher, "another", 600)
     desk.client.sadd(desk.keys.open_operations, "one")
     assert desk.transport.leases.lead(desk.keys.operator, "another", 600)
     dispatcher, runner = Dispatcher(desk.transport, standing_by=600), OperationRunner(desk.install, standing_by=600)
+    monkeypatch.setattr(type(desk.transport.leases), "lead", seen)
     both = (desk.keys.dispatcher, dispatcher, dispatcher.look_now), (desk.keys.operator, runner, runner.look_now)
     for _, duty, _ in both:
         duty.start()
     try:
         for name, _, look_now in both:
             look_now()
-            time.sleep(0.2)  # it may look meanwhile, and find that another one leads: it takes nothing, early or late
+            until(functools.partial(tried.__contains__, name), 60, "it to look, and to find that another one leads")
             assert desk.client.get(name) == b"another"
             desk.client.delete(name)
             look_now()
