@@ -20,12 +20,12 @@ from tests.support.documents.proofs import pytest_runtest_logreport, pytest_sess
 from tests.support.lanes import first_quick
 from tests.support.rabbit import private_rabbit, rabbit, rabbit_node
 from tests.support.rabbitmq.amqp_taking import opened
-from tests.support.running import Shop
+from tests.support.running import LAST_STARTED, Shop
 from tests.support.servers import Server, binaries
 from tests.support.trials.trial import forked, stored, trial, trials
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Generator, Iterator
 
 # A result unsubscribes when it is collected. Where that happens while an older redis-py subscribes, the process waits for itself.
 result_class: Any = AsyncResult
@@ -49,6 +49,16 @@ __all__ = [
     "trial",
     "trials",
 ]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(call: pytest.CallInfo[None]) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Below a test that fails stands the end of what its workers have logged."""
+    report = yield
+    if call.when == "call" and report.failed:
+        for worker in (each for each in LAST_STARTED if each.log.exists()):
+            report.sections.append((f"{worker.log} (exit code {worker.process.poll()})", worker.text[-8000:]))
+    return report
 
 
 @pytest.fixture(autouse=True)

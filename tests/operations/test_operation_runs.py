@@ -160,6 +160,17 @@ def test_a_former_leader_moves_nothing_more(shop: Shop) -> None:
     assert set(gone_back(shop).values()) == {1}
 
 
+def test_the_lead_is_handed_on_when_nothing_is_left(
+    shop: Shop, run: Callable[[], OperationRunner], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody waits until it ends by itself."""
+    monkeypatch.setattr("redelivery.workers.duties.operation_runner.LEAD", 600.0)
+    killed(shop, 3)
+    run()
+    reached(shop, begun(shop), State.DONE)
+    until(lambda: not shop.server.client.exists("redelivery:operator"), what="the lead to be handed on")
+
+
 # pause, resume, abort
 
 

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 __all__ = ["Shop", "Worker", "until"]
 
 ROOT = Path(__file__).resolve().parents[2]
+#: The workers that were started last: what they have logged stands below a test that fails.
+LAST_STARTED: deque[Worker] = deque(maxlen=4)
 
 
 def until(condition: Callable[[], Any], seconds: float = 60, what: str = "") -> Any:
@@ -145,6 +148,7 @@ class Shop:
             )
         worker = Worker(process, log)
         self.workers.append(worker)
+        LAST_STARTED.append(worker)
         if wait:
             until(lambda: ready.exists() or process.poll() is not None, 60, "the worker to be ready")
             assert process.poll() is None, worker.text[-3000:]

@@ -55,12 +55,13 @@ class OperationRunner(Duty):
         self._running: dict[str, tuple[Operation, threading.Thread]] = {}
 
     def leads(self) -> bool:
-        """One process does, while there is anything to carry out."""
-        leads = self._store.has_unended() and self._store.lead(self._token, LEAD)
-        if leads and not self._leads:
+        """One process does, while there is anything to carry out; where nothing is left, the lead is handed on."""
+        led, self._leads = self._leads, self._store.has_unended() and self._store.lead(self._token, LEAD)
+        if self._leads and not led:
             log.info("operations.leads")
-        self._leads = leads
-        return leads
+        elif led and not self._leads:
+            self._store.resign(self._token)
+        return self._leads
 
     def look_now(self) -> None:
         """There are operations, and nobody leads: try to."""

@@ -167,6 +167,8 @@ def test_a_command_that_fails_fails_the_page(scratch: Shell) -> None:
     [
         ("id 9b1f6a7e-2c53-4e0d-8f11-6d2a4b7c9e01  13s ago", "id 00000000-0000-4000-8000-000000000000 2.5h ago"),
         ("2026-11-24 07:21:59Z  received", "2025-01-01 00:00:00Z  received"),
+        ("died at 2026-11-25\n03:18:40.887 UTC", "died at\n2026-11-24 11:28:18.862 UTC"),
+        ("died at 2026-11-25\n03:18:40.887 UTC", "died at 2026-11-24\n11:28:18.862 UTC"),
         ("a\nb\nc", "a\n…\nc"),
         ("long text", "long …"),
         ("letters  40\n\n", "letters 40"),

@@ -19,10 +19,10 @@ from __future__ import annotations
 
 import argparse
 import fcntl
+import multiprocessing.connection
 import os
 import pty
 import re
-import select
 import shutil
 import signal
 import socket
@@ -59,6 +59,7 @@ VARIABLE = (
     (re.compile(r"\b[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\b|\b[0-9a-f]{6,40}\b(…)?"), "ID"),
     DURATION,
     (re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d([.,]\d+)?)?Z?|\b\d\d:\d\d(:\d\d)?([.,]\d+)?Z?"), "TIME"),
+    (re.compile(r"\b\d{4}-\d\d-\d\d$"), "TIME"),  # its time of day stands on the next line
     (re.compile(r"\bfinge\w*…?"), "fingerprint"),  # a head that is cut where the ages beside it are longer
     (re.compile(r"(\S{4})\S*(?: \S+)*…"), r"\1…"),  # a cell that is cut: where, depends on its neighbours' width
     (re.compile(r"[─━═╌-]{3,}"), "---"),
@@ -118,7 +119,8 @@ def text_pattern(text: str) -> str:
 
 def running_text(lines: Sequence[str], view: View = View()) -> str:
     """All of it as one line, with a space at either end."""
-    return DURATION[0].sub(DURATION[1], f" {' '.join(filter(None, comparable(lines, view)))} ")
+    text = DURATION[0].sub(DURATION[1], f" {' '.join(filter(None, comparable(lines, view)))} ")
+    return text.replace("TIME TIME ", "TIME ")
 
 
 def comparable(lines: Sequence[str], view: View = View()) -> list[str]:
@@ -190,7 +192,7 @@ class Shell:
         self._process.stdin.flush()
         printed, deadline = b"", time.monotonic() + TIMEOUT
         while not (ended := re.search(rf"{END} (\d+)\r?\n".encode(), printed)):
-            if not select.select([self._terminal], [], [], max(0.0, deadline - time.monotonic()))[0]:
+            if not multiprocessing.connection.wait([self._terminal], max(0.0, deadline - time.monotonic())):
                 msg = f"{command} has not ended after {TIMEOUT:.0f} s: {printed.decode(errors='replace')}"
                 raise Deviation(msg)
             try:
