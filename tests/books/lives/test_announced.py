@@ -21,6 +21,7 @@ from tests.books.lives.test_oracle import told_at_random
 from tests.books.lives.test_plain import AGAIN, HOUR, SECOND, SUCCEEDED, twins
 from tests.books.lives.test_state import parts_of
 from tests.support.books.spark_session import NOON, Histories, Row, rows, spark, write_lines
+from tests.support.lanes import first_quick, seed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -214,7 +215,7 @@ REDRIVEN: dict[str, tuple[Steps, Steps]] = {
 }
 
 
-@pytest.mark.parametrize("of", [UNNAMED, REDRIVEN, {}], ids=["unnamed", "redriven", "neither"])
+@pytest.mark.parametrize("of", first_quick([UNNAMED, REDRIVEN, {}]), ids=["unnamed", "redriven", "neither"])
 def test_what_a_state_does_not_say_of_its_lives_is_looked_for(
     spark: SparkSession, tmp_path: Path, of: dict[str, tuple[Steps, Steps]]
 ) -> None:
@@ -242,13 +243,12 @@ def test_what_a_state_does_not_say_of_its_lives_is_looked_for(
 
 @pytest.mark.full
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(2))
-def test_both_ways_say_the_same_day_by_day(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+def test_both_ways_say_the_same_day_by_day(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Random histories, cut in two, with events that come late and again, among many that are announced and end the next day.
 
     So it is where lives are too many for the ways of few: up to how many are few is set to none.
     """
-    chance = random.Random(seed)  # noqa: S311 - a seed makes it repeatable
+    chance = random.Random(seed())  # noqa: S311 - a seed makes it repeatable
     told, waiting = told_at_random(chance, 100), Histories()
     latest_ms = max(event["at_ms"] for event in told.events)
     for number in range(150):

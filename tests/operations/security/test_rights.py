@@ -7,6 +7,7 @@ import socket
 import tempfile
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -62,7 +63,7 @@ class Guarded(Asked):
         """Its address, with the user's name and password."""
         return f"redis://{self.user}:secret@127.0.0.1:{self.port}/{DATABASE}"
 
-    @property
+    @cached_property
     def client(self) -> Any:
         """The administrator's client."""
         return Redis(unix_socket_path=self.server.socket, db=DATABASE)

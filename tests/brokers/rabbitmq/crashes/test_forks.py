@@ -33,6 +33,7 @@ from redelivery.middleware.messages.recording import about
 from redelivery.middleware.messages.steps import dead, deferred, redelivered, redriven, released, sealed
 from redelivery.middleware.ports import Successor
 from tests.support.desk import task_message
+from tests.support.lanes import first_quick
 from tests.support.rabbit import TAP
 from tests.support.running import Shop, until
 
@@ -85,7 +86,7 @@ def quiet(shop: Shop) -> None:
         time.sleep(0.1)  # the broker can only be asked
 
 
-@pytest.mark.parametrize("order", ["moved.after", "record.after", "acknowledge.before"])
+@pytest.mark.parametrize("order", first_quick(["moved.after", "record.after", "acknowledge.before"]))
 def test_what_was_moved_when_its_worker_died_is_only_acknowledged(here: Shop, dying: Callable[..., str], order: str) -> None:
     """It is due again, and runs once more, once: its original comes back to a worker that knows."""
     task_id = dying(order, "fails", 1)
@@ -97,8 +98,8 @@ def test_what_was_moved_when_its_worker_died_is_only_acknowledged(here: Shop, dy
     assert here.letters() == []
 
 
-@pytest.mark.parametrize("order", ["confirm.before", "defer.after", "record.before"])
-@pytest.mark.parametrize("times", [1, 10])
+@pytest.mark.parametrize("order", first_quick(["confirm.before", "defer.after", "record.before"]))
+@pytest.mark.parametrize("times", first_quick([1, 10]))
 def test_what_was_being_moved_is_known_by_its_successor(here: Shop, dying: Callable[..., str], order: str, times: int) -> None:
     """Its worker died before it had heard that the successor was there: whoever is handed that ends well or fails, and says so.
 
@@ -116,7 +117,7 @@ def test_what_was_being_moved_is_known_by_its_successor(here: Shop, dying: Calla
     assert len(here.letters()) == (times > 1)
 
 
-@pytest.mark.parametrize("order", ["had.after", "acknowledge.before"])
+@pytest.mark.parametrize("order", first_quick(["had.after", "acknowledge.before"]))
 def test_what_ended_after_a_move_when_its_worker_died_is_only_acknowledged(
     here: Shop, dying: Callable[..., str], order: str
 ) -> None:
@@ -129,7 +130,7 @@ def test_what_ended_after_a_move_when_its_worker_died_is_only_acknowledged(
     assert here.outcomes_of(task_id) == ["published", "redelivery_scheduled", "succeeded"]
 
 
-@pytest.mark.parametrize("order", ["moving.before", "moving.after"])
+@pytest.mark.parametrize("order", first_quick(["moving.before", "moving.after"]))
 def test_what_was_to_be_moved_and_was_not_is_delivered_again(here: Shop, dying: Callable[..., str], order: str) -> None:
     """Whatever was written: nobody is ever handed a successor, and the message itself goes on."""
     task_id = dying(order, "fails", 1)
@@ -140,7 +141,7 @@ def test_what_was_to_be_moved_and_was_not_is_delivered_again(here: Shop, dying: 
     assert KNOWN not in worker.text
 
 
-@pytest.mark.parametrize("order", ["moving.before", "moving.after"])
+@pytest.mark.parametrize("order", first_quick(["moving.before", "moving.after"]))
 def test_an_attempt_that_ran_counts_though_its_move_was_lost_a_second_time(
     here: Shop, dying: Callable[..., str], order: str
 ) -> None:
@@ -153,7 +154,7 @@ def test_an_attempt_that_ran_counts_though_its_move_was_lost_a_second_time(
     assert len(here.runs(task_id)) == POLICY["max_delivery_attempts"] + 1
 
 
-@pytest.mark.parametrize("order", ["moved.after", "record.after", "acknowledge.before"])
+@pytest.mark.parametrize("order", first_quick(["moved.after", "record.after", "acknowledge.before"]))
 def test_what_was_dead_when_its_worker_died_is_one_letter(here: Shop, dying: Callable[..., str], order: str) -> None:
     """And is recorded as dead once."""
     task_id = dying(order, "raises", "dead_letter")
@@ -164,7 +165,7 @@ def test_what_was_dead_when_its_worker_died_is_one_letter(here: Shop, dying: Cal
     assert here.outcomes_of(task_id).count("dead_lettered") == len(here.runs(task_id)) == 1
 
 
-@pytest.mark.parametrize("order", ["confirm.before", "dead_letter.after", "record.before"])
+@pytest.mark.parametrize("order", first_quick(["confirm.before", "dead_letter.after", "record.before"]))
 def test_what_was_dying_when_its_worker_died_is_one_letter(here: Shop, dying: Callable[..., str], order: str) -> None:
     """Its worker died before it had heard that the letter was there, or before it recorded it: the letter is found in its queue."""
     others = [str(here.app.send_task("tests.support.shop.raises", ("dead_letter",)).id) for _ in range(3)]
@@ -183,7 +184,7 @@ def test_what_was_dying_when_its_worker_died_is_one_letter(here: Shop, dying: Ca
 
 
 @pytest.mark.parametrize("here", ["classic"], indirect=True)
-@pytest.mark.parametrize("order", ["confirm.before", "redrive.after", "record.before", "acknowledge.before"])
+@pytest.mark.parametrize("order", first_quick(["confirm.before", "redrive.after", "record.before", "acknowledge.before"]))
 def test_what_was_redriven_when_its_worker_died_lives_once_more_once(here: Shop, dying: Callable[..., str], order: str) -> None:
     """A worker that consumes the dead-letter queue sends its letters back, and dies before it has recorded or acknowledged that."""
     task_id = str(here.app.send_task("tests.support.shop.raises", ("dead_letter",)).id)
@@ -201,7 +202,7 @@ def test_what_was_redriven_when_its_worker_died_lives_once_more_once(here: Shop,
     assert len(here.letters("DLQ.DLQ.celery")) + len(here.letters()) == 1
 
 
-@pytest.mark.parametrize("order", ["moving.before", "moving.after", "dead_letter.before"])
+@pytest.mark.parametrize("order", first_quick(["moving.before", "moving.after", "dead_letter.before"]))
 def test_what_died_before_its_letter_was_there_is_delivered_again(here: Shop, dying: Callable[..., str], order: str) -> None:
     """Whatever was written: no letter is found, and the message itself goes on and dies."""
     task_id = dying(order, "raises", "dead_letter")
@@ -213,7 +214,7 @@ def test_what_died_before_its_letter_was_there_is_delivered_again(here: Shop, dy
     assert KNOWN not in worker.text
 
 
-@pytest.mark.parametrize("order", ["", "confirm.before:3"], ids=["any", "second-try"])
+@pytest.mark.parametrize("order", first_quick(["", "confirm.before:3"]), ids=["any", "second-try"])
 def test_what_was_moved_and_not_recorded_is_delivered_again(
     here: Shop, rabbit: Rabbit, order: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -282,7 +283,7 @@ def test_what_went_back_without_having_run_is_run_however_often_it_comes_again(h
     assert KNOWN not in third.text
 
 
-@pytest.mark.parametrize("order", ["confirm.before", "release.after", "moved.after", "acknowledge.before"])
+@pytest.mark.parametrize("order", first_quick(["confirm.before", "release.after", "moved.after", "acknowledge.before"]))
 def test_what_was_given_back_when_its_worker_died_runs_once(here: Shop, monkeypatch: pytest.MonkeyPatch, order: str) -> None:
     """A worker that is told to stop publishes what it has not begun again, and dies before it acknowledges the originals."""
     running = str(here.app.send_task("tests.support.shop.naps", (5,)).id)

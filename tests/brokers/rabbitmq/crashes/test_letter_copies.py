@@ -20,6 +20,7 @@ from redelivery.workers.brokers.rabbitmq import copies
 from redelivery.workers.operations.letters.walk import UNROUTABLE, UNSURE
 from tests.conformance.brokers import Place
 from tests.support.desk import task_message
+from tests.support.lanes import first_quick
 from tests.support.running import Shop, until
 
 if TYPE_CHECKING:
@@ -103,7 +104,9 @@ def _run(here: Shop, order: str, *words: str) -> subprocess.CompletedProcess[str
 REDRIVE = ("dlq", "redrive", "DLQ.celery", "--all", "--yes")
 
 
-@pytest.mark.parametrize("order", ["confirm.before", "redrive.after", "record.before", "record.after", "acknowledge.before"])
+@pytest.mark.parametrize(
+    "order", first_quick(["confirm.before", "redrive.after", "record.before", "record.after", "acknowledge.before"])
+)
 def test_a_letter_whose_redrive_died_is_redriven_once(
     here: Shop, rabbit: Rabbit, buried: list[str], ask: Callable[..., Any], dies: Callable[..., None], *, order: str
 ) -> None:
@@ -124,7 +127,7 @@ def test_a_letter_whose_redrive_died_is_redriven_once(
 
 
 @CLASSIC
-@pytest.mark.parametrize("order", ["redrive.before", "redrive.after"])
+@pytest.mark.parametrize("order", first_quick(["redrive.before", "redrive.after"]))
 def test_a_letter_that_may_have_gone_back_stays_until_that_is_known(
     here: Shop, rabbit: Rabbit, ask: Callable[..., Any], dies: Callable[..., None], *, order: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -147,7 +150,9 @@ def test_a_letter_that_may_have_gone_back_stays_until_that_is_known(
     assert rabbit.depth("DLQ.celery") == 0
 
 
-@pytest.mark.parametrize("order", ["confirm.before", "move.after", "record.before", "record.after", "acknowledge.before"])
+@pytest.mark.parametrize(
+    "order", first_quick(["confirm.before", "move.after", "record.before", "record.after", "acknowledge.before"])
+)
 def test_a_letter_whose_move_died_lies_in_one_queue(
     here: Shop, rabbit: Rabbit, buried: list[str], ask: Callable[..., Any], dies: Callable[..., None], *, order: str
 ) -> None:
@@ -178,7 +183,7 @@ def test_a_letter_that_has_not_come_to_its_new_queue_is_soon_moved(
 
 
 @CLASSIC
-@pytest.mark.parametrize("order", ["record.before", "record.after", "acknowledge.before"])
+@pytest.mark.parametrize("order", first_quick(["record.before", "record.after", "acknowledge.before"]))
 def test_a_letter_whose_purge_died_is_purged_once(
     here: Shop, rabbit: Rabbit, buried: list[str], ask: Callable[..., Any], dies: Callable[..., None], *, order: str
 ) -> None:
@@ -217,7 +222,9 @@ def test_what_an_import_that_died_left_in_doubt_holds_no_other_up(
 
 
 @CLASSIC
-@pytest.mark.parametrize("order", ["confirm.before", "import.after", "record.before", "record.after", "acknowledge.before"])
+@pytest.mark.parametrize(
+    "order", first_quick(["confirm.before", "import.after", "record.before", "record.after", "acknowledge.before"])
+)
 def test_a_death_whose_import_died_is_one_letter(
     here: Shop, rabbit: Rabbit, ask: Callable[..., Any], dies: Callable[..., None], *, order: str
 ) -> None:
