@@ -59,12 +59,13 @@ VARIABLE = (
     (re.compile(r"\b[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\b|\b[0-9a-f]{6,40}\b(…)?"), "ID"),
     DURATION,
     (re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d([.,]\d+)?)?Z?|\b\d\d:\d\d(:\d\d)?([.,]\d+)?Z?"), "TIME"),
-    (re.compile(r"\b\d{4}-\d\d-\d\d$"), "TIME"),  # its time of day stands on the next line
     (re.compile(r"\bfinge\w*…?"), "fingerprint"),  # a head that is cut where the ages beside it are longer
     (re.compile(r"(\S{4})\S*(?: \S+)*…"), r"\1…"),  # a cell that is cut: where, depends on its neighbours' width
     (re.compile(r"[─━═╌-]{3,}"), "---"),
     (re.compile(r"\s+"), " "),
 )
+#: The end of a line between a date and its time of day.
+BROKEN_MOMENT = re.compile(r"(?<=\d{4}-\d\d-\d\d)\n\s*(?=\d\d:\d\d)")
 #: The commands of the README that its picture shows.
 PICTURE_OF, PICTURED = "README.md", re.compile(r"redelivery -A shop dlq (list|causes|redrive)|redelivery reconcile")
 PORT, HOST, HOME = "6379", "shop-1", "/home/you"
@@ -119,8 +120,8 @@ def text_pattern(text: str) -> str:
 
 def running_text(lines: Sequence[str], view: View = View()) -> str:
     """All of it as one line, with a space at either end."""
-    text = DURATION[0].sub(DURATION[1], f" {' '.join(filter(None, comparable(lines, view)))} ")
-    return text.replace("TIME TIME ", "TIME ")
+    whole = BROKEN_MOMENT.sub(" ", "\n".join(lines)).splitlines()
+    return DURATION[0].sub(DURATION[1], f" {' '.join(filter(None, comparable(whole, view)))} ")
 
 
 def comparable(lines: Sequence[str], view: View = View()) -> list[str]:
