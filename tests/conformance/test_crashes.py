@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -68,15 +69,21 @@ def test_a_task_that_kills_its_worker_every_time_dies_of_it_and_no_innocent_does
 
 
 @pytest.mark.parametrize("pool", first_quick(["prefork", "threads"]))
+@pytest.mark.parametrize("is_read", first_quick([pytest.param(True, id="read"), pytest.param(False, id="unread")]))
 @pytest.mark.slow
-def test_a_worker_that_is_stopped_gives_back_what_it_has_not_begun(place: Place, pool: str) -> None:
-    """Unmarked and uncounted: the next worker's is the first delivery."""
-    shop = place.shop(settings=SETTINGS)
+def test_a_worker_that_is_stopped_gives_back_what_it_has_not_begun(place: Place, pool: str, *, is_read: bool) -> None:
+    """Unmarked and uncounted, also what it has not read: the next worker's is the first delivery."""
+    shop, gate = place.shop(settings=SETTINGS), place.folder / "gate"
     worker = shop.start(concurrency=1, pool=pool)
-    slow = shop.send("naps", 2)
+    slow = shop.send("waits", str(gate))
     until(lambda: shop.runs(slow), what="the first to have begun")
+    worker.process.send_signal(signal.SIGCONT if is_read else signal.SIGSTOP)
     others = [shop.send("ok") for _ in range(3)]
-    worker.stop()
+    worker.process.send_signal(signal.SIGTERM)
+    worker.process.send_signal(signal.SIGCONT)
+    until(lambda: "Warm shutdown" in worker.text, what="the signal to be heard")
+    gate.touch()
+    worker.process.wait(60)
     assert shop.ended(slow, "succeeded").attempt == 1
     shop.start(concurrency=1, pool=pool)
     for each in others:

@@ -103,6 +103,15 @@ def naps(self: Any, seconds: float) -> None:
 
 
 @app.task(bind=True)
+def waits(self: Any, gate: str) -> None:
+    """Takes until there is a file of this name."""
+    note(self.request.id, event="start")
+    while not Path(gate).exists():
+        time.sleep(0.02)
+    note(self.request.id, event="end")
+
+
+@app.task(bind=True)
 def fails_after(self: Any, seconds: float) -> None:
     """Takes a while each time, and then fails."""
     note(self.request.id, event="start")
