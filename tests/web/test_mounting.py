@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import io
+import json
 import re
 import threading
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ from a2wsgi import ASGIMiddleware
 from fastapi import FastAPI
 from starlette.applications import Starlette
 from starlette.routing import Mount
+from structlog.testing import capture_logs
 
 from redelivery.errors import ConfigurationError
 from redelivery.web import User, asgi_app, wsgi_app
@@ -22,7 +24,9 @@ from redelivery.workers.operations.letters.filter import Filter
 from redelivery.workers.operations.runs import operation
 from redelivery.workers.operations.runs.operation import Kind, State
 from redelivery.workers.web.guard import form_token_of
-from redelivery.workers.web.shared.streams import LIMIT
+from redelivery.workers.web.shared import streams
+from redelivery.workers.web.shared.asking import Asking
+from redelivery.workers.web.shared.figures import Figures
 from tests.support.desk import LETTERS, Desk
 from tests.support.running import until
 
@@ -220,11 +224,47 @@ def test_clients_that_go_before_their_stream_begins_take_no_place(desk: Desk) ->
             "headers": [(b"x-user", b"ada")],
         }
         stream: Any = page
-        for _ in range(LIMIT + 1):
+        for _ in range(streams.LIMIT + 1):
             await stream(scope, receive, send)
         return statuses.count(503)
 
     assert asyncio.run(gone()) == 0
+
+
+def test_a_look_that_fails_is_said_once_and_open_pages_hear_of_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bug in the figures ends no stream: the page says that there is one, and shows figures again when there are some."""
+    monkeypatch.setattr(streams, "BEAT", 0.01)
+    bugs = [ValueError("a bug"), ValueError("a bug")]
+
+    class Broken:
+        """Fails twice."""
+
+        def figures(self) -> Figures:
+            """One look."""
+            if bugs:
+                raise bugs.pop()
+            return Figures({}, 0, None)
+
+    sampler: Any = Broken()
+
+    async def heard() -> list[Any]:
+        stream: Any = streams.Streams(sampler, Asking()).stream()
+        said: list[Any] = []
+        async for line in stream.body_iterator:
+            if line.startswith("data: "):
+                said.append(json.loads(line.removeprefix("data: ")))
+                if "figures" in said[-1]:
+                    break
+        return said
+
+    async def soon() -> list[Any]:
+        return await asyncio.wait_for(heard(), 10)
+
+    with capture_logs() as lines:
+        said = asyncio.run(soon())
+    assert {each["broker"] for each in said[:-1]} == {"This is an error in redelivery: its log says what happened."}
+    assert said[-1]["broker"] == ""
+    assert [(line["event"], line["path"]) for line in lines] == [("web.failed", "/live")]
 
 
 def test_a_coroutine_may_be_the_login_and_its_answer_is_checked(desk: Desk) -> None:

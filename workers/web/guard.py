@@ -44,6 +44,8 @@ HEADERS = {
     b"cross-origin-resource-policy": b"same-origin",
     b"permissions-policy": b"camera=(), geolocation=(), microphone=()",
 }
+#: What is said of a bug.
+FAILURE = "This is an error in redelivery: its log says what happened."
 
 
 class Refused(Exception):

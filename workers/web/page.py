@@ -25,7 +25,7 @@ from . import views
 from .access import ACTIONS, TokenLogin, User
 from .asked import Asked, Desk, Go, Shown
 from .beside import Beside
-from .guard import FormCookie, Guard, Refused, form_of, is_same_origin
+from .guard import FAILURE, FormCookie, Guard, Refused, form_of, is_same_origin
 from .shared.asking import Asking
 from .shared.source import Source
 from .shared.streams import Streams
@@ -111,7 +111,7 @@ class Page:
             said = broker_message(exc)
             if said is None:
                 log.exception("web.failed", path=request.url.path)
-                return self._failed(request, asked, 500, "This is an error in redelivery: its log says what happened.")
+                return self._failed(request, asked, 500, FAILURE)
             return self._failed(request, asked, 503, said)
         if cookie.is_new:
             _set_cookie(request, answer, cookie.name, cookie.value)

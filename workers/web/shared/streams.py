@@ -12,9 +12,10 @@ from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from redelivery.display import harmless
 from redelivery.errors import RedeliveryError
 from redelivery.middleware.brokers.errors import BROKER_ERRORS
+from redelivery.middleware.logs import log
 
 from ...brokers.broker_words import broker_message
-from ..guard import Refused
+from ..guard import FAILURE, Refused
 from .figures import live
 from .sampler import BEAT
 
@@ -83,3 +84,7 @@ class Streams:
             return {"broker": exc.why}
         except (RedeliveryError, *BROKER_ERRORS) as exc:
             return {"broker": harmless(broker_message(exc) or str(exc))}
+        except Exception:  # noqa: BLE001 - all open pages wait for the next look
+            if self._news.get("broker") != FAILURE:
+                log.exception("web.failed", path="/live")
+            return {"broker": FAILURE}
