@@ -17,6 +17,7 @@ from celery.signals import task_received, worker_ready
 from tenacity import retry_if_result, stop_after_attempt, wait_exponential
 
 from redelivery import DeadLetter, RedeliverAfter, Redelivery, redeliver
+from tests.support.notes import note, ready
 
 for library, version in json.loads(os.environ.get("SHOP_VERSIONS", "{}")).items():
     vars(import_module(library))["__version__"] = version
@@ -32,20 +33,7 @@ if not os.environ.get("SHOP_PLAIN"):
 TIMEOUT = 10
 
 
-def note(task_id: str, **facts: Any) -> None:
-    """Append one line; whole lines of different processes do not mix."""
-    line = json.dumps({"id": task_id, "at": time.time(), "pid": os.getpid(), **facts}) + "\n"
-    descriptor = os.open(os.environ["SHOP_RUNS"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-    try:
-        os.write(descriptor, line.encode())
-    finally:
-        os.close(descriptor)
-
-
-@worker_ready.connect
-def ready(**_: Any) -> None:
-    """Say that the worker consumes."""
-    Path(os.environ["SHOP_READY"]).touch()
+worker_ready.connect(ready)
 
 
 @task_received.connect

@@ -16,7 +16,8 @@ from kombu import Exchange, Queue
 
 from redelivery import DeadLetter, Letter
 from tests.faults.chaos.processes.fleet import QUEUES
-from tests.support.shop import app, note
+from tests.support.notes import note
+from tests.support.shop import app
 
 if TYPE_CHECKING:
     from redelivery.middleware.transitions.letter import LetterDecision

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import Any
 
 from celery import Celery
@@ -12,6 +11,7 @@ from celery.signals import worker_ready
 
 from redelivery import Redelivery
 from tests.support.adopted.notes import note
+from tests.support.notes import ready
 
 app = Celery("adopted", broker=os.environ["SHOP_BROKER"], backend=os.environ["SHOP_BACKEND"], task_cls=DjangoTask)
 
@@ -46,7 +46,4 @@ def early() -> list[bool]:
     return list(EARLY)
 
 
-@worker_ready.connect
-def ready(**_: Any) -> None:
-    """Say that the worker consumes."""
-    Path(os.environ["SHOP_READY"]).touch()
+worker_ready.connect(ready)

@@ -6,7 +6,8 @@ from typing import Any
 
 from celery import Task
 
-from tests.support.shop import app, note
+from tests.support.notes import note
+from tests.support.shop import app
 
 __all__ = ["app"]
 

@@ -14,7 +14,8 @@ from celery import Task
 from celery.utils.imports import symbol_by_name
 from celery.worker.request import create_request_cls
 
-from tests.support.shop import app, note
+from tests.support.notes import note
+from tests.support.shop import app
 
 __all__ = ["Batches", "app"]
 

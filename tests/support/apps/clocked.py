@@ -5,7 +5,8 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from tests.support.shop import app, note
+from tests.support.notes import note
+from tests.support.shop import app
 
 __all__ = ["app"]
 

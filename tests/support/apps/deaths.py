@@ -12,7 +12,8 @@ from typing import Any
 from celery.exceptions import Reject
 
 from redelivery import DeadLetter
-from tests.support.shop import app, note
+from tests.support.notes import note
+from tests.support.shop import app
 
 __all__ = ["app"]
 

@@ -8,7 +8,8 @@ import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tests.support.shop import app, note
+from tests.support.notes import note
+from tests.support.shop import app
 
 if TYPE_CHECKING:
     from redelivery import Letter

@@ -19,6 +19,7 @@ from celery.worker import request as celery_request
 
 from redelivery import Redelivery
 from tests.support.control.control_queues import QUEUES, ROUTES
+from tests.support.notes import note, ready
 
 app = Celery("control", broker=os.environ["SHOP_BROKER"], backend=os.environ.get("SHOP_BACKEND"))
 app.conf.update(json.loads(os.environ.get("SHOP_CONF", "{}")))
@@ -48,65 +49,52 @@ if os.environ.get("CONTROL_FAST_CLOCK"):
     celery_request.datetime = Fast
 
 
-def note(task_id: str, event: str, **facts: Any) -> None:
-    """Append one line; whole lines of different processes do not mix."""
-    line = json.dumps({"id": task_id, "at": time.time(), "pid": os.getpid(), "event": event, **facts}) + "\n"
-    descriptor = os.open(os.environ["SHOP_RUNS"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-    try:
-        os.write(descriptor, line.encode())
-    finally:
-        os.close(descriptor)
-
-
-@worker_ready.connect
-def ready(**_: Any) -> None:
-    """Say that the worker consumes."""
-    Path(os.environ["SHOP_READY"]).touch()
+worker_ready.connect(ready)
 
 
 @signals.task_revoked.connect
 def on_revoked(request: Any, terminated: bool, expired: bool, **_: Any) -> None:
     """Noted as a signal."""
-    note(request.id, "task_revoked", terminated=terminated, expired=expired)
+    note(request.id, event="task_revoked", terminated=terminated, expired=expired)
 
 
 @app.task(bind=True)
 def ok(self: Any, value: Any = None) -> Any:
     """Succeeds."""
-    note(self.request.id, "run", queue=self.request.delivery_info["routing_key"], value=value)
+    note(self.request.id, event="run", queue=self.request.delivery_info["routing_key"], value=value)
     return value
 
 
 @app.task(bind=True)
 def bills(self: Any) -> None:
     """Succeeds, on the queue to which the app's routes send it."""
-    note(self.request.id, "run", queue=self.request.delivery_info["routing_key"])
+    note(self.request.id, event="run", queue=self.request.delivery_info["routing_key"])
 
 
 @app.task(bind=True)
 def holds(self: Any, gate: str = "", value: Any = None, seconds: float = 0) -> Any:
     """Waits for its gate, and a while."""
-    note(self.request.id, "run", redelivered=self.request.delivery_info["redelivered"], value=value)
+    note(self.request.id, event="run", redelivered=self.request.delivery_info["redelivered"], value=value)
     while not (FOLDER / f"gate-{gate or self.request.id}").exists():
         time.sleep(0.02)
     time.sleep(seconds)
-    note(self.request.id, "end")
+    note(self.request.id, event="end")
     return value
 
 
 @app.task(bind=True, acks_late=False)
 def early(self: Any, gate: str) -> None:
     """Is acknowledged before it runs, and waits for its gate."""
-    note(self.request.id, "run")
+    note(self.request.id, event="run")
     while not (FOLDER / f"gate-{gate}").exists():
         time.sleep(0.02)
-    note(self.request.id, "end")
+    note(self.request.id, event="end")
 
 
 @app.task(bind=True)
 def fails(self: Any, times: int = 10**6, message: str = "no") -> str:
     """Fails so many times, then succeeds."""
-    note(self.request.id, "run")
+    note(self.request.id, event="run")
     if self.request.retries < times:
         raise RuntimeError(message)
     return "at last"
@@ -115,7 +103,7 @@ def fails(self: Any, times: int = 10**6, message: str = "no") -> str:
 @app.task(bind=True)
 def rejects(self: Any) -> None:
     """Rejects its message."""
-    note(self.request.id, "run")
+    note(self.request.id, event="run")
     reason = "no"
     raise Reject(reason, requeue=False)
 
@@ -123,19 +111,19 @@ def rejects(self: Any) -> None:
 @app.task(bind=True, rate_limit="4/s")
 def limited(self: Any) -> None:
     """Runs four times a second."""
-    note(self.request.id, "run")
+    note(self.request.id, event="run")
 
 
 @app.task(bind=True, rate_limit="1/h")
 def hourly(self: Any) -> None:
     """Runs once an hour."""
-    note(self.request.id, "run")
+    note(self.request.id, event="run")
 
 
 @app.task(bind=True)
 def grows(self: Any, megabytes: int) -> None:
     """Makes its process larger for good."""
-    note(self.request.id, "run")
+    note(self.request.id, event="run")
     KEPT.append(bytearray(os.urandom(1) * (megabytes << 20)))
 
 
@@ -145,11 +133,11 @@ KEPT: list[bytearray] = []
 @app.task(bind=True)
 def gathers(self: Any, results: Any) -> Any:
     """Ends a chord."""
-    note(self.request.id, "run")
+    note(self.request.id, event="run")
     return results
 
 
 @app.task
 def regrets(request: Any, exc: Any, _traceback: Any) -> None:
     """An error callback."""
-    note(request.id, "errback", exception=type(exc).__name__)
+    note(request.id, event="errback", exception=type(exc).__name__)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from tests.faults.fuzz.hostile_messages import MARK
-from tests.support.shop import app, note
+from tests.support.notes import note
+from tests.support.shop import app
 
 __all__ = ["app"]
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tests.support.shop import app, note
+from tests.support.notes import note
+from tests.support.shop import app
 
 if TYPE_CHECKING:
     from redelivery import Letter

@@ -6,7 +6,8 @@ from typing import Any
 
 from celery_batches import Batches
 
-from tests.support.shop import app, note
+from tests.support.notes import note
+from tests.support.shop import app
 
 __all__ = ["app"]
 

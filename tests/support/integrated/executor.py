@@ -11,12 +11,13 @@ import json
 import os
 import signal
 import time
-from pathlib import Path
 from typing import Any
 
 from celery import Celery
 from celery.exceptions import Ignore
 from celery.signals import worker_ready
+
+from tests.support.notes import note, ready
 
 __all__ = ["app"]
 
@@ -49,8 +50,7 @@ class AlreadyRunningError(Exception):
 def execute_workload(input: str) -> None:  # noqa: A002 - Airflow's name
     """Run a workload."""
     workload = json.loads(input)
-    with Path(os.environ["SHOP_RUNS"]).open("a") as out:
-        out.write(json.dumps({"id": execute_workload.request.id, "pid": os.getpid()}) + "\n")
+    note(execute_workload.request.id)
     try:
         supervise(workload["does"])
     except AlreadyRunningError:
@@ -70,7 +70,4 @@ def supervise(what: str) -> None:
         time.sleep(3600)
 
 
-@worker_ready.connect
-def ready(**_: Any) -> None:
-    """Say that the worker consumes."""
-    Path(os.environ["SHOP_READY"]).touch()
+worker_ready.connect(ready)

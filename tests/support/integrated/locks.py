@@ -13,7 +13,8 @@ from typing import Any
 from celery_once import QueueOnce
 from celery_singleton import Singleton
 
-from tests.support.shop import app, note
+from tests.support.notes import note
+from tests.support.shop import app
 
 __all__ = ["app"]
 

@@ -7,7 +7,8 @@ from typing import Any
 
 from celery_progress.backend import ProgressRecorder
 
-from tests.support.shop import app, note
+from tests.support.notes import note
+from tests.support.shop import app
 
 __all__ = ["app"]
 

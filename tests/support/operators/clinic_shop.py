@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from pathlib import Path
 from typing import Any
 
 from celery import Celery
@@ -13,6 +12,7 @@ from celery.worker.strategy import default
 from kombu import Queue
 
 from redelivery import Redelivery
+from tests.support.notes import ready
 
 app = Celery("shop", broker=os.environ["SHOP_BROKER"], backend=os.environ.get("SHOP_BACKEND"))
 app.conf.update(json.loads(os.environ.get("SHOP_CONF", "{}")))
@@ -28,10 +28,7 @@ def gathering(*args: Any, **options: Any) -> Any:
     return default(*args, **options)
 
 
-@worker_ready.connect
-def ready(**_: Any) -> None:
-    """Say that the worker consumes."""
-    Path(os.environ["SHOP_READY"]).touch()
+worker_ready.connect(ready)
 
 
 @app.task(name="shop.pack", **json.loads(os.environ.get("SHOP_TASK", "{}")))

@@ -6,7 +6,8 @@ from typing import Any
 
 from celery.signals import worker_ready
 
-from tests.support.shop import app, note
+from tests.support.notes import note
+from tests.support.shop import app
 
 
 @worker_ready.connect

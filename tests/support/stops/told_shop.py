@@ -7,7 +7,8 @@ from typing import Any
 
 from celery.signals import worker_ready, worker_shutting_down
 
-from tests.support.shop import app, note
+from tests.support.notes import note
+from tests.support.shop import app
 
 __all__ = ["app"]
 

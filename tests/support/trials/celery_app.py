@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from celery import Celery, chain, group, signals
@@ -16,6 +15,7 @@ from celery.signals import worker_ready
 from tenacity import retry_if_result, stop_after_attempt, wait_fixed
 
 from redelivery import Redelivery, redeliver
+from tests.support.notes import ready
 from tests.support.trials.celery_classes import Calling, Hooked, Raising
 from tests.support.trials.celery_notes import note, runs_of
 from tests.support.trials.celery_steps import Expected, perform
@@ -33,10 +33,7 @@ else:
     Redelivery(app)
 
 
-@worker_ready.connect
-def ready(**_: Any) -> None:
-    """Say that the worker consumes."""
-    Path(os.environ["SHOP_READY"]).touch()
+worker_ready.connect(ready)
 
 
 # signals

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import os
-import time
 from pathlib import Path
 from typing import Any
+
+from tests.support import notes
 
 __all__ = ["note", "runs_of"]
 
 
 def note(task_id: str, what: str, **facts: Any) -> None:
-    """Append one line; whole lines of different processes do not mix."""
-    line = json.dumps({"id": task_id, "at": time.time(), "pid": os.getpid(), "what": what, **facts}, default=repr) + "\n"
-    descriptor = os.open(os.environ["SHOP_RUNS"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-    try:
-        os.write(descriptor, line.encode())
-    finally:
-        os.close(descriptor)
+    """Append one line."""
+    notes.note(task_id, what=what, **facts)
 
 
 def runs_of(task_id: str) -> int:
