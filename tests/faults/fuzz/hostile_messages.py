@@ -10,6 +10,8 @@ import json
 import pickle
 from typing import TYPE_CHECKING, Any
 
+from redelivery.middleware.messages.envelope import KNOWN
+
 if TYPE_CHECKING:
     import random
     from collections.abc import Callable
@@ -51,24 +53,6 @@ HEADERS = (
     "redelivery-cc",
     "redelivery-released",
     "redelivery:is",
-)
-OURS = (
-    "version",
-    "attempt",
-    "delivery",
-    "generation",
-    "first_seen",
-    "origin",
-    "attempts",
-    "deaths",
-    "failure",
-    "suspect",
-    "served_eta",
-    "undelivered",
-    "first_death",
-    "parked",
-    "handled",
-    "since",
 )
 PROPERTIES = (
     "correlation_id",
@@ -241,7 +225,7 @@ def _body(number: int, chance: random.Random) -> bytes:
 def _history(number: int, chance: random.Random) -> bytes:
     """Our own header, with anything in it."""
     message = _sound(number)
-    header = {name: value(chance) for name in OURS if chance.random() < 0.4}
+    header = {name: value(chance) for name in sorted(KNOWN) if chance.random() < 0.4}
     for name in ("deaths", "attempts"):
         if chance.random() < 0.4:
             entry = {key: value(chance) for key in ("queue", "reason", "count", "first", "last", "generation", "delay", "at")}
