@@ -18,7 +18,7 @@ from tests.support.control.pooled import floors, on
 from tests.support.desk import desk
 from tests.support.documents.proofs import pytest_runtest_logreport, pytest_sessionfinish, pytest_terminal_summary
 from tests.support.lanes import first_quick
-from tests.support.rabbit import private_rabbit, rabbit, rabbit_node
+from tests.support.rabbit import managed_node, private_rabbit, rabbit, rabbit_node
 from tests.support.rabbitmq.amqp_taking import opened
 from tests.support.running import LAST_STARTED, Shop
 from tests.support.servers import Server, binaries
@@ -37,6 +37,7 @@ __all__ = [
     "desk",
     "floors",
     "forked",
+    "managed_node",
     "on",
     "opened",
     "private_rabbit",

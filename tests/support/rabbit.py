@@ -14,6 +14,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 
     from redelivery.middleware.messages.events import Event
 
-__all__ = ["Node", "Rabbit", "need_rabbit", "private_rabbit", "rabbit", "rabbit_node"]
+__all__ = ["Node", "Rabbit", "managed_node", "need_rabbit", "private_rabbit", "rabbit", "rabbit_node"]
 
 #: Seconds that the keeper may take: what its node may, and a minute.
 TIMEOUT = NODE_PATIENCE + 60
@@ -281,6 +282,22 @@ def private_rabbit(folder: Path) -> Iterator[Rabbit]:
         yield node.start().vhost()
     finally:
         node.stop()
+
+
+@pytest.fixture(scope="module")
+def managed_node() -> Iterator[tuple[Node, str]]:
+    """A node of the module's own with the management plugin, and the plugin's address."""
+    need_rabbit()
+    with tempfile.TemporaryDirectory(prefix="rd-", ignore_cleanup_errors=True) as folder:
+        node = Node(Path(folder) / "node")
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        node.prepare()
+        (node.folder / "plugins").write_text("[rabbitmq_management].\n")
+        with (node.folder / "rabbitmq.conf").open("a") as conf:
+            conf.write(f"management.tcp.ip = 127.0.0.1\nmanagement.tcp.port = {port}\n")
+        with node.running():
+            yield node, f"http://127.0.0.1:{port}"
 
 
 if __name__ == "__main__":

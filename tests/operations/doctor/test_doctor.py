@@ -11,21 +11,22 @@ import json
 import os
 import re
 import shutil
-import socket
-import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests.support.lanes import FULL
 from tests.support.operators.clinic import HOUR_MS, OLD_VERSION, Clinic
-from tests.support.rabbit import Node, Rabbit, need_rabbit
+from tests.support.rabbit import Rabbit
 from tests.support.running import ROOT, until
 from tests.support.servers import Server, binaries
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
 
 pytestmark = pytest.mark.xdist_group("doctor")
 
@@ -205,28 +206,12 @@ CASES = [
 ]
 
 
-@pytest.fixture(scope="module")
-def managed() -> Iterator[tuple[Node, str]]:
-    """A node of the module's own, with the management plugin, and the plugin's address."""
-    need_rabbit()
-    with tempfile.TemporaryDirectory(prefix="rd-", ignore_cleanup_errors=True) as folder:
-        node = Node(Path(folder) / "node")
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
-        node.prepare()
-        (node.folder / "plugins").write_text("[rabbitmq_management].\n")
-        with (node.folder / "rabbitmq.conf").open("a") as file:
-            file.write(f"management.tcp.ip = 127.0.0.1\nmanagement.tcp.port = {port}\n")
-        with node.running():
-            yield node, f"http://127.0.0.1:{port}"
-
-
 @contextlib.contextmanager
 def clinic_of(kind: str, request: pytest.FixtureRequest, folder: Path) -> Iterator[Clinic]:
     """A sound system on a broker of the test's own."""
     with contextlib.ExitStack() as stack:
         if kind in AMQP:
-            node, url = request.getfixturevalue("managed")
+            node, url = request.getfixturevalue("managed_node")
             server: Any = node.vhost()
             stack.callback(server.remove)
             stack.callback(node.evaluate, "rabbit_alarm:clear_alarm({resource_limit, memory, node()}).")

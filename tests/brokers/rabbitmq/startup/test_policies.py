@@ -18,12 +18,9 @@ from redelivery.errors import BrokerError, ConfigurationError
 from redelivery.middleware.brokers.rabbitmq.policies import ending_policies
 from redelivery.middleware.worker.startup.checks import targets_of
 from redelivery.settings import RedeliverySettings
-from tests.support.rabbit import Node, need_rabbit
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.support.rabbit import Rabbit
+    from tests.support.rabbit import Node, Rabbit
 
 OF_USERS: dict[str, tuple[str, dict[str, Any], int]] = {
     "short lives": ("^(prices|other)$", {"message-ttl": 1000}, 0),
@@ -35,19 +32,11 @@ OF_USERS: dict[str, tuple[str, dict[str, Any], int]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def managed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Rabbit, str]]:
-    """A node of its own with the management plugin, and its address."""
-    need_rabbit()
-    node = Node(tmp_path_factory.mktemp("managed"))
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    node.prepare()
-    (node.folder / "plugins").write_text("[rabbitmq_management].\n")
-    with (node.folder / "rabbitmq.conf").open("a") as conf:
-        conf.write(f"management.tcp.ip = 127.0.0.1\nmanagement.tcp.port = {port}\n")
-    with node.running():
-        yield node.vhost(), f"http://127.0.0.1:{port}"
+@pytest.fixture
+def managed(managed_node: tuple[Node, str]) -> tuple[Rabbit, str]:
+    """A virtual host of a node with the management plugin, and the plugin's address."""
+    node, url = managed_node
+    return node.vhost(), url
 
 
 def said(rabbit_url: str, management_url: str) -> list[Any]:
