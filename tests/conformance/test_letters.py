@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -11,15 +13,14 @@ import pytest
 from redelivery.middleware.messages.steps import sealed
 from redelivery.middleware.ports import Capability
 from tests.conformance.brokers import letter
-from tests.support.desk import LETTERS, QUEUE, task_message
+from tests.support.desk import LETTERS, QUEUE, body_of, task_message
 from tests.support.running import until
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from tests.conformance.brokers import Place
 
 pytestmark = pytest.mark.needs(Capability.OUTCOME_LOG)  # what the tools do with a letter is recorded
+ROOT = Path(__file__).resolve().parents[2]
 DIED = 1_700_000_000_000
 
 
@@ -177,6 +178,23 @@ def test_purged_letters_are_archived_first_and_recorded(place: Place, tmp_path: 
     recorded = [(event.task_id, event.outcome, event.reason) for event in place.server.events()]
     assert recorded == [(each, "purged", "operator") for each in ids[1::2]]
     assert {row["task_id"] for row in _archived(tmp_path)} == set(ids[1::2])
+
+
+def test_an_archived_letter_is_published_again_as_its_document_says(place: Place, tmp_path: Path) -> None:
+    """`docs/dead-letters.md` has a function for it: the task runs with its arguments, under another id."""
+    text = (ROOT / "docs" / "dead-letters.md").read_text()
+    block = re.search(r"^<!-- run by tests/conformance/test_letters.py -->\n```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    assert block is not None
+    known: dict[str, Any] = {}
+    exec(block[1], known)  # noqa: S102 - as a reader would
+    place.put(letter(task_message("a", "tests.support.shop.ok", body=body_of(["ü"]))))
+    place.desk().json("dlq", "purge", LETTERS, "--all", "--archive", str(tmp_path), "--yes")
+    shop = place.shop()
+    shop.start("-Q", QUEUE)
+    (row,) = _archived(tmp_path)
+    again = known["publish_again"](shop.app, row)
+    assert again != row["task_id"]
+    assert shop.ended(again, "succeeded").queue == QUEUE
 
 
 def test_letters_move_to_another_queue_and_the_log_says_who_did_it(place: Place) -> None:
