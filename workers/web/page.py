@@ -7,6 +7,7 @@ If the broker refuses or does not answer, the page says so and stays up. A form 
 from __future__ import annotations
 
 import functools
+import re
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -43,6 +44,8 @@ if TYPE_CHECKING:
 
 #: The login's own form, and what is loaded besides the page.
 LOGIN, STATIC = "/login", "/static"
+#: What went wrong, and behind it what to do or what the broker said.
+_HEADING = re.compile(r"(the (?:broker|page)[^:(]{1,90}?)(?:: | (?=\())(.+)", re.DOTALL | re.IGNORECASE)
 
 
 class Page:
@@ -143,7 +146,11 @@ class Page:
         """The screen of an error."""
         if not request.headers.get("accept", "text/html").startswith(("text/html", "*/*", "application/xhtml")):
             return PlainTextResponse(f"{why}\n", status)
-        return self._html(asked, Shown("failed.html", {"why": harmless(why), "status": status}, status), "", 0)
+        heading, why = _in_two(harmless(why)) if status == 503 else ("", harmless(why))  # noqa: PLR2004 - HTTP's number
+        values: dict[str, Any] = {"heading": heading, "why": why, "status": status}
+        if heading:
+            values["is_live"] = False  # the stream would only say the same once more, above it
+        return self._html(asked, Shown("failed.html", values, status), "", 0)
 
     async def _user(self, request: Request) -> User | None:
         return await self._login.user(request)
@@ -185,6 +192,12 @@ class Page:
             return self._log_in_first(request)
         asked = Asked(self._desk, user, request.scope.get("root_path", ""), request.url.path, {})
         return self._failed(request, asked, getattr(exc, "status_code", 404), "The page has no such screen.")
+
+
+def _in_two(why: str) -> tuple[str, str]:
+    """What went wrong with the broker as a heading, and what remains to be said below it."""
+    found = _HEADING.match(why)
+    return ("The broker does not answer", why) if found is None else (found[1][0].upper() + found[1][1:], found[2])
 
 
 async def _form(request: Request) -> dict[str, list[str]]:

@@ -14,6 +14,8 @@
     stream.onmessage = (event) => {
       const said = JSON.parse(event.data);
       banner.hidden = !said.broker;
+      dot.classList.toggle("bad", !!said.broker);
+      dot.title = said.broker ? "no live figures" : "live";
       if (banner.textContent !== said.broker) banner.textContent = said.broker;
       for (const [name, text] of Object.entries(said.figures || {})) {
         for (const place of document.querySelectorAll(`[data-figure="${CSS.escape(name)}"]`)) {
