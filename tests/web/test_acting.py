@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 from typing import TYPE_CHECKING
 
 import pytest
@@ -109,6 +110,34 @@ def test_an_operation_is_paused_resumed_and_aborted(desk: Desk, operator: Visito
     assert shown.forms("/operation/abort") == []
     assert [each.acted for each in entries(desk.transport, 10)] == ["aborted", "resumed", "paused", "begun"]
     assert len(desk.ids(LETTERS)) == 1
+
+
+@pytest.mark.usefixtures("_led_elsewhere")
+def test_an_option_and_a_filter_have_one_name_on_each_screen(desk: Desk, operator: Visitor) -> None:
+    """On the form that asks for them, in the dry run, with the operation, and in the list of all."""
+    desk.die(task_message(task="desk.pack"))
+    names = {
+        "canary": "1",
+        "canary_wait": "90s",
+        "rate": "50/s",
+        "abort_after": "3",
+        "abort_share": "5%",
+        "limit": "7",
+        "to": QUEUE,
+        "create": "1",
+    }
+    said = "&".join(f"{name}={value.replace('%', '%25')}" for name, value in names.items())
+    form = operator.get(f"/letters?queue={LETTERS}")
+    dry = operator.get(f"/operations/preview?kind=redrive&queue={LETTERS}&task=desk.*&{said}")
+    [begin] = dry.forms("/operations/begin")
+    shown = operator.follow(operator.post("/operations/begin", begin))
+    for name, value in names.items():
+        pattern = rf'<label>([a-z ]+) <input name="{name}"' if name != "create" else r'name="create" value="1"> ([a-z ]+)</label>'
+        [label] = re.findall(pattern, form.text)
+        assert f"{label} {'yes' if name == 'create' else value}" in dry.read, (label, dry.read)
+        assert f"<dt>{label}</dt>" in shown.text, (label, shown.read)
+    for answer in (dry, shown, operator.get("/operations")):
+        assert "--task 'desk.*'" in answer.read, answer.read
 
 
 def test_all_letters_are_meant_only_where_that_is_said(desk: Desk, operator: Visitor) -> None:

@@ -25,6 +25,11 @@ __all__ = ["browser"]
 SCREENS = ("/", "/causes", "/letters", "/delayed", "/task", "/queues", "/queue?name=orders", "/workers", "/operations", "/books")
 
 
+#: What is wider than the part of the screen that it has, so that it lies over what is beside it.
+BURST = """[...document.querySelectorAll("td, th, label, p, form, summary")]
+    .filter(each => each.clientWidth > 1 && each.scrollWidth > each.clientWidth + 1).map(each => each.outerHTML)"""
+
+
 def click(browser: Browser, selector: str, text: str = "") -> None:
     """Click the first element of this kind that has this text, and wait until another document is there."""
     browser.ask("window.before = true")
@@ -64,15 +69,29 @@ def test_figures_are_live(browser: Browser, page: WebPage, desk: Desk) -> None:
     browser.await_("document.querySelector('[data-figure=letters]').textContent === '1'")
     desk.server.kill()
     browser.await_("!document.getElementById('broker').hidden && document.getElementById('broker').textContent.includes('broker')")
+    assert browser.ask("document.getElementById('live').classList.contains('bad')"), "what is not live has no green dot"
     desk.server.start()
-    browser.await_("document.getElementById('broker').hidden")
+    browser.await_("document.getElementById('broker').hidden && !document.getElementById('live').classList.contains('bad')")
+
+
+def test_a_screen_of_a_broker_that_is_gone_says_it_once(browser: Browser, page: WebPage, desk: Desk) -> None:
+    """No banner says the same above it: it opens no stream of figures, which it does not have."""
+    browser.open(f"{page.address}/login?token={TOKEN}")
+    desk.server.kill()
+    browser.await_("!document.getElementById('broker').hidden")
+    shown = browser.open(f"{page.address}/causes")
+    assert not any(each.endswith("/live") for each in shown.requested)
+    assert browser.ask("document.getElementById('live').hidden && document.getElementById('broker').hidden")
+    said = browser.ask("document.body.innerText")
+    assert (said.count("does not answer"), "Ask again" in said) == (1, True), said
+    desk.server.start()
 
 
 @pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.full)])
 def test_axe_finds_nothing_and_nothing_is_wider_than_the_window(
     browser: Browser, open_page: Callable[..., WebPage], desk: Desk, scheme: str
 ) -> None:
-    """Of each screen, with something in it, at 390, 1280 and 2560 pixels."""
+    """Of each screen, with something in it, at 390, 1280 and 2560 pixels; nor than its own place."""
     desk.publish()
     desk.hold()
     desk.delay(task_message())
@@ -93,6 +112,7 @@ def test_axe_finds_nothing_and_nothing_is_wider_than_the_window(
         for width in (390, 2560, 1280):
             browser.open(page.address + path, width=width, scheme=scheme)
             assert browser.ask("document.documentElement.scrollWidth <= innerWidth"), (path, width)
+            assert browser.ask(BURST) == [], (path, width)
         assert findings(browser) == [], path
 
 

@@ -24,6 +24,17 @@ def test_overview_says_how_it_is(page: WebPage, desk: Desk) -> None:
         assert said in answer.read, said
 
 
+def test_what_workers_hold_has_one_name_on_each_screen(page: WebPage, desk: Desk) -> None:
+    """On the overview, among the queues, and with the workers."""
+    desk.publish()
+    desk.hold()
+    operator = page.operator()
+    overview, queues = operator.get("/"), operator.get("/queues")
+    assert "held by workers 1" in overview.read
+    assert ("1 message is held by workers" in queues.read, "in flight" in queues.read) == (True, False), queues.read
+    assert '<th scope="col" class="n">held</th>' in queues.text
+
+
 def test_causes_lead_to_their_letters_and_a_letter_to_all_of_it(page: WebPage, desk: Desk) -> None:
     """Cause, letters of it, one letter: by links alone."""
     for number in range(3):

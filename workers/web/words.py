@@ -25,6 +25,17 @@ if TYPE_CHECKING:
 
 #: Characters of an id in a table, and of a text in a table.
 SHORT_ID, MAX_TEXT = 8, 300
+#: What stands where there is nothing.
+NONE = "\N{EN DASH}"
+#: Options of an operation whose names say too little without the command line's help.
+OPTIONS = {
+    "canary_wait": "canary waits",
+    "abort_after": "stop after deaths",
+    "abort_share": "stop after share",
+    "limit": "at most",
+    "to": "to queue",
+    "create": "create the queue",
+}
 #: The most that is shown of one value.
 MAX_SHOWN = 65_536
 
@@ -42,7 +53,7 @@ def environment() -> Environment:
     made.filters |= {
         "ago": _ago,
         "due": _due,
-        "moment": moment,
+        "moment": _moment,
         "span": span,
         "duration": duration_text,
         "number": _number,
@@ -52,6 +63,7 @@ def environment() -> Environment:
         "pretty": _pretty,
         "lines": _lines,
         "command": _command,
+        "option": _option,
         "last_word": lambda name: str(name).rpartition(".")[2],
     }
     made.globals |= {"counted": _counted, "bars": _bars, "drawn": _delays}
@@ -76,7 +88,20 @@ def _command(text: object) -> Markup:
 @pass_context
 def _ago(context: Context, ms: int | None) -> Markup:
     """How long ago a time was, with the time itself as its title."""
-    return escape("-") if ms is None else _time(ms, age(ms, max(context["now_ms"], ms)))
+    if ms is None:
+        return escape(NONE)
+    now_ms = max(context["now_ms"], ms)
+    return _time(ms, age(ms, now_ms) if now_ms - ms >= 1000 else "just now")  # noqa: PLR2004 - a second
+
+
+def _moment(ms: float | None) -> str:
+    said = moment(ms)
+    return NONE if said == "-" else said
+
+
+def _option(name: str) -> str:
+    """What the page calls an option of an operation, on each of its screens."""
+    return OPTIONS.get(name, name)
 
 
 @pass_context

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import shlex
 from typing import TYPE_CHECKING, Any
 
 from redelivery.errors import InputError
@@ -25,7 +26,7 @@ from ...operations.runs.operation import (
     resume,
 )
 from ...operations.runs.preview import preview
-from ...operations.words.numbers import rate_of, seconds, share_of
+from ...operations.words.numbers import moment, rate_of, seconds, share_of
 from ..asked import Go, Shown
 from .letters import Choice, choice_of, waiting_choice
 
@@ -61,12 +62,12 @@ def _row(asked: Asked, each: Operation) -> dict[str, Any]:
 
 
 def _words(each: Operation) -> str:
-    """The filter as options of the command line."""
-    return " ".join(
-        f"--{name.rstrip('s') if isinstance(value, list) else name.removesuffix('_ms').replace('_', '-')} {said}"
-        for name, value in each.filter.to_dict().items()
-        for said in (value if isinstance(value, list) else [value])
-    ).replace("--task_id ", "--id ")
+    """The filter as options of the command line; its ages as the moments that they meant when it began."""
+    names = {"task_ids": "id", "reasons": "reason", "tasks": "task", "exceptions": "exception", "fingerprints": "fingerprint"}
+    said = each.filter.to_dict()
+    parts = [f"--{word} {shlex.quote(str(value))}" for name, word in names.items() for value in said.get(name, ())]
+    ages = {"died_before_ms": "died before", "died_after_ms": "died after"}
+    return " ".join([*parts, *(f"{word} {moment(said[name])}" for name, word in ages.items() if name in said)])
 
 
 def operation(asked: Asked) -> Shown:
