@@ -6,12 +6,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import re
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,7 +33,7 @@ from tests.support.running import until
 from tests.support.servers import Server, binaries
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
 ROOT = Path(__file__).resolve().parents[3]
 FOLDER = ROOT / "docs" / "screens" / "web"
@@ -94,6 +96,25 @@ def arrange(desk: Desk) -> None:
         desk.hold(f"w{number % 2}")
     desk.transport.leases.unregister("w")
     desk.client.set(desk.keys.dispatcher, "w0")
+
+
+@contextlib.contextmanager
+def working(desk: Desk) -> Iterator[None]:
+    """The two workers renew their leases meanwhile, as living ones do."""
+    ended = threading.Event()
+
+    def renew() -> None:
+        while not ended.wait(1):
+            for number in range(2):
+                desk.transport.leases.renew(f"w{number}")
+
+    beside = threading.Thread(target=renew)
+    beside.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        beside.join()
 
 
 def _tried(died_ms: int, exception: str) -> dict[str, Any]:
@@ -191,6 +212,7 @@ def drawn(browser: Browser, name: str, address: str) -> None:
     for width, height in SIZES.items():
         for scheme in SCHEMES:
             browser.open(address, width=width, height=height, scheme=scheme)
+            browser.await_("!document.scripts.length || !document.getElementById('live').hidden")
             path = FOLDER / f"{name}-{width}-{scheme}.png"
             browser.picture(path, is_whole=False)
             with Image.open(path) as picture:
@@ -232,13 +254,14 @@ def main(words: list[str]) -> None:
             env = {**os.environ, "WEB_SHOP_BROKER": server.url}
             given = ("--allow", "all", "--as", "ada", "--books", str(books))
             with WebPage("tests.support.page.web_shop", folder, *given, env=env) as page, Browser(found) as browser:
-                known = operate(desk)
-                if "login" in chosen:
-                    drawn(browser, "login", page.address)
-                browser.open(f"{page.address}/login?token={TOKEN}")
-                for each, path in paths_of(page, known).items():
-                    if each in chosen:
-                        drawn(browser, each, page.address + path)
+                with working(desk):
+                    known = operate(desk)
+                    if "login" in chosen:
+                        drawn(browser, "login", page.address)
+                    browser.open(f"{page.address}/login?token={TOKEN}")
+                    for each, path in paths_of(page, known).items():
+                        if each in chosen:
+                            drawn(browser, each, page.address + path)
                 server.kill()
                 if "gone" in chosen:
                     drawn(browser, "gone", f"{page.address}/causes")
