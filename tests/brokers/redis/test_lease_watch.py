@@ -111,12 +111,12 @@ def test_a_dead_worker_is_found_out_though_a_watcher_died_with_it(fleet: list[De
 def test_who_stands_by_leads_as_soon_as_it_is_told_that_nobody_does(fleet: list[Desk], monkeypatch: pytest.MonkeyPatch) -> None:
     """It does not wait for its own next try."""
     desk = fleet[0]
-    tried: list[str] = []
+    tried: list[tuple[str, bool]] = []
     lead = type(desk.transport.leases).lead
 
     def seen(self: Any, key: str, *args: Any) -> bool:
         answer = lead(self, key, *args)
-        tried.append(key)
+        tried.append((key, answer))
         return answer
 
     assert desk.transport.leases.lead(desk.keys.dispatcher, "another", 600)
@@ -130,11 +130,11 @@ def test_who_stands_by_leads_as_soon_as_it_is_told_that_nobody_does(fleet: list[
     try:
         for name, _, look_now in both:
             look_now()
-            until(functools.partial(tried.__contains__, name), 60, "it to look, and to find that another one leads")
+            until(functools.partial(tried.__contains__, (name, False)), 60, "it to look, and to find that another one leads")
             assert desk.client.get(name) == b"another"
             desk.client.delete(name)
             look_now()
-            until(functools.partial(desk.client.exists, name), 60, f"{name} to be taken")
+            until(functools.partial(tried.__contains__, (name, True)), 60, f"{name} to be taken")
     finally:
         began = time.monotonic()
         for _, duty, _ in both:
