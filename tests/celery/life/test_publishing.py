@@ -141,7 +141,7 @@ def test_where_publishing_fails_at_the_end_the_caller_hears_it(producer: Produce
 
 def test_the_call_that_fills_a_batch_raises_and_the_block_goes_on(producer: Producer) -> None:
     """Celery's own error; each that was not published is named; what comes behind it is published."""
-    producer.send()
+    first = producer.send()
     with producer.install.publishing() as block:
         for _ in range(batches.MAX_MESSAGES - 1):
             producer.send(**NEVER)
@@ -152,7 +152,7 @@ def test_the_call_that_fills_a_batch_raises_and_the_block_goes_on(producer: Prod
         producer.server.start()
         later = producer.send()
     assert producer.ids()[-1] == later
-    assert len(producer.ids()) == 2
+    assert set(producer.ids()) <= {first, later}  # a server that is killed may forget what it has not written yet
 
 
 def test_a_message_whose_call_publishes_those_before_it_is_named_with_them(producer: Producer) -> None:
