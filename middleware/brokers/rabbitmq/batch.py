@@ -1,9 +1,10 @@
 """A batch on RabbitMQ: its events in one message, then its messages, all in one write; their confirmations are awaited together.
 
 It goes out on a channel of its own beside the producer's, with confirmations, whether the app has asked for them or not: when a
-group returns, the broker has all of it. The events go first, as those of single publications do. A connection that is lost leaves
-unknown what was not confirmed: when the batch is tried again, that is sent again, and events under the same ids. So a task can be
-there twice, as when Celery tries a publication again.
+group returns, the broker has all of it. The events go first, as those of single publications do. Where the outcome log refuses
+them, the tasks are there all the same, and a line of the log says so: an error would have its caller publish them again. A
+connection that is lost leaves unknown what was not confirmed: when the batch is tried again, that is sent again, and events under
+the same ids. So a task can be there twice, as when Celery tries a publication again.
 """
 
 from __future__ import annotations
@@ -18,8 +19,7 @@ from amqp.method_framing import frame_writer
 from amqp.serialization import dumps
 from kombu.exceptions import OperationalError
 
-from redelivery.errors import BrokerError
-
+from ...logs import log
 from ...messages.events import Numbering
 from .events import packed
 from .messages import PERSISTENT
@@ -82,7 +82,7 @@ class Together:
         """
         try:
             self._publish(batch.left, producer)
-        except (ChannelError, MessageNacked, BrokerError):
+        except (ChannelError, MessageNacked):
             raise
         except BaseException:
             self._connection.collect()
@@ -93,10 +93,10 @@ class Together:
         made = [self._made(each, producer) for each in left]
         events = [(each.event_id, event) for each, (_, event) in zip(left, made, strict=True) if event is not None]
         self._open, self._nacked = set(), set()
-        log = 0
+        at_log = 0
         if events:
             told = amqp.Message(packed(events), content_type="application/json", delivery_mode=PERSISTENT)
-            log = self._add(told, {"exchange": self._names.outcomes_exchange, "routing_key": self._names.outcomes})
+            at_log = self._add(told, {"exchange": self._names.outcomes_exchange, "routing_key": self._names.outcomes})
         numbers = [self._add(message, each.how) for each, (message, _) in zip(left, made, strict=True)]
         try:
             self._send()
@@ -107,9 +107,10 @@ class Together:
         finally:
             for number, each in zip(numbers, left, strict=True):
                 each.is_published = number not in self._open and number not in self._nacked
-        if log in self._nacked:
-            msg = f"the outcome log {self._names.outcomes} takes no events: does a policy of the broker limit its length?"
-            raise BrokerError(msg)
+        if at_log in self._nacked:
+            self._nacked.remove(at_log)
+            why = f"the outcome log {self._names.outcomes} takes no events: does a policy of the broker limit its length?"
+            log.error("publish.not_recorded", count=len(events), why=why)
         if self._nacked:
             msg = f"the broker refused {len(self._nacked)} of {len(left)} messages"
             raise MessageNacked(msg)

@@ -17,6 +17,7 @@ from structlog.testing import capture_logs
 from redelivery import Redelivery
 from redelivery.middleware.brokers import batches
 from redelivery.middleware.brokers.rabbitmq.batch import Together
+from redelivery.middleware.brokers.rabbitmq.names import OUTCOMES
 from redelivery.middleware.messages.envelope import ANNOUNCED, EXPIRATION
 from tests.faults.chaos.processes.proxy import Proxy
 from tests.support.running import Shop, until
@@ -125,6 +126,22 @@ def test_what_the_broker_refuses_is_named_and_the_rest_is_published(producer: Pr
     assert [each["id"] for each in producer.taken()] == [other]
     (line,) = [each for each in lines if each["event"] == "publish.failed"]
     assert (line["messages"], line["not_published"], line["task_ids"]) == (10, 4, ids[5:])
+
+
+def test_tasks_that_the_outcome_log_refuses_to_record_are_published_as_one_by_one(producer: Producer) -> None:
+    """Their caller hears of no failure, for it would publish them again: a line of the log says that they are not recorded."""
+    with producer.rabbit.connection() as connection:
+        arguments = {"x-max-length": 1, "x-overflow": "reject-publish"}
+        connection.default_channel.queue_declare(OUTCOMES, durable=True, auto_delete=False, arguments=arguments)
+    ids = [*producer.group(1), producer.pack.apply_async((), retry=False).id]
+    with capture_logs() as lines, producer.install.publishing() as block:
+        ids += [producer.pack.apply_async((), retry=False).id for _ in range(3)]
+        block.flush()
+        assert not block.not_published
+    until(lambda: producer.rabbit.depth(QUEUE) == 5, what="the one that was published alone, which nobody confirms")
+    assert {each["id"] for each in producer.taken()} == set(ids)
+    assert producer.rabbit.depth(OUTCOMES) == 1
+    assert [(each["event"], each["count"]) for each in lines] == [("publish.not_recorded", 3)]
 
 
 def test_an_exchange_that_is_missing_is_said_and_the_next_batch_has_a_channel(producer: Producer) -> None:
