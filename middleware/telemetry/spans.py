@@ -85,11 +85,11 @@ class Spans:
         def send_task_message(producer: Any, name: str, message: Any, *args: Any, **options: Any) -> Any:
             queue = _destination(amqp, options)
             span: Span | None = None
-            if not has_neighbour():
-                try:
+            try:
+                if not has_neighbour():
                     span = self._publication(queue, name, message.headers, options.get("headers"))
-                except Exception:  # noqa: BLE001 - as `_unharmed`, at less cost
-                    log.exception("telemetry.failed", step="publish")
+            except Exception:  # noqa: BLE001 - as `_unharmed`, at less cost
+                log.exception("telemetry.failed", step="publish")
             if span is None:
                 answer = send(producer, name, message, *args, **options)
             elif span.is_recording():

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from itertools import pairwise
+from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from celery import Celery
+from structlog.testing import capture_logs
 
-from redelivery.middleware.telemetry.spans import SCOPE
+from redelivery import Redelivery
+from redelivery.middleware.telemetry.spans import NEIGHBOUR, SCOPE, Spans
 from tests.support.collector import Told, tree
 from tests.support.lanes import FULL
 from tests.support.running import until
@@ -122,6 +127,19 @@ def _follows_the_conventions(spans: list[Told], broker: str) -> None:
         assert each.status == ("ERROR" if each["error.type"] else "UNSET")
         assert each.events == (("exception",) if each["error.type"] else ())
     assert sum(each["messaging.operation.name"] is None for each in spans) in {0, 6}
+
+
+def test_an_instrumentation_that_is_still_being_imported_harms_no_publication(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another thread imports it: its module is there, and what it holds is not, yet."""
+    app = Celery("producer", broker="memory://", set_as_current=False)
+    Redelivery(app)
+    sent: list[str] = []
+    send = Spans(app.redelivery, "redis").publishing(lambda _, name, *__, **___: sent.append(name))
+    monkeypatch.setitem(sys.modules, NEIGHBOUR, ModuleType(NEIGHBOUR))
+    with capture_logs() as lines:
+        send(None, "charge", SimpleNamespace(headers={"id": "a"}))
+    assert sent == ["charge"]
+    assert [(line["event"], line["step"]) for line in lines] == [("telemetry.failed", "publish")]
 
 
 def test_an_attempt_whose_process_dies_has_a_move_that_says_why(server: Any, folder: Path) -> None:
