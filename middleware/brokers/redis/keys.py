@@ -137,11 +137,11 @@ class Keys:
         return self._own(f"published:{token}")
 
     def watch(self, queue: str) -> str:
-        """Hash: which owner is woken by a push for this queue (`watcher`), until when (ms), and who stands in (`deputy`)."""
+        """Hash with a time to live: who is woken by a push for a queue (`watcher`), until when (ms), who stands in (`deputy`)."""
         return self._own(f"watch:{queue}")
 
     def idle(self, queue: str) -> str:
-        """Zset: owner tokens that wait to be the next watcher, by how long they have waited; those that are busy come last."""
+        """Zset with a time to live: owners that wait to be the next watcher, by how long they have waited; the busy ones last."""
         return self._own(f"idle:{queue}")
 
     def woken(self, token: str) -> str:

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 #: When an owner is to look again, in milliseconds: one that watches or waits, and a deputy.
 LOOK, SECOND_LOOK = 5000, 1000
+#: How long a queue that nobody looks at is remembered, in milliseconds.
+MONTH = 30 * 86_400_000
 
 
 class OneConnection(ConnectionPool):
@@ -276,3 +278,26 @@ def test_what_comes_after_the_watcher_was_killed_is_taken_by_the_others(shop: Ca
     for _ in range(3):
         here.ended(here.send("ok"), "succeeded", 30)
     assert client.hexists(keys.leases, token)
+
+
+def test_what_is_known_of_a_queue_that_nobody_consumes_any_more_goes_by_itself(
+    bench: Bench, owners: Callable[..., list[Owner]]
+) -> None:
+    """Thirty days after the last look: an app that makes a queue for each tenant leaves no keys behind for ever."""
+    _, second = owners(2)
+    watch, idle = bench.keys.watch(QUEUE), bench.keys.idle(QUEUE)
+    assert MONTH - 60_000 < bench.client.pttl(watch) <= MONTH
+    second.ask(is_look=True)
+    assert MONTH - 60_000 < bench.client.pttl(idle) <= MONTH
+    for key in (watch, idle):
+        bench.client.pexpire(key, 60_000)
+    second.ask(is_look=True)
+    assert min(bench.client.pttl(watch), bench.client.pttl(idle)) > MONTH - 60_000
+
+
+def test_what_wakes_an_owner_renews_nothing(bench: Bench, owners: Callable[..., list[Owner]]) -> None:
+    """A task costs no command more."""
+    first, _ = owners(2)
+    bench.client.pexpire(bench.keys.watch(QUEUE), 60_000)
+    first.ask()
+    assert bench.client.pttl(bench.keys.watch(QUEUE)) <= 60_000

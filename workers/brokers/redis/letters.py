@@ -45,7 +45,7 @@ class RedisLetterStore:
         return bool(self._client.exists(self._keys.list(name), self._keys.bindings(name)))
 
     def is_consumed(self, name: str) -> bool:
-        """As `LetterStore.is_consumed`: workers of ours wait for it, or did so."""
+        """As `LetterStore.is_consumed`: workers of ours wait for it, or did so in the last thirty days."""
         return bool(self._client.exists(self._keys.watch(name), self._keys.idle(name)))
 
     def depth(self, name: str) -> int:

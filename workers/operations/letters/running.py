@@ -8,8 +8,7 @@ A move leaves letters dead, and asks for the right to move alone. In a queue tha
 - So does a queue that is no dead-letter queue, and that the app names otherwise (a route, a task, a policy), or, where the broker
   notes which dead-letter queues were used (Redis), that was there before.
 
-Limits: Redis remembers that a worker of ours consumed a queue when none does so any more. RabbitMQ knows the consumers of this
-moment.
+Limits: Redis remembers for thirty days that a worker of ours consumed a queue. RabbitMQ knows the consumers of this moment.
 """
 
 from __future__ import annotations

@@ -19,7 +19,8 @@
 -- so that the server pushes a line to its connection when one of them changes. The others wait in `idle`, the free ones first, each
 -- of which has looked at its own `woken` key. A watcher that becomes busy, or cannot take all there is, makes the first of them the
 -- watcher, and wakes it by writing its key. A watcher whose lease has ended, or that does not come, has lost the watch: another one,
--- the deputy, looks each second.
+-- the deputy, looks each second. A queue that nobody has looked at for MEMORY is forgotten; only who is not woken renews that, so
+-- that a task costs no command more.
 -- uses: clock
 local token, number = ARGV[1], tonumber(ARGV[2])
 local now = now_ms()
@@ -84,14 +85,15 @@ end
 if refused and next_tag == first then return refused end
 redis.call('HSET', KEYS[3], 'number', number, 'first', first, 'next', next_tag)
 
--- Milliseconds: until the next look; until a deputy's; and how long a watch lasts.
+-- Milliseconds: until the next look; until a deputy's; how long a watch lasts; and how long a queue is remembered, thirty days.
 -- BUSY is added to when an owner began to wait: those that have a process free come before all that have none.
-local LOOK, SECOND_LOOK, WATCH, BUSY = 5000, 1000, 10000, 1e15
+local LOOK, SECOND_LOOK, WATCH, MEMORY, BUSY = 5000, 1000, 10000, 2592000000, 1e15
 local took, is_empty = next_tag - first, budget > 0 and room > 0 and not refused
 local free, is_look, hears = tonumber(ARGV[6]) - took, ARGV[7] == '1', ARGV[6] ~= '-1'
 
 local function watch(key, owner, is_free)
-  redis.call('HSET', key, 'watcher', owner, 'until', now + WATCH, 'free', is_free and 1 or 0)
+  local is_new = redis.call('HSET', key, 'watcher', owner, 'until', now + WATCH, 'free', is_free and 1 or 0) == 3
+  if is_new then redis.call('PEXPIRE', key, MEMORY) end
 end
 
 -- The first that waits and lives, taken out, and whether it is free; a busy one only where `any`. False where there is none.
@@ -141,10 +143,15 @@ local function place_of(q)
   if may_watch then
     redis.call('ZREM', idle, token)
     watch(key, token, free > 0)
+    if is_look then redis.call('PEXPIRE', key, MEMORY) end
     if known[4] == token then redis.call('HDEL', key, 'deputy') end
     return LOOK, '1'
   end
   redis.call('ZADD', idle, free > 0 and now or now + BUSY, token)
+  if is_look then
+    redis.call('PEXPIRE', key, MEMORY)
+    redis.call('PEXPIRE', idle, MEMORY)
+  end
   if free <= 0 then return -LOOK, '0' end
   if known[4] and known[4] ~= token and tonumber(known[5]) > now then return LOOK, '0' end
   redis.call('HSET', key, 'deputy', token, 'deputy_until', now + 3 * SECOND_LOOK)
