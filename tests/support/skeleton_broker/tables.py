@@ -8,6 +8,7 @@ import sqlite3
 import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,12 +25,25 @@ CREATE TABLE IF NOT EXISTS bindings (exchange TEXT, key TEXT, pattern TEXT, queu
 """
 
 
+#: All of this process. A thread that a forked process has not may have held the lock of one when it was forked.
+ALL: WeakSet[Tables] = WeakSet()
+
+
+def _begin_anew() -> None:
+    for each in ALL:
+        each._lock, each._pid = threading.RLock(), 0
+
+
+os.register_at_fork(after_in_child=_begin_anew)
+
+
 class Tables:
     """The tables of one file; safe to use from any thread, and in a forked process."""
 
     def __init__(self, path: Path | str) -> None:
         self._path, self._lock, self._pid = path, threading.RLock(), 0
         self._connection: Any = None
+        ALL.add(self)
 
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
