@@ -232,7 +232,9 @@ def test_a_death_whose_import_died_is_one_letter(
     message = task_message()
     put_dead(rabbit, message)
     dies(order, DIED, "dlq", "import", DIED)
-    assert (rabbit.depth(DIED), rabbit.depth("DLQ.celery")) == (1, 1)
+    assert rabbit.depth(DIED) == 1
+    # The event that opens its life may have been confirmed by itself, before there was a letter to send.
+    assert rabbit.depth("DLQ.celery") in ({1} if order == "import.after" else {1, None})
     said = ask("dlq", "import", DIED)
     assert (said["moved"], said["left"]) == (1, {})
     assert (rabbit.depth(DIED), rabbit.depth("DLQ.celery")) == (0, 1)
