@@ -16,16 +16,20 @@ from typing import TYPE_CHECKING, Any
 from celery import Celery
 
 from redelivery import Redelivery
+from tests.support.forked import forked_worker
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from redelivery.middleware.messages.events import Event
+    from tests.support.forked import ForkedProcess
     from tests.support.servers import Server
 
 __all__ = ["Shop", "Worker", "until"]
 
 ROOT = Path(__file__).resolve().parents[2]
+#: The pools whose workers may be forked; gevent and eventlet patch what is imported, and must come first.
+FORKED = ("prefork", "threads", "solo")
 #: The workers that were started last: what they have logged stands below a test that fails.
 LAST_STARTED: deque[Worker] = deque(maxlen=4)
 
@@ -47,7 +51,7 @@ def until(condition: Callable[[], Any], seconds: float = 60, what: str = "") -> 
 class Worker:
     """One worker process, in a process group of its own."""
 
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes] | ForkedProcess
     log: Path
 
     def stop(self, number: int = signal.SIGTERM, seconds: float = 30) -> int:
@@ -134,18 +138,12 @@ class Shop:
         ready = self.folder / "ready"
         ready.unlink(missing_ok=True)
         log = self.folder / f"worker-{len(self.workers)}.log"
-        command = [sys.executable, "-m", "celery", "-A", self.module, "worker", "-P", pool, "-c", str(concurrency), "-l", "INFO"]
-        command += ["-n", f"w{len(self.workers)}@shop", "--without-gossip", "--without-mingle", *words]
-        with log.open("wb") as file:
-            process = subprocess.Popen(
-                command,
-                env=self.environment,
-                cwd=self.folder,
-                stdin=subprocess.DEVNULL,
-                stdout=file if out is None else out,
-                stderr=file if out is None else out,
-                start_new_session=True,
-            )
+        given = ("-P", pool, "-c", str(concurrency), "-n", f"w{len(self.workers)}@shop", "-l", "INFO")
+        words = ("-A", self.module, "worker", *given, "--without-gossip", "--without-mingle", *words)
+        if out is None and pool in FORKED:
+            process: Any = forked_worker(words, env=self.environment, cwd=self.folder, log=log)
+        else:
+            process = self._spawned(words, log, out)
         worker = Worker(process, log)
         self.workers.append(worker)
         LAST_STARTED.append(worker)
@@ -153,6 +151,18 @@ class Shop:
             until(lambda: ready.exists() or process.poll() is not None, 60, "the worker to be ready")
             assert process.poll() is None, worker.text[-3000:]
         return worker
+
+    def _spawned(self, words: Sequence[str], log: Path, out: int | None) -> subprocess.Popen[bytes]:
+        with log.open("wb") as file:
+            return subprocess.Popen(
+                [sys.executable, "-m", "celery", *words],
+                env=self.environment,
+                cwd=self.folder,
+                stdin=subprocess.DEVNULL,
+                stdout=file if out is None else out,
+                stderr=file if out is None else out,
+                start_new_session=True,
+            )
 
     def stop(self) -> None:
         """End all workers."""

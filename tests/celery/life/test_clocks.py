@@ -50,7 +50,7 @@ class Skewed(Shop):
     def environment(self) -> dict[str, str]:
         """The shop's, with the wrong clock."""
         path = f"{ROOT / 'tests' / 'support' / 'skewed'}:{ROOT}"
-        return {**super().environment, "SHOP_SKEW": str(self.skew), "PYTHONPATH": path}
+        return {**super().environment, "CLOCK_SKEW": str(self.skew), "PYTHONPATH": path}
 
 
 @pytest.fixture(scope="module")

@@ -49,7 +49,7 @@ def test_what_a_producer_with_a_wrong_clock_publishes_has_the_right_times(
     """In the message itself, so that plain workers read them, too. A time that was given as a time is left as it was given."""
     path = f"{ROOT / 'tests' / 'support' / 'skewed'}:{ROOT}"
     command = [sys.executable, "-m", "tests.support.apps.skewed_producer", any_server.url, "celery", json.dumps(settings)]
-    environment = {**os.environ, "PYTHONPATH": path, "SHOP_SKEW": str(skew)}
+    environment = {**os.environ, "PYTHONPATH": path, "CLOCK_SKEW": str(skew)}
     done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     ids = json.loads(done.stdout)

@@ -1,7 +1,7 @@
 """A producer on a machine whose clock is wrong: publishes one task in each way that Celery has to say how long it waits.
 
 `python -m tests.support.apps.skewed_producer <broker> <queue> <settings>` prints, as JSON, the task ids by the name of the way.
-`SHOP_SKEW` says how wrong the clock is (`tests/skewed`).
+`CLOCK_SKEW` says how wrong the clock is (`tests/skewed`).
 """
 
 from __future__ import annotations

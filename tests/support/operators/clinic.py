@@ -103,7 +103,7 @@ class Clinic(Shop):
     def start_skewed(self, seconds: float) -> None:
         """A worker on a machine whose clock is so far ahead."""
         with_skew = os.pathsep.join([str(ROOT / "tests/support/skewed"), str(ROOT)])
-        self.more = {"PYTHONPATH": with_skew, "SHOP_SKEW": str(seconds)}
+        self.more = {"PYTHONPATH": with_skew, "CLOCK_SKEW": str(seconds)}
         try:
             self.start(concurrency=1)
         finally:
@@ -123,7 +123,7 @@ class Clinic(Shop):
     def publish_skewed(self, seconds: float) -> None:
         """A task of a producer whose clock is so far ahead."""
         path = os.pathsep.join([str(ROOT / "tests/support/skewed"), str(ROOT)])
-        environment = {**self.environment, "PYTHONPATH": path, "SHOP_SKEW": str(seconds)}
+        environment = {**self.environment, "PYTHONPATH": path, "CLOCK_SKEW": str(seconds)}
         script = "from tests.support.operators.clinic_shop import pack; pack.delay()"
         subprocess.run([sys.executable, "-c", script], env=environment, cwd=self.folder, check=True, timeout=60)
 

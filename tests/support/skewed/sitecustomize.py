@@ -1,6 +1,6 @@
 """A machine whose clock is wrong: on the path of a worker process, before anything else is imported.
 
-`SHOP_SKEW` says by how many seconds. The monotonic clock is not touched: it has no date to be wrong about.
+`CLOCK_SKEW` says by how many seconds. The monotonic clock is not touched: it has no date to be wrong about.
 """
 
 import datetime  # noqa: ICN001 - its own name is what is replaced
@@ -8,7 +8,7 @@ import os
 import time
 from typing import Any
 
-SKEW = float(os.environ.get("SHOP_SKEW", "0"))
+SKEW = float(os.environ.get("CLOCK_SKEW", "0"))
 REAL, TIME = datetime.datetime, time.time
 
 

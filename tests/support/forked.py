@@ -1,0 +1,209 @@
+"""Celery workers that are forked from a process which has imported Celery: a start costs less than half of the processor.
+
+`python -m tests.support.forked` is that process. It has imported libraries, and nothing of the project. It reads orders, lines of
+JSON, and answers with a process id, and with the id and the exit code of what has ended. It leaves each that has ended in place
+until it is told that somebody knows, so that no signal meets another process with the same id. It ends with its input.
+"""
+
+from __future__ import annotations
+
+import atexit
+import importlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+ROOT = Path(__file__).resolve().parents[2]
+#: What nearly each worker imports.
+IMPORTED = (
+    "celery.bin.celery",
+    "celery.bin.worker",
+    "celery.apps.worker",
+    "celery.worker.consumer",
+    "celery.concurrency.prefork",
+    "celery.concurrency.thread",
+    "kombu.transport.redis",
+    "kombu.transport.pyamqp",
+    "structlog",
+    "tenacity",
+)
+#: What may differ between the environments of two processes that are forked from one.
+OWN = ("SHOP_", "REDELIVERY_", "CHAOS_", "PYTEST_CURRENT_TEST")
+
+
+class ForkedProcess:
+    """A process of the tests' that another one has forked; what it is asked for is as with `subprocess.Popen`."""
+
+    def __init__(self, nursery: Nursery, pid: int) -> None:
+        self._nursery = nursery
+        self.pid = pid
+        self.returncode: int | None = None
+        self.ended_with = 0
+        self.has_ended = threading.Event()
+
+    def poll(self) -> int | None:
+        """Its exit code, or minus the number of its signal; None while it runs."""
+        return self.wait(0) if self.has_ended.is_set() else None
+
+    def wait(self, timeout: float | None = None) -> int:
+        """As `poll`, once it has ended. Raises `subprocess.TimeoutExpired`."""
+        if not self.has_ended.wait(timeout):
+            raise subprocess.TimeoutExpired(str(self.pid), timeout or 0)
+        self._nursery.note(self)
+        return self.ended_with
+
+    def send_signal(self, number: int) -> None:
+        """Nothing where it has ended."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        """SIGTERM."""
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self.send_signal(signal.SIGKILL)
+
+
+class Nursery:
+    """The process that forks, and those that it has forked. Used from any thread."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self._starting, self._writing = threading.Lock(), threading.Lock()
+        self._answers = threading.Condition()
+        self._begun: list[ForkedProcess] = []
+        self._living: dict[int, ForkedProcess] = {}
+        command, pipes = [sys.executable, "-m", "tests.support.forked"], {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        self._process = subprocess.Popen(command, env=environment, cwd=ROOT, start_new_session=True, text=True, **pipes)  # type: ignore[call-overload]
+        threading.Thread(target=self._listen, args=(self._process.stdout,), name="forked", daemon=True).start()
+        atexit.register(self.close)
+
+    def close(self) -> None:
+        """End it; what it has forked goes on."""
+        self._process.stdin.close()
+        self._process.wait()
+
+    def start(self, words: Sequence[str], *, env: Mapping[str, str], cwd: Path, log: Path) -> ForkedProcess:
+        """Run `celery` with these words, in a session of its own."""
+        log.write_bytes(b"")
+        order = {"words": list(words), "env": dict(env), "cwd": str(cwd), "log": str(log)}
+        with self._starting:
+            self._tell(order)
+            with self._answers:
+                self._answers.wait_for(lambda: self._begun or self._process.poll() is not None, 60)
+                return self._begun.pop()
+
+    def note(self, process: ForkedProcess) -> None:
+        """Somebody knows that it has ended: the process that forked it need not keep it any longer."""
+        with self._answers:
+            if process.returncode is None:
+                process.returncode = process.ended_with
+                self._tell({"known": process.pid})
+
+    def _tell(self, order: dict[str, Any]) -> None:
+        with self._writing:
+            self._process.stdin.write(json.dumps(order) + "\n")
+            self._process.stdin.flush()
+
+    def _listen(self, answers: IO[str]) -> None:
+        for line in answers:
+            answer = json.loads(line)
+            with self._answers:
+                if "ended" in answer:
+                    process = self._living.pop(answer["pid"])
+                    process.ended_with = answer["ended"]
+                    process.has_ended.set()
+                else:
+                    begun = self._living[answer["pid"]] = ForkedProcess(self, answer["pid"])
+                    self._begun.append(begun)
+                self._answers.notify_all()
+
+
+_NURSERIES: dict[tuple[tuple[str, str], ...], Nursery] = {}
+
+
+def forked_worker(words: Sequence[str], *, env: Mapping[str, str], cwd: Path, log: Path) -> ForkedProcess:
+    """Run `celery` with these words; one process for each environment forks those that share it."""
+    shared = {name: value for name, value in env.items() if not name.startswith(OWN)}
+    key = tuple(sorted(shared.items()))
+    if key not in _NURSERIES:
+        _NURSERIES[key] = Nursery(shared)
+    return _NURSERIES[key].start(words, env=env, cwd=cwd, log=log)
+
+
+# the process that forks
+
+
+def serve() -> dict[str, Any] | None:
+    """Fork as ordered; the order in each forked process, None when the input has ended."""
+    wakes, woken = os.pipe()
+    os.set_blocking(woken, False)
+    signal.set_wakeup_fd(woken)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    living: set[int] = set()
+    buffer = b""
+    while True:
+        ready = select.select([0, wakes], [], [])[0]
+        if wakes in ready:
+            os.read(wakes, 4096)
+        if 0 in ready:
+            chunk = os.read(0, 65536)
+            if not chunk:
+                return None
+            *lines, buffer = (buffer + chunk).split(b"\n")
+            for line in lines:
+                order: dict[str, Any] = json.loads(line)
+                if "known" in order:
+                    os.waitpid(order["known"], 0)
+                    continue
+                pid = os.fork()
+                if not pid:
+                    signal.set_wakeup_fd(-1)
+                    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                    os.close(wakes)
+                    os.close(woken)
+                    return order
+                living.add(pid)
+        for pid in list(living):
+            ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
+            if ended is not None:
+                living.discard(pid)
+                _answer(pid=pid, ended=ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status)
+
+
+def _answer(**answer: int) -> None:
+    os.write(1, json.dumps(answer).encode() + b"\n")
+
+
+def become(order: dict[str, Any]) -> None:
+    """Be the process that was ordered: `python -m celery`, with these words, here."""
+    os.setsid()
+    _answer(pid=os.getpid())
+    null, log = os.open(os.devnull, os.O_RDONLY), os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    for number, target in enumerate((null, log, log)):
+        os.dup2(target, number)
+    os.close(null)
+    os.close(log)
+    os.chdir(order["cwd"])
+    os.environ.clear()
+    os.environ.update(order["env"])
+    main = importlib.import_module("celery.__main__")
+    sys.path[0], sys.argv = order["cwd"], [str(main.__file__), *order["words"]]
+    main.main()
+
+
+if __name__ == "__main__":
+    for each in IMPORTED:
+        importlib.import_module(each)
+    if (ordered := serve()) is not None:
+        become(ordered)
