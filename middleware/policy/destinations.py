@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from redelivery.settings.names import objection
+
 if TYPE_CHECKING:
     from redelivery.settings import RedeliveryPolicy
 
@@ -49,8 +51,13 @@ def named_after(queue: str, policy: RedeliveryPolicy) -> str:
 
 
 def parking_place(envelope: Envelope, queue: str, policy: RedeliveryPolicy) -> str:
-    """The first one named after the queue where it is that the message has not died in; the last death does not change it."""
-    place = named_after(queue, policy)
+    """The first one named after the queue where it is that the message has not died in; the last death does not change it.
+
+    Anybody may have written where it has died: a name that no queue can have is none.
+    """
+    place = first = named_after(queue, policy)
     while any(each.get("queue") == place for each in envelope.deaths):
         place = named_after(place, policy)
+        if objection(place) is not None:
+            return first
     return place

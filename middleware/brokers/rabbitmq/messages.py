@@ -19,6 +19,7 @@ import amqp
 from redelivery.errors import EnvelopeError
 
 from ...messages.envelope import COPIES, DELIVERED, EXPIRATION, HEADER, Envelope
+from ...messages.recording import raw_id
 from ...messages.steps import opened
 from .names import BITS, AmqpNames
 from .properties import MARK
@@ -31,6 +32,10 @@ CC = "CC"
 PERSISTENT = 2
 #: Bytes: RabbitMQ's frames have 128 KiB by default, and properties and headers must fit into one.
 MAX_HEADERS = 126_000
+#: Bytes: what one frame can hold of properties, and what it may where the message waits in the delay store, which adds headers.
+MAX_WIDTH, MAX_WITH_OURS = 131_000, 128_000
+#: Bytes of a name, or of a routing key.
+MAX_NAME = 255
 
 #: What only the broker writes.
 OF_THE_BROKER = re.compile(
@@ -83,7 +88,8 @@ def envelope_of(message: Any, *, queue: str, origin: tuple[str, str] | None = No
 def shown(headers: Mapping[str, Any]) -> Mapping[str, Any]:
     """The headers as a task is shown them: without what the broker wrote when it let the message out of our delay store."""
     deaths = headers.get("x-death")
-    if not isinstance(deaths, list) or not any(isinstance(each, dict) and each.get("queue") in OUR_LEVELS for each in deaths):
+    queues = [each.get("queue") for each in deaths if isinstance(each, dict)] if isinstance(deaths, list) else []
+    if not any(isinstance(queue, str) and queue in OUR_LEVELS for queue in queues):  # anybody may have written it
         return headers
     return {name: value for name, value in headers.items() if not _is_broker(name)}
 
@@ -92,7 +98,11 @@ def published_to(message: Any, *, queue: str, origin: tuple[str, str] | None = N
     """The exchange and routing key that a delivery from this queue was first published to, as `envelope_of` says them."""
     headers = message.properties.get("application_headers") or {}
     delivered = headers.get(DELIVERED)
-    return dict(delivered) if isinstance(delivered, dict) else _delivered(message.delivery_info, headers, queue, origin)
+    if isinstance(delivered, dict):  # anybody may have written it
+        exchange, routing_key = (delivered.get(name) for name in ("exchange", "routing_key"))
+        if _is_name(exchange) and _is_name(routing_key):
+            return {"exchange": exchange, "routing_key": routing_key}
+    return _delivered(message.delivery_info, headers, queue, origin)
 
 
 def message_of(raw: bytes, *, target: tuple[str, str]) -> amqp.Message:
@@ -112,9 +122,10 @@ def message_of(raw: bytes, *, target: tuple[str, str]) -> amqp.Message:
     content = base64.b64decode(body) if properties.get("body_encoding") == "base64" else str(body).encode()
     kept = {name: properties[name] for name in PROPERTIES if properties.get(name) is not None}
     priority = properties.get("priority")
-    if len(raw) > MAX_HEADERS // 2:
+    is_large = len(raw) > MAX_HEADERS // 2
+    if is_large:
         headers = _fitting(headers)
-    return amqp.Message(
+    made = amqp.Message(
         content,
         application_headers=headers,
         delivery_mode=PERSISTENT,
@@ -123,6 +134,18 @@ def message_of(raw: bytes, *, target: tuple[str, str]) -> amqp.Message:
         content_encoding=envelope.get("content-encoding"),
         **kept,
     )
+    return _boxed(raw, headers) if is_large and _width(made) > (MAX_WITH_OURS if HEADER in headers else MAX_WIDTH) else made
+
+
+def _boxed(raw: bytes, headers: Mapping[str, Any]) -> amqp.Message:
+    """The whole envelope as the body of a message with our own header alone: its properties fit into no frame.
+
+    It is no task any more: where it is consumed it dies as `invalid`, and its dead letter has all of it.
+    """
+    kept = {name: headers[name] for name in ("id", HEADER) if name in headers}
+    if not _is_name(kept.get("id")):
+        kept["id"] = raw_id(raw)
+    return amqp.Message(raw, application_headers=kept, delivery_mode=PERSISTENT, content_type="application/octet-stream")
 
 
 def _fitting(headers: dict[str, Any]) -> dict[str, Any]:
@@ -136,7 +159,11 @@ def _fitting(headers: dict[str, Any]) -> dict[str, Any]:
 
 
 def _size(headers: dict[str, Any]) -> int:
-    return len(amqp.Message(application_headers=headers)._serialize_properties())  # noqa: SLF001 - nobody else can say
+    return _width(amqp.Message(application_headers=headers))
+
+
+def _width(message: amqp.Message) -> int:
+    return len(message._serialize_properties())  # noqa: SLF001 - nobody else can say
 
 
 def delivery_count(message: Any) -> int:
@@ -145,6 +172,11 @@ def delivery_count(message: Any) -> int:
     if isinstance(counted, int) and counted > 0:
         return counted
     return 1 if message.delivery_info.get("redelivered") else 0
+
+
+def _is_name(value: object) -> bool:
+    """Whether AMQP has room for it as the name of an exchange or a queue, or as a routing key."""
+    return isinstance(value, str) and len(value.encode("utf-8", "surrogatepass")) <= MAX_NAME
 
 
 def _is_broker(name: object) -> bool:

@@ -19,6 +19,7 @@ between the first word and the first refusal leaves a move without an event.
 from __future__ import annotations
 
 import os
+import struct
 import threading
 import time
 from collections import deque
@@ -27,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 import amqp
 from amqp import spec
+from amqp.exceptions import FrameSyntaxError
 
 from redelivery.errors import BrokerError, BrokerUnavailable
 
@@ -57,6 +59,9 @@ LINGER, ENOUGH = 0.02, 64
 MAX_TOGETHER = 3
 #: What is the broker's for now, and no move's fault.
 NOT_NOW = (OSError, BrokerUnavailable)
+
+#: What py-amqp raises where a message or a name has no form in AMQP, before it sends any of it.
+UNWRITABLE = (FrameSyntaxError, struct.error, UnicodeError, OverflowError, RecursionError)
 
 Address = tuple[str, str]
 
@@ -264,6 +269,7 @@ class Publisher:
                 move.end(Answer.REFUSED)
         standing = [move for move in batch if move.answer is None]
         self._send(standing, is_again=self._was_broken)
+        standing = [move for move in standing if not self._is_quarantined(move)]
         self._send([move for move in standing if move.answer is None], is_again=True)
         there = [move for move in standing if move.is_there]
         self._note_moved(HAS_STAYED, [move for move in standing if not move.is_there and not move.may_wait])
@@ -296,10 +302,21 @@ class Publisher:
             if not move.may_wait and move.moved is not None:
                 # By itself: whoever meets the message again leaves it alone because of this word, until more is known.
                 self._note(IS_TURNING, [move.moved.turning])
-            sent.append((self._publish(move.message, move.target), move))
+            try:
+                sent.append((self._publish(move.message, move.target), move))
+            except UNWRITABLE as exc:  # nothing of it was sent
+                self._put_aside(move, f"{type(exc).__name__}: {exc}")
         self._confirmed()
         for number, move in sent:
             move.is_there = number not in self._nacked and move.target not in self._returned
+
+    def _put_aside(self, move: Move, error: str) -> None:
+        """It cannot be written for AMQP: it holds no other move up."""
+        if not move.may_wait:
+            move.end(Answer.MISSING)
+            return
+        log.error("transition.failed", tag="", error=error, again_in=QUARANTINE, waiting=self.waiting())
+        self._quarantined.append((time.monotonic() + QUARANTINE, move))
 
     def _tell(self, moves: list[Move]) -> None:
         """Record the events of what has been moved.

@@ -12,14 +12,16 @@ from kombu.transport.redis import Channel as RedisChannel
 
 from redelivery import RedeliveryPolicy
 from redelivery.errors import ConfigurationError, EnvelopeError, InputError
+from redelivery.middleware.brokers.rabbitmq.journal.letter_look import LOOKING
 from redelivery.middleware.brokers.rabbitmq.messages import message_of
-from redelivery.middleware.brokers.rabbitmq.names import AmqpNames
+from redelivery.middleware.brokers.rabbitmq.names import JOURNAL, AmqpNames
 from redelivery.middleware.brokers.redis.keys import Keys
 from redelivery.middleware.messages.envelope import DELIVERED, HEADER, Envelope, unreadable
 from redelivery.middleware.messages.steps import sealed
 from redelivery.middleware.transitions.homes import Homes, address_of
 from redelivery.settings import AddressPattern, names
 from redelivery.workers.brokers.rabbitmq import delay_store as amqp_delayed
+from redelivery.workers.brokers.rabbitmq.watching import WATCHING
 from redelivery.workers.duties.watch.letter_watch import LetterWatch
 from redelivery.workers.operations.letters.filter import Filter
 from redelivery.workers.operations.letters.move import move
@@ -43,7 +45,8 @@ TAKEN = (
     KEYS.destinations, KEYS.recovering, KEYS.outcomes, KEYS.due("celery"), KEYS.unacked, KEYS.unacked_index,
     KEYS.bindings("celery"), RedisChannel.unacked_mutex_key, NAMES.outcomes, NAMES.level(3), NAMES.delivery_exchange,
     NAMES.delays_declared, "redelivery.start.abc", "redelivery.watching", "celery.pidbox", "w@host.celery.pidbox",
-    "0b7e.reply.celery.pidbox", "redelivery.exporting", "celeryev", "celeryev.0b7e", "celery_delayed_27",
+    "0b7e.reply.celery.pidbox", "redelivery.exporting", JOURNAL, LOOKING, WATCHING, "chord-unlock-1",
+    "celeryev", "celeryev.0b7e", "celery_delayed_27",
     "celery-task-meta-1", "amq.topic", "amq.gen-x", "a\x00b", "a\x1b[2J",
     "\ud800", "\u202eb", "q\x06\x169", "", "x" * 256,
 )  # fmt: skip

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from redelivery.middleware.brokers.rabbitmq.messages import MAX_HEADERS
-from redelivery.middleware.messages.envelope import HEADER
+from redelivery.middleware.messages.envelope import ANNOUNCED, COPIES, DELIVERED, ELIGIBLE, EXPIRATION, HEADER, RELEASED
 from redelivery.middleware.messages.events import TERMINAL
+from redelivery.middleware.messages.ttl import DELIVERY_DELAY, PUBLISHED, TIME_TO_LIVE
 from tests.faults.fuzz.hostile_messages import ENCODINGS
 from tests.faults.fuzz.test_header import answers
 from tests.faults.fuzz.test_hostile import HEADERS
@@ -31,6 +32,13 @@ VALUES = {
     **ODD,
     **{f"{kind!r} nested {depth} deep": deep(depth, kind) for kind in (b"A", b"F") for depth in (64, 65, 600, 2000)},
 }
+#: What JSON can write.
+PLAIN: tuple[Any, ...] = (None, True, -1, 2**63 - 1, 1e308, "", "x" * 300, "\u0000\u202e", [], {}, [[]], {"": []})
+#: The headers that we, Celery's delays and RabbitMQ read, besides `HEADER` and Celery's own: anybody may write them.
+OTHERS = (
+    *(ANNOUNCED, COPIES, DELIVERED, ELIGIBLE, EXPIRATION, RELEASED, PUBLISHED, TIME_TO_LIVE, DELIVERY_DELAY),
+    *("x-death", "x-delivery-count", "x-first-death-queue", "redelivered", "traceparent", "eta", "expires"),
+)
 #: Properties that are short texts, each with what is none.
 PROPERTIES: tuple[dict[str, bytes], ...] = (
     {"correlation_id": b"\xff" * 255},
@@ -57,9 +65,15 @@ def messages() -> Iterator[amqp.Message]:
 
 def _kinds() -> Iterator[tuple[dict[Any, Any], dict[str, bytes]]]:
     """Headers, and properties."""
+    value: Any
     for value in VALUES.values():
         for headers in ({"x": value}, {"timelimit": value}, {HEADER: value}, {HEADER: {"deaths": [value], "x": value}}):
             yield headers, {}
+    for value in (*ODD.values(), deep(2000), deep(65, b"F"), *PLAIN):
+        yield from (({name: value}, {}) for name in OTHERS)
+        yield {DELIVERED: {"exchange": value, "routing_key": "celery", "delivery_tag": value}}, {}
+        yield {DELIVERED: {"exchange": "", "routing_key": value, "consumer_tag": value}}, {}
+        yield {"x-death": [{"queue": value, "reason": value, "count": value, "exchange": value, "routing-keys": value}, value]}, {}
     yield from (({HEADER: each}, {}) for each in HOSTILE.values())
     yield from ((each, {}) for each in (*HEADERS.values(), {"redelivery:is": 5}, {HEADER: {"redelivery:is": 5}}))
     yield from (({}, each) for each in PROPERTIES)

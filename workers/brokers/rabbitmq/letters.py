@@ -84,7 +84,7 @@ class AmqpLetterStore:
 
     def page(self, name: str, before: int | None, count: int) -> LetterPage:  # noqa: ARG002 - nothing here has a place
         """As `LetterStore.page`: refused, for a look takes the letters and gives them back."""
-        msg = f"the letters of {name!r} cannot be paged on RabbitMQ: a look takes them, and marks them"
+        msg = f"the dead letters of {name!r} cannot be paged on RabbitMQ: a look takes them, and marks them"
         raise BrokerError(msg)
 
     def found(self, name: str, task_ids: Collection[str]) -> Iterator[Letter]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import struct
 import threading
 from typing import TYPE_CHECKING, Any, cast
@@ -17,6 +19,7 @@ from redelivery.middleware.brokers.rabbitmq.transport import AmqpTransport
 from redelivery.middleware.messages.envelope import Envelope
 from redelivery.middleware.messages.steps import sealed
 from redelivery.middleware.ports import Answer, ignore
+from tests.conformance.brokers import Place
 from tests.faults.chaos.processes.proxy import Proxy
 from tests.support.desk import task_message
 from tests.support.rabbit import TAP
@@ -232,20 +235,50 @@ def test_a_letter_that_cannot_be_routed_is_kept_and_tried_again(rabbit: Rabbit, 
         transport.close()
 
 
-def test_what_fits_into_no_frame_any_more_waits_and_holds_nobody_up(rabbit: Rabbit, rabbit_shop: Callable[..., Shop]) -> None:
-    """A producer's header of 130 kB leaves no room for ours: its move cannot be published, and all others go on."""
-    here = rabbit_shop()
-    worker = here.start()
-    wide = task_message("wide", "tests.support.shop.fails", x="x" * 130_800)
+def test_what_fits_into_no_frame_any_more_dies_whole_and_holds_nobody_up(rabbit: Rabbit, rabbit_shop: Callable[..., Shop]) -> None:
+    """A producer's header of 130 kB leaves no room for ours: the message is a dead letter after its attempt, with all that it had.
+
+    What is moved together with such messages is moved once, and the operator's commands move what fits.
+    """
+    here, wide, others = rabbit_shop(), [f"wide-{number}" for number in range(20)], []
     with rabbit.connection() as connection:
-        connection.default_channel.basic_publish(message_of(sealed(wide), target=("", "celery")), "", "celery")
-    until(lambda: "transition.failed" in worker.text, 120, "the move to be put aside")
-    others = {"succeeded": [here.send("ok"), here.send("fails", 1)], "dead_lettered": [here.send("fails")]}
-    for outcome, ids in others.items():
-        all_ended(here, ids, outcome)
-    assert worker.process.poll() is None, worker.text[-3000:]
-    assert here.leftovers() == {"unacked": 1}
-    assert len(here.runs("wide")) == 1
+        for each in wide:
+            others += [here.send("fails", 1), here.send("fails", 1)]
+            message = task_message(each, "tests.support.shop.fails", x="x" * 130_500)
+            connection.default_channel.basic_publish(message_of(sealed(message), target=("", "celery")), "", "celery")
+    worker = here.start()
+    all_ended(here, others, "succeeded")
+    all_ended(here, wide, "dead_lettered")
+    until(lambda: not here.leftovers(), what="nothing to be held")
+    assert [len(here.runs(each)) for each in (*others, *wide)] == [2] * 40 + [1] * 20
+    assert worker.text.count("Connected to") == 1
+    assert "transition.failed" not in worker.text
+    letters = {each["headers"]["id"]: json.loads(base64.b64decode(each["body"])) for each in here.letters()}
+    assert {each: letter["headers"]["x"] for each, letter in letters.items()} == dict.fromkeys(wide, "x" * 130_500)
+    worker.stop()
+    done = Place.command(here.app, "dlq", "move", "DLQ.celery", "--all", "--to", "DLQ.later", "--create")
+    assert (done["moved"], rabbit.depth("DLQ.celery"), rabbit.depth("DLQ.later")) == (20, 0, 20)
+
+
+def test_what_cannot_be_written_for_amqp_holds_no_other_move_up(rabbit_shop: Callable[..., Shop], rabbit: Rabbit) -> None:
+    """A name that is too long stands in the middle of a batch: the others go once."""
+    transport = AmqpTransport.of(rabbit_shop().app)
+    with rabbit.connection() as connection:
+        connection.default_channel.queue_declare("there", durable=True, auto_delete=False)
+
+    def move(name: str, queue: str) -> Move:
+        made = message_of(sealed(task_message(name)), target=("", queue))
+        return Move(None, ignore, made, ("", queue), may_wait=False)
+
+    moves = [move(str(number), "there" if number % 2 else "n" * 300) for number in range(10)]
+    try:
+        for each in moves:
+            transport.publisher.submit(each)
+        assert all(each.wait(30) for each in moves)
+    finally:
+        transport.close()
+    assert [each.answer for each in moves] == [Answer.MISSING, Answer.DONE] * 5
+    assert rabbit.depth("there") == 5
 
 
 @pytest.mark.parametrize("way", ["returned", "refused"])
