@@ -10,14 +10,17 @@ from __future__ import annotations
 MAX_BYTES = 255
 #: Whole names, beginnings and ends of names, and whose they are.
 NAMES = {
-    **dict.fromkeys(("redelivery.outcomes", "redelivery.watching", "redelivery.exporting", "redelivery.journal"), "redelivery"),
+    **dict.fromkeys(
+        ("redelivery.outcomes", "redelivery.watching", "redelivery.exporting", "redelivery.journal", "redelivery.looking"),
+        "redelivery",
+    ),
     **dict.fromkeys(("unacked", "unacked_index", "unacked_mutex"), "kombu"),
     "celeryev": "Celery",
 }
 BEGINNINGS = {
     **dict.fromkeys(("redelivery:", "redelivery.start.", "redelivery_delayed"), "redelivery"),
     "_kombu.": "kombu",
-    **dict.fromkeys(("celeryev.", "celery_delayed_", "celery-task-meta-", "celery-taskset-meta-"), "Celery"),
+    **dict.fromkeys(("celeryev.", "celery_delayed_", "celery-task-meta-", "celery-taskset-meta-", "chord-unlock-"), "Celery"),
     "amq.": "RabbitMQ",
 }
 ENDS = {".pidbox": "Celery"}

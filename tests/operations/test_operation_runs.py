@@ -417,6 +417,23 @@ def test_a_stored_operation_that_names_another_place_writes_nothing(
     assert shop.server.client.llen(LETTERS) == 3
 
 
+@pytest.mark.parametrize("kind", [Kind.REDRIVE, Kind.MOVE, Kind.PURGE])
+def test_a_stored_operation_that_names_a_queue_of_tasks_takes_none(
+    shop: Shop, run: Callable[[], OperationRunner], monkeypatch: pytest.MonkeyPatch, kind: Kind
+) -> None:
+    """Its messages are not dead, whatever a stranger has stored."""
+    ids = [shop.send("ok") for _ in range(3)]
+    with monkeypatch.context() as forged:
+        forged.setattr(operation, "check", lambda *_: None)
+        options: dict[str, Any] = {"to": "DLQ.kept", "create": True} if kind is Kind.MOVE else {}
+        stored = begun(shop, kind, queue="celery", **options)
+    run()
+    done = reached(shop, stored, State.FAILED)
+    assert "its messages are not dead" in done.message
+    assert shop.server.client.llen("celery") == 3
+    assert [shop.outcomes_of(each) for each in ids] == [["published"]] * 3
+
+
 # the other kinds, and bounds
 
 

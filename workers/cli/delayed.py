@@ -28,6 +28,7 @@ from ..operations.words.numbers import counted, moment, span
 from ..operations.words.short_ids import MAX_CANDIDATES, is_whole, meant
 from .context import Context, json_option, pass_context
 from .dlq import letters
+from .dlq.choosing import require_tasks
 from .ops.acting import NEEDS_YES, acting, detaching, is_terminal
 from .ops.ops import tell_begun
 from .terminal.output import SECONDS, Column, facts, lines, print_json, say, table
@@ -225,6 +226,8 @@ def cancel(
     with recorded as result:
         done = cancel_waiting(context.runtime, queue, chosen, dry_run=dry_run, limit=limit, actor=actor)
         result.update(result_of(done))
+    if not done.matched:
+        require_tasks(context, "there is no delayed message", tasks)
     if context.as_json:
         print_json({"queue" if name == "dead_letter_queue" else name: value for name, value in done.to_dict().items()})
         return

@@ -14,13 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from redelivery.display import harmless
 from redelivery.errors import RedeliveryError
 
 from ..brokers.broker_words import broker_message
 from .context import Context, general
-from .terminal.output import wrapped
-from .terminal.screen import coloured, screen_options
+from .terminal.output import tell_error
+from .terminal.screen import screen_options
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -112,14 +111,8 @@ class _Errors:
             self._ctx.exit(0)
         line = message_of(exc)
         if line is not None:
-            _tell(f"redelivery: error: {harmless(line)}")
+            tell_error(line)
             self._ctx.exit(ERROR)
-
-
-def _tell(line: str) -> None:
-    """Write a line to stderr, on a terminal with a red beginning."""
-    shown = wrapped(line, 2) if sys.stderr.isatty() else line
-    click.echo(shown.replace("error:", coloured("error:"), 1), err=True)
 
 
 def message_of(exc: BaseException) -> str | None:

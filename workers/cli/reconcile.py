@@ -27,6 +27,7 @@ from redelivery.display import harmless
 from redelivery.errors import InputError, RedeliveryError
 
 from ..reconciliation.report.wording import counted, lives_told
+from .terminal.output import tell_error
 from .terminal.screen import screen_width
 
 if TYPE_CHECKING:
@@ -232,7 +233,7 @@ def _show_worst(output: str) -> None:
 
 
 def _refuse(text: str) -> NoReturn:
-    click.echo(f"redelivery: error: {harmless(text)}", err=True)
+    tell_error(text)
     raise SystemExit(2) from None
 
 

@@ -6,13 +6,13 @@ from typing import Final
 
 #: The verdicts and their rules, in the order in which they are tried.
 RULES: Final = {
-    "orphaned": "has events, but none that opens it: neither published, redriven nor received",
-    "duplicated": "ended more than once; a kept dead letter that is purged or discarded later counts once",
+    "orphaned": "has events, but no published, redriven or received event",
+    "duplicated": "has two ends or more; to purge or discard its dead letter later is no second end",
     "resurrected": "something happened to it after its end",
     "phantom_dead_letter": "a dead-letter queue holds it, but its last event is not dead_lettered",
     "missing_dead_letter": "its last event is dead_lettered, but no dead-letter queue holds it and it was not redriven",
     "stuck": "waits in the broker, and is overdue by more than the grace",
-    "in_flight": "has not ended, and is in the broker or younger than the grace",
+    "in_flight": "has not ended: it is in the broker, or its last event is younger than the grace",
     "lost": "has not ended, is nowhere in the broker, and is older than the grace",
     "balanced": "opened once, ended once",
 }

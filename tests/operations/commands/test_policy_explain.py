@@ -1,4 +1,4 @@
-"""`redelivery policy explain`: values, sources and the next ten delays, for people and as JSON."""
+"""`redelivery policy explain`: values, sources and the delays, for people and as JSON."""
 
 from __future__ import annotations
 

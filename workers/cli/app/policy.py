@@ -38,7 +38,7 @@ def policy() -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.pass_obj
 def explain(obj: Any, queue: str, task: str | None, *, as_json: bool) -> None:
-    """Show each setting, its value and its source, and the next ten delays."""
+    """Show each setting, its value and its source, and the delays up to the last attempt."""
     options = options_for(obj.app, task)
     resolved = obj.settings.policy_for(queue, task, decorator=None if options is None else options.fields)
     target = resolved.policy.dead_letter_queue_for(queue)

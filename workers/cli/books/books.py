@@ -9,7 +9,7 @@ from redelivery.display import harmless
 from ...reconciliation.report.wording import lives_told
 from ...reconciliation.rules import VERDICTS
 from ..context import Context, json_option, pass_context
-from ..terminal.output import print_json
+from ..terminal.output import OneOf, print_json
 from ..terminal.screen import screen_width
 
 
@@ -21,7 +21,7 @@ def books() -> None:
 @books.command()
 @click.argument("output", metavar="FOLDER")
 @click.option(
-    "--verdict", "verdicts", type=click.Choice(VERDICTS), multiple=True, help="Only lives with this verdict; may be repeated."
+    "--verdict", "verdicts", type=OneOf("verdict", VERDICTS), multiple=True, help="Only lives with this verdict; may be repeated."
 )
 @click.option("--limit", type=click.IntRange(1), default=20, show_default=True, help="At most this many lives.")
 @click.option(

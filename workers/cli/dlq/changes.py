@@ -119,7 +119,7 @@ def purge_(
         done = remove(dry_run=dry_run, on_progress=lambda so_far: progress.say(f"{so_far.moved} of {so_far.total} purged"))
         result.update(result_of(done))
     if not done.matched:
-        require_tasks(context, name, options)
+        require_tasks(context, f"{name!r} holds no dead letter", options["tasks"])
     if context.as_json:
         print_json(done.to_dict())
         return
@@ -190,7 +190,7 @@ def move_(
         done = go(dry_run=dry_run)
         result.update(result_of(done))
     if not done.matched:
-        require_tasks(context, name, options)
+        require_tasks(context, f"{name!r} holds no dead letter", options["tasks"])
     if context.as_json:
         print_json(done.to_dict())
     else:

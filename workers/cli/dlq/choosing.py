@@ -16,7 +16,7 @@ from redelivery.settings.values import suggestion
 from ..terminal.output import SECONDS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from ..context import Context
 
@@ -62,9 +62,9 @@ def has_choice(options: dict[str, Any]) -> bool:
     return any(value not in (None, ()) for name, value in options.items() if name != "everything")
 
 
-def require_tasks(context: Context, name: str, options: dict[str, Any]) -> None:
-    """Raise `InputError` where no letter was chosen, and one of the tasks is neither a pattern nor a task of the app."""
-    for task in options["tasks"]:
+def require_tasks(context: Context, said: str, tasks: Sequence[str]) -> None:
+    """Raise `InputError`, since nothing was chosen (`said`), where one of the tasks is neither a pattern nor one of the app's."""
+    for task in tasks:
         if not set("*?[") & set(task) and task not in (names := context.task_names()):
-            msg = f"{name!r} holds no dead letter of task {task!r}, and the app has no such task{suggestion(task, names)}"
+            msg = f"{said} of task {task!r}, and the app has no such task{suggestion(task, names)}"
             raise InputError(msg)

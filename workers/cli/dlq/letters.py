@@ -14,7 +14,7 @@ from redelivery.middleware.logs import HIDDEN
 from ...operations.letters.reading.whole import why_not
 from ...operations.words.numbers import age, moment, plain, span
 from ...operations.words.redaction import redacted
-from ..terminal.output import INDENT, Column, facts, lines, table
+from ..terminal.output import INDENT, Column, facts, lines, sentence, table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -91,7 +91,7 @@ def as_text(letter: Letter, *, redact: bool) -> str:
     ]
     if letter.failure:
         said = f"{letter.failure.get('type')}: {letter.failure.get('message')}"
-        parts.append(f"failure\n{lines(said)}\n{lines(str(letter.failure.get('traceback') or ''))}".rstrip())
+        parts.append(f"failure\n{sentence(said)}\n{lines(str(letter.failure.get('traceback') or ''))}".rstrip())
     if envelope.attempts:
         parts.append("attempts\n" + table(list(map(_attempt, envelope.attempts)), ATTEMPTS, indent=INDENT))
     if len(envelope.deaths) > 1 or (first is not None and first != last):

@@ -214,7 +214,7 @@ def redrive_(
         )
         result.update(result_of(done))
     if not done.matched:
-        require_tasks(context, name, options)
+        require_tasks(context, f"{name!r} holds no dead letter", options["tasks"])
     if context.as_json:
         print_json(done.to_dict())
     else:

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from redelivery.display import safe
+from redelivery.display import harmless, safe
 from redelivery.errors import InputError
+from redelivery.settings.values import suggestion
 
 from ...operations.words.numbers import plain, seconds
 from .screen import USUAL, coloured, cut, screen_width, width_of
@@ -40,6 +41,11 @@ def lines(text: str) -> str:
     return "\n".join(INDENT + safe(line) for line in text.splitlines())
 
 
+def sentence(text: str) -> str:
+    """As `lines`; on a terminal each line is wrapped between two words."""
+    return "\n".join(wrapped(line, len(INDENT)) for line in lines(text).splitlines())
+
+
 class _Seconds(click.ParamType[float]):
     """A duration as click takes it."""
 
@@ -54,6 +60,22 @@ class _Seconds(click.ParamType[float]):
 
 
 SECONDS = _Seconds()
+
+
+class OneOf(click.Choice[str]):
+    """One of these names; where it is none of them, the answer names the nearest one, or all."""
+
+    def __init__(self, what: str, names: Sequence[str]) -> None:
+        super().__init__(names)
+        self._what = what
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:  # noqa: ARG002 - click's
+        """Read it. Raises click's usage error."""
+        if value in self.choices:
+            return str(value)
+        near = suggestion(value, self.choices) or f"; known are {', '.join(self.choices)}"
+        msg = f"there is no {self._what} {value!r}{near}"
+        raise click.UsageError(msg, ctx)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +198,13 @@ def wrapped(text: str, hang: int = 0) -> str:
         text, limit, subsequent_indent=" " * hang, drop_whitespace=True, break_long_words=False, break_on_hyphens=False
     )
     return "\n".join(lines)
+
+
+def tell_error(text: str) -> None:
+    """Write what went wrong to stderr; on a terminal its lines end between two words, and it begins in red."""
+    line = f"redelivery: error: {harmless(text)}"
+    shown = wrapped(line, 2) if sys.stderr.isatty() else line
+    click.echo(shown.replace("error:", coloured("error:"), 1), err=True)
 
 
 def print_json(value: object, *, is_line: bool = False) -> None:

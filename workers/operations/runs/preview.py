@@ -10,7 +10,10 @@ from collections import Counter
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
+from redelivery.errors import InputError
+
 from ..delayed.bulk import cancel_waiting
+from ..letters import dead_letters
 from ..letters.archive import require_place
 from ..letters.move import move
 from ..letters.purge import purge
@@ -90,9 +93,13 @@ def walk_of(
     """What carries this kind of operation out: the function that the command of that name calls, too.
 
     It takes `dry_run`, `limit`, `rate`, `on_progress` and `pace`, and a redrive a `guard` besides. Raises `InputError` where the
-    operation, which anybody may have stored on the broker, names a place for an archive that is not the app's.
+    operation, which anybody may have stored on the broker, names a queue whose messages are not dead, or a place for an archive
+    that is not the app's.
     """
     transport = runtime.transport
+    if kind is not Kind.CANCEL and queue in runtime.app.amqp.queues and queue not in dead_letters.known(runtime):
+        msg = f"{queue!r} is a queue of the app, and its messages are not dead"
+        raise InputError(msg)
     if kind is Kind.REDRIVE:
         edit = None if options.to is None else Edit(queue=options.to)
         return functools.partial(redrive, transport, queue, chosen, edit=edit, actor=actor)
