@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from ...operations.runs.preview import Preview
 
-#: Seconds that a request waits for a count, and that a count holds; how many are kept, and how many are counted at once.
+#: Seconds that a request waits for a count, and that a count holds from its end on; how many are kept, and how many are counted at once.
 PATIENCE, FRESH, KEPT, RUNNING = 3.0, 30.0, 20, 4
 
 
@@ -25,8 +25,13 @@ class Job:
 
     preview: Preview | None = None
     error: Exception | None = None
-    began: float = field(default_factory=time.monotonic)
+    ended: float = 0.0
     done: threading.Event = field(default_factory=threading.Event)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it must be counted again: it failed, or ended a while ago."""
+        return self.done.is_set() and (self.error is not None or time.monotonic() - self.ended > FRESH)
 
 
 class Previews:
@@ -40,7 +45,7 @@ class Previews:
         """The dry run of this plan, done or under way. Raises what it has raised, and `Refused` if too many are under way."""
         with self._lock:
             job = self._jobs.get(key)
-            if job is None or (job.done.is_set() and (job.error or time.monotonic() - job.began > FRESH)):
+            if job is None or job.is_over:
                 if sum(not each.done.is_set() for each in self._jobs.values()) >= RUNNING:
                     raise Refused(503, "Other dry runs are under way: ask again.")
                 job = self._jobs[key] = Job()
@@ -59,4 +64,5 @@ class Previews:
         except Exception as exc:  # noqa: BLE001 - the request that asked for it raises it
             job.error = exc
         finally:
+            job.ended = time.monotonic()
             job.done.set()
