@@ -508,12 +508,16 @@ class Checkup(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where one message of the task is. `detail` holds what is known there: `due_ms`, `owner`, or the letter's death."""
+    """Where one message of the task is. `detail` holds what is known there: `due_ms`, `owner`, or the dead letter's death.
+
+    `at` is a dead letter's place in its queue, as `LetterStore.page` counts it, or one nearby; None where that is not known.
+    """
 
     place: str
     name: str
     contents: Contents
     detail: dict[str, Any] = field(default_factory=dict)
+    at: int | None = None
 
 
 @dataclass(slots=True)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import time
-
-import pytest
+from typing import TYPE_CHECKING
 
 from redelivery.workers.operations.runs.operation import Kind
 from redelivery.workers.operations.runs.preview import Preview
 from redelivery.workers.web.shared import previews
 from redelivery.workers.web.shared.previews import Previews
 from tests.support.running import until
+
+if TYPE_CHECKING:
+    import pytest
 
 
 def test_a_count_that_takes_longer_than_it_holds_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:

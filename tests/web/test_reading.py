@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from html import unescape
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -66,6 +68,36 @@ def test_a_cause_leads_to_its_letters_though_many_others_died_later(page: WebPag
     desk.die()
     shown = operator.get(href)
     assert ("task-of-old" in shown.text, "1 shown, 1 looked at" in shown.read) == (True, True), shown.read
+
+
+def test_the_example_of_a_cause_is_opened_in_its_own_queue(page: WebPage, desk: Desk) -> None:
+    """The newest of a cause may lie in another queue than most of them; each queue has a link and a count of its own."""
+    for _ in range(3):
+        desk.die(fingerprint="f-one", ago_ms=60_000)
+    task_id = desk.die(fingerprint="f-one", into="DLQ.mail")
+    operator = page.operator()
+    causes = operator.get("/causes")
+    [example] = causes.links("/letter?")
+    assert ("queue=DLQ.mail" in example, task_id in operator.get(example).read) == (True, True), example
+    counts = {"3 in DLQ.orders": 3, "1 in DLQ.mail": 1}
+    links = re.findall(r'<a href="([^"]*)">([0-9]+ in [^<]*)</a>', causes.text)
+    assert {text: operator.get(unescape(href)).text.count("/letter?queue") for href, text in links} == counts
+    assert len(causes.links("/letters?queue=DLQ.orders&fingerprint")) == 1, "the count of all opens no queue that has but some"
+
+
+def test_links_to_a_dead_letter_name_its_place(page: WebPage, desk: Desk) -> None:
+    """From its cause, and from the life of its task: it opens at once, whatever the length of its queue."""
+    desk.die(fingerprint="f-older")
+    task_id = desk.die(fingerprint="f-one")
+    for _ in range(3):
+        desk.die()
+    operator = page.operator()
+    [example] = [each for each in operator.get("/causes").links("/letter?") if task_id in each]
+    [lies] = operator.get(f"/task?id={task_id}").links("/letter?")
+    assert (example, lies) == (f"/letter?queue={LETTERS}&id={task_id}&at=1",) * 2
+    copies(desk, 600)
+    [lies] = operator.get("/task?id=task-00007").links("/letter?")
+    assert lies.endswith("&at=12"), lies
 
 
 def _if_in(text: str, answer: Answer) -> Answer | None:

@@ -40,18 +40,24 @@ class RedisTasks:
             life.places.append(Place("delayed", each.queue, each.contents, {"due_ms": each.due_ms}))
         for queue in queues:
             for name in self._keys.list_names(queue):
-                life.places += [Place("queue", queue, Contents.of(raw)) for raw in self._matching(life, name, most)]
+                life.places += [Place("queue", queue, Contents.of(raw)) for _, raw in self._matching(life, name, most)]
         self._read_held(life, most)
         for name in letter_queues:
-            life.places += [Place("dead_letter", name, Letter.of(raw)) for raw in self._matching(life, name, most)]
+            life.places += self._letters(life, name, most)
         life.places = list({(place.place, place.name, place.contents.raw): place for place in life.places}.values())
 
-    def _matching(self, life: TaskLife, name: str, most: int) -> Iterator[bytes]:
-        """The task's messages in a list."""
-        key, looked = self._keys.list(name), 0
+    def _letters(self, life: TaskLife, name: str, most: int) -> list[Place]:
+        """The task's dead letters in a queue. A place counts from the oldest one."""
+        found = list(self._matching(life, name, most))
+        length = int(self._client.llen(self._keys.list(name))) if found else 0
+        return [Place("dead_letter", name, Letter.of(raw), at=max(length - 1 - newer, 0)) for newer, raw in found]
+
+    def _matching(self, life: TaskLife, name: str, most: int) -> Iterator[tuple[int, bytes]]:
+        """The task's messages in a list, each with how many newer ones there are, or nearly so if others come and go meanwhile."""
+        key, looked, newer = self._keys.list(name), 0, 0
         for _, page in list_pages(self._client, key):
-            yield from (raw for raw in page if _is_of(raw, life.task_id))
-            looked += len(page)
+            yield from ((newer + at, raw) for at, raw in enumerate(page) if _is_of(raw, life.task_id))
+            looked, newer = looked + len(page), newer + len(page) - 1  # the next page begins with the last of this one
             if looked >= most and looked < int(self._client.llen(key)):
                 life.cut.append(f"{name}: only the newest {looked} messages were looked at")
                 return

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from ...operations.runs.preview import Preview
 
-#: Seconds that a request waits for a count, and that a count holds from its end on; how many are kept, and how many are counted at once.
+#: Seconds that a request waits for a count, and that a count holds from its end on; how many are kept, and counted at once.
 PATIENCE, FRESH, KEPT, RUNNING = 3.0, 30.0, 20, 4
 
 

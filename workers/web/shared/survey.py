@@ -94,7 +94,7 @@ class Survey:
             name, before = next(iter(left.items()))
             page = browsed(self._source.transport, name, Filter(), before=before, limit=PIECE, most=PIECE)
             for place, letter in page.letters:
-                made.causes.add(letter, name)
+                made.causes.add(letter, name, place)
                 fingerprint = str(letter.failure.get("fingerprint") or "")
                 made.newest.setdefault((name, fingerprint or letter.reason), place)
             if page.next is None:

@@ -73,7 +73,14 @@ def _row(asked: Asked, found: Causes, cause: Cause, now_ms: int, newest: Mapping
         for queue, count in cause.dead_letter_queues.most_common()
     ]
     course = found.course(cause, now_ms, MINUTES, PARTS)
-    return {"cause": cause, "places": places, "course": course, "recent": sum(course), "tasks": cause.tasks.most_common(3)}
+    return {
+        "cause": cause,
+        "places": places,
+        "example": asked.href("/letter", queue=cause.queue, id=cause.task_id, at=cause.place),
+        "course": course,
+        "recent": sum(course),
+        "tasks": cause.tasks.most_common(3),
+    }
 
 
 def _before(cause: Cause, queue: str, newest: Mapping[tuple[str, str], int]) -> int | None:

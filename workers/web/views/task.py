@@ -57,5 +57,5 @@ def _generations(life: TaskLife) -> list[dict[str, Any]]:
 
 def _place(asked: Asked, place: Place) -> dict[str, Any]:
     detail = place.detail
-    href = asked.href("/letter", queue=place.name, id=place.contents.task_id) if place.place == "dead_letter" else ""
+    href = asked.href("/letter", queue=place.name, id=place.contents.task_id, at=place.at) if place.place == "dead_letter" else ""
     return {"place": place.place, "name": place.name, "detail": detail, "href": href}

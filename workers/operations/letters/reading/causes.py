@@ -27,7 +27,10 @@ OTHERS = "other causes"
 
 @dataclass(slots=True, kw_only=True)
 class Cause:
-    """One cause: how many letters, since when, and the newest of them as an example (`task_id`, `message`)."""
+    """One cause: how many letters, since when, and the newest of them as an example (`task_id`, `queue`, `message`).
+
+    `place` is the example's place in its dead-letter queue, where that is known.
+    """
 
     fingerprint: str
     reason: str
@@ -36,11 +39,13 @@ class Cause:
     first_ms: int | None = None
     last_ms: int | None = None
     task_id: str = ""
+    queue: str = ""
+    place: int | None = None
     message: str = ""
     tasks: Counter[str] = field(default_factory=Counter)
     dead_letter_queues: Counter[str] = field(default_factory=Counter)
 
-    def add(self, letter: Letter, name: str) -> None:
+    def add(self, letter: Letter, name: str, place: int | None = None) -> None:
         """One more letter of it."""
         self.count += 1
         self.tasks[letter.task] += 1
@@ -51,10 +56,11 @@ class Cause:
         if not self.task_id or (died is not None and (self.last_ms is None or died >= self.last_ms)):
             self.last_ms = died if died is not None else self.last_ms
             self.task_id, self.message = letter.task_id, str(letter.failure.get("message") or "")
+            self.queue, self.place = name, place
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON has it."""
-        facts = {each.name: getattr(self, each.name) for each in fields(self)}
+        """As JSON has it: without the place, which holds only as long as nothing leaves the queue."""
+        facts = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "place"}
         return {name: dict(value) if isinstance(value, Counter) else value for name, value in facts.items()}
 
 
@@ -70,8 +76,8 @@ class Causes:
         self._minutes: dict[tuple[str, str], Counter[int]] = {}
         self.looked_at = 0
 
-    def add(self, letter: Letter, name: str) -> None:
-        """One more letter, of this queue."""
+    def add(self, letter: Letter, name: str, place: int | None = None) -> None:
+        """One more letter, of this queue, and its place there."""
         self.looked_at += 1
         letter = redacted(letter) if self._redact else letter
         key, reason, exception = _key(letter), letter.reason or "unknown", str(letter.failure.get("type") or "")
@@ -80,7 +86,7 @@ class Causes:
         if key not in self._found:
             self._found[key] = Cause(fingerprint=key[0], reason=reason, exception=exception)
             self._minutes[key] = Counter()
-        self._found[key].add(letter, name)
+        self._found[key].add(letter, name, place)
         if letter.died_ms is not None:
             self._minutes[key][letter.died_ms // MINUTE] += 1
 
