@@ -27,7 +27,7 @@ from redelivery.workers.web.guard import form_token_of
 from redelivery.workers.web.shared import streams
 from redelivery.workers.web.shared.asking import Asking
 from redelivery.workers.web.shared.figures import Figures
-from tests.support.desk import LETTERS, Desk
+from tests.support.desk import LETTERS, QUEUE, Desk
 from tests.support.running import until
 
 if TYPE_CHECKING:
@@ -40,6 +40,8 @@ USERS = {
     "bob": User("bob", {"redrive": ["DLQ.mail"], "cancel": ["*"]}),
     "dan": User("dan", {"move": ["DLQ.*orders"], "cancel": ["orders"]}),
     "eve": User("eve"),
+    "fay": User("fay", {"redrive": [LETTERS]}),
+    "gus": User("gus", {"redrive": [LETTERS, "DLQ.payments"]}),
 }
 
 
@@ -169,6 +171,43 @@ def test_a_move_needs_the_right_to_both_queues(desk: Desk) -> None:
     fields = {"kind": "move", "queue": LETTERS, "all": "1", "create": "1"}
     for user, target, status in (("dan", "DLQ.pay", 403), ("dan", "DLQ.old.orders", 303)):
         assert posted(page, "/operations/begin", user, **fields, to=target).status_code == status, target
+
+
+@pytest.mark.parametrize(
+    ("user", "target", "create", "status"),
+    [
+        ("fay", "payments", "", 403),
+        ("fay", "payments", "1", 403),
+        ("fay", "made.up", "1", 403),
+        ("fay", QUEUE, "1", 403),
+        ("fay", QUEUE, "", 303),
+        ("gus", "payments", "", 303),
+        ("gus", "made.up", "1", 403),
+        ("ada", "made.up", "1", 303),
+    ],
+)
+def test_a_redrive_to_another_queue_needs_the_right_to_its_dead_letters_too(
+    desk: Desk, user: str, target: str, create: str, status: int
+) -> None:
+    """Nobody has dead letters run where others answer for them; who makes a queue must have the right to every queue."""
+    desk.die()
+    desk.publish(queue="payments")
+    page = asgi_app(desk.app, user=by_header, allow="all", carry_out=False)
+    fields = {"kind": "redrive", "queue": LETTERS, "all": "1", "to": target, "create": create}
+    query = "&".join(f"{name}={value}" for name, value in fields.items())
+    assert asked(page, f"/operations/preview?{query}", user).status_code == (200 if status == 303 else status)
+    assert posted(page, "/operations/begin", user, **fields).status_code == status
+    assert len(operation.listed(desk.install)) == (status == 303)
+
+
+def test_the_changes_to_a_dead_letter_name_no_other_queue(desk: Desk) -> None:
+    """One that goes back at once goes to its origin, whatever else the changes say."""
+    task_id = desk.die()
+    page = asgi_app(desk.app, user=by_header, allow="all", carry_out=False)
+    changes = json.dumps({"args": [1], "queue": "payments", "to": "payments"})
+    fields = {"queue": LETTERS, "id": task_id, "changes": changes, "to": "payments", "create": "1"}
+    assert posted(page, "/letter/redrive", "ada", **fields).status_code == 303
+    assert (desk.ids(), desk.ids("payments")) == ([task_id], [])
 
 
 def runners() -> set[threading.Thread]:

@@ -142,7 +142,7 @@ def start(asked: Asked) -> Go:
 
 
 def _plan(asked: Asked) -> tuple[Kind, Choice, Options]:
-    """What was asked for, where its user may do it. A move ends in a dead-letter queue, too. Raises `InputError`, `Refused`."""
+    """What was asked for, where its user may do it with every queue that it concerns. Raises `InputError`, `Refused`."""
     try:
         kind = Kind(asked.first("kind"))
     except ValueError as exc:
@@ -152,11 +152,26 @@ def _plan(asked: Asked) -> tuple[Kind, Choice, Options]:
         return _cancel(asked)
     name = dead_letters.required(asked.runtime, asked.first("queue"))
     options = options_of(asked)
-    for queue in {name, options.to or name} if kind is Kind.MOVE else {name}:
+    for queue in _concerned(asked, kind, name, options):
         asked.require(str(kind), queue)
     if not is_kept(asked.transport):
         raise InputError(NOT_HERE)
     return kind, choice_of(asked, name), options
+
+
+def _concerned(asked: Asked, kind: Kind, name: str, options: Options) -> list[str]:
+    """The dead-letter queues that its user must have the right to; an empty name is every queue.
+
+    A move ends in another one. A redrive to another queue concerns the one where that queue's messages die; if they die into none,
+    or the queue is to be made, it concerns every queue.
+    """
+    target = options.to
+    if kind is Kind.MOVE:
+        return [name, target or name]
+    if kind is not Kind.REDRIVE or target is None:
+        return [name]
+    its = asked.runtime.policies.policy_for(target).dead_letter_queue_for(target)
+    return [name, its or "", *([""] if options.create else [])]
 
 
 def _cancel(asked: Asked) -> tuple[Kind, Choice, Options]:
