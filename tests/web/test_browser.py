@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from redelivery.workers.operations.letters.filter import Filter
 from redelivery.workers.operations.runs import operation
 from redelivery.workers.operations.runs.operation import Kind, Options
-from tests.support.desk import LETTERS, task_message
+from tests.support.desk import LETTERS, copies, task_message
 from tests.support.page.axe import findings
 from tests.support.page.browser import Browser, browser
 from tests.support.page.web_page import TOKEN
@@ -114,6 +115,46 @@ def test_axe_finds_nothing_and_nothing_is_wider_than_the_window(
             assert browser.ask("document.documentElement.scrollWidth <= innerWidth"), (path, width)
             assert browser.ask(BURST) == [], (path, width)
         assert findings(browser) == [], path
+
+
+def test_a_screen_of_what_is_under_way_opens_again_but_not_while_somebody_writes(
+    browser: Browser, open_page: Callable[..., WebPage], desk: Desk
+) -> None:
+    """Who writes why loses no word of it; axe-core finds nothing, though the screen opens again without scripts as well."""
+    desk.die()
+    desk.client.set(desk.keys.operator, "another")
+    made = operation.begin(desk.install, Kind.REDRIVE, LETTERS, Filter(), Options(), actor="ada", why="mended")
+    page = open_page("--allow", "all", "--as", "ada")
+    browser.open(f"{page.address}/login?token={TOKEN}")
+    browser.open(f"{page.address}/operation?id={made.id}")
+    browser.ask("window.before = true; document.querySelector('input[name=why]').value = 'the shop is mended'")
+    assert findings(browser) == []
+    time.sleep(4)  # longer than the screen waits until it opens again
+    assert browser.ask("window.before && document.querySelector('input[name=why]').value") == "the shop is mended"
+    browser.ask("document.querySelector('input[name=why]').value = ''; document.querySelector('input[name=why]').focus()")
+    time.sleep(4)  # as above
+    assert browser.ask("window.before"), "a field has the focus"
+    browser.ask("document.activeElement.blur()")
+    browser.await_("!window.before && document.readyState === 'complete'")
+    browser.open(f"{page.address}/operation?id={made.id}", has_scripts=False)
+    browser.ask("window.before = true")
+    browser.await_("!window.before && document.readyState === 'complete'")
+
+
+def test_a_dry_run_that_is_not_done_yet_opens_again(
+    browser: Browser, open_page: Callable[..., WebPage], desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until its counts are there; axe-core finds nothing meanwhile."""
+    copies(desk, 2_000)
+    monkeypatch.setenv("WEB_SHOP_PATIENCE", "0")
+    page = open_page("--allow", "all")
+    browser.open(f"{page.address}/login?token={TOKEN}")
+    browser.open(f"{page.address}/operations/preview?kind=redrive&queue={LETTERS}")
+    browser.ask("Object.defineProperty(document, 'hidden', {value: true, configurable: true})")  # such a screen stays as it is
+    assert "The dead letters are being counted." in browser.ask("document.body.innerText")
+    assert findings(browser) == []
+    browser.ask("delete document.hidden")
+    browser.await_("document.body.innerText.includes('2,000 dead letters of 2,000 would go')")
 
 
 def test_all_can_be_reached_by_the_keyboard(browser: Browser, open_page: Callable[..., WebPage], desk: Desk) -> None:

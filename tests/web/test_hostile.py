@@ -62,6 +62,7 @@ TAGS = frozenset(
         "main",
         "meta",
         "nav",
+        "noscript",
         "ol",
         "option",
         "p",

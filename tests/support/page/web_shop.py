@@ -1,4 +1,4 @@
-"""An app whose operator's page is tested: its broker and settings are the environment's."""
+"""An app whose operator's page is tested: its broker, settings, and how long a dry run is waited for, are the environment's."""
 
 from __future__ import annotations
 
@@ -14,6 +14,10 @@ app = Celery("shop", broker=os.environ["WEB_SHOP_BROKER"])
 app.conf.task_default_queue = "orders"
 app.conf.broker_connection_timeout = 2
 Redelivery(app, {"queues": {"#": {"max_delivery_attempts": 3}}, **json.loads(os.environ.get("WEB_SHOP_SETTINGS", "{}"))})
+if "WEB_SHOP_PATIENCE" in os.environ:
+    from redelivery.workers.web.shared import previews
+
+    previews.PATIENCE = float(os.environ["WEB_SHOP_PATIENCE"])
 
 
 @app.task(name="shop.pay")

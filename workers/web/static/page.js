@@ -1,10 +1,22 @@
 // Live figures: replaces the figures of the page as they change. Without this script the page shows the figures of when it was opened.
+// A screen of something that is under way is opened again after some seconds, but not while somebody fills in a form on it.
 "use strict";
+(() => {
+  const seconds = Number(document.currentScript.dataset.again);
+  if (!seconds) return;
+
+  function isFilledIn() {
+    const fields = [...document.querySelectorAll("form input:not([type=hidden]):not([type=checkbox]), form textarea")];
+    return !!document.activeElement?.closest("form") || fields.some((field) => field.value !== "");
+  }
+
+  setInterval(() => { if (!document.hidden && !isFilledIn()) location.reload(); }, seconds * 1000);
+})();
 (() => {
   const address = document.currentScript.dataset.live;
   const banner = document.getElementById("broker");
   const dot = document.getElementById("live");
-  if (!window.EventSource || !banner) return;
+  if (!address || !window.EventSource || !banner) return;
   let stream = null;
 
   function hear() {
