@@ -67,6 +67,7 @@ def test_a_full_redis_is_shown_and_its_letters_go_back(open_page: Callable[..., 
     desk.client.config_set("maxmemory", 1)
     for path in (*SCREENS[:-1], f"/letter?queue={LETTERS}&id={task_id}"):
         assert operator.get(path).status == 200, path
+    assert "The broker is full" in operator.get("/").read
     [form, *_] = operator.get(f"/letter?queue={LETTERS}&id={task_id}").forms("/letter/redrive")
     assert operator.post("/letter/redrive", form).status == 303
     assert desk.ids() == [task_id]
@@ -89,6 +90,7 @@ def test_a_full_rabbitmq_takes_no_letter_back_and_keeps_it(private_rabbit: Rabbi
             answer = operator.post("/letter/redrive", form)
             assert (answer.status, "The broker does not answer" in answer.read) == (503, True), answer.read
             assert operator.get(f"/letters?queue={LETTERS}").status == 200
+            assert "The broker is full, and takes no publications" in operator.get("/").read
             assert private_rabbit.depth(QUEUE) == 0
         finally:
             private_rabbit.node.evaluate("rabbit_alarm:clear_alarm({resource_limit, memory, node()}).")

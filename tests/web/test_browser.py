@@ -63,11 +63,22 @@ def test_from_a_cause_to_its_redrive(browser: Browser, open_page: Callable[..., 
 
 
 def test_figures_are_live(browser: Browser, page: WebPage, desk: Desk) -> None:
-    """What dies while the page is open is on it, and a broker that goes away is said."""
+    """What dies while the page is open is on it, with its heading and its alarms; and a broker that goes away is said."""
     browser.open(f"{page.address}/login?token={TOKEN}")
+    heading, alarms = "document.querySelector('h1').innerText", "document.querySelector('ul.alarms').innerText"
+    alarm = f"{heading} === '1 thing needs an operator' && {alarms}.includes('No worker renews its lease.')"
+    assert browser.ask(alarm)
     assert browser.ask("document.querySelector('[data-figure=letters]').textContent") == "0"
     desk.die()
     browser.await_("document.querySelector('[data-figure=letters]').textContent === '1'")
+    browser.await_(f"{heading} === 'All is well' && document.querySelector('ul.alarms').hidden")  # a worker held it
+    desk.client.delete(desk.keys.leases)
+    browser.await_(alarm)
+    assert findings(browser) == []
+    desk.client.config_set("maxmemory", 1)
+    browser.await_(f"{heading} === '2 things need an operator' && {alarms}.includes('The broker is full')")
+    assert browser.ask("document.querySelector('ul.alarms code').textContent") == "maxmemory"
+    desk.client.config_set("maxmemory", 0)
     desk.server.kill()
     browser.await_("!document.getElementById('broker').hidden && document.getElementById('broker').textContent.includes('broker')")
     assert browser.ask("document.getElementById('live').classList.contains('bad')"), "what is not live has no green dot"

@@ -6,24 +6,35 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from redelivery.display import harmless
+
 from ...operations.metrics.rates import KINDS
-from ...operations.words.numbers import counted, span
+from ...operations.words.numbers import span
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from ...operations.metrics.metrics import Family
     from ...operations.metrics.rates import Rates
+    from ...ports import Condition
 
 #: Seconds after which what is due counts as late, and the part of the outcome log from which it counts as full.
 LATE, FULL = 30, 0.8
+#: The part of its memory from which a broker counts as nearly full.
+NEARLY = 0.9
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """One look. `rates` is what the outcome log tells of the last hour, where it can be read in passing."""
+    """One look. `rates` is what the outcome log tells of the last hour, where it can be read in passing.
+
+    `condition` is what the broker says of itself, where it tells that.
+    """
 
     families: dict[str, Family]
     now_ms: int
     rates: Rates | None
+    condition: Condition | None = None
     taken: float = field(default_factory=time.monotonic)
 
     def total(self, name: str) -> float:
@@ -61,13 +72,12 @@ def live(figures: Figures) -> dict[str, str]:
         shown["workers"] = f"{figures.total('workers'):,.0f}"
     if figures.rates is not None:
         shown |= {kind: f"{figures.rates.total(kind):,}" for kind in KINDS}
-    found = alarms(figures)
-    return {**shown, "alarms": "" if not found else counted(len(found), "alarm", "alarms")}
+    return shown
 
 
 def alarms(figures: Figures) -> list[tuple[str, str]]:
     """What an operator should look at, and what to do about it."""
-    found = []
+    found = list(_of_broker(figures.condition))
     late, delayed = figures.most("overdue_seconds"), figures.total("delayed_messages")
     if late > LATE:
         todo = "A worker or `redelivery dispatcher` must run and reach the broker."
@@ -84,3 +94,17 @@ def alarms(figures: Figures) -> list[tuple[str, str]]:
     elif most and taken >= FULL * most:
         found.append((f"The outcome log is {taken / most:.0%} full.", "Run `redelivery outcomes export`, or set `outcome_export`."))
     return found
+
+
+def _of_broker(condition: Condition | None) -> Iterator[tuple[str, str]]:
+    """A broker that takes no publications, or soon will take none."""
+    used, most = (condition and condition.memory) or (0, 0)
+    if most and used >= most:
+        todo = "It refuses publications, or deletes messages: raise its `maxmemory`. Dead letters can still be redriven and purged."
+        yield "The broker is full: it uses all of its memory.", todo
+    elif most and used >= NEARLY * most:
+        todo = "A full broker refuses publications, or deletes messages: raise its `maxmemory`."
+        yield f"The broker is nearly full: it uses {used / most:.0%} of its memory.", todo
+    if condition is not None and condition.alarm:
+        todo = "Producers wait, and workers cannot acknowledge: free what `rabbitmq-diagnostics alarms` names."
+        yield f"The broker is full, and takes no publications: {harmless(condition.alarm)}.", todo

@@ -16,7 +16,7 @@ from redelivery.middleware.logs import log
 
 from ...brokers.broker_words import broker_message
 from ..guard import FAILURE, Refused
-from .figures import live
+from .figures import alarms, live
 from .sampler import BEAT
 
 if TYPE_CHECKING:
@@ -79,7 +79,8 @@ class Streams:
 
     async def _heard(self) -> dict[str, Any]:
         try:
-            return {"figures": await self._asking.run(lambda: live(self._sampler.figures())), "broker": ""}
+            figures = await self._asking.run(self._sampler.figures)
+            return {"figures": live(figures), "alarms": alarms(figures), "broker": ""}
         except Refused as exc:
             return {"broker": exc.why}
         except (RedeliveryError, *BROKER_ERRORS) as exc:

@@ -19,6 +19,37 @@
   if (!address || !window.EventSource || !banner) return;
   let stream = null;
 
+  // An alarm as the overview has it; what stands between backticks is a command.
+  function alarm([what, todo]) {
+    const item = document.createElement("li"), bold = document.createElement("b");
+    bold.textContent = what;
+    item.append(bold, " ");
+    todo.split("`").forEach((text, at) => {
+      const part = at % 2 ? document.createElement("code") : document.createTextNode(text);
+      part.textContent = text;
+      if (text) item.append(part);
+    });
+    return item;
+  }
+
+  // The heading and the list of alarms; those of the books, which are read when the screen is opened, stay.
+  function sound(alarms) {
+    const heading = document.getElementById("verdict"), list = document.getElementById("alarms");
+    if (!heading || !alarms) return;
+    const old = [...list.querySelectorAll("li:not([data-kept])")], items = alarms.map(alarm);
+    const html = (all) => all.map((each) => each.outerHTML).join("");
+    if (html(old) === html(items)) return;
+    old.forEach((each) => each.remove());
+    list.prepend(...items);
+    const things = list.children.length;
+    list.hidden = !things;
+    const said = !things ? "All is well" : things === 1 ? "1 thing needs an operator" : `${things} things need an operator`;
+    if (heading.textContent === said) return;
+    const mark = document.createElement("span");
+    mark.className = things ? "mark bad" : "mark";
+    heading.replaceChildren(mark, said);
+  }
+
   function hear() {
     stream = new EventSource(address);
     stream.onopen = () => { dot.hidden = false; dot.title = "live"; dot.classList.remove("bad"); };
@@ -29,6 +60,7 @@
       dot.classList.toggle("bad", !!said.broker);
       dot.title = said.broker ? "no live figures" : "live";
       if (banner.textContent !== said.broker) banner.textContent = said.broker;
+      sound(said.alarms);
       for (const [name, text] of Object.entries(said.figures || {})) {
         for (const place of document.querySelectorAll(`[data-figure="${CSS.escape(name)}"]`)) {
           if (place.textContent !== text) place.textContent = text;

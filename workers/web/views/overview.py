@@ -29,7 +29,8 @@ def overview(asked: Asked) -> Shown:
         "overview.html",
         {
             "figures": figures,
-            "alarms": [*alarms(figures), *_of_books(word)],
+            "alarms": alarms(figures),
+            "of_books": _of_books(word),
             "live": live(figures),
             "kinds": list(KINDS),
             "queues": sorted((each for each in queues if each.letters), key=lambda each: -each.letters),
