@@ -62,6 +62,19 @@ def test_from_a_cause_to_its_redrive(browser: Browser, open_page: Callable[..., 
     assert all(each.startswith(page.address) for each in shown.requested)
 
 
+def test_a_filter_of_several_values_is_chosen_again_as_it_is(browser: Browser, page: WebPage, desk: Desk) -> None:
+    """Each value has a field of its own: the form gives the address that it was made of."""
+    for task in ("shop.charge", "shop.mail", "shop.pack"):
+        desk.die(task_message(task=task))
+    query = f"?queue={LETTERS}&task=shop.charge&task=shop.mail&reason=exhausted&reason=expired"
+    browser.open(f"{page.address}/login?token={TOKEN}")
+    browser.open(f"{page.address}/letters{query}")
+    assert findings(browser) == []
+    click(browser, "form.filter button", "Choose")
+    assert browser.ask("location.search.replace(/&[a-z-]+=(?=&|$)/g, '')") == query
+    assert browser.ask("document.querySelectorAll('table.letters tbody tr').length") == 2
+
+
 def test_figures_are_live(browser: Browser, page: WebPage, desk: Desk) -> None:
     """What dies while the page is open is on it, with its heading and its alarms; and a broker that goes away is said."""
     browser.open(f"{page.address}/login?token={TOKEN}")
