@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections import Counter
+from typing import TYPE_CHECKING, Any
 
 from redelivery.workers.web.shared import survey
 from redelivery.workers.web.shared.source import Source
 from redelivery.workers.web.shared.survey import Survey
+from redelivery.workers.web.views import causes
 from tests.support.desk import LETTERS, copies
 from tests.support.running import until
 
@@ -37,3 +39,19 @@ def test_a_queue_that_is_as_long_as_before_is_counted_again(desk: Desk, monkeypa
         desk.client.delete(LETTERS)
         desk.die(fingerprint=fingerprint)
         assert [each.fingerprint for each in made.of("", {LETTERS: 1}).causes.ranked()] == [fingerprint]
+
+
+class _Growing(Counter[str]):
+    """Counts that another thread adds to while they are read one by one."""
+
+    def items(self) -> Any:
+        """As of any dictionary, with one more after each."""
+        for each in super().items():
+            self[f"task-{len(self)}"] += 1
+            yield each
+
+
+def test_a_screen_is_drawn_though_more_is_counted_meanwhile() -> None:
+    """The tasks and queues of a cause are those of one moment."""
+    counts = _Growing({"task-one": 3, "task-two": 2, "task-three": 1})
+    assert causes._most(counts, 2) == [("task-one", 3), ("task-two", 2)]

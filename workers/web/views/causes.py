@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from ...operations.letters import dead_letters
@@ -70,7 +71,7 @@ def _row(asked: Asked, found: Causes, cause: Cause, now_ms: int, newest: Mapping
             "count": count,
             "href": asked.href("/letters", queue=queue, **_choice(cause), before=_before(cause, queue, newest)),
         }
-        for queue, count in cause.dead_letter_queues.most_common()
+        for queue, count in _most(cause.dead_letter_queues)
     ]
     course = found.course(cause, now_ms, MINUTES, PARTS)
     return {
@@ -79,8 +80,13 @@ def _row(asked: Asked, found: Causes, cause: Cause, now_ms: int, newest: Mapping
         "example": asked.href("/letter", queue=cause.queue, id=cause.task_id, at=cause.place),
         "course": course,
         "recent": sum(course),
-        "tasks": cause.tasks.most_common(3),
+        "tasks": _most(cause.tasks, 3),
     }
+
+
+def _most(counts: Counter[str], many: int | None = None) -> list[tuple[str, int]]:
+    """The most frequent, of a copy: the survey counts on meanwhile, in a thread of its own."""
+    return Counter(counts).most_common(many)
 
 
 def _before(cause: Cause, queue: str, newest: Mapping[tuple[str, str], int]) -> int | None:
