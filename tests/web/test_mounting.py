@@ -27,6 +27,7 @@ from redelivery.workers.web.guard import form_token_of
 from redelivery.workers.web.shared import streams
 from redelivery.workers.web.shared.asking import Asking
 from redelivery.workers.web.shared.figures import Figures
+from redelivery.workers.web.views import queues
 from tests.support.desk import LETTERS, QUEUE, Desk
 from tests.support.running import until
 
@@ -208,6 +209,16 @@ def test_the_changes_to_a_dead_letter_name_no_other_queue(desk: Desk) -> None:
     fields = {"queue": LETTERS, "id": task_id, "changes": changes, "to": "payments", "create": "1"}
     assert posted(page, "/letter/redrive", "ada", **fields).status_code == 303
     assert (desk.ids(), desk.ids("payments")) == ([task_id], [])
+
+
+def test_a_count_of_a_part_says_so(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The page looks at so many held messages at the most, and then says of how many its figures are."""
+    desk.publish()
+    desk.hold()
+    page, said = asgi_app(desk.app, user=by_header), "not all that workers hold"
+    assert said not in asked(page, "/queues").text
+    monkeypatch.setattr(queues, "LOOKED_AT", 1)
+    assert f"the first 1 message that the page looked at, {said}" in asked(page, "/queues").text
 
 
 def runners() -> set[threading.Thread]:

@@ -25,7 +25,8 @@ def queues(asked: Asked) -> Shown:
     waiting, delayed = figures.by("queue_messages", "queue"), figures.by("delayed_messages", "queue")
     consumers, overdue = figures.by("queue_consumers", "queue"), figures.by("overdue_seconds", "queue")
     letters = {each.origin: each for each in dead_letters.summaries(asked.runtime)}
-    in_flight = None if leaves_marks(asked.transport) else holders(asked.runtime, most=LOOKED_AT, named=0).by_queue
+    held = None if leaves_marks(asked.transport) else holders(asked.runtime, most=LOOKED_AT, named=0)
+    in_flight = None if held is None else held.by_queue
     named = {*asked.runtime.app.amqp.queues, *waiting, *(each for each in delayed if each), *(in_flight or ())}
     names = sorted(named - {each.name for each in letters.values()})
     rows = [
@@ -41,7 +42,9 @@ def queues(asked: Asked) -> Shown:
         }
         for name in names
     ]
-    return Shown("queues.html", {"rows": rows, "figures": figures})
+    return Shown(
+        "queues.html", {"rows": rows, "figures": figures, "held_of": held.looked_at if held is not None and held.is_cut else None}
+    )
 
 
 def queue(asked: Asked) -> Shown:
