@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -305,6 +306,21 @@ def test_it_stops_when_so_many_died_again_those_of_a_former_leader_too(shop: Sho
     assert before < 60 <= done.died_again < done.moved + 1 <= 400
     assert "died again" in done.message
     assert len(done.deaths) <= 20
+
+
+def test_it_stops_when_so_great_a_part_died_again(shop: Shop, run: Callable[[], OperationRunner]) -> None:
+    """Of those that have ended: the dead letters of a task that is mended go, and those of another that is not stop it."""
+    killed(shop, 40, "ok", begin="good")
+    killed(shop, 360, "fails", begin="bad")
+    shop.start()
+    run()
+    done = reached(shop, begun(shop, rate=40.0, abort_share=0.25), State.STOPPED)
+    assert 40 < done.moved < 400, "neither before a dead letter of the second task went, nor at the end"
+    said = re.match(r"(\d+) dead letters of this redrive of (\d+) that ended died again", done.message)
+    assert said, done.message
+    assert 0.25 <= int(said[1]) / int(said[2]) < 0.5, "as soon as so many are dead"
+    assert 10 <= int(said[1]) <= done.died_again <= done.moved - 40
+    assert [each.acted for each in audit.entries(runtime_of(shop).transport, 2)] == ["stopped", "begun"]
 
 
 # what is wrong with the broker, or with what is stored
