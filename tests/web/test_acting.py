@@ -77,6 +77,18 @@ def test_a_letter_is_changed_before_it_goes(desk: Desk, operator: Visitor) -> No
     operator.post("/letter/redrive", {**form, "changes": json.dumps({"args": ["blue", 2]})})
     [message] = desk.messages()
     assert json.loads(base64.b64decode(message["body"]))[0] == ["blue", 2]
+    [entry] = entries(desk.transport, 10)
+    assert entry.options == {"edited": ["args"]}
+    assert "edited args" in operator.get("/operations").read
+
+
+def test_the_audit_names_only_what_a_change_changed(desk: Desk, operator: Visitor) -> None:
+    """The form holds all fields of a dead letter; those that come back as they were are not named."""
+    task_id = desk.die(task_message(body=body_of("blu")))
+    _, form = letter_of(operator, task_id).forms("/letter/redrive")
+    operator.post("/letter/redrive", {**form, "changes": json.dumps(json.loads(form["changes"]) | {"kwargs": {"size": 2}})})
+    [entry] = entries(desk.transport, 10)
+    assert entry.options == {"edited": ["kwargs"]}
 
 
 @pytest.mark.usefixtures("_led_elsewhere")
@@ -138,6 +150,7 @@ def test_an_option_and_a_filter_have_one_name_on_each_screen(desk: Desk, operato
         assert f"<dt>{label}</dt>" in shown.text, (label, shown.read)
     for answer in (dry, shown, operator.get("/operations")):
         assert "--task 'desk.*'" in answer.read, answer.read
+    assert "redrive begun DLQ.orders tasks desk.*" in shown.read, "the audit has the filter, too"
 
 
 def test_all_letters_are_meant_only_where_that_is_said(desk: Desk, operator: Visitor) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -11,6 +12,9 @@ from redelivery.workers.operations.runs import operation
 from redelivery.workers.operations.runs.audit import os_user
 from tests.support.desk import LETTERS, Desk, copies, task_message
 from tests.support.running import until
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def actors(desk: Desk) -> list[tuple[str, str | None]]:
@@ -122,6 +126,19 @@ def test_the_audit_of_one_operation_tells_its_whole_story(desk: Desk) -> None:
     told = desk.json("audit", "--operation", begun["id"][:8])
     assert [(each["actor"], each["acted"]) for each in told] == [("cat", "aborted"), ("ana", "begun")]
     assert len(desk.json("audit")) == 3
+
+
+def test_the_audit_names_the_fields_of_a_dead_letter_that_were_changed(desk: Desk, tmp_path: Path) -> None:
+    """Not those that the file holds as they were, nor any value."""
+    task_id = desk.die()
+    whole = json.loads(desk.run("dlq", "export", LETTERS, "--id", task_id).stdout)
+    file = tmp_path / "changed.json"
+    file.write_text(json.dumps({**whole, "args": ["a secret"]}))
+    desk.json("dlq", "redrive", LETTERS, "--id", task_id, "--with", str(file), "--as", "ana", "--yes")
+    done, begun = desk.json("audit")
+    assert (done["acted"], begun["acted"], begun["options"]["edited"]) == ("done", "begun", ["args"])
+    assert "secret" not in json.dumps([done, begun])
+    assert "edited args" in " ".join(desk.run("audit").output.split())
 
 
 def test_a_command_that_fails_is_recorded_as_failed(desk: Desk) -> None:

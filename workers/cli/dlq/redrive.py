@@ -15,16 +15,17 @@ import click
 from redelivery.display import safe
 from redelivery.errors import InputError, RedriveError
 
+from ...brokers.broker import broker_of, needed
 from ...operations.letters import dead_letters
 from ...operations.letters.choice import filter_of
-from ...operations.letters.redrive.edits import edit_of_json
+from ...operations.letters.redrive.edits import changed, edit_of_json
 from ...operations.letters.redrive.fates import watched
 from ...operations.letters.redrive.guard import Guard
 from ...operations.letters.redrive.redrive import Edit, Redrive, redrive
 from ...operations.letters.running import why_it_runs
 from ...operations.queues import declare, require_queue
 from ...operations.runs.audit import Act, recording, result_of
-from ...operations.runs.operation import Kind, Options, begin, canary_wait_of
+from ...operations.runs.operation import Kind, Options, begin, canary_wait_of, is_kept
 from ...operations.words.numbers import counted, rate_of, share_of
 from ..context import Context, json_option, pass_context
 from ..ops.acting import acting, detaching
@@ -35,7 +36,7 @@ from .changes import changing, is_agreed, targets_of, tell_walk
 from .choosing import choosing, require_choice, require_tasks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
 
     from ...ports import Transitions
 
@@ -197,9 +198,8 @@ def redrive_(
         return
     if queue is not None and create and not dry_run:
         declare(context.runtime, queue)
-    recorded = recording(
-        transport, Act.REDRIVE, name, actor=actor, why=why, chosen=chosen, options=wanted.to_dict(), dry_run=dry_run
-    )
+    asked = wanted.to_dict() | _edited(transport, name, edit, chosen.task_ids)
+    recorded = recording(transport, Act.REDRIVE, name, actor=actor, why=why, chosen=chosen, options=asked, dry_run=dry_run)
     guard_of = functools.partial(_guard, wanted=wanted)
     with (
         recorded as result,
@@ -223,6 +223,15 @@ def redrive_(
         gone = counted(done.moved, "dead letter", "dead letters")
         msg = f"the redrive of {name!r} stopped when {gone} had gone back: {done.stopped}"
         raise RedriveError(msg)
+
+
+def _edited(transport: Transitions, name: str, edit: Edit | None, task_ids: Collection[str]) -> dict[str, Any]:
+    """What the audit says of a dead letter that is changed: its changed fields. Nothing where the broker keeps no audit."""
+    if edit is None or edit == Edit(queue=edit.queue) or not is_kept(transport):
+        return {}
+    found = needed(broker_of(transport).letters).found(name, task_ids)
+    fields = changed(edit, next(iter(found), None))
+    return {"edited": fields} if fields else {}
 
 
 def _require_sense(wanted: Options, *, is_edited: bool, detach: bool) -> None:

@@ -6,11 +6,11 @@ actor, of those that are still in the outcome log.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from ...operations.runs.audit import entries
+from ...operations.runs.audit import entries, in_words
 from ...operations.runs.operation import is_kept
 from ...operations.words.numbers import moment
 from ..context import Context, json_option, pass_context
@@ -71,13 +71,10 @@ def audit(context: Context, *, actor: str, operation: str, letters: bool, limit:
 
 
 def _row(each: Entry) -> tuple[str, ...]:
-    on = ", ".join(each.tasks) or _words(each.filter) or ("all" if each.acted == "begun" else "")
-    result = each.message or _words(each.result)
+    on = ", ".join(each.tasks) or each.chosen
+    on += f"; edited {', '.join(each.edited)}" if each.edited else ""
+    result = each.message or in_words(each.result)
     return moment(each.at_ms), each.actor, f"{each.act} {each.acted}", each.queue, each.operation, on, result, each.why
-
-
-def _words(values: Any) -> str:
-    return "; ".join(f"{name} {', '.join(map(str, value)) if isinstance(value, list) else value}" for name, value in values.items())
 
 
 def _tell_events(context: Context, actor: str, limit: int) -> None:

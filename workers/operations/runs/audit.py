@@ -70,8 +70,8 @@ class Acted(StrEnum):
 class Entry:
     """One record. `operation` is the id of the operation; empty where a command or the page did it by itself.
 
-    `queue` is the dead-letter queue, or the queue that messages wait for. `filter` and `options` say what was asked for, `tasks`
-    are the first of those that were named, and `result` holds the counts.
+    `queue` is the dead-letter queue, or the queue that messages wait for. `filter` and `options` say what was asked for, with the
+    fields that were changed as `edited`; `tasks` are the first of those that were named, and `result` holds the counts.
     """
 
     record_id: str
@@ -92,6 +92,17 @@ class Entry:
         """As JSON has it."""
         return {each.name: getattr(self, each.name) for each in fields(self)}
 
+    @property
+    def chosen(self) -> str:
+        """The filter in words; empty where the record has none, `all` where a begin without one meant all."""
+        return in_words(self.filter) or ("all" if self.acted == Acted.BEGUN and not self.tasks else "")
+
+    @property
+    def edited(self) -> list[str]:
+        """The fields of a dead letter that were changed before it went back."""
+        given = self.options.get("edited")
+        return [str(each) for each in given] if isinstance(given, list) else []
+
     @classmethod
     def of(cls, record: Record) -> Self | None:
         """A record, read; None if it is not one of ours."""
@@ -107,6 +118,11 @@ class Entry:
         if texts["operation"] and record.moved is not None and texts["acted"] != Acted.BEGUN:
             parts["result"] = {**parts.get("result", {}), "moved": record.moved}
         return cls(record_id=record.record_id, at_ms=record.at_ms, tasks=tasks, **{**texts, **parts})
+
+
+def in_words(values: Mapping[str, Any]) -> str:
+    """Names, each with what it is."""
+    return "; ".join(f"{name} {', '.join(map(str, value)) if isinstance(value, list) else value}" for name, value in values.items())
 
 
 def acted(

@@ -13,6 +13,7 @@ from redelivery.middleware.transitions.homes import Homes
 
 from ...brokers.broker import broker_of, needed
 from ..letters.filter import Filter
+from ..letters.redrive.edits import changed
 from ..letters.redrive.redrive import redrive, returned
 from ..telling import tell
 from .audit import Act, Acted, acted, record
@@ -41,6 +42,7 @@ def redrive_one(transport: Transitions, name: str, letter: Letter, *, actor: str
             msg = next(iter(done.left), f"the dead letter of task {letter.task_id} has left {name!r} meanwhile")
             raise RedriveError(msg)
         target = next(iter(done.by_queue))
-    said = acted(Act.REDRIVE, Acted.DONE, name, actor=actor, why=why, tasks=[letter.task_id], result={"moved": 1})
+    options = {"edited": edited} if (edited := changed(edit, letter)) else {}
+    said = acted(Act.REDRIVE, Acted.DONE, name, actor=actor, why=why, options=options, tasks=[letter.task_id], result={"moved": 1})
     record(transport, said)
     return target

@@ -6,11 +6,14 @@ Other fields are ignored. Refuses, with `InputError`, anything else, and an obje
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from redelivery.errors import InputError
 
 from .redrive import Edit
+
+if TYPE_CHECKING:
+    from ....letters import Letter
 
 _KINDS: dict[str, tuple[type, str]] = {"task": (str, "text"), "args": (list, "a list"), "kwargs": (dict, "an object")}
 
@@ -30,6 +33,17 @@ def edit_of_json(text: str, source: str, task_id: str, queue: str | None = None)
         raise InputError(msg)
     values = {name: _checked(source, name, given[name]) for name in _KINDS if given.get(name) is not None}
     return Edit(queue=queue, **values)
+
+
+def changed(edit: Edit | None, letter: Letter | None) -> list[str]:
+    """The fields that an edit changes in this dead letter, and those that it names but that cannot be compared."""
+    if edit is None:
+        return []
+    call = None if letter is None else letter.call()
+    old: dict[str, Any] = {} if call is None else {"args": call[0], "kwargs": call[1]}
+    old |= {} if letter is None else {"task": letter.task}
+    given = {name: getattr(edit, name) for name in _KINDS}
+    return [name for name, value in given.items() if value is not None and (name not in old or old[name] != value)]
 
 
 def _checked(source: str, name: str, value: Any) -> Any:
