@@ -7,6 +7,7 @@ password holds a space, the part before it stays; of several URLs without a spac
 from __future__ import annotations
 
 import re
+import shlex
 import unicodedata
 
 __all__ = ["harmless", "safe", "scrubbed"]
@@ -29,6 +30,11 @@ def safe(value: object) -> str:
     if text.isascii() and text.isprintable():
         return text
     return "".join(ascii(char)[1:-1] if unicodedata.category(char) in _HIDDEN else char for char in text)
+
+
+def word(text: str) -> str:
+    """A name as one word of a command to paste, even if a stranger has chosen it."""
+    return shlex.quote(safe(text))
 
 
 def scrubbed(text: str) -> str:

@@ -5,8 +5,10 @@ A page is read as a browser reads it: no tag, no attribute and no address but th
 
 from __future__ import annotations
 
+import html
 import json
 import re
+import shlex
 from html.parser import HTMLParser
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -227,13 +229,18 @@ def test_hostile_words_are_text_on_every_screen(spoiled_desk: Desk, open_page: C
     """No tag, no attribute and no address comes of them, and no screen fails: wrong input is an error of who asks."""
     page = open_page("--allow", "all", "--as", SCRIPT.replace("\x00", ""))
     operator = page.operator()
+    commands: list[str] = []
     shown = 0
     for path in paths_of(spoiled_desk):
         answer = operator.get(path)
         assert answer.status in {200, 400, 404}, (path, answer.status, answer.read)
         assert strange(answer.text) == [], path
         shown += "&lt;script&gt;" in answer.text
+        commands += re.findall(r"<code>(redelivery [^<]*)</code>", answer.text)
     assert shown > 25
+    hostile = [shlex.split(html.unescape(each)) for each in commands if "script" in each]
+    assert hostile
+    assert [words for words in hostile if sum("script" in word for word in words) != 1 or len(words) > 7] == []
     assert "web.failed" not in page.log
     for header in ("location", "set-cookie"):
         assert "<script" not in str(operator.get("/").header(header))

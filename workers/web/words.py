@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from jinja2 import Environment, PackageLoader, StrictUndefined, pass_context
 from markupsafe import Markup, escape
 
-from redelivery.display import safe
+from redelivery.display import safe, word
 
 from ..operations.words.numbers import age, duration_text, moment, plain, span
 
@@ -64,6 +64,7 @@ def environment() -> Environment:
         "lines": _lines,
         "command": _command,
         "option": _option,
+        "word": word,
         "last_word": lambda name: str(name).rpartition(".")[2],
     }
     made.globals |= {"counted": _counted, "bars": _bars, "drawn": _delays}

@@ -11,12 +11,11 @@ known at the second look, half a minute after the first; a worker that leads ane
 
 from __future__ import annotations
 
-import shlex
 import uuid
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from redelivery.display import safe
+from redelivery.display import word
 from redelivery.middleware.logs import log
 
 from ...brokers.redis.transport import redis_of
@@ -106,6 +105,6 @@ class LetterWatch(Duty):
 def tell(name: str, state: str, **facts: int | None) -> None:
     """Say of a queue that it is unread, or that it grows."""
     if state == "unread":
-        log.warning("dead_letter_queue.unread", dead_letter_queue=name, **facts, why=UNREAD.format(name=shlex.quote(safe(name))))
+        log.warning("dead_letter_queue.unread", dead_letter_queue=name, **facts, why=UNREAD.format(name=word(name)))
     else:
         log.warning("dead_letter_queue.growing", dead_letter_queue=name, **facts, why=BEHIND)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from redelivery.display import safe
+from redelivery.display import safe, word
 
-from .finding import Finding, word
+from .finding import Finding
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
@@ -37,11 +36,6 @@ class Check(Protocol):
     def __call__(self, seen: Seen) -> Iterator[Finding | NotKnown]:
         """What is wrong, and what cannot be told."""
         ...
-
-
-def word(text: str) -> str:
-    """A name as a word of a command to paste, even if a stranger has chosen it."""
-    return shlex.quote(safe(text))
 
 
 def named(names: list[str] | tuple[str, ...]) -> str:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from redelivery.display import safe
+from redelivery.display import safe, word
 
 from ...ports import NotKnown
-from .finding import Finding, named, word
+from .finding import Finding, named
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

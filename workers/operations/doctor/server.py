@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from redelivery.display import word
 from redelivery.middleware.brokers.redis.broker import EVICTS
 
-from .finding import Finding, named, word
+from .finding import Finding, named
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from redelivery.display import word
 from redelivery.errors import ConfigurationError, InputError
 from redelivery.middleware.transitions.homes import named_by, required
 
@@ -53,7 +54,7 @@ def require_rest(transport: Transitions, queue: str) -> None:
     if why is not None:
         msg = (
             f"{queue!r} {why}: dead letters that are moved there would not stay dead. If they are to run there, that is a redrive, "
-            f"and takes the right to redrive: `redelivery dlq redrive … --to {queue}`. A move goes to a dead-letter queue"
+            f"and takes the right to redrive: `redelivery dlq redrive … --to {word(queue)}`. A move goes to a dead-letter queue"
         )
         raise InputError(msg)
 

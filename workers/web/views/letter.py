@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+from redelivery.display import word
 from redelivery.errors import InputError
 
 from ...operations.letters import dead_letters
@@ -67,7 +68,10 @@ def found_letter(asked: Asked, name: str, task_id: str) -> tuple[int | None, Let
         for place, each in [] if last is None else last.seen.letters:
             if each.task_id == task_id:
                 return place, each
-        msg = f"the last look into {name!r} saw no dead letter of {task_id}: look again, or use `redelivery dlq show {name} --id`"
+        msg = (
+            f"the last look into {name!r} saw no dead letter of {task_id}: look again, or use "
+            f"`redelivery dlq show {word(name)} --id {word(task_id)}`"
+        )
         raise InputError(msg)
     near = at_place(asked.transport, name, task_id, asked.number("at"))
     near = near or at_place(asked.transport, name, task_id, 0)  # the oldest are what a dry run shows
@@ -81,7 +85,7 @@ def found_letter(asked: Asked, name: str, task_id: str) -> tuple[int | None, Let
     if found.next is not None:
         msg = (
             f"task {task_id} is not among the newest {found.looked_at:,} of {found.total:,} dead letters of {name!r}: "
-            f"`redelivery dlq show {name} --id {task_id}` reads them all"
+            f"`redelivery dlq show {word(name)} --id {word(task_id)}` reads them all"
         )
         raise InputError(msg)
     msg = f"{name!r} holds no dead letter of task {task_id} any more: the screen Task says where it is"

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import shlex
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from redelivery.display import word
 from redelivery.errors import InputError
 from redelivery.middleware.messages.events import Reason
 
@@ -40,9 +40,9 @@ class Choice:
     def words(self) -> str:
         """The same as options of the command line."""
         names = ("id", "reason", "task", "exception", "fingerprint")
-        parts = [f"--{name} {shlex.quote(each)}" for name in names for each in self.given[name]]
+        parts = [f"--{name} {word(each)}" for name in names for each in self.given[name]]
         ages = ((name, self.given[name]) for name in ("older_than", "newer_than"))
-        parts += [f"--{name.replace('_', '-')} {shlex.quote(age)}" for name, age in ages if age]
+        parts += [f"--{name.replace('_', '-')} {word(age)}" for name, age in ages if age]
         return " ".join(parts)
 
     @property

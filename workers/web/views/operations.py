@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import functools
-import shlex
 from typing import TYPE_CHECKING, Any
 
+from redelivery.display import word
 from redelivery.errors import InputError
 
 from ...operations.letters import dead_letters
@@ -65,9 +65,9 @@ def _words(each: Operation) -> str:
     """The filter as options of the command line; its ages as the moments that they meant when it began."""
     names = {"task_ids": "id", "reasons": "reason", "tasks": "task", "exceptions": "exception", "fingerprints": "fingerprint"}
     said = each.filter.to_dict()
-    parts = [f"--{word} {shlex.quote(str(value))}" for name, word in names.items() for value in said.get(name, ())]
+    parts = [f"--{option} {word(str(value))}" for name, option in names.items() for value in said.get(name, ())]
     ages = {"died_before_ms": "died before", "died_after_ms": "died after"}
-    return " ".join([*parts, *(f"{word} {moment(said[name])}" for name, word in ages.items() if name in said)])
+    return " ".join([*parts, *(f"{when} {moment(said[name])}" for name, when in ages.items() if name in said)])
 
 
 def operation(asked: Asked) -> Shown:

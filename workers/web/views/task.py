@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from redelivery.display import word
 from redelivery.errors import InputError
 
 from ...operations.inventory.task_life import life_of
@@ -28,7 +29,7 @@ def task(asked: Asked) -> Shown:
     if leaves_marks(asked.transport):
         msg = (
             "on RabbitMQ a search for a task has to take the outcome log and the dead letters, which marks them: "
-            f"`redelivery task show {given}` does that"
+            f"`redelivery task show {word(given)}` does that"
         )
         raise InputError(msg)
     life = life_of(asked.runtime, given, most=LOOKED_AT)
