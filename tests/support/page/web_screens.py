@@ -1,6 +1,6 @@
-"""The pictures of the operator's page in its documents: each screen of a real broker, drawn by Chromium in each size and colour.
+"""The pictures of the operator's page and of the report in the documents, drawn by Chromium in each size and colour.
 
-`docs/screens/web/` holds them, and `docs/web-screens.md` shows them. To draw them anew:
+`docs/screens/web/` and `docs/screens/report/` hold them; `docs/web-screens.md` and `docs/report.md` show them. To draw them anew:
 `./dev python -m tests.support.page.web_screens`; with names of screens behind it, those alone.
 """
 
@@ -207,13 +207,14 @@ def paths_of(page: WebPage, known: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def drawn(browser: Browser, name: str, address: str) -> None:
+def drawn(browser: Browser, name: str, address: str | Path, folder: Path = FOLDER) -> None:
     """One screen, in each size and colour."""
+    folder.mkdir(parents=True, exist_ok=True)
     for width, height in SIZES.items():
         for scheme in SCHEMES:
             browser.open(address, width=width, height=height, scheme=scheme)
             browser.await_("!document.scripts.length || !document.getElementById('live').hidden")
-            path = FOLDER / f"{name}-{width}-{scheme}.png"
+            path = folder / f"{name}-{width}-{scheme}.png"
             browser.picture(path, is_whole=False)
             with Image.open(path) as picture:
                 picture.convert("RGB").quantize(COLOURS, kmeans=1, dither=Image.Dither.NONE).save(path, optimize=True)
@@ -242,11 +243,10 @@ def main(words: list[str]) -> None:
     found = program()
     if found is None:
         sys.exit("there is no Chromium on this machine")
-    chosen = words or list(SCREENS)
-    FOLDER.mkdir(parents=True, exist_ok=True)
+    chosen = words or [*SCREENS, "report"]
     with tempfile.TemporaryDirectory(prefix="rd-") as name:
         folder = Path(name)
-        books = keep_books(folder) if "books" in chosen or "overview" in chosen else folder
+        books = keep_books(folder) if {"books", "overview", "report"} & {*chosen} else folder
         server = Server(folder, binaries()["valkey"]).start()
         try:
             desk = Desk(server)
@@ -265,6 +265,8 @@ def main(words: list[str]) -> None:
                 server.kill()
                 if "gone" in chosen:
                     drawn(browser, "gone", f"{page.address}/causes")
+                if "report" in chosen:
+                    drawn(browser, "report", books / "report.html", FOLDER.parent / "report")
         finally:
             server.stop(9)
     (ROOT / "docs" / "web-screens.md").write_text(re.sub(r"\n{3,}", "\n\n", document()).rstrip() + "\n", encoding="utf-8")
