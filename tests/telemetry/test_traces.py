@@ -291,9 +291,10 @@ def test_a_message_without_a_trace_begins_one_that_its_next_attempts_go_on_in(se
         assert [each.parent_id for each in received] == ["", *(each.span_id for each in received[:-1])]
 
 
-def test_texts_of_exceptions_are_not_told_where_they_are_not_stored(server: Any, folder: Path) -> None:
-    """With `store_failure_texts = false` a failed run has its type alone."""
-    settings = {**SETTINGS, "store_failure_texts": False, "queues": {"#": {"max_delivery_attempts": 1}}}
+@pytest.mark.parametrize("hidden", [{"store_failure_texts": False}, {"redact": True}], ids=["not stored", "redacted"])
+def test_texts_of_exceptions_are_not_told_where_they_are_not_stored_or_hidden(server: Any, folder: Path, hidden: Any) -> None:
+    """A failed run has its type alone."""
+    settings = {**SETTINGS, **hidden, "queues": {"#": {"max_delivery_attempts": 1}}}
     with traced(server, folder, settings=settings) as shop:
         shop.start()
         task_id = shop.publish("recovers")
