@@ -272,7 +272,7 @@ def test_misuse_is_told_in_a_line(pytester: pytest.Pytester) -> None:
         ("redelivery_app = shop:app\nredelivery_broker = app", "redelivery: broker redis://*localhost:1/0 does not answer:"),
         (
             "redelivery_app = shop:LOCAL\nredelivery_broker = app",
-            "redelivery: these fixtures look into a Redis, and memory://* is none:",
+            "redelivery: these fixtures look into a Redis, and memory://* is no Redis:",
         ),
     ],
 )
