@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import time
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 from redelivery.workers.operations.runs.operation import Kind
 from redelivery.workers.operations.runs.preview import Preview
 from redelivery.workers.web.shared import previews
-from redelivery.workers.web.shared.previews import Previews
-from tests.support.running import until
+from redelivery.workers.web.shared.previews import FRESH, Previews
 
 if TYPE_CHECKING:
     import pytest
@@ -17,19 +16,19 @@ if TYPE_CHECKING:
 
 def test_a_count_that_takes_longer_than_it_holds_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     """It holds from its end on; from its beginning it would be out of date before anybody has seen it, for ever."""
-    monkeypatch.setattr(previews, "FRESH", 0.1)
-    monkeypatch.setattr(previews, "PATIENCE", 0.0)
-    made, counts = Previews(), []
+    clock, counts = [0.0], []
+    monkeypatch.setattr(previews, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr(previews, "PATIENCE", 30.0)
+    made = Previews()
 
     def count() -> Preview:
         counts.append(1)
-        time.sleep(0.3)  # longer than a count holds
+        clock[0] += FRESH + 1
         return Preview(kind=Kind.PURGE, queue="DLQ.orders")
 
     job = made.of("plan", count)
-    assert job.preview is None
-    until(job.done.is_set, 30, "the count to end")
-    assert made.of("plan", count).preview is not None
+    assert job.preview is not None
+    assert made.of("plan", count) is job
     assert len(counts) == 1
-    time.sleep(0.15)  # until it is out of date
-    until(lambda: made.of("plan", count) is not job, 30, "another count")
+    clock[0] += FRESH + 1
+    assert made.of("plan", count) is not job

@@ -105,9 +105,16 @@ class Browser:
         self._profile.cleanup()
 
     def open(
-        self, path: Path | str, *, width: int = 1200, height: int = 900, scheme: str = "light", has_scripts: bool = True
+        self,
+        path: Path | str,
+        *,
+        width: int = 1200,
+        height: int = 900,
+        scheme: str = "light",
+        has_scripts: bool = True,
+        first: str = "",
     ) -> Page:
-        """Show a file, or an address; what it logged and asked for until it was loaded."""
+        """Show a file, or an address; what it logged and asked for until it was loaded. `first` runs before any of its scripts."""
         target = self._ask("Target.createTarget", url="about:blank")["targetId"]
         self._page = Page(self._ask("Target.attachToTarget", targetId=target, flatten=True)["sessionId"])
         if self._target:
@@ -118,6 +125,7 @@ class Browser:
         self._tell("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600)
         self._tell("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
         self._tell("Emulation.setScriptExecutionDisabled", value=not has_scripts)
+        self._tell("Page.addScriptToEvaluateOnNewDocument", source=first)
         self._tell("Page.navigate", url=path if isinstance(path, str) else path.resolve().as_uri())
         self.await_("document.readyState === 'complete' && location.protocol !== 'about:'")
         return self._page
