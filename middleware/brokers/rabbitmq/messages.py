@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import amqp
 
 from redelivery.errors import EnvelopeError
+from redelivery.settings.names import MAX_BYTES
 
 from ...messages.envelope import COPIES, DELIVERED, EXPIRATION, HEADER, Envelope
 from ...messages.recording import raw_id
@@ -34,8 +35,6 @@ PERSISTENT = 2
 MAX_HEADERS = 126_000
 #: Bytes: what one frame can hold of properties, and what it may where the message waits in the delay store, which adds headers.
 MAX_WIDTH, MAX_WITH_OURS = 131_000, 128_000
-#: Bytes of a name, or of a routing key.
-MAX_NAME = 255
 
 #: What only the broker writes.
 OF_THE_BROKER = re.compile(
@@ -140,7 +139,7 @@ def message_of(raw: bytes, *, target: tuple[str, str]) -> amqp.Message:
 def _boxed(raw: bytes, headers: Mapping[str, Any]) -> amqp.Message:
     """The whole envelope as the body of a message with our own header alone: its properties fit into no frame.
 
-    It is no task any more: where it is consumed it dies as `invalid`, and its dead letter has all of it.
+    It is no task any more: where it is consumed it dies as `undecodable`, and its dead letter has all of it.
     """
     kept = {name: headers[name] for name in ("id", HEADER) if name in headers}
     if not _is_name(kept.get("id")):
@@ -176,7 +175,7 @@ def delivery_count(message: Any) -> int:
 
 def _is_name(value: object) -> bool:
     """Whether AMQP has room for it as the name of an exchange or a queue, or as a routing key."""
-    return isinstance(value, str) and len(value.encode("utf-8", "surrogatepass")) <= MAX_NAME
+    return isinstance(value, str) and len(value.encode("utf-8", "surrogatepass")) <= MAX_BYTES
 
 
 def _is_broker(name: object) -> bool:
