@@ -16,6 +16,7 @@ from celery.app import trace  # where Celery 5.6 has `get_actual_ignore_result`,
 from celery.app.task import Context
 from celery.exceptions import InvalidTaskError, MaxRetriesExceededError, Retry, TimeLimitExceeded, WorkerLostError
 from celery.states import FAILURE
+from celery.utils.log import get_logger
 from kombu.exceptions import DecodeError
 from kombu.message import Message
 from kombu.serialization import prepare_accept_content
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from celery import Celery
+
+#: Where Celery reports a lost child.
+logger = get_logger("celery.worker.request")
 
 #: What the caller gets for a death of this reason: classes that every Celery knows.
 EXCEPTIONS: dict[Reason, type[Exception]] = {
@@ -109,8 +113,15 @@ def tell_failure(app: Celery, message: dict[str, Any], reason: Reason, text: str
     headers = message["headers"]
     task_id, task = headers.get("id"), app.tasks.get(str(headers.get("task")))
     if isinstance(task_id, str) and task is not None and reason in EXCEPTIONS:
-        context = _context(app, message)
-        Caller(task, task_id, context, stores_errors(task, context)).failed(EXCEPTIONS[reason](text))
+        context, exc = _context(app, message), EXCEPTIONS[reason](text)
+        Caller(task, task_id, context, stores_errors(task, context)).failed(exc)
+        if reason is Reason.WORKER_LOST:
+            log_loss(exc)
+
+
+def log_loss(exc: BaseException) -> None:
+    """Celery's line for a task whose process died, with the exception: trackers of errors read it."""
+    logger.error("Task handler raised error: %r", exc, exc_info=exc)
 
 
 def store_end(app: Celery, message: Mapping[str, Any], end: Exception | str, **context: Any) -> None:

@@ -133,6 +133,8 @@ class _Case:
         answer = _move(told, death.transition(runtime.transport, held, now_ms=held.seen_ms))
         if answer is Answer.DONE and not Envelope.of(message["headers"]).is_letter:  # another recoverer does not tell it again
             tell_failure(runtime.app, message, Reason.WORKER_LOST, LOST.message)
+        if answer is Answer.DONE:
+            death.log()
         return answer
 
     @property

@@ -42,7 +42,7 @@ from ...messages.ttl import TIME_TO_LIVE
 from ...policy.decision import DeadLetter, Discard, Redeliver
 from ...transitions.death import Death
 from ...transitions.facts import Decider, DeliveryFacts
-from ...transitions.notify import Caller
+from ...transitions.notify import Caller, log_loss
 from ..deadline import NEVER, Deadline, by_this_clock
 from .run_time import times_of
 from .settlement import Settlement
@@ -271,7 +271,7 @@ class HeldDelivery:
             self._redeliver_lost(request, exc, exc_info, decided)
             return
         self._tell_failure(request, exc, exc_info)
-        logger.error("Task handler raised error: %r", exc, exc_info=exc)  # trackers of errors read it
+        log_loss(exc)
         self.settle(request, Dying(decided, self.runtime.failed_of(exc)))
 
     def _end_of_report(self, request: Any, exc: BaseException, exc_info: ExceptionInfo) -> None:

@@ -81,6 +81,21 @@ def test_sentry_has_the_exception_of_a_lost_child() -> None:
         assert {each["logger"] for each in here.lines("sentry") if not each.get("exception")} == {"multiprocessing"}
 
 
+def test_sentry_has_the_exception_of_a_task_whose_whole_worker_died() -> None:
+    """Another worker finds the message and buries it: one event with the exception, and one line that says where it lies."""
+    with place("sentry", settings={"queues": {"#": {"max_delivery_attempts": 1}}}) as here:
+        here.start()
+        task_id = here.publish("kills", kwargs={"group": True})
+        for _ in range(2):  # the first death counts nothing, for no start was recorded
+            here.workers[-1].process.wait(60)
+            here.start()
+        here.over(task_id)
+        until(lambda: exceptions(here) == ["WorkerLostError"], what="the loss to be told")
+        [line] = [each for each in here.workers[-1].text.splitlines() if "message.dead_lettered" in each]
+        assert task_id in line
+        assert "WorkerLostError" in line
+
+
 def test_sentrys_trace_goes_on_through_redeliveries(sentry: Place) -> None:
     """What publishes it and each of its attempts are of one trace."""
     parent = sentry.send("passes_on", "fails", 1)
