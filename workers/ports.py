@@ -127,8 +127,11 @@ class LetterStore(Protocol):
     def depth(self, name: str) -> int:
         """How many letters there are; none is looked at."""
 
-    def summary(self, name: str, origin: str) -> DeadLetterQueue:
-        """A queue, counted; its times and reasons come from a bounded number of letters, where a look leaves no mark."""
+    def summaries(self, origins: Mapping[str, str]) -> list[DeadLetterQueue]:
+        """These queues with their origins, counted; times and reasons come from a bounded number of letters of each.
+
+        They are unknown where a look leaves a mark.
+        """
 
     def open(self, name: str) -> LetterList:
         """The letters of a queue, to be opened with `with`."""

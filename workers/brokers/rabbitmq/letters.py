@@ -34,7 +34,7 @@ from ...ports import DeadLetterQueue, LetterPage
 from .copies import Copies, Fate
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     from redelivery.middleware.brokers.rabbitmq.transport import AmqpTransport
     from redelivery.middleware.messages.events import Event
@@ -75,9 +75,12 @@ class AmqpLetterStore:
         with self.transport.connect() as connection:
             return depth_of(connection, name) or 0
 
-    def summary(self, name: str, origin: str) -> DeadLetterQueue:
-        """As `LetterStore.summary`: counted, for a look would mark the letters."""
-        return DeadLetterQueue(name, origin, self.depth(name))
+    def summaries(self, origins: Mapping[str, str]) -> list[DeadLetterQueue]:
+        """As `LetterStore.summaries`: counted, for a look would mark the letters."""
+        if not origins:
+            return []
+        with self.transport.connect() as connection:
+            return [DeadLetterQueue(name, origin, depth_of(connection, name) or 0) for name, origin in origins.items()]
 
     def open(self, name: str) -> AmqpLetters:
         return AmqpLetters(self, name)

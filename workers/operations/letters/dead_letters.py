@@ -48,8 +48,7 @@ def required(runtime: Runtime, name: str) -> str:
 
 def summaries(runtime: Runtime) -> list[DeadLetterQueue]:
     """All dead-letter queues, counted; their times and reasons come from a bounded number of letters."""
-    store = needed(broker_of(runtime.transport).letters)
-    return [store.summary(name, origin) for name, origin in known(runtime).items()]
+    return needed(broker_of(runtime.transport).letters).summaries(known(runtime))
 
 
 def depth(transport: Transitions, name: str) -> int:
