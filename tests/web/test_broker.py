@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 from concurrent.futures import ThreadPoolExecutor
@@ -9,19 +10,27 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from redelivery.workers.brokers.broker import broker_of, needed
+from redelivery.workers.operations.runs.audit import entries
+from redelivery.workers.operations.runs.operation import listed
 from tests.conformance.brokers import Place, letter
+from tests.faults.chaos.processes.proxy import Proxy
 from tests.support.desk import LETTERS, QUEUE, task_message
 from tests.support.page.web_page import WebPage
 from tests.support.running import until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from tests.support.desk import Desk
+    from tests.support.page.web_page import Visitor
     from tests.support.rabbit import Rabbit
     from tests.support.servers import Server
 
+#: The screens of figures that are asked for together.
+FIGURES = ("/", "/queues")
+SHOP = "tests.support.page.web_shop"
 SCREENS = ("/", "/causes", "/letters", "/delayed", "/queues", "/workers", "/operations", "/task?id=task-1")
 
 
@@ -60,6 +69,83 @@ def test_a_broker_that_does_not_answer_is_said_and_what_was_asked_of_it_is_not_d
     assert page.process.poll() is None
 
 
+@pytest.fixture
+def proxy(server: Server) -> Iterator[Proxy]:
+    """A way to the broker that can be made slow."""
+    made = Proxy(server.socket).start()
+    yield made
+    made.stop()
+
+
+@pytest.fixture
+def behind(proxy: Proxy, tmp_path: Path) -> Iterator[Visitor]:
+    """An operator of a page that reaches the broker by that way."""
+    with WebPage(SHOP, tmp_path, "--allow", "all", "--as", "ada", env={**os.environ, "WEB_SHOP_BROKER": proxy.url}) as page:
+        yield page.operator()
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("web_broker")
+def test_a_slow_broker_has_slow_screens_and_old_figures_say_so(behind: Visitor, desk: Desk, proxy: Proxy) -> None:
+    """An answer takes 300 ms: each screen comes, and what a form asks for is done."""
+    task_id = desk.die()
+    desk.delay(task_message())
+    [redrive, *_] = behind.get(f"/letter?queue={LETTERS}&id={task_id}").forms("/letter/redrive")
+    proxy.answer_late(0.3)
+    with ThreadPoolExecutor(4) as visitors:
+        answers = dict(zip(SCREENS, visitors.map(behind.get, SCREENS), strict=True))
+    for path, answer in answers.items():
+        is_early = path in FIGURES and "its figures are not there yet" in answer.read
+        assert answer.status == (503 if is_early else 200), (path, answer.read)
+
+    def is_old(path: str) -> bool:
+        return "The broker answers slowly: these figures are" in behind.get(path).read
+
+    for path in FIGURES:
+        until(functools.partial(is_old, path), 60, f"old figures on {path}")
+    assert behind.post("/letter/redrive", redrive).status == 303
+    assert (desk.ids(), [(each.actor, each.act) for each in entries(desk.transport, 10)]) == ([task_id], [("ada", "redrive")])
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("web_broker")
+def test_a_very_slow_broker_holds_up_no_other_screen_and_a_late_form_says_what_became_of_it(
+    behind: Visitor, desk: Desk, proxy: Proxy
+) -> None:
+    """An answer takes 3 s, and more requests come than the page has threads."""
+    desk.client.set(desk.keys.operator, "another")  # what is begun waits
+    task_id = desk.die()
+    desk.delay(task_message())
+    [redrive, *_] = behind.get(f"/letter?queue={LETTERS}&id={task_id}").forms("/letter/redrive")
+    [cancel] = behind.get("/delayed").forms("/delayed/cancel")
+    [purge] = behind.get(f"/operations/preview?kind=purge&queue={LETTERS}").forms("/operations/begin")
+    delayed = needed(broker_of(desk.transport).delayed)
+    acts: dict[str, tuple[dict[str, str], Callable[[], bool]]] = {
+        "/letter/redrive": (redrive, lambda: desk.ids() == [task_id]),
+        "/delayed/cancel": (cancel, lambda: not delayed.totals()),
+        "/operations/begin": (purge, lambda: len(listed(desk.install)) == 1),
+    }
+    proxy.answer_late(3)
+    with ThreadPoolExecutor(len(acts) + len(SCREENS)) as visitors:
+        asked = {path: visitors.submit(behind.post, path, form) for path, (form, _) in acts.items()}
+        screens = [visitors.submit(behind.get, path) for path in SCREENS]
+        for path in ("/task", "/books", "/static/page.css"):
+            assert behind.get(path).status == 200, path
+        for answer in (each.result() for each in screens):
+            assert answer.status in {200, 503}, answer.read
+            late = ("does not answer in time", "answers slowly", "The page is busy")
+            assert answer.status == 200 or any(each in answer.read for each in late), answer.read
+        said = {path: each.result() for path, each in asked.items()}
+    proxy.answer_late(0)
+    until(lambda: behind.get("/").status == 200, 60, "the page to reach the broker again")
+    for path, (_, is_done) in acts.items():
+        if "Nothing was changed" in said[path].read:
+            assert not is_done(), path
+        else:
+            assert said[path].status == 303 or "all the same" in said[path].read, said[path].read
+            until(is_done, 30, path)
+
+
 def test_a_full_redis_is_shown_and_its_letters_go_back(open_page: Callable[..., WebPage], desk: Desk) -> None:
     """What takes before it gives needs no room: a full broker can be looked at and emptied by the page."""
     task_id, operator = desk.die(), open_page("--allow", "all").operator()
@@ -80,7 +166,7 @@ def test_a_full_rabbitmq_takes_no_letter_back_and_keeps_it(private_rabbit: Rabbi
     with private_rabbit.connection() as connection:
         connection.default_channel.queue_declare(QUEUE, durable=True, auto_delete=False)
     env = {**os.environ, "WEB_SHOP_BROKER": private_rabbit.url}
-    with WebPage("tests.support.page.web_shop", tmp_path, "--allow", "look,redrive", env=env) as page:
+    with WebPage(SHOP, tmp_path, "--allow", "look,redrive", env=env) as page:
         operator = page.operator()
         [form] = operator.get(f"/letters?queue={LETTERS}").forms("/look")
         [href] = operator.follow(operator.post("/look", form)).links("/letter?")

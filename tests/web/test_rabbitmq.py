@@ -9,8 +9,10 @@ import pytest
 
 from redelivery.middleware.brokers.rabbitmq.peek import Look
 from tests.conformance.brokers import Place, letter
+from tests.faults.chaos.processes.proxy import Proxy
 from tests.support.desk import LETTERS, QUEUE, task_message
 from tests.support.page.web_page import WebPage
+from tests.support.running import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -21,11 +23,11 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def opened(rabbit: Rabbit, tmp_path: Path) -> Iterator[Callable[..., WebPage]]:
-    """Start the page of this broker, with these words of the command line."""
+    """Start the page of this broker, with these words of the command line; `url` is another way to it."""
     pages: list[WebPage] = []
 
-    def start(*words: str) -> WebPage:
-        env = {**os.environ, "WEB_SHOP_BROKER": rabbit.url}
+    def start(*words: str, url: str = "") -> WebPage:
+        env = {**os.environ, "WEB_SHOP_BROKER": url or rabbit.url}
         pages.append(WebPage("tests.support.page.web_shop", tmp_path, *words, env=env))
         return pages[-1]
 
@@ -75,3 +77,33 @@ def test_letters_are_seen_when_it_is_told_to_look_and_one_goes_back(
     done = operator.post("/letter/redrive", form)
     assert done.status == 303, done.read
     assert (rabbit.depth(LETTERS), rabbit.depth(QUEUE)) == (0, 1)
+
+
+@pytest.fixture
+def proxy(rabbit: Rabbit) -> Iterator[Proxy]:
+    """A way to the node that can be made slow."""
+    made = Proxy(rabbit.node.port).start()
+    yield made
+    made.stop()
+
+
+@pytest.mark.full
+def test_a_slow_rabbitmq_has_old_figures_and_a_letter_goes_back_once(
+    rabbit: Rabbit, tmp_path: Path, opened: Callable[..., WebPage], proxy: Proxy
+) -> None:
+    """An answer takes 300 ms: what takes too long is said, and is done all the same, once."""
+    Place("rabbit-quorum", rabbit, tmp_path).put(letter(task_message("task-of-rabbit-1")))
+    with rabbit.connection() as connection:
+        connection.default_channel.queue_declare(QUEUE, durable=True, auto_delete=False)
+    operator = opened("--allow", "look,redrive", url=rabbit.url.replace(f":{rabbit.node.port}/", f":{proxy.port}/")).operator()
+    [form] = operator.get(f"/letters?queue={LETTERS}").forms("/look")
+    [href] = operator.follow(operator.post("/look", form)).links("/letter?")
+    [form, *_] = operator.get(href).forms("/letter/redrive")
+    proxy.answer_late(0.3)
+    until(lambda: "The broker answers slowly: these figures are" in operator.get("/").read, 60, "old figures")
+    assert operator.get(f"/letters?queue={LETTERS}").status == 200
+    done = operator.post("/letter/redrive", form)
+    assert done.status == 303 or "all the same" in done.read, done.read
+    until(lambda: (rabbit.depth(LETTERS), rabbit.depth(QUEUE)) == (0, 1), 60, "the letter to be in its queue")
+    again = operator.post("/letter/redrive", form)
+    assert again.status == 400, again.read

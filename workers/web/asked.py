@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode
@@ -11,7 +10,7 @@ from redelivery.display import harmless
 from redelivery.errors import InputError
 
 from .guard import Refused
-from .shared.asking import LATE, SECONDS
+from .shared.asking import Turn
 from .shared.last_word import LastWord
 from .shared.looks import Looks
 from .shared.previews import Previews
@@ -64,7 +63,7 @@ class Asked:
     path: str
     query: Mapping[str, list[str]]
     form: Mapping[str, list[str]] = field(default_factory=dict)
-    began: float = field(default_factory=time.monotonic)
+    turn: Turn = field(default_factory=Turn)
 
     @property
     def runtime(self) -> Runtime:
@@ -114,8 +113,7 @@ class Asked:
 
     def acting(self) -> str:
         """Who acts, asked for right before a change. Raises `Refused` if the page has answered "too late" already."""
-        if time.monotonic() - self.began >= SECONDS:
-            raise Refused(503, LATE)
+        self.turn.begin()
         return self.user.name
 
     def may(self, action: str, *queues: str) -> bool:

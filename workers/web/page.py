@@ -67,27 +67,28 @@ class Page:
     ) -> None:
         self.allows = User("page", allow)
         self._source, self._login, self._is_live = Source(runtime), login, is_live
-        self._desk, self._asking = Desk(self._source, self.allows, books), Asking()
+        self._desk = Desk(self._source, self.allows, books)
+        self._asking, self._reading = Asking(), Asking()
         self._streams = Streams(self._desk.sampler, self._asking)
         self._beside = Beside(self._source) if carries_out and self.allows.actions else None
         self._templates = environment()
         static = StaticFiles(directory=str(files("redelivery.workers.web.static")))
         routes = [
             Mount(STATIC, _Cached(static)),
-            *(Route(path, functools.partial(self._answer, view), methods=["GET"]) for path, view in views.screens().items()),
+            *(Route(path, functools.partial(self._answer, path, view), methods=["GET"]) for path, view in views.screens().items()),
             *(Route(path, functools.partial(self._act, view), methods=["POST"]) for path, view in views.acts().items()),
             *([Route(LOGIN, self._log_in, methods=["GET", "POST"])] if isinstance(login, TokenLogin) else []),
             Route("/live", self._live, methods=["GET"]),
         ]
         self.asgi = Guard(Starlette(routes=routes, exception_handlers={404: self._not_found, 405: self._not_found}), hosts)
 
-    async def _answer(self, view: Callable[[Asked], Shown | Go], request: Request) -> Response:
+    async def _answer(self, path: str, view: Callable[[Asked], Shown | Go], request: Request) -> Response:
         """A screen."""
         user = await self._user(request)
         if user is None:
             return self._log_in_first(request)
         asked = Asked(self._desk, user, request.scope.get("root_path", ""), request.url.path, _pairs(request))
-        return await self._drawn(request, view, asked)
+        return await self._drawn(request, view, asked, asks_broker=views.asks_broker(path, asked.query))
 
     async def _act(self, view: Callable[[Asked], Shown | Go], request: Request) -> Response:
         """A form, and the screen that it leads to."""
@@ -100,33 +101,39 @@ class Page:
         except Refused as exc:
             log.warning("web.form_refused", path=request.url.path, user=user.name, why=exc.why)
             return self._failed(request, asked, exc.status, exc.why)
-        return await self._drawn(request, view, Asked(self._desk, user, asked.root, asked.path, asked.query, form or {"": [""]}))
+        asked = Asked(self._desk, user, asked.root, asked.path, asked.query, form or {"": [""]})
+        return await self._drawn(request, view, asked)
 
-    async def _drawn(self, request: Request, view: Callable[[Asked], Shown | Go], asked: Asked) -> Response:
+    async def _drawn(
+        self, request: Request, view: Callable[[Asked], Shown | Go], asked: Asked, *, asks_broker: bool = True
+    ) -> Response:
         cookie = FormCookie(request)
+        threads = self._asking if asks_broker else self._reading  # of their own, for a slow broker holds the others
         try:
-            answer = await self._asking.run(self._made, view, asked, cookie)
+            answer = await threads.run(asked.turn, self._made, view, asked, cookie, asks_broker=asks_broker)
         except Refused as exc:
             return self._failed(request, asked, exc.status, exc.why)
         except (InputError, BrokerError, RedeliveryError) as exc:
-            return self._failed(request, asked, 503 if isinstance(exc, BrokerError) else 400, str(exc))
+            if isinstance(exc, BrokerError):
+                return self._failed(request, asked, 503, _with_result(asked, str(exc)))
+            return self._failed(request, asked, 400, str(exc))
         except Exception as exc:  # noqa: BLE001 - the next request may be answered
             said = broker_message(exc)
             if said is None:
                 log.exception("web.failed", path=request.url.path)
-                return self._failed(request, asked, 500, FAILURE)
-            return self._failed(request, asked, 503, said)
+                return self._failed(request, asked, 500, _with_result(asked, FAILURE))
+            return self._failed(request, asked, 503, _with_result(asked, said))
         if cookie.is_new:
             _set_cookie(request, answer, cookie.name, cookie.value)
         return answer
 
-    def _made(self, view: Callable[[Asked], Shown | Go], asked: Asked, cookie: FormCookie) -> Response:
+    def _made(self, view: Callable[[Asked], Shown | Go], asked: Asked, cookie: FormCookie, *, asks_broker: bool) -> Response:
         shown = view(asked)
-        if self._beside is not None:
+        if self._beside is not None and asks_broker:
             self._beside.start()
         if isinstance(shown, Go):
             return RedirectResponse(asked.href(shown.path, **shown.query), status_code=303)
-        return self._html(asked, shown, cookie.token(asked.user.name), self._source.transport.now_ms())
+        return self._html(asked, shown, cookie.token(asked.user.name), self._source.now_ms() if asks_broker else 0)
 
     def _html(self, asked: Asked, shown: Shown, token: str, now_ms: int) -> Response:
         values = {
@@ -192,6 +199,11 @@ class Page:
             return self._log_in_first(request)
         asked = Asked(self._desk, user, request.scope.get("root_path", ""), request.url.path, {})
         return self._failed(request, asked, getattr(exc, "status_code", 404), "The page has no such screen.")
+
+
+def _with_result(asked: Asked, why: str) -> str:
+    """What went wrong with a request; of a form also whether it may have changed something, if that is not said."""
+    return why if not asked.form or "changed nothing" in why else f"{why.rstrip('.')}. {asked.turn.result}"
 
 
 def _in_two(why: str) -> tuple[str, str]:

@@ -6,6 +6,7 @@ away before it was read is not counted. On Redis alone: RabbitMQ's log is a queu
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
@@ -68,6 +69,12 @@ class Rates:
         for counts in self._minutes.values():
             for minute in [each for each in counts if each < first]:
                 del counts[minute]
+
+    def copied(self) -> Rates:
+        """The same counts, for other threads: these do not change."""
+        made = copy.copy(self)
+        made._minutes = {kind: Counter(counts) for kind, counts in self._minutes.items()}  # noqa: SLF001 - of this class
+        return made
 
     def total(self, kind: str) -> int:
         """How many in the last hour."""

@@ -19,11 +19,35 @@ R = TypeVar("R")
 
 #: Threads, requests that wait for one, and seconds that a question may take with its wait.
 THREADS, WAITING, SECONDS = 8, 64, 8.0
-LATE = (
-    "The broker does not answer in time: is it overloaded, or is the network down? "
-    "The request may still be carried out: look before you ask again."
-)
+LATE = "The broker does not answer in time: is it overloaded, or is the network down? "
+UNDONE, UNKNOWN = "Nothing was changed.", "The request may be carried out all the same: look before you ask again."
 BUSY = "The page is busy: the broker answers slowly, and other requests wait for it. Nothing was changed; ask again."
+
+
+class Turn:
+    """One request, which changes something before it is given up, or not at all."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._has_begun = self._is_over = False
+
+    def begin(self) -> None:
+        """To be called right before a change. Raises `Refused` if the page has answered "too late" already."""
+        with self._lock:
+            if self._is_over:
+                raise Refused(503, LATE + UNDONE)
+            self._has_begun = True
+
+    def give_up(self) -> Refused:
+        """The request is late: from here on it begins no change."""
+        with self._lock:
+            self._is_over = True
+        return Refused(503, LATE + self.result)
+
+    @property
+    def result(self) -> str:
+        """Of a request that has failed, what has become of the change."""
+        return UNKNOWN if self._has_begun else UNDONE
 
 
 class Asking:
@@ -33,8 +57,8 @@ class Asking:
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="redelivery-web")
         self._places = threading.BoundedSemaphore(WAITING)
 
-    async def run(self, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """What `work` gives. Raises what it raises, and `Refused` where it takes too long or too many wait."""
+    async def run(self, turn: Turn, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """What `work` gives. Raises what it raises, and `Refused` if it takes too long or too many wait."""
         if not self._places.acquire(blocking=False):
             raise Refused(503, BUSY)
         future = self._pool.submit(functools.partial(work, *args, **kwargs))
@@ -42,6 +66,8 @@ class Asking:
         try:
             return await asyncio.wait_for(asyncio.wrap_future(future), SECONDS)
         except TimeoutError as exc:
-            if future.done() and not future.cancelled():
-                raise
-            raise Refused(503, BUSY if future.cancelled() else LATE) from exc
+            if future.cancelled():
+                raise Refused(503, BUSY) from exc
+            if future.done():  # at this moment, or it took too long itself
+                return future.result()
+            raise turn.give_up() from exc

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 #: Seconds after which what is due counts as late, and the part of the outcome log from which it counts as full.
 LATE, FULL = 30, 0.8
+#: Seconds after which figures count as old: more than a page shows of a broker that answers at once.
+OLD = 5.0
 #: The part of its memory from which a broker counts as nearly full.
 NEARLY = 0.9
 
@@ -28,14 +30,20 @@ NEARLY = 0.9
 class Figures:
     """One look. `rates` is what the outcome log tells of the last hour, where it can be read in passing.
 
-    `condition` is what the broker says of itself, where it tells that.
+    `condition` is what the broker says of itself, where it tells that. `began` is when the look did, by the monotonic clock.
     """
 
     families: dict[str, Family]
     now_ms: int
     rates: Rates | None
     condition: Condition | None = None
-    taken: float = field(default_factory=time.monotonic)
+    began: float = field(default_factory=time.monotonic)
+
+    @property
+    def caveat(self) -> str:
+        """That they are old, if they are."""
+        age = time.monotonic() - self.began
+        return f"The broker answers slowly: these figures are {span(int(age))} old." if age >= OLD else ""
 
     def total(self, name: str) -> float:
         """The sum of a metric over its labels."""

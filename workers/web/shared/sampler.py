@@ -1,9 +1,14 @@
-"""The figures of the broker, read once for everybody: the broker is asked every two seconds, however many pages are open."""
+"""The figures of the broker, read once for everybody: the broker is asked every two seconds, however many pages are open.
+
+A thread of their own reads them. If the broker is slow, a request does not wait until they are read: it gets the last ones, which
+say how old they are.
+"""
 
 from __future__ import annotations
 
 import threading
 import time
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from redelivery.errors import RedeliveryError
@@ -12,6 +17,7 @@ from redelivery.middleware.brokers.errors import BROKER_ERRORS
 from ...brokers.broker import broker_of
 from ...operations.metrics.metrics import Living, measured
 from ...operations.metrics.rates import Rates
+from ..guard import Refused
 from .figures import Figures
 
 if TYPE_CHECKING:
@@ -20,31 +26,62 @@ if TYPE_CHECKING:
 
 #: Seconds between two looks, and between two questions how the broker itself is, for which RabbitMQ needs a connection of its own.
 BEAT, PAUSE = 2.0, 10.0
+#: Seconds that a request waits for the first figures, and for newer ones; and for how long figures are shown at all.
+FIRST, PATIENCE, KEPT = 6.0, 1.0, 60.0
+SLOW = "The broker answers slowly: its figures are not there yet."
+
+
+@dataclass(slots=True)
+class _Look:
+    """One look, under way or done; `error` if it failed."""
+
+    error: Exception | None = None
+    done: threading.Event = field(default_factory=threading.Event)
 
 
 class Sampler:
-    """The figures of one page, at most two seconds old: the first request after that reads them again."""
+    """The figures of one page, at most two seconds old if the broker gives them in time."""
 
     def __init__(self, source: Source) -> None:
         self._source = source
         self._living: Living | None = None
         self._rates: Rates | None = None
-        self._looking = threading.Lock()
+        self._lock = threading.Lock()
+        self._looking: _Look | None = None
         self._figures: Figures | None = None
+        self._ended = 0.0
         self._condition: Condition | None = None
         self._asked: float | None = None
 
     def figures(self) -> Figures:
-        """The figures. Raises what the broker does."""
-        found = self._figures
-        if found is None or time.monotonic() - found.taken >= BEAT:
-            with self._looking:
-                found = self._figures
-                if found is None or time.monotonic() - found.taken >= BEAT:
-                    found = self._figures = self._look()
-        return found
+        """The newest figures that can be had soon. Raises what the broker does, and `Refused` if there are none yet."""
+        with self._lock:
+            found, look, age = self._figures, self._looking, time.monotonic() - self._ended
+            if found is not None and age < BEAT:
+                return found
+            if look is None:
+                look = self._looking = _Look()
+                threading.Thread(target=self._carry_out, args=(look,), name="redelivery-web-figures", daemon=True).start()
+        last = found if age < KEPT else None
+        is_done = look.done.wait(FIRST if last is None else PATIENCE)
+        if look.error is not None:
+            raise look.error
+        shown = self._figures if is_done else last
+        if shown is None:
+            raise Refused(503, SLOW)
+        return shown
 
-    def _look(self) -> Figures:
+    def _carry_out(self, look: _Look) -> None:
+        try:
+            self._figures = self._look(time.monotonic())
+            self._ended = time.monotonic()
+        except Exception as exc:  # noqa: BLE001 - the requests that wait for it raise it
+            look.error = exc
+        finally:
+            self._looking = None
+            look.done.set()
+
+    def _look(self, began: float) -> Figures:
         transport, runtime = self._source.transport, self._source.runtime
         if self._living is None:
             self._living = Living(runtime.settings.lease)
@@ -53,7 +90,8 @@ class Sampler:
         families = {each.name: each for each in measured(runtime, self._living)}
         if self._rates is not None:
             self._rates.read_on()
-        return Figures(families, transport.now_ms(), self._rates, self._condition_now())
+        rates = None if self._rates is None else self._rates.copied()
+        return Figures(families, transport.now_ms(), rates, self._condition_now(), began)
 
     def _condition_now(self) -> Condition | None:
         """What the broker says of itself, at most ten seconds old; None where this user of it may not ask."""

@@ -1,8 +1,9 @@
-"""Where a page looks: an app's installation, and the transitions on its broker, reached when they are first asked for."""
+"""Where a page looks: an app's installation, and its broker's transitions and clock, reached when they are first asked for."""
 
 from __future__ import annotations
 
 import functools
+import time
 from typing import TYPE_CHECKING
 
 from ...operations.reach import reached
@@ -12,13 +13,25 @@ if TYPE_CHECKING:
     from redelivery.middleware.runtime import Runtime
 
 
+#: Seconds for which the broker's clock is counted on before it is asked again.
+COUNTED_ON = 60.0
+
+
 class Source:
     """One app and its broker."""
 
     def __init__(self, runtime: Runtime) -> None:
         self.runtime = runtime
+        self._clock: tuple[int, float] | None = None
 
     @functools.cached_property
     def transport(self) -> Transport:
         """The transitions. Raises as `reached`; what failed is tried again when it is asked for again."""
         return reached(self.runtime)
+
+    def now_ms(self) -> int:
+        """The broker's time, ms since the epoch; asked for once a minute. Raises as `transport`, and what the broker does."""
+        if self._clock is None or time.monotonic() - self._clock[1] >= COUNTED_ON:
+            self._clock = self.transport.now_ms(), time.monotonic()
+        at_ms, at = self._clock
+        return at_ms + round((time.monotonic() - at) * 1000)

@@ -16,6 +16,7 @@ from redelivery.middleware.logs import log
 
 from ...brokers.broker_words import broker_message
 from ..guard import FAILURE, Refused
+from .asking import Turn
 from .figures import alarms, live
 from .sampler import BEAT
 
@@ -79,8 +80,8 @@ class Streams:
 
     async def _heard(self) -> dict[str, Any]:
         try:
-            figures = await self._asking.run(self._sampler.figures)
-            return {"figures": live(figures), "alarms": alarms(figures), "broker": ""}
+            figures = await self._asking.run(Turn(), self._sampler.figures)
+            return {"figures": live(figures), "alarms": alarms(figures), "broker": figures.caveat}
         except Refused as exc:
             return {"broker": exc.why}
         except (RedeliveryError, *BROKER_ERRORS) as exc:

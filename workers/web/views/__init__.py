@@ -25,6 +25,11 @@ MORE: tuple[tuple[str, str], ...] = (
 )
 
 
+def asks_broker(path: str, query: Mapping[str, object]) -> bool:
+    """Whether this screen asks the broker anything: Books reads files, and Task is a form until it has an id."""
+    return path != "/books" and (path != "/task" or "id" in query)
+
+
 def screens() -> Mapping[str, Callable[[Asked], Shown | Go]]:
     """Every screen, by its address."""
     from . import books, causes, delayed, letter, letters, operations, overview, queues, task, workers  # noqa: PLC0415 - the screens know the page

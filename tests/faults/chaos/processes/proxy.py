@@ -25,7 +25,7 @@ class Proxy:
         self._loop = asyncio.new_event_loop()
         self._writers: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._delay = 0.0
+        self._delay = self._late = 0.0  # of what is asked, and of what is answered
         self._needle: bytes | None = None
         self._unsent: bytes | None = None
         self._open: asyncio.Event | None = None
@@ -58,7 +58,11 @@ class Proxy:
 
     def delay(self, seconds: float) -> None:
         """Hold every piece back for so long, in both directions; 0 ends it."""
-        self._delay = seconds
+        self._delay = self._late = seconds
+
+    def answer_late(self, seconds: float) -> None:
+        """Hold every piece of an answer back for so long, and no request; 0 ends it."""
+        self._late = seconds
 
     def black_hole(self) -> None:
         """From here on nothing passes, and nobody is told so."""
@@ -134,7 +138,7 @@ class Proxy:
 
     async def _ask(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, link: _Link) -> None:
         while data := await reader.read(1 << 16):
-            await self._pass()
+            await self._pass(self._delay)
             if self._unsent is not None and self._unsent in data:
                 self._unsent = None
                 self.withheld += 1
@@ -150,13 +154,13 @@ class Proxy:
             if link.swallows:
                 self.swallowed += 1
                 return
-            await self._pass()
+            await self._pass(self._late)
             writer.write(data)
             await writer.drain()
 
-    async def _pass(self) -> None:
-        if self._delay:
-            await asyncio.sleep(self._delay)
+    async def _pass(self, seconds: float) -> None:
+        if seconds:
+            await asyncio.sleep(seconds)
         await self._gate().wait()
 
 
