@@ -5,9 +5,11 @@ Run them in this folder: `pytest`.
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import pytest
+from fastapi.testclient import TestClient
 from tasks import app, build
 
 if TYPE_CHECKING:
@@ -53,3 +55,27 @@ def test_a_report_without_a_source_is_a_dead_letter_and_can_be_sent_back(
     letter.redrive()
     assert outcomes.wait_for(result).outcome == "succeeded"
     assert result.get(timeout=60) == "lost: 5 characters, at attempt 1"
+
+
+def test_the_page_sends_a_dead_letter_back_for_who_has_the_token(
+    source: Path, outcomes: Outcomes, advance_time: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The operator's page of `api.py`: its form, as a browser sends it."""
+    monkeypatch.setenv("REPORTS_PAGE_TOKEN", "a-token-of-this-test")
+    from api import api  # noqa: PLC0415 - the token must be known before
+
+    result = build.delay("lost")
+    advance_time(60)
+    outcomes.wait_for(result)
+    (source / "lost").write_text("found")
+    client = TestClient(api)
+    letter = {"queue": "DLQ.reports", "id": result.id}
+    assert client.get("/redelivery/letter", params=letter).status_code == 401
+    client.get("/redelivery/login", params={"token": "a-token-of-this-test"})
+    page = client.get("/redelivery/letter", params=letter)
+    form = {**letter, "token": re.findall('name="token" value="([^"]+)"', page.text)[0]}
+    assert client.post("/redelivery/letter/redrive", data={**form, "token": "another"}).status_code == 403
+    assert client.post("/redelivery/letter/redrive", data=form, headers={"sec-fetch-site": "cross-site"}).status_code == 403
+    sent = client.post("/redelivery/letter/redrive", data=form, headers={"sec-fetch-site": "same-origin"})
+    assert "redriven" in sent.text  # the life of its task
+    assert outcomes.wait_for(result).outcome == "succeeded"
