@@ -28,8 +28,8 @@ PATH = "/ops"
 RIGHTS: Mapping[str, Mapping[str, list[str]]] = {"olga": {"redrive": ["DLQ.orders"]}, "carl": {}}
 
 
-def rights_of(name: str | None) -> User | None:
-    """A user of the page; None for nobody, and for who has no right to see it."""
+def rights_of(name: str) -> User | None:
+    """A user of the page; None for nobody (an empty name), and for who has no right to see it."""
     return User(name, RIGHTS[name]) if name in RIGHTS else None
 
 
@@ -80,7 +80,7 @@ def django() -> Any:
         asked = HttpRequest()
         asked.session = import_module(settings.SESSION_ENGINE).SessionStore(None if session is None else session.value)
         found = get_user(asked)
-        return rights_of(found.get_username() or None)
+        return rights_of(found.get_username())
 
     globals()["urlpatterns"] = [path("enter", enter)]
     return mounted(get_wsgi_application(), operator)
@@ -100,7 +100,7 @@ def flask() -> Any:
 
     def operator(asked: Request) -> User | None:
         with host.request_context(asked.scope["wsgi_environ"]):
-            return rights_of(session.get("user"))
+            return rights_of(session.get("user", ""))
 
     return mounted(host, operator)
 
