@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import pty
 import re
+import select
 import shutil
 import subprocess
 from dataclasses import dataclass
@@ -215,6 +218,13 @@ def test_what_is_missing_is_installed_unless_that_is_forbidden(folder: Path, wit
     assert ("chromium" in asked) is not bool(forbidden)
 
 
+def functions(*names: str) -> str:
+    """The text of these functions of `./dev`."""
+    text = (ROOT / "dev").read_text()
+    found = [re.search(rf"^{name}\(\) \{{.*?^\}}$", text, re.MULTILINE | re.DOTALL) for name in names]
+    return "\n".join(each[0] for each in found if each)
+
+
 PIP = """\
 WARNING: Location 'somewhere' is ignored
 Processing /wheels/amqp-5.4.2-py3-none-any.whl (from -r requirements/demo.txt (line 1))
@@ -245,9 +255,46 @@ Installing collected packages: amqp
 )
 def test_installing_says_how_far_it_is_and_errors_whole(printed: str, is_terminal: str, shown: list[str]) -> None:
     """Of pip's own lines nothing else is left."""
-    code = re.findall(r"^progress\(\) \{.*?^\}$", (ROOT / "dev").read_text(), re.MULTILINE | re.DOTALL)[0]
-    command = ["bash", "-c", f'{code}\nprogress demo 2 "{is_terminal}"']
+    command = ["bash", "-c", f'{functions("progress")}\nprogress demo 2 "{is_terminal}"']
     done = subprocess.run(command, input=printed, capture_output=True, text=True, check=True, timeout=30)
     lines = done.stdout.splitlines()
     assert [line for line in lines if line != "\x1b[K"] == shown
     assert done.stderr == ""
+
+
+SLOW_PIP = """\
+#!/bin/sh
+echo Collecting amqp
+while [ -d {folder} ] && [ ! -e {gate} ]; do sleep 0.05; done
+echo 'ERROR: https://me:secret@index.example/ is away'
+exit 1
+"""
+
+
+@pytest.mark.parametrize("on_a_terminal", [True, False])
+def test_progress_is_shown_while_pip_still_works(folder: Path, *, on_a_terminal: bool) -> None:
+    """Nothing between pip and the reader waits for pip's end; an address is never shown."""
+    pip = folder / "venv" / "bin" / "python"
+    pip.parent.mkdir(parents=True)
+    pip.write_text(SLOW_PIP.format(folder=folder, gate=folder / "gate"))
+    pip.chmod(0o755)
+    (folder / "requirements").mkdir()
+    (folder / "requirements" / "demo.txt").write_text("amqp==5.4.2 \\\n    --hash=sha256:0\n")
+    read, written = pty.openpty() if on_a_terminal else os.pipe()
+    code = f"set -euo pipefail\nvenv={folder}/venv\n{functions('without_addresses', 'progress', 'install_lock')}\ninstall_lock demo"
+    with subprocess.Popen(["bash", "-c", code], cwd=folder, stderr=written, stdout=written) as running:
+        os.close(written)
+        said = b""
+        try:
+            while b"demo: package 1 of 1, amqp" not in said:
+                assert select.select([read], [], [], 10)[0], said
+                said += os.read(read, 4096)
+            assert running.poll() is None
+        finally:
+            (folder / "gate").touch()
+        assert running.wait(30) == 1
+    with contextlib.suppress(OSError):  # Linux' word for a terminal's end
+        while more := os.read(read, 4096):
+            said += more
+    os.close(read)
+    assert said.decode().split("\n")[-2].strip() == "ERROR: <address> is away"
