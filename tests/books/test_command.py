@@ -20,6 +20,7 @@ from redelivery.workers.export.tables import write_rows
 from redelivery.workers.reconciliation.schema import EVENTS, INVENTORY
 from tests.support.books.books_command import COMMAND, SUCCEEDED, arguments, run, told
 from tests.support.books.spark_session import NOON, Histories, rows, spark, write_lines
+from tests.support.running import ROOT
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -55,6 +56,23 @@ def test_books_that_do_not_balance_name_the_worst_lives_and_the_report(told: His
     assert "last event: published at 2026-01-31 12:00:00.009 UTC; the broker does not have it; likely removed from" in after
     assert "  to do: publish the task again if it is idempotent or did not run;" in after
     assert after.endswith(f"\nreport: {tmp_path}/books/report.html\nmore:   redelivery books show {tmp_path}/books\n")
+
+
+@pytest.mark.parametrize("is_submitted", [True, False])
+def test_a_wrong_option_is_one_line_with_a_help_that_can_be_asked_for(tmp_path: Path, *, is_submitted: bool) -> None:
+    """Where it is started without `redelivery`: by `python -m`, or by `spark-submit`, which is given a file that is no program."""
+    file = tmp_path / "books.py"
+    file.write_text("from redelivery.workers.cli.reconcile import reconcile\nreconcile()\n")
+    command = [COMMAND[0], str(file)] if is_submitted else COMMAND
+    environment = os.environ | ({"PYSPARK_GATEWAY_PORT": "1", "PYTHONPATH": str(ROOT)} if is_submitted else {})
+    named = "spark-submit books.py" if is_submitted else "python -m redelivery.workers.cli.reconcile"
+    wrong, help_ = (
+        subprocess.run([*command, option], env=environment, capture_output=True, text=True, check=False, timeout=120)
+        for option in ("--outcmes", "--help")
+    )
+    said = f"redelivery: error: no such option '--outcmes'. Did you mean '--outcomes'? (see {named} --help)\n"
+    assert (wrong.returncode, wrong.stdout, wrong.stderr) == (2, "", said)
+    assert help_.stdout.startswith(f"Usage: {named} [OPTIONS]\n")
 
 
 def test_the_first_word_comes_before_spark_and_says_what_is_read(tmp_path: Path) -> None:
@@ -205,10 +223,11 @@ def test_what_a_killed_run_left_goes_a_day_later(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("words", [["--as-of", "soon"], ["--grace", "-1"], ["--keep", "0"]])
 def test_options_that_make_no_sense_are_usage_errors(tmp_path: Path, words: list[str]) -> None:
-    """Exit code 2, before Spark is started."""
+    """Exit code 2 and one line, before Spark is started."""
     result = run(tmp_path, *words)
     assert result.exit_code == 2
-    assert "Usage" in result.stderr
+    assert result.stderr.startswith(f"redelivery: error: invalid value for '{words[0]}'")
+    assert len(result.stderr.splitlines()) == 1
 
 
 def _without_java(folder: Path) -> dict[str, str]:

@@ -33,6 +33,7 @@ from redelivery.middleware.messages.ttl import PUBLISHED, TIME_TO_LIVE
 from redelivery.middleware.ports import Capability
 from redelivery.settings import FIELDS, GENERAL, GeneralSettings, RedeliveryPolicy
 from redelivery.workers.cli.main import redelivery as command
+from redelivery.workers.operations.doctor.finding import NAMES
 from redelivery.workers.operations.metrics.metrics import METRICS, WORKER_METRICS
 from redelivery.workers.reconciliation import schema
 from redelivery.workers.reconciliation.rules import VERDICTS
@@ -62,6 +63,7 @@ def collected() -> dict[str, Any]:
         "api": dict(sorted(_api())),
         "entry_points": _entry_points(),
         "commands": dict(sorted(_commands(command, "redelivery"))),
+        "doctor_findings": sorted(NAMES),
         "settings": {each.name: [each.unit, each.default] for each in described(RedeliveryPolicy, FIELDS)},
         "general_settings": {each.name: [each.unit, each.default] for each in described(GeneralSettings, GENERAL)},
         "headers": _headers(),

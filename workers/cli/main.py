@@ -18,7 +18,7 @@ from redelivery.errors import RedeliveryError
 
 from ..brokers.broker_words import broker_message
 from .context import Context, general
-from .terminal.output import tell_error
+from .terminal.output import tell_error, usage_message
 from .terminal.screen import screen_options
 
 if TYPE_CHECKING:
@@ -120,20 +120,12 @@ def message_of(exc: BaseException) -> str | None:
     if isinstance(exc, RedeliveryError):
         return str(exc)
     if isinstance(exc, click.ClickException):
-        return _usage_message(exc)
+        return usage_message(exc)
     if isinstance(exc, ModuleNotFoundError) and (extra := EXTRAS.get((exc.name or "").partition(".")[0])) is not None:
         return f"this command needs {exc.name}, which is not installed: pip install 'redelivery[{extra}]'"
     if isinstance(exc, OSError) and not isinstance(exc, ConnectionError) and exc.filename is not None:
         return f"{exc.filename}: {exc.strerror}"
     return broker_message(exc)
-
-
-def _usage_message(exc: click.ClickException) -> str:
-    """What click found wrong with a command line, and whose help says what is right."""
-    said = exc.format_message().rstrip(".")
-    context = exc.ctx if isinstance(exc, click.UsageError) else None
-    where = "" if context is None else f" (see {context.command_path} --help)"
-    return f"{said[:1].lower()}{said[1:]}{where}"
 
 
 def _version(ctx: click.Context, _: click.Parameter, value: bool) -> None:

@@ -27,7 +27,7 @@ from redelivery.display import harmless
 from redelivery.errors import InputError, RedeliveryError
 
 from ..reconciliation.report.wording import counted, lives_told
-from .terminal.output import tell_error
+from .terminal.output import tell_error, usage_message
 from .terminal.screen import screen_width
 
 if TYPE_CHECKING:
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 _DAY_MS = 86_400_000
 
+#: `spark-submit` gives it to what it starts.
+_SUBMITTED = "PYSPARK_GATEWAY_PORT"
 #: How much more work an event is whose life goes the whole way.
 _ALL = 4
 #: Books are small that have less than this (bytes) to read: some 25,000 events.
@@ -64,7 +66,26 @@ class Moment(click.ParamType[int]):
         return round((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
 
 
-@click.command()
+class _ByItself(click.Command):
+    """Is also started without `redelivery`: a wrong option is one line all the same, which names a help that can be asked for."""
+
+    def main(self, *args: Any, **given: Any) -> Any:
+        """Run it. What `spark-submit` runs is a file, and no program."""
+        if _SUBMITTED in os.environ:
+            given.setdefault("prog_name", f"spark-submit {Path(sys.argv[0]).name}")
+        return super().main(*args, **given)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Read its options."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.UsageError as exc:
+            if ctx.parent is not None:  # `redelivery` tells of it
+                raise
+            _refuse(usage_message(exc))
+
+
+@click.command(cls=_ByItself)
 @click.option("--outcomes", required=True, metavar="URI", help="Exported outcome events: a folder or file, Parquet or JSON lines.")
 @click.option("--inventory", required=True, metavar="URI", help="The inventory. Take it just before you export the outcomes.")
 @click.option("--output", required=True, metavar="URI", help="Folder for the report, tables and summary.json. It is replaced.")
@@ -202,7 +223,7 @@ def _local(uri: str) -> Path | None:
 
 def _check_places(places: dict[str, str]) -> None:
     """Raises `InputError`, before Spark is started, where nothing is there; what a cluster's paths mean Hadoop alone knows."""
-    if {"PYSPARK_GATEWAY_PORT", "HADOOP_CONF_DIR"} & set(os.environ):
+    if {_SUBMITTED, "HADOOP_CONF_DIR"} & set(os.environ):
         return
     for what, uri in places.items():
         path = _local(uri)

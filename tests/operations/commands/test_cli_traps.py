@@ -73,7 +73,7 @@ def test_a_task_in_a_queue_that_a_redrive_made_is_found(desk: Desk, tmp_path: Pa
 
 
 def test_what_is_misspelt_gets_the_nearest_name(desk: Desk) -> None:
-    """A reason, a task, a queue, a dead-letter queue, a verdict, a command, an option."""
+    """A reason, a task, a queue, a dead-letter queue, a finding, a verdict, a command, an option."""
     desk.die()
     for words, said in {
         ("dlq", "redrive", LETTERS, "--reason", "exausted"): "there is no reason 'exausted'; did you mean 'exhausted'?",
@@ -85,6 +85,7 @@ def test_what_is_misspelt_gets_the_nearest_name(desk: Desk) -> None:
         ("dlq", "show", QUEUE): "did you mean 'DLQ.orders', which holds its dead letters?",
         ("delayed", "cancel", "--task", "desk.pakc", "--yes"): "the app has no such task; did you mean 'desk.pack'?",
         ("books", "show", "nowhere", "--verdict", "lots"): "there is no verdict 'lots'; did you mean 'lost'?",
+        ("doctor", "--ignore", "queue.unconsumd"): "there is no finding 'queue.unconsumd'; did you mean 'queue.unconsumed'?",
         ("books", "show", "nowhere", "--verdict", "xyz"): "there is no verdict 'xyz'; known are orphaned, ",
         ("delayed", "list", "--queue", "oders"): "there is no queue 'oders'; did you mean 'orders'?",
         ("dlq", "lst"): "no such command 'lst'. Did you mean 'list'? (see redelivery dlq --help)",

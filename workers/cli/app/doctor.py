@@ -12,9 +12,10 @@ from redelivery.display import safe
 from redelivery.errors import InputError
 
 from ...operations.doctor.examination import examine
+from ...operations.doctor.finding import NAMES
 from ...operations.words.numbers import counted
 from ..context import Context, json_option, pass_context
-from ..terminal.output import SECONDS, print_json, table, wrapped
+from ..terminal.output import SECONDS, OneOf, print_json, table, wrapped
 from ..terminal.screen import coloured
 
 if TYPE_CHECKING:
@@ -27,7 +28,14 @@ MARK = 9
 
 
 @click.command()
-@click.option("--ignore", "ignored", multiple=True, metavar="NAME", help="Leave out findings of this name; may be repeated.")
+@click.option(
+    "--ignore",
+    "ignored",
+    type=OneOf("finding", NAMES),
+    multiple=True,
+    metavar="NAME",
+    help="Leave out findings of this name; may be repeated.",
+)
 @click.option(
     "--timeout", type=SECONDS, default="15s", show_default=True, help="How long to wait for the broker and the workers to answer."
 )

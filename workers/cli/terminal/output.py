@@ -207,6 +207,14 @@ def tell_error(text: str) -> None:
     click.echo(shown.replace("error:", coloured("error:"), 1), err=True)
 
 
+def usage_message(exc: click.ClickException) -> str:
+    """What click found wrong with a command line, and whose help says what is right."""
+    said = exc.format_message().rstrip(".")
+    context = exc.ctx if isinstance(exc, click.UsageError) else None
+    where = "" if context is None else f" (see {context.command_path} --help)"
+    return f"{said[:1].lower()}{said[1:]}{where}"
+
+
 def print_json(value: object, *, is_line: bool = False) -> None:
     """One JSON value, alone on stdout; `is_line` keeps it on one line."""
     click.echo(json.dumps(plain(value), indent=None if is_line else 2, default=str).replace("\x7f", "\\u007f"))

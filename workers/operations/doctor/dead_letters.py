@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ...ports import DeadLetterQueue
+    from .finding import Name
     from .seen import Seen
 
 #: For so long a dead letter may lie before somebody should have looked at it; the alarm of `docs/metrics.md` says the same.
@@ -24,7 +25,7 @@ RECENT = timedelta(hours=1)
 def check_queues(seen: Seen) -> Iterator[Finding]:
     """Those that are missing and may not be made, and those whose names are taken; a worker refuses to start with either."""
     for each in seen.letter_faults or ():
-        name = "dead_letter_queue.taken" if each.is_taken else "dead_letter_queue.missing"
+        name: Name = "dead_letter_queue.taken" if each.is_taken else "dead_letter_queue.missing"
         what = f"queue {each.queue!r}: dead-letter queue {each.dead_letter_queue!r} {each.why}"
         yield Finding(name, "danger", what, "no worker starts with it; those that run cannot keep dead letters", each.fix)
 

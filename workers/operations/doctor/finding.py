@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol, get_args
 
 from redelivery.display import safe
 
@@ -15,6 +15,45 @@ if TYPE_CHECKING:
 
 #: `danger`: messages are lost, run twice or not at all. `warning`: a guarantee is weaker than it looks, or will be soon.
 Severity = Literal["danger", "warning"]
+#: What a finding may be called; `docs/doctor.md` has a row for each.
+Name = Literal[
+    "settings.refused",
+    "app.always_eager",
+    "app.acks_early",
+    "task.acks_early",
+    "task.unobserved",
+    "policy.matches_nothing",
+    "retention.no_archive",
+    "results.expire_early",
+    "prefetch.unlimited",
+    "broker.evicts",
+    "broker.forgets",
+    "broker.save_failing",
+    "broker.filling",
+    "broker.replica",
+    "broker.replicas_missing",
+    "broker.alarm",
+    "broker.policy_bypasses",
+    "broker.bypasses",
+    "publications.unconfirmed",
+    "publications.transient",
+    "queue.transient",
+    "queue.unconsumed",
+    "queue.mixed",
+    "visibility_timeout.short",
+    "dispatcher.none",
+    "delays.overdue",
+    "dead_letter_queue.missing",
+    "dead_letter_queue.taken",
+    "dead_letter_queue.unread",
+    "outcome_log.not_exported",
+    "outcome_log.filling",
+    "outcome_log.lost",
+    "clock.worker",
+    "clock.producer",
+    "versions.mixed",
+]
+NAMES: tuple[str, ...] = get_args(Name)
 #: Names that a sentence lists.
 MAX_NAMED = 5
 
@@ -23,7 +62,7 @@ MAX_NAMED = 5
 class Finding:
     """One thing that will hurt: what it is, why it hurts, and what to do (a command or a setting to paste)."""
 
-    name: str
+    name: Name
     severity: Severity
     what: str
     why: str

@@ -13,6 +13,7 @@ from .fleet import VISIBILITY_TIMEOUT
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from .finding import Name
     from .seen import Seen
 
 NTP = "timedatectl set-ntp true"
@@ -92,7 +93,7 @@ def check_clocks(seen: Seen) -> Iterator[Finding]:
         yield _clock(f"producers on {safe(host)}", ahead_ms, than, "clock.producer", why)
 
 
-def _clock(who: str, ahead_ms: int, than: str, name: str, why: str) -> Finding:
+def _clock(who: str, ahead_ms: int, than: str, name: Name, why: str) -> Finding:
     word = "ahead of" if ahead_ms > 0 else "behind"
     return Finding(name, "danger", f"the clock of {who} is {abs(ahead_ms) / 1000:.1f} s {word} {than}", f"{why}; set it there", NTP)
 
