@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from redelivery.workers.cli.main import redelivery
+from tests.support.documents.screens import SCREENS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -18,6 +19,9 @@ INTRODUCTION = """# Commands
 
 Every command with its arguments and options. `./dev python -m tests.project.commands_reference > docs/commands.md` writes this page
 from the code, and a test compares the two.
+
+*What it prints* leads to the output of a command on terminals of 80, 120 and 200 columns, and in a pipe. An error is one line:
+[a misspelt queue](screens/error-queue.txt), [an ambiguous id](screens/error-ambiguous-id.txt), [no app](screens/error-app.txt).
 
 `redelivery -A shop COMMAND` and `celery -A shop redelivery COMMAND` are the same. `shop` is the module of your Celery app, as in
 `celery -A`.
@@ -53,7 +57,14 @@ def _section(command: click.Command, words: str) -> str:
     usage = " ".join(("redelivery", words, *command.collect_usage_pieces(context)))
     rows = [_row(each.get_help_record(context)) for each in command.get_params(context) if _is_shown(each)]
     table = "" if not rows else "\n| option | meaning |\n|---|---|\n" + "".join(rows)
-    return f"## {words}\n\n```text\n{usage}\n```\n\n{_help(command)}\n{table}"
+    return f"## {words}\n\n```text\n{usage}\n```\n\n{_help(command)}\n\n{_screens(words)}\n{table}"
+
+
+def _screens(words: str) -> str:
+    """Links to what it prints."""
+    lines = {name: line.replace("-A shop", "").strip() for name, line in SCREENS.items() if not name.startswith("error-")}
+    shown = [f"[`{line}`](screens/{name}.txt)" for name, line in lines.items() if f"{line} ".startswith(f"{words} ")]
+    return f"What it prints: {', '.join(shown)}"
 
 
 def _help(command: click.Command) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import tomllib
 from typing import TYPE_CHECKING, Any
@@ -9,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.project.commands_reference import reference
-from tests.support.documents.site import foreign, pages
+from tests.support.documents.screens import SCREENS
+from tests.support.documents.site import SOUGHT, foreign, not_found, pages
 from tests.support.running import ROOT
 
 if TYPE_CHECKING:
@@ -62,9 +64,53 @@ def test_a_page_that_only_links_to_another_host_is_not(tmp_path: Path) -> None:
     assert list(foreign(tmp_path)) == []
 
 
+def built(folder: Path, *items: dict[str, str]) -> Path:
+    """A site whose search has these items, a script, and each page that is sought."""
+    script = folder / "assets" / "search.js"
+    script.parent.mkdir()
+    script.touch()
+    (folder / "index.html").write_text('<script id="__config">{"search":"./assets/search.js"}</script>')
+    for page in set(SOUGHT.values()):
+        (folder / page).mkdir(parents=True)
+        (folder / page / "index.html").touch()
+    (folder / "search.json").write_text(json.dumps({"config": {"separator": r"[\s_]+"}, "items": items}))
+    return folder
+
+
+def items() -> list[dict[str, str]]:
+    """What is sought, each where it must be found: in a title or in a text, on a page or on a part of it."""
+    first = {"location": "", "title": "redelivery", "text": ""}
+    return [first, *({"location": f"{page}#there", "title": words, "text": f"<p>{words}</p>"} for words, page in SOUGHT.items())]
+
+
+def test_a_search_that_finds_each_page_is_sound(tmp_path: Path) -> None:
+    """Words are told apart as the index says: a setting's name is words, too."""
+    told = [each | {"title": each["title"].replace(" ", "_"), "text": ""} for each in items()]
+    assert list(not_found(built(tmp_path, *told))) == []
+
+
+def test_what_the_search_does_not_find_is_named(tmp_path: Path) -> None:
+    """A page that is not in the index, a word that is not on its page, no script, no index."""
+    site = built(tmp_path, *(each for each in items() if each["title"] != "visibility timeout"))
+    assert list(not_found(site)) == [
+        "search: docs/deploying/ is not in the index",
+        "search: 'visibility timeout' does not lead to docs/deploying/",
+    ]
+    (site / "search.json").unlink()
+    (site / "assets" / "search.js").unlink()
+    assert list(not_found(site)) == ["search: no script", "search: no index"]
+
+
 def test_the_reference_of_the_commands_is_what_the_code_says() -> None:
     """Written by `./dev python -m tests.project.commands_reference > docs/commands.md`."""
     assert (ROOT / "docs" / "commands.md").read_text() == reference()
+
+
+def test_the_reference_of_the_commands_leads_to_every_screen() -> None:
+    """But for those of errors, of which it names a few."""
+    text = (ROOT / "docs" / "commands.md").read_text()
+    led_to = set(re.findall(r"\(screens/([\w-]+)\.txt\)", text))
+    assert {name for name in SCREENS if name != "help" and not name.startswith("error-")} <= led_to <= set(SCREENS)
 
 
 def test_the_page_of_the_python_names_has_all_of_them() -> None:

@@ -2,22 +2,24 @@
 
 `python -m tests.support.documents.site lay_out` links every page below `.site/pages`, by its path in the repository, so that links
 need no change. `python -m tests.support.documents.site check` names each place of the built site that a browser would fetch from
-another host.
+another host, and what its search does not find.
 `./dev docs` runs both, in an environment without the project: this module imports the standard library alone.
 """
 
 from __future__ import annotations
 
+import json
+import re
 import shutil
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["foreign", "pages"]
+__all__ = ["foreign", "not_found", "pages"]
 
 ROOT = Path(__file__).resolve().parents[3]
 SITE = ROOT / ".site"
@@ -26,6 +28,13 @@ SHOWN = {".md", ".svg", ".png", ".txt"}
 PLACES = ("docs", "examples", "benchmarks")
 #: Attributes that a browser follows by itself; a link is followed by its reader.
 FETCHED = {("link", "href"), ("script", "src"), ("img", "src"), ("iframe", "src"), ("source", "srcset"), ("source", "src")}
+#: What somebody looks for, and a page where it must be found.
+SOUGHT = {
+    "visibility timeout": "docs/deploying/",
+    "canary": "docs/dead-letters/",
+    "maxmemory": "docs/doctor/",
+    "RedeliverAfter": "docs/api/",
+}
 #: Links in the head that name a place and fetch nothing.
 NAMED_ONLY = {"canonical", "next", "prev"}
 
@@ -76,14 +85,38 @@ def foreign(site: Path) -> Iterator[str]:
             yield f"{sheet.relative_to(site)}: a style of another host"
 
 
+def not_found(site: Path) -> Iterator[str]:
+    """What is missing for the search of a built site: its script, its index, a page in the index, a word on a page."""
+    script = re.search(r'"search":"([^"]+)"', (site / "index.html").read_text("utf-8"))
+    if script is None or not (site / script[1]).exists():
+        yield "search: no script"
+    if not (site / "search.json").exists():
+        yield "search: no index"
+        return
+    index: dict[str, Any] = json.loads((site / "search.json").read_text("utf-8"))
+    between, texts = re.compile(index["config"]["separator"]), dict[str, str]()
+    for each in index["items"]:
+        page = each["location"].partition("#")[0]
+        texts[page] = " ".join([texts.get(page, ""), *between.split(re.sub(r"<[^>]*>", " ", f"{each['title']} {each['text']}"))])
+    for built in sorted(site.rglob("index.html")):
+        page = "" if built.parent == site else f"{built.parent.relative_to(site)}/"
+        if page not in texts:
+            yield f"search: {page} is not in the index"
+    for words, page in SOUGHT.items():
+        if words.lower() not in texts.get(page, "").lower():
+            yield f"search: {words!r} does not lead to {page}"
+
+
 def main(command: str) -> None:
-    """Lay the pages out, or check what was built; ends with 1 where a page asks another host."""
+    """Lay the pages out, or check what was built; ends with 1 where a page asks another host, or is not found by the search."""
     if command == "lay_out":
         lay_out()
         return
-    found = list(foreign(SITE / "html"))
+    if not (SITE / "html" / "index.html").exists():
+        sys.exit("the site has no first page")
+    found = [*foreign(SITE / "html"), *not_found(SITE / "html")]
     sys.stdout.write("".join(f"{each}\n" for each in found))
-    sys.exit(1 if found or not (SITE / "html" / "index.html").exists() else 0)
+    sys.exit(1 if found else 0)
 
 
 if __name__ == "__main__":
