@@ -22,7 +22,7 @@ from redelivery.errors import ConfigurationError
 from redelivery.web import User, asgi_app, wsgi_app
 from redelivery.workers.operations.letters.filter import Filter
 from redelivery.workers.operations.runs import operation
-from redelivery.workers.operations.runs.operation import Kind, State
+from redelivery.workers.operations.runs.operation import Kind, Options, State
 from redelivery.workers.web.guard import form_token_of
 from redelivery.workers.web.shared import streams
 from redelivery.workers.web.shared.asking import Asking
@@ -43,6 +43,7 @@ USERS = {
     "eve": User("eve"),
     "fay": User("fay", {"redrive": [LETTERS]}),
     "gus": User("gus", {"redrive": [LETTERS, "DLQ.payments"]}),
+    "hal": User("hal", {"move": [LETTERS]}),
 }
 
 
@@ -166,12 +167,38 @@ def test_an_operation_of_every_queue_is_for_who_may_act_on_every_queue(desk: Des
 
 
 def test_a_move_needs_the_right_to_both_queues(desk: Desk) -> None:
-    """Letters are neither taken from another's dead-letter queue nor put into it."""
+    """Letters are neither taken from another's dead-letter queue nor put into it; its name decides also if the move makes it."""
     desk.die()
     page = asgi_app(desk.app, user=by_header, allow="all", carry_out=False)
     fields = {"kind": "move", "queue": LETTERS, "all": "1", "create": "1"}
     for user, target, status in (("dan", "DLQ.pay", 403), ("dan", "DLQ.old.orders", 303)):
         assert posted(page, "/operations/begin", user, **fields, to=target).status_code == status, target
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "may", "may_not"),
+    [
+        (Kind.REDRIVE, Options(to="payments"), "gus", "fay"),
+        (Kind.REDRIVE, Options(to="made.up", create=True), "ada", "gus"),
+        (Kind.MOVE, Options(to="DLQ.old.orders", create=True), "dan", "hal"),
+    ],
+)
+def test_who_may_begin_an_operation_may_control_it_and_nobody_else(
+    desk: Desk, kind: Kind, options: Options, may: str, may_not: str
+) -> None:
+    """A right to the queue that the dead letters leave is none to where they go."""
+    desk.die()
+    desk.publish(queue="payments")
+    page = asgi_app(desk.app, user=by_header, allow="all", carry_out=False)
+    made = operation.begin(desk.install, kind, LETTERS, Filter(), options, actor="cy")
+    for name, state in (("pause", State.PAUSED), ("resume", State.WAITING), ("abort", State.ABORTED)):
+        before = operation.found(desk.install, made.id).state
+        assert posted(page, f"/operation/{name}", may_not, id=made.id).status_code == 403
+        assert f"/operation/{name}" not in asked(page, f"/operation?id={made.id}", may_not).text
+        assert operation.found(desk.install, made.id).state is before
+        assert f"/operation/{name}" in asked(page, f"/operation?id={made.id}", may).text
+        assert posted(page, f"/operation/{name}", may, id=made.id).status_code == 303
+        assert operation.found(desk.install, made.id).state is state
 
 
 @pytest.mark.parametrize(

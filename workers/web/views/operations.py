@@ -73,7 +73,7 @@ def _words(each: Operation) -> str:
 def operation(asked: Asked) -> Shown:
     """One operation: what was asked, how far it is, what can be done with it."""
     each = found(asked.runtime, asked.first("id"))
-    may = asked.may(str(each.kind), each.queue)
+    may = all(asked.may(str(each.kind), queue) for queue in _concerned(asked, each.kind, each.queue, each.options))
     return Shown(
         "operation.html",
         {
@@ -91,10 +91,10 @@ def operation(asked: Asked) -> Shown:
 
 
 def turn(name: str, asked: Asked) -> Go:
-    """Pause, resume or abort. An operation on every queue (its `queue` is empty) needs a right to every queue."""
+    """Pause, resume or abort: for who may begin the same operation."""
     act, _ = TURNS[name]
     each = found(asked.runtime, asked.first("id"))
-    asked.require(str(each.kind), each.queue)
+    _require(asked, each.kind, each.queue, each.options)
     act(asked.runtime, each.id, asked.acting(), asked.first("why"))
     return Go("/operation", {"id": each.id})
 
@@ -152,18 +152,23 @@ def _plan(asked: Asked) -> tuple[Kind, Choice, Options]:
         return _cancel(asked)
     name = dead_letters.required(asked.runtime, asked.first("queue"))
     options = options_of(asked)
-    for queue in _concerned(asked, kind, name, options):
-        asked.require(str(kind), queue)
+    _require(asked, kind, name, options)
     if not is_kept(asked.transport):
         raise InputError(NOT_HERE)
     return kind, choice_of(asked, name), options
 
 
-def _concerned(asked: Asked, kind: Kind, name: str, options: Options) -> list[str]:
-    """The dead-letter queues that its user must have the right to; an empty name is every queue.
+def _require(asked: Asked, kind: Kind, name: str, options: Options) -> None:
+    """Raises `Refused` if its user may not do it with a queue that it concerns."""
+    for queue in _concerned(asked, kind, name, options):
+        asked.require(str(kind), queue)
 
-    A move ends in another one. A redrive to another queue concerns the one where that queue's messages die; if they die into none,
-    or the queue is to be made, it concerns every queue.
+
+def _concerned(asked: Asked, kind: Kind, name: str, options: Options) -> list[str]:
+    """The queues that its user must have the right to, who begins or controls it; an empty name is every queue.
+
+    A move ends in another dead-letter queue, by whose name it is allowed, also if it makes that queue. A redrive to another queue
+    concerns the one where that queue's messages die; if they die into none, or the queue is to be made, it concerns every queue.
     """
     target = options.to
     if kind is Kind.MOVE:
