@@ -1,6 +1,7 @@
 """A producer on a machine whose clock is wrong: publishes one task in each way that Celery has to say how long it waits.
 
-`python -m tests.support.apps.skewed_producer <broker> <queue> <settings>` prints, as JSON, the task ids by the name of the way.
+`python -m tests.support.apps.skewed_producer <broker> <queue> <settings>` prints, as JSON, by the name of the
+way the task's id (`ids`) and the milliseconds that its publication took (`took_ms`), and the moment that two of them name (`right`).
 `CLOCK_SKEW` says how wrong the clock is (`tests/skewed`).
 """
 
@@ -8,12 +9,16 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from celery import Celery, chain, group, signature
 
 from redelivery import Redelivery
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 __all__ = ["SECONDS", "WAYS", "published"]
 
@@ -22,24 +27,29 @@ SECONDS = 1.5
 WAYS = ("countdown", "option", "group", "chain", "both", "eta", "expires", "expires_later")
 
 
-def published(broker: str, queue: str, settings: dict[str, Any]) -> dict[str, str]:
-    """Publish them; their ids."""
+def published(broker: str, queue: str, settings: dict[str, Any]) -> dict[str, Any]:
+    """Publish them."""
     app = Celery("skewed", broker=broker, backend="cache+memory://")
     app.conf.update(task_default_queue=queue, redelivery=settings)
     Redelivery(app)
     ok = signature("tests.support.apps.clocked.ok", app=app)
     right = datetime.now(UTC) + timedelta(hours=2)  # some moment, as somebody has written it down
-    made = {
-        "countdown": app.send_task("tests.support.apps.clocked.ok", countdown=SECONDS),
-        "option": ok.clone().set(countdown=SECONDS).delay(),
-        "group": group([ok.clone()], app=app).apply_async(countdown=SECONDS)[0],
-        "chain": chain(ok.clone(), app=app).apply_async(countdown=SECONDS),
-        "both": app.send_task("tests.support.apps.clocked.ok", countdown=SECONDS, expires=600),
-        "eta": app.send_task("tests.support.apps.clocked.ok", eta=right),
-        "expires": app.send_task("tests.support.apps.clocked.ok", expires=600),
-        "expires_later": app.send_task("tests.support.apps.clocked.ok", expires=right),
+    ways: dict[str, Callable[[], Any]] = {
+        "countdown": lambda: app.send_task("tests.support.apps.clocked.ok", countdown=SECONDS),
+        "option": lambda: ok.clone().set(countdown=SECONDS).delay(),
+        "group": lambda: group([ok.clone()], app=app).apply_async(countdown=SECONDS)[0],
+        "chain": lambda: chain(ok.clone(), app=app).apply_async(countdown=SECONDS),
+        "both": lambda: app.send_task("tests.support.apps.clocked.ok", countdown=SECONDS, expires=600),
+        "eta": lambda: app.send_task("tests.support.apps.clocked.ok", eta=right),
+        "expires": lambda: app.send_task("tests.support.apps.clocked.ok", expires=600),
+        "expires_later": lambda: app.send_task("tests.support.apps.clocked.ok", expires=right),
     }
-    return {name: str(result.id) for name, result in made.items()} | {"right": right.isoformat()}
+    ids, took_ms = {}, {}
+    for name, publish in ways.items():
+        began = time.monotonic()
+        ids[name] = str(publish().id)
+        took_ms[name] = (time.monotonic() - began) * 1000
+    return {"ids": ids, "took_ms": took_ms, "right": right.isoformat()}
 
 
 if __name__ == "__main__":
