@@ -15,6 +15,7 @@ from urllib.parse import quote
 
 import pytest
 
+from redelivery.middleware.messages.envelope import HEADER
 from redelivery.middleware.messages.events import ENTRY, Event, Outcome
 from redelivery.workers.operations.letters.filter import Filter
 from redelivery.workers.operations.runs import operation
@@ -244,6 +245,23 @@ def test_hostile_words_are_text_on_every_screen(spoiled_desk: Desk, open_page: C
     assert "web.failed" not in page.log
     for header in ("location", "set-cookie"):
         assert "<script" not in str(operator.get("/").header(header))
+
+
+@pytest.mark.parametrize("field", ["origin", "failure", "deaths", "attempts", "first_death"])
+def test_a_dead_letter_whose_header_lacks_fields_is_shown(desk: Desk, open_page: Callable[..., WebPage], field: str) -> None:
+    """Another client may have written one field of it and no other."""
+    task_id = desk.die()
+    letter = json.loads(desk.client.lpop(LETTERS))  # type: ignore[arg-type]
+    given = letter["headers"][HEADER].get(field) or {"queue": QUEUE}
+    one = given[0] if isinstance(given, list) else given
+    for name in one:
+        left = {name: one[name]}
+        letter["headers"][HEADER][field] = [left, left] if isinstance(given, list) else left
+        desk.client.lpush(LETTERS, json.dumps(letter))
+    page = open_page()
+    shown = [page.operator().get(f"/letter?queue={LETTERS}&id={task_id}&at={place}") for place in range(len(one))]
+    assert [answer.status for answer in shown] == [200] * len(one)
+    assert "web.failed" not in page.log
 
 
 def test_hostile_words_in_a_form_are_text_in_the_audit(desk: Desk, open_page: Callable[..., WebPage]) -> None:

@@ -1,6 +1,6 @@
 """Our own header with anything in it, to real workers on Redis and on RabbitMQ: nothing but the app's own is touched.
 
-And every operator's command answers while such letters lie there. `FUZZ_HEADERS` says how many, the seed of the run which ones.
+And every operator's command and every screen answers while such letters lie there. `FUZZ_HEADERS` says how many, the seed of the run which ones.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import re
 import sys
 import types
 import uuid
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,7 @@ from tests.faults.fuzz.hostile_messages import nested, value
 from tests.support.desk import task_message
 from tests.support.hostile.wire import wired
 from tests.support.lanes import seed
+from tests.support.page.web_page import WebPage
 from tests.support.running import Shop, until
 
 if TYPE_CHECKING:
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
 
     from click.testing import Result
 
+    from tests.support.page.web_page import Answer
     from tests.support.rabbit import Rabbit
 
 COUNT = int(os.environ.get("FUZZ_HEADERS", "300"))
@@ -141,9 +144,6 @@ def waiting(chance: random.Random) -> Iterator[dict[str, Any]]:
 
 def answers(here: Shop, folder: Path, *, letters: str) -> None:
     """Every command ends well; what is JSON is JSON."""
-    module = types.ModuleType(f"operator_{uuid.uuid4().hex}")
-    module.app = here.app  # type: ignore[attr-defined]
-    sys.modules[module.__name__] = module
     waits = [f"waits-{number}" for number in range(WAITING)]
     commands: list[tuple[str, ...]] = [
         *(("dlq", "list"), ("dlq", "show", letters), ("dlq", "show", letters, "--full", "--limit", "500"), ("dlq", "causes")),
@@ -164,12 +164,10 @@ def answers(here: Shop, folder: Path, *, letters: str) -> None:
         ("dlq", "purge", letters, "--reason", "expired", "--archive", str(folder / "archive"), "--yes"),
         ("dlq", "redrive", letters, "--all", "--yes"),
     ]
-    try:
+    with named(here) as module:
         for words in commands:
             for form in ((), ("--json",)):
-                _answers(CliRunner().invoke(redelivery, ["-A", module.__name__, *words, *form]), words, is_json=bool(form))
-    finally:
-        del sys.modules[module.__name__]
+                _answers(CliRunner().invoke(redelivery, ["-A", module, *words, *form]), words, is_json=bool(form))
 
 
 def _answers(done: Result, words: tuple[str, ...], *, is_json: bool) -> None:
@@ -196,6 +194,56 @@ def _refused(word: str) -> Any:
     raise AssertionError(message)
 
 
+def shown(here: Shop, folder: Path, *, letters: str) -> None:
+    """Every screen of the page answers, the list of dead letters from its first page to its last, and each that it names."""
+    with WebPage(here.module, folder, "--allow", "look", env=here.environment) as page:
+        operator = page.operator()
+
+        def screen(address: str) -> Answer:
+            answer = operator.get(address)
+            assert answer.status == 200, (address, answer.status, answer.text[-1000:], page.log[-3000:])
+            return answer
+
+        for address in ("/", "/causes", "/delayed", "/queues", "/queue?name=celery", "/workers", "/operations", "/books"):
+            screen(address)
+        listed = screen(f"/letters?queue={letters}")
+        for form in listed.forms("/look")[:1]:  # RabbitMQ
+            listed = operator.follow(operator.post("/look", form))
+        named = listed.links("/letter?")
+        while older := [each for each in listed.links("/letters?") if "before=" in each]:
+            listed = screen(older[0])
+            named += listed.links("/letter?")
+        assert named
+        for address in named:
+            screen(address)
+        for task_id in ("fuzz-1", "waits-0", "waits-1"):
+            assert operator.get(f"/task?id={task_id}").status in {200, 400, 404}  # on RabbitMQ, where a search marks messages, 400
+        assert "Traceback" not in page.log
+
+
+def examined(here: Shop) -> None:
+    """The doctor ends with its findings. It asks the workers by a broadcast."""
+    with named(here) as module:
+        for form in ((), ("--json",)):
+            done = CliRunner().invoke(redelivery, ["-A", module, "doctor", *form])
+            assert isinstance(done.exception, (SystemExit, type(None))), done.exception
+            assert done.exit_code in {0, 1, 2}, done.output[-2000:]
+            assert "redelivery: error: " not in done.stderr
+        assert json.loads(done.stdout)["findings"] is not None
+
+
+@contextmanager
+def named(here: Shop) -> Iterator[str]:
+    """The module that the commands find this app in."""
+    module = types.ModuleType(f"operator_{uuid.uuid4().hex}")
+    module.app = here.app  # type: ignore[attr-defined]
+    sys.modules[module.__name__] = module
+    try:
+        yield module.__name__
+    finally:
+        del sys.modules[module.__name__]
+
+
 def at_rest(sizes: dict[str, int]) -> bool:
     """Whether nothing is under way but letters that nobody takes, and what waits for its time."""
     return not {
@@ -220,7 +268,9 @@ def test_whatever_our_header_says_nothing_but_the_apps_own_is_touched_on_redis(s
     for message in waiting(random.Random(seed())):  # noqa: S311 - as above
         client.lpush("celery", sealed(message))
     until(lambda: set(here.leftovers()) <= {"delayed", "DLQ.celery"}, 60, f"them to wait: {here.leftovers()}")
+    shown(here, tmp_path, letters="DLQ.celery")
     answers(here, tmp_path, letters="DLQ.celery")
+    examined(here)
     until(lambda: at_rest(here.leftovers()), 120, f"all to end: {here.leftovers()}")
     keys = {name.decode("utf-8", "replace") for name in client.scan_iter(count=1000)}
     assert {name for name in keys - {"cache", "foreign"} if not OWN.fullmatch(name)} == set()
@@ -253,12 +303,14 @@ def test_whatever_our_header_says_nothing_but_the_apps_own_is_touched_on_rabbitm
             for each in filter(_fits, map(wired, waiting(random.Random(seed())))):  # noqa: S311 - as above
                 connection.connection.channel().basic_publish(each, "", "celery")
         until(lambda: set(here.leftovers()) <= {"delayed"}, 60, f"them to wait: {here.leftovers()}")
+        shown(here, tmp_path, letters="DLQ.celery")
         answers(here, tmp_path, letters="DLQ.celery")
         until(lambda: at_rest(here.leftovers()), 120, f"all to end: {here.leftovers()}")
         assert rabbit.exchanges() - exchanges == set()
         depths = rabbit.depths()
         assert {name for name in depths.keys() - {"foreign", "spy"} if not OWN.fullmatch(name)} == set()
         assert (depths["foreign"], depths["spy"]) == ((0, 0), (0, 0))
+        examined(here)
         assert rabbit.events()
         assert worker.process.poll() is None, worker.text[-3000:]
         here.ended(here.send("take"), "succeeded")

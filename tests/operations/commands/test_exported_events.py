@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from redelivery.errors import InputError
+from redelivery.middleware.messages.envelope import HEADER
+from redelivery.middleware.messages.events import ENTRY, Outcome
+from redelivery.middleware.messages.recording import about
 from redelivery.workers.export.history import exported
 from tests.support.desk import Desk, task_message
 
@@ -82,3 +85,13 @@ def test_the_newest_files_are_read_until_enough_was_looked_at(folder: Path) -> N
     (folder / "broken.parquet").write_text("no Parquet")
     with pytest.raises(InputError, match="cannot be read"):
         exported(str(folder), FIRST, 100)
+
+
+@pytest.mark.parametrize("queue", ["redelivery:outcomes", "unacked", "cache", ""])
+def test_a_queue_that_a_forged_header_names_is_not_looked_into(desk: Desk, queue: str) -> None:
+    """Its events have that name; a key of another type would end the command."""
+    desk.client.set("cache", "1")
+    desk.client.hset("unacked", "other", "1")
+    said = about({"id": FIRST, "task": "t", HEADER: {"origin": {"queue": queue}}}, "celery", b"", Outcome.RECEIVED)
+    desk.client.xadd(desk.keys.outcomes, dict(zip(ENTRY, said.to_entry(), strict=True)))
+    assert outcomes_of(desk, FIRST) == ["received"]

@@ -2,7 +2,7 @@
 
 A task is named by its id or by the beginning of it. What has no index by task is read up to a bound, and where that is reached, it
 is said. The queues are the app's, those of its dead letters, and those that the task's own events name: a redrive may have made one
-that the app does not know.
+that the app does not know. An event may also have its queue from a forged header, so a name that can be no queue is left out.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from redelivery.errors import InputError
+from redelivery.middleware.transitions.homes import objection
 
 from ...brokers.broker import broker_of, needed
 from ...letters import Letter
@@ -52,8 +53,9 @@ def life_of(runtime: Runtime, given: str, *, most: int, outcomes: str | None = N
 def _look(runtime: Runtime, life: TaskLife, most: int) -> None:
     """Add every place where a task is whose id begins so; a dead letter as this app's operators see it."""
     letter_queues = dead_letters.known(runtime)
-    known = {*runtime.app.amqp.queues, *letter_queues.values(), *(event.queue for event in life.events)}
-    needed(broker_of(runtime.transport).tasks).find(life, sorted(known - {"", *letter_queues}), letter_queues, most)
+    named = {event.queue for event in life.events if event.queue and objection(runtime.transport, event.queue) is None}
+    known = {*runtime.app.amqp.queues, *letter_queues.values(), *named}
+    needed(broker_of(runtime.transport).tasks).find(life, sorted(known - {*letter_queues}), letter_queues, most)
     life.places = [
         replace(each, detail=seen(runtime, each.contents).to_row()) if isinstance(each.contents, Letter) else each
         for each in life.places
