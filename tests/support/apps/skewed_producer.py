@@ -1,7 +1,7 @@
 """A producer on a machine whose clock is wrong: publishes one task in each way that Celery has to say how long it waits.
 
-`python -m tests.support.apps.skewed_producer <broker> <queue> <settings>` prints, as JSON, by the name of the
-way the task's id (`ids`) and the milliseconds that its publication took (`took_ms`), and the moment that two of them name (`right`).
+`python -m tests.support.apps.skewed_producer <broker> <queue> <settings>` prints, as JSON, by the name of the way
+the task's id (`ids`) and the milliseconds that its publication took (`took_ms`), and the moment that two of them name (`right`).
 `CLOCK_SKEW` says how wrong the clock is (`tests/skewed`).
 """
 
