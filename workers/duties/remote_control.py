@@ -9,7 +9,8 @@ and then:
   later is revoked when it is due, by any worker that remembers the stamps, as Celery does with every delayed message;
 - `inspect scheduled` lists, after what waits in the worker, what waits for its queues in the store, the first to become due.
 
-Beside these, the command `redelivery` says which version of redelivery the worker has, its mode, and what its clock says.
+Beside these, the command `redelivery` says which version of redelivery the worker has, its mode, what its clock says, and what it
+runs.
 
 Where the broker does not answer nothing is lost: the worker remembers the revoked ids, as Celery's does, and the task is revoked
 when it is due.
@@ -26,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 from celery import bootsteps
 from celery.utils.functional import maybe_list
+from celery.worker import state
 from celery.worker.consumer.control import Control
 from celery.worker.request import Request
 from kombu.transport.virtual import Message
@@ -49,6 +51,8 @@ if TYPE_CHECKING:
 ABOUT = "redelivery"
 #: How many waiting messages `inspect scheduled` lists, and how many are looked at for stamps.
 MAX_LISTED, MAX_SEARCHED = 500, 2000
+#: Tasks that run which are named, those first that have run longest.
+MAX_RUNNING = 50
 #: What Celery gives an ETA in its own timer, and so shows.
 ETA_PRIORITY = 6
 
@@ -86,8 +90,11 @@ class RemoteControl(bootsteps.StartStopStep):
         node.handlers = {**node.handlers, **standing}
 
     def _about(self, _: Any) -> dict[str, Any]:
-        """What `redelivery doctor` asks of a worker."""
-        return {"version": version("redelivery"), "mode": self._runtime.settings.mode, "now_ms": int(time.time() * 1000)}
+        """What `redelivery doctor` and the operator's page ask of a worker."""
+        said = {"version": version("redelivery"), "mode": self._runtime.settings.mode, "now_ms": int(time.time() * 1000)}
+        token = self._runtime.owner.token if self._runtime.holds_messages else ""
+        running = sorted(_running(), key=lambda each: -each["ms"])
+        return {**said, "owner": token, "runs": len(running), "running": running[:MAX_RUNNING]}
 
     def _revoking(self, command: Command) -> Command:
         @functools.wraps(command)
@@ -180,6 +187,16 @@ class RemoteControl(bootsteps.StartStopStep):
         if self._runtime.settings.redact:
             info.update(args=HIDDEN, kwargs=HIDDEN)
         return {"eta": eta, "priority": ETA_PRIORITY, "request": info}
+
+
+def _running() -> Iterator[dict[str, Any]]:
+    """The tasks that the pool runs, each with the milliseconds for which it has run."""
+    now = time.monotonic()
+    for request in list(state.active_requests):
+        accepted, held = getattr(request, "accepted", None), getattr(request.message, "held", None)
+        if accepted is not None:
+            queue = "" if held is None else held.queue
+            yield {"id": str(request.id), "task": str(request.name), "queue": queue, "ms": round((now - accepted) * 1000)}
 
 
 def _is_stamped(headers: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:

@@ -22,6 +22,7 @@ from PIL import Image
 
 from redelivery.middleware.messages.envelope import Attempt, Envelope
 from redelivery.middleware.messages.events import ENTRY, Event, Outcome
+from redelivery.middleware.messages.steps import opened
 from redelivery.workers.operations.letters.filter import Filter
 from redelivery.workers.operations.runs import operation
 from redelivery.workers.operations.runs.operation import Kind, Options, State
@@ -47,6 +48,7 @@ CAUSES = (
     ("shop.mail.send_receipt", "smtplib.SMTPServerDisconnected", "Connection unexpectedly closed", "b07d44c1"),
     ("shop.parcels.print_label", "shop.parcels.NoSuchParcel", "there is no parcel {number}", "91e2a7d0"),
 )
+WORKERS = ("w1@shop-1", "w2@shop-2")
 #: Each screen with its title in the document.
 SCREENS = {
     "overview": "Overview",
@@ -76,7 +78,7 @@ def arrange(desk: Desk) -> None:
     """An hour of work, dead letters of three causes, messages that wait, and two workers with some of them."""
     drawn = random.Random(7)  # noqa: S311 - numbers of a picture
     _an_hour(desk, drawn)
-    for number, name in enumerate(("w1@shop-1", "w2@shop-2")):
+    for number, name in enumerate(WORKERS):
         desk.transport.leases.register(
             f"w{number}", {"worker": name, "pid": 4211 + number, "since": desk.transport.now_ms() - 7_300_000}
         )
@@ -100,7 +102,7 @@ def arrange(desk: Desk) -> None:
 
 @contextlib.contextmanager
 def working(desk: Desk) -> Iterator[None]:
-    """The two workers renew their leases meanwhile, as living ones do."""
+    """The two workers renew their leases meanwhile, and say what they run, as living ones do."""
     ended = threading.Event()
 
     def renew() -> None:
@@ -108,13 +110,32 @@ def working(desk: Desk) -> Iterator[None]:
             for number in range(2):
                 desk.transport.leases.renew(f"w{number}")
 
-    beside = threading.Thread(target=renew)
-    beside.start()
+    beside = [threading.Thread(target=renew)]
+    beside += [threading.Thread(target=_answer, args=(desk, f"w{number}", WORKERS[number], ended)) for number in range(2)]
+    for each in beside:
+        each.start()
     try:
         yield
     finally:
         ended.set()
-        beside.join()
+        for each in beside:
+            each.join()
+
+
+def _answer(desk: Desk, token: str, worker: str, ended: threading.Event) -> None:
+    """Answer remote control as this worker, which runs two of the messages that it holds."""
+    held = sorted(desk.transport.leases.held_by(token), key=lambda each: each.tag)[:2]
+    headers = [opened(each.raw)["headers"] for each in held]
+    running = [
+        {"id": each["id"], "task": each["task"], "queue": QUEUE, "ms": ms} for each, ms in zip(headers, (4_210, 730), strict=True)
+    ]
+    said = {"owner": token, "runs": len(running), "running": running}
+    with desk.app.connection_for_read() as connection:
+        node = desk.app.control.mailbox.Node(worker, channel=connection.channel(), handlers={"redelivery": lambda _: said})
+        with node.listen():
+            while not ended.is_set():
+                with contextlib.suppress(TimeoutError):
+                    connection.drain_events(timeout=0.5)
 
 
 def _tried(died_ms: int, exception: str) -> dict[str, Any]:

@@ -26,11 +26,15 @@ PLAIN_WORKER = "(plain worker)"
 
 @dataclass(frozen=True, slots=True)
 class HeldMessage:
-    """One message, the queue that it came from, and the name of the worker that holds it: empty where that worker is gone."""
+    """One message, the queue that it came from, and the name of the worker that holds it: empty where that worker is gone.
+
+    `token` is that of the worker's lease; empty where the worker has none.
+    """
 
     raw: bytes
     queue: str
     owner: str
+    token: str = ""
 
 
 def held_pages(transport: RedisTransport) -> Iterator[tuple[int, list[HeldMessage]]]:
@@ -62,7 +66,7 @@ def _held(tag: bytes, value: bytes, living: Mapping[bytes, str], routes: Mapping
         raw, queue = split_unacked(value)
     except (ValueError, IndexError):
         return _of_kombu(value, owner, routes)
-    return HeldMessage(raw, queue, owner)
+    return HeldMessage(raw, queue, owner, token.decode(errors="replace") if is_minted and owner else "")
 
 
 def _of_kombu(value: bytes, owner: str, routes: Mapping[tuple[str, str], str]) -> HeldMessage | None:

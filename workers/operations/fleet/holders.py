@@ -1,10 +1,12 @@
-"""The holders: the workers with a lease, since when, and what each of them holds. On Redis alone.
+"""The holders: the workers with a lease, since when, what each of them runs, and what it has fetched ahead. On Redis alone.
 
-A lease that was not renewed for its whole time belongs to a worker that died: its messages go back when another worker sees that.
+A lease whose counter stands still belongs to a worker that died, or that cannot reach the broker: its messages go back when another
+worker has seen it stand still for the whole lease. Until then the lease is there, and is not renewed.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -14,21 +16,40 @@ from redelivery.middleware.brokers.redis.leases import about_of
 from ...brokers.redis.transport import redis_of
 from ...brokers.redis.unacked import held_pages
 from ...letters import Contents
+from .running import running_of
 
 if TYPE_CHECKING:
     from redelivery.middleware.runtime import Runtime
 
+    from ..metrics.metrics import Living
+    from .running import Said
+
+#: Seconds for which a lease of a living worker does not stand still.
+RENEWED = 1.2
+
 
 @dataclass(slots=True)
 class Holder:
-    """One worker: its name, its process, when it took its lease; how many messages it holds, and the first of them by task."""
+    """One worker: its name, its process, when it took its lease; how many messages it holds, and the first of them by task.
+
+    `said` is what it says that it runs, None if it does not answer. `still` is for how many seconds its lease is known to stand
+    still, and `is_dead` that this is longer than a lease lasts.
+    """
 
     worker: str
     pid: int | None = None
     since_ms: int | None = None
     has_lease: bool = True
+    still: float = 0.0
+    is_dead: bool = False
+    said: Said | None = None
     held: int = 0
     messages: list[tuple[str, str, str]] = field(default_factory=list)
+
+    @property
+    def is_renewed(self) -> bool:
+        """Whether it lives, as far as anybody can tell."""
+        return self.has_lease and (self.said is not None or self.still < RENEWED)
 
 
 @dataclass(slots=True)
@@ -41,31 +62,49 @@ class Holders:
     by_queue: Counter[str]
 
 
-def holders(runtime: Runtime, *, most: int, named: int) -> Holders:
-    """Look at `most` held messages at the most, and name so many of each worker. Raises what the broker does."""
+def holders(runtime: Runtime, *, most: int, named: int, living: Living | None = None) -> Holders:
+    """Look at `most` held messages at the most, and name so many of each worker. Raises what the broker does.
+
+    With `living`, the leases that were seen before, each worker is asked what it runs; those tasks are not named again.
+    """
+    found = _leased(runtime, living)
+    looked_at, is_cut, by_queue = 0, False, Counter[str]()
+    for held in itertools.chain.from_iterable(page for _, page in held_pages(redis_of(runtime))):
+        if looked_at >= most:
+            is_cut = True
+            break
+        looked_at += 1
+        name = held.owner or "(gone: its messages are given back)"
+        holder = found.setdefault(held.token or name, Holder(name, has_lease=False))
+        holder.held += 1
+        by_queue[held.queue] += 1
+        if len(holder.messages) < named:
+            contents = Contents.of(held.raw)
+            if holder.said is None or all(contents.task_id != each.task_id for each in holder.said.running):
+                holder.messages.append((contents.task_id, contents.task, held.queue))
+    return Holders(sorted(found.values(), key=lambda each: (each.worker, each.since_ms or 0)), looked_at, is_cut, by_queue)
+
+
+def _leased(runtime: Runtime, living: Living | None) -> dict[str, Holder]:
+    """The workers with a lease, by its token."""
     client, keys = redis_of(runtime).client, redis_of(runtime).keys
-    leases: Any = client.hkeys(keys.leases)
+    leases: Any = client.hgetall(keys.leases)
     abouts: Any = client.hgetall(keys.owners)
     found: dict[str, Holder] = {}
     for token in leases:
         about = about_of(abouts.get(token))
-        name = str(about.get("worker") or token.decode(errors="replace"))
-        found[name] = Holder(name, _number(about.get("pid")), _number(about.get("since")))
-    looked_at, is_cut, by_queue = 0, False, Counter[str]()
-    for _, page in held_pages(redis_of(runtime)):
-        for held in page:
-            name = held.owner or "(gone: its messages are given back)"
-            holder = found.setdefault(name, Holder(name, has_lease=False))
-            holder.held += 1
-            by_queue[held.queue] += 1
-            if len(holder.messages) < named:
-                contents = Contents.of(held.raw)
-                holder.messages.append((contents.task_id, contents.task, held.queue))
-        looked_at += len(page)
-        if looked_at >= most:
-            is_cut = True
-            break
-    return Holders(sorted(found.values(), key=lambda each: each.worker), looked_at, is_cut, by_queue)
+        name = token.decode(errors="replace")
+        found[name] = Holder(str(about.get("worker") or name), _number(about.get("pid")), _number(about.get("since")))
+    if living is not None and found:
+        living.still(leases)
+        said = running_of(runtime.app, [each.worker for each in found.values()])
+        if not found.keys() <= said.keys():
+            leases = client.hgetall(keys.leases)  # those that did not answer may have renewed their leases meanwhile
+        still = living.still(leases)
+        for name, holder in found.items():
+            holder.said, holder.still = said.get(name), still.get(name.encode(), 0.0)
+            holder.is_dead = not holder.is_renewed and holder.still >= living.lease
+    return found
 
 
 def _number(value: object) -> int | None:

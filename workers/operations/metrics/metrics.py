@@ -11,6 +11,7 @@ every lease counts.
 
 from __future__ import annotations
 
+import threading
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -26,20 +27,26 @@ if TYPE_CHECKING:
 
 
 class Living:
-    """Counts living workers, look by look. `lease` is how long (seconds) a counter may stand still."""
+    """Tells living workers, look by look, from any thread. `lease` is how long (seconds) a counter may stand still."""
 
     def __init__(self, lease: float, clock: Callable[[], float] = time.monotonic) -> None:
-        self._lease, self._clock = lease, clock
+        self.lease, self._clock = lease, clock
+        self._lock = threading.Lock()
         self._seen: dict[bytes, tuple[bytes, float]] = {}
 
+    def still(self, counters: Mapping[bytes, bytes]) -> dict[bytes, float]:
+        """For how long (seconds) each of these counters has stood still, as far as the looks so far can tell."""
+        with self._lock:
+            now = self._clock()
+            before, self._seen = self._seen, {}
+            for token, counter in counters.items():
+                known = before.get(token)
+                self._seen[token] = known if known is not None and known[0] == counter else (counter, now)
+            return {token: now - since for token, (_, since) in self._seen.items()}
+
     def count(self, counters: Mapping[bytes, bytes]) -> int:
-        """How many of these counters are renewed, as far as the looks so far can tell."""
-        now = self._clock()
-        before, self._seen = self._seen, {}
-        for token, counter in counters.items():
-            known = before.get(token)
-            self._seen[token] = known if known is not None and known[0] == counter else (counter, now)
-        return sum(now - since < self._lease for _, since in self._seen.values())
+        """How many of these counters are renewed."""
+        return sum(each < self.lease for each in self.still(counters).values())
 
 
 Kind = Literal["gauge", "counter", "histogram"]

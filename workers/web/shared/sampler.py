@@ -6,6 +6,7 @@ say how old they are.
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 from dataclasses import dataclass, field
@@ -44,7 +45,6 @@ class Sampler:
 
     def __init__(self, source: Source) -> None:
         self._source = source
-        self._living: Living | None = None
         self._rates: Rates | None = None
         self._lock = threading.Lock()
         self._looking: _Look | None = None
@@ -52,6 +52,11 @@ class Sampler:
         self._ended = 0.0
         self._condition: Condition | None = None
         self._asked: float | None = None
+
+    @functools.cached_property
+    def living(self) -> Living:
+        """Which workers live, as far as the looks so far can tell."""
+        return Living(self._source.runtime.settings.lease)
 
     def figures(self) -> Figures:
         """The newest figures that can be had soon. Raises what the broker does, and `Refused` if there are none yet."""
@@ -83,11 +88,9 @@ class Sampler:
 
     def _look(self, began: float) -> Figures:
         transport, runtime = self._source.transport, self._source.runtime
-        if self._living is None:
-            self._living = Living(runtime.settings.lease)
         if self._rates is None and Rates.can_read(runtime):
             self._rates = Rates(runtime)
-        families = {each.name: each for each in measured(runtime, self._living)}
+        families = {each.name: each for each in measured(runtime, self.living)}
         if self._rates is not None:
             self._rates.read_on()
         rates = None if self._rates is None else self._rates.copied()

@@ -1,4 +1,4 @@
-"""Workers: which hold a lease, since when, and what they hold."""
+"""Workers: which hold a lease, since when, what each of them runs, and what it has fetched ahead."""
 
 from __future__ import annotations
 
@@ -20,5 +20,5 @@ def workers(asked: Asked) -> Shown:
     if leaves_marks(asked.transport):
         consumers = asked.desk.sampler.figures().by("queue_consumers", "queue")
         return Shown("workers.html", {"is_here": False, "consumers": consumers, "found": None, "named": NAMED})
-    found = holders(asked.runtime, most=LOOKED_AT, named=NAMED)
+    found = holders(asked.runtime, most=LOOKED_AT, named=NAMED, living=asked.desk.sampler.living)
     return Shown("workers.html", {"is_here": True, "consumers": {}, "found": found, "named": NAMED})
