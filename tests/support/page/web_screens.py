@@ -29,6 +29,7 @@ from redelivery.workers.operations.runs.operation import Kind, Options, State
 from tests.support.books.spark_session import Histories
 from tests.support.desk import LETTERS, QUEUE, Desk, body_of, task_message
 from tests.support.page.browser import Browser, program
+from tests.support.page.report_books import a_week
 from tests.support.page.web_page import TOKEN, WebPage
 from tests.support.running import until
 from tests.support.servers import Server, binaries
@@ -238,7 +239,9 @@ def drawn(browser: Browser, name: str, address: str | Path, folder: Path = FOLDE
             path = folder / f"{name}-{width}-{scheme}.png"
             browser.picture(path, is_whole=False)
             with Image.open(path) as picture:
-                picture.convert("RGB").quantize(COLOURS, kmeans=1, dither=Image.Dither.NONE).save(path, optimize=True)
+                whole = picture.convert("RGB")
+            # Of the greys there are many; a colour of a few pixels keeps its own.
+            whole.quantize(COLOURS, Image.Quantize.MAXCOVERAGE, kmeans=1, dither=Image.Dither.NONE).save(path, optimize=True)
 
 
 def document() -> str:
@@ -267,7 +270,7 @@ def main(words: list[str]) -> None:
     chosen = words or [*SCREENS, "report"]
     with tempfile.TemporaryDirectory(prefix="rd-") as name:
         folder = Path(name)
-        books = keep_books(folder) if {"books", "overview", "report"} & {*chosen} else folder
+        books = keep_books(folder) if {"books", "overview"} & {*chosen} else folder
         server = Server(folder, binaries()["valkey"]).start()
         try:
             desk = Desk(server)
@@ -287,7 +290,7 @@ def main(words: list[str]) -> None:
                 if "gone" in chosen:
                     drawn(browser, "gone", f"{page.address}/causes")
                 if "report" in chosen:
-                    drawn(browser, "report", books / "report.html", FOLDER.parent / "report")
+                    drawn(browser, "report", a_week(folder / "week") / "report.html", FOLDER.parent / "report")
         finally:
             server.stop(9)
     (ROOT / "docs" / "web-screens.md").write_text(re.sub(r"\n{3,}", "\n\n", document()).rstrip() + "\n", encoding="utf-8")
