@@ -48,8 +48,29 @@ class Delayed:
         }
 
 
+@dataclass(frozen=True, slots=True)
+class Glance:
+    """What waits at one moment: how many messages for each queue, and of one queue or of all those that are `soonest` due.
+
+    `course` counts all of these that are due in each part of the time from now until `until_ms` (the broker's), what is overdue in
+    the first part; `later` are due after that.
+    """
+
+    totals: Mapping[str, int]
+    soonest: list[Delayed]
+    course: list[int]
+    until_ms: int
+    later: int = 0
+
+
 class DelayStore(Protocol):
     """The messages that wait for their time. Every method raises what the broker's driver does."""
+
+    def glance(self, limit: int, parts: int, queue: str | None = None, within_ms: int | None = None) -> Glance:
+        """All that waits, counted in so many parts of the next `within_ms`, or of the time until the last one is due.
+
+        `limit` messages are read, those that are due first.
+        """
 
     def totals(self) -> dict[str, int]:
         """How many messages wait for each queue; queues without one are left out."""

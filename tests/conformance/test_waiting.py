@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import time
 from typing import TYPE_CHECKING, Any
+from unittest.mock import ANY
 
 import pytest
 
 from redelivery.middleware.ports import Capability
+from redelivery.workers.brokers.broker import broker_of, needed
+from redelivery.workers.ports import Glance
 from tests.support.running import until
 
 if TYPE_CHECKING:
@@ -51,6 +54,20 @@ def test_what_waits_is_listed_with_its_queue_and_its_time(waiting: tuple[Place, 
     found = place.command(shop.app, "task", "show", ids["looked at"])
     assert [each["place"] for each in found["places"]] == ["delayed"]
     assert [event["outcome"] for event in found["events"]] == ["published", "deferred"]
+
+
+def test_all_that_waits_is_counted_by_when_it_is_due(waiting: tuple[Place, Shop, dict[str, str]]) -> None:
+    """However few messages are read, and for a part of the time that there is."""
+    _, shop, ids = waiting
+    store = needed(broker_of(shop.app.redelivery.transport).delayed)
+    before = time.time() * 1000
+    seen = store.glance(2, 4)
+    assert (seen.totals, seen.course, seen.later) == ({"celery": len(ids)}, [0, 0, 0, len(ids)], 0)
+    assert [each.contents.task_id for each in seen.soonest] == [ids["cancelled"], ids["promoted"]]
+    assert before < seen.until_ms - HOUR * 1000 + 600_000
+    seen = store.glance(2, 4, "celery", 60_000)
+    assert (seen.course, seen.later, len(seen.soonest)) == ([0] * 4, len(ids), 2)
+    assert store.glance(2, 4, "other") == Glance({"celery": len(ids)}, [], [0] * 4, ANY)
 
 
 def test_the_beginning_of_an_id_names_a_message_that_waits(waiting: tuple[Place, Shop, dict[str, str]]) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from redelivery.middleware.messages.steps import sealed
 from tests.support.desk import LETTERS, Desk, body_of, copies, task_message
 from tests.support.running import until
 
@@ -152,3 +153,25 @@ def test_what_is_not_there_is_said(page: WebPage) -> None:
     for path, status in wrong.items():
         answer = operator.get(path)
         assert (answer.status, "Overview" in answer.read) == (status, True), path
+
+
+def test_the_timeline_has_all_that_is_due_and_the_table_the_first_of_it(desk: Desk, page: WebPage) -> None:
+    """Of each queue and priority, overdue messages too, and of a part of the time."""
+    keys, now_ms = desk.keys, desk.transport.now_ms()
+    waits = {"orders": (220, 60_000), "mail": (30, 7_200_000), keys.list_name("orders", 9): (1, -5_000)}
+    for name, (count, after_ms) in waits.items():
+        desk.client.zadd(keys.destinations, {name: now_ms + after_ms})
+        idents = [f"task-{name}-{number}\x06\x16x" for number in range(count)]
+        desk.client.zadd(keys.due(name), {ident: now_ms + after_ms + at for at, ident in enumerate(idents)})
+        desk.client.hset(keys.waiting(name), mapping={ident: sealed(task_message(ident)) for ident in idents})
+    operator = page.operator()
+    shown = operator.get("/delayed")
+    assert "251 messages by when they are due, from now until the last of them: at most 221 in one of 60 parts" in shown.text
+    assert "The first 200 to become due of 251." in shown.read
+    assert "due at any time in the next hour" in shown.read
+    hour = operator.get(next(each for each in shown.links("/delayed?") if "within=hour" in each))
+    assert "in the next hour in the next day in the next week 221; 30 later" in hour.read
+    assert "in the next day" not in operator.get("/delayed?within=hour&queue=orders").read
+    assert "30 messages by when they are due" in operator.get("/delayed?queue=mail").text
+    assert "The first 200 to become due of 221." in operator.get("/delayed?queue=orders&within=day").read
+    assert "251 messages by when they are due" in operator.get("/delayed?within=year").text

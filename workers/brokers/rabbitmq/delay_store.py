@@ -14,6 +14,7 @@ levels: there is no index.
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -23,11 +24,11 @@ from redelivery.middleware.brokers.rabbitmq.peek import Look, depth_of
 from redelivery.middleware.ports import Answer
 
 from ...letters import Contents
-from ...ports import Delayed
+from ...ports import Delayed, Glance
 from .letters import carry_out
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from kombu import Connection
 
@@ -45,15 +46,24 @@ class AmqpDelayStore:
     def __init__(self, transport: AmqpTransport) -> None:
         self._transport, self._names = transport, transport.keys
 
+    def glance(self, limit: int, parts: int, queue: str | None = None, within_ms: int | None = None) -> Glance:
+        """As `DelayStore.glance`, of one look at all that waits."""
+        every = self._each_once()
+        found, now_ms = _sorted(every, queue), self._transport.now_ms()
+        until_ms = now_ms + within_ms if within_ms is not None else max(found[-1].due_ms if found else 0, now_ms + 1)
+        course, later = [0] * parts, 0
+        for each in found:
+            if each.due_ms > until_ms:
+                later += 1
+            else:
+                course[max(-(-(each.due_ms - now_ms) * parts // (until_ms - now_ms)) - 1, 0)] += 1
+        return Glance(_totals(every), found[:limit], course, until_ms, later)
+
     def totals(self) -> dict[str, int]:
-        counts: dict[str, int] = {}
-        for each in self._each_once():
-            counts[each.queue] = counts.get(each.queue, 0) + 1
-        return dict(sorted(counts.items()))
+        return _totals(self._each_once())
 
     def soonest(self, limit: int, queue: str | None = None) -> list[Delayed]:
-        found = [each for each in self._each_once() if queue is None or each.queue == queue]
-        return sorted(found, key=lambda each: each.due_ms)[:limit]
+        return _sorted(self._each_once(), queue)[:limit]
 
     def pages(self, queue: str | None = None) -> Iterator[list[Delayed]]:
         """As `DelayStore.pages`: all are taken in one look, and given back, before the first leaves."""
@@ -114,6 +124,15 @@ class AmqpDelayStore:
                             look.take(found)
                         return answer
         return Answer.ALREADY
+
+
+def _totals(every: Iterable[Delayed]) -> dict[str, int]:
+    return dict(sorted(Counter(each.queue for each in every).items()))
+
+
+def _sorted(every: Iterable[Delayed], queue: str | None) -> list[Delayed]:
+    """Those of one queue, or all, the first to become due first."""
+    return sorted((each for each in every if queue is None or each.queue == queue), key=lambda each: each.due_ms)
 
 
 def end_of(names: AmqpNames, queue: str) -> tuple[str, str]:

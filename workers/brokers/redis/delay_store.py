@@ -9,10 +9,10 @@ from redelivery.middleware.brokers.redis.stores import Under
 from redelivery.middleware.ports import Answer
 
 from ...letters import Contents
-from ...ports import Delayed, Halted
+from ...ports import Delayed, Glance, Halted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from redelivery.middleware.brokers.redis.transport import RedisTransport
     from redelivery.middleware.messages.events import Event
@@ -31,6 +31,29 @@ class RedisDelayStore:
     def __init__(self, transport: RedisTransport) -> None:
         self._transport, self._client, self._keys = transport, transport.client, transport.keys
 
+    def glance(self, limit: int, parts: int, queue: str | None = None, within_ms: int | None = None) -> Glance:
+        """As `DelayStore.glance`: a count for each part of each list, and the messages that are due first."""
+        names, now_ms = self._lists_of(queue), self._transport.now_ms()
+        keys = [self._keys.due(name) for name in names]
+        until_ms = now_ms + within_ms if within_ms is not None else max(self._last_due(keys), now_ms + 1)
+        edges = [now_ms + (until_ms - now_ms) * at // parts for at in range(parts + 1)]
+        with self._client.pipeline(transaction=False) as pipe:
+            for key in keys:
+                for at in range(parts):
+                    pipe.zcount(key, f"({edges[at]}" if at else "-inf", edges[at + 1])
+                pipe.zcount(key, f"({until_ms}", "+inf")
+            counts: list[int] = pipe.execute()
+        *course, later = [sum(counts[at :: parts + 1]) for at in range(parts + 1)]
+        return Glance(self.totals(), self._soonest(names, limit), course, until_ms, later)
+
+    def _last_due(self, keys: Sequence[str]) -> int:
+        """When the last message of these lists is due, ms; 0 if there is none."""
+        with self._client.pipeline(transaction=False) as pipe:
+            for key in keys:
+                pipe.zrange(key, -1, -1, withscores=True)
+            answers: list[list[tuple[bytes, float]]] = pipe.execute()
+        return max((round(score) for last in answers for _, score in last), default=0)
+
     def totals(self) -> dict[str, int]:
         names = self.lists()
         counts: dict[str, int] = {}
@@ -43,14 +66,23 @@ class RedisDelayStore:
         return {queue: count for queue, count in sorted(counts.items()) if count}
 
     def soonest(self, limit: int, queue: str | None = None) -> list[Delayed]:
-        """As `DelayStore.soonest`; costs `limit` for each list."""
-        chosen = [name for name in self.lists() if queue is None or self._keys.queue_of(name) == queue]
-        found = [each for name in chosen for each in self.page_of(name, 0, limit)[1]]
-        return sorted(found, key=lambda each: each.due_ms)[:limit]
+        """As `DelayStore.soonest`; costs `limit` ids of each list, and the messages."""
+        return self._soonest(self._lists_of(queue), limit)
+
+    def _soonest(self, names: Sequence[str], limit: int) -> list[Delayed]:
+        with self._client.pipeline(transaction=False) as pipe:
+            for name in names:
+                pipe.zrange(self._keys.due(name), 0, limit - 1, withscores=True)
+            answers: list[list[tuple[bytes, float]]] = pipe.execute()
+        due = [(score, name, ident) for name, page in zip(names, answers, strict=True) for ident, score in page]
+        chosen: dict[str, list[tuple[bytes, float]]] = {}
+        for score, name, ident in sorted(due)[:limit]:
+            chosen.setdefault(name, []).append((ident, score))
+        return sorted((each for name, some in chosen.items() for each in self._read(name, some)), key=lambda each: each.due_ms)
 
     def pages(self, queue: str | None = None) -> Iterator[list[Delayed]]:
         """As `DelayStore.pages`: by the time at which they are due, so that nothing is passed over where others leave."""
-        for name in (each for each in self.lists() if queue is None or self._keys.queue_of(each) == queue):
+        for name in self._lists_of(queue):
             after, seen = "-inf", set[bytes]()
             while True:
                 due: Any = self._client.zrangebyscore(self._keys.due(name), after, "+inf", 0, PAGE + len(seen), withscores=True)
@@ -99,6 +131,10 @@ class RedisDelayStore:
         """The lists for which anything waits."""
         names: Any = self._client.zrange(self._keys.destinations, 0, -1)
         return [name.decode() for name in names]
+
+    def _lists_of(self, queue: str | None) -> list[str]:
+        """Those of one queue, a list for each of its priorities, or all."""
+        return [each for each in self.lists() if queue is None or self._keys.queue_of(each) == queue]
 
     def page_of(self, list_name: str, start: int, count: int) -> tuple[int, list[Delayed]]:
         """`count` messages that wait for a list from the `start`-th on, the first to become due first; how many ids there were."""

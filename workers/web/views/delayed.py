@@ -22,34 +22,38 @@ from ..asked import Go, Shown
 from ..shared.looks import leaves_marks
 
 if TYPE_CHECKING:
-    from ...ports import Delayed
+    from ...ports import Delayed, Glance
     from ..asked import Asked
 
 #: Messages of one screen, and parts of the picture of what is due.
 MOST, PARTS = 200, 60
 #: What can be done, in the order of the buttons.
 ACTS = (Act.PROMOTE, Act.RESCHEDULE, Act.CANCEL)
+#: Times that the picture may be of, in seconds, beside the whole time until the last message is due.
+SPANS = {"hour": 3_600, "day": 86_400, "week": 604_800}
 
 
 def delayed(asked: Asked) -> Shown:
     """What waits."""
     store, queue = needed(broker_of(asked.transport).delayed), asked.first("queue")
-    totals = store.totals()
-    if queue and queue not in totals:
+    within = asked.first("within")
+    seen = store.glance(MOST, PARTS, queue or None, SPANS[within] * 1000 if within in SPANS else None)
+    if queue and queue not in seen.totals:
         require_queue(asked.runtime, queue)
     given = asked.first("id")
-    waiting = _of_task(asked, given) if given else store.soonest(MOST, queue or None)
-    now_ms = asked.transport.now_ms()
+    waiting = _of_task(asked, given) if given else seen.soonest
     return Shown(
         "delayed.html",
         {
             "queue": queue,
             "given": given,
-            "totals": totals,
-            "total": sum(totals.values()),
+            "totals": seen.totals,
+            "total": sum(seen.totals.values()),
+            "of": seen.totals.get(queue, 0) if queue else sum(seen.totals.values()),
             "rows": [_row(asked, each) for each in waiting],
-            "course": _course(waiting, now_ms),
-            "until_ms": waiting[-1].due_ms if waiting else None,
+            "seen": seen,
+            "within": within if within in SPANS else "",
+            "spans": _spans(within, seen, asked.desk.source.now_ms()),
             "notice": NOTICES.get(asked.first("notice"), ""),
             "is_marked": leaves_marks(asked.transport),
             "may_cancel": asked.may(str(Act.CANCEL), queue) and is_kept(asked.transport),
@@ -65,6 +69,14 @@ NOTICES = {
 }
 
 
+def _spans(within: str, seen: Glance, now_ms: int) -> list[str]:
+    """The times that the picture may be of, as far as something is due after them."""
+    most = SPANS.get(within, 0)
+    if not most:
+        return [name for name, seconds in SPANS.items() if now_ms + seconds * 1000 < seen.until_ms]
+    return [name for name, seconds in SPANS.items() if seconds <= most or seen.later]
+
+
 def _row(asked: Asked, each: Delayed) -> dict[str, Any]:
     may = [str(act) for act in ACTS if asked.may(str(act), each.queue)]
     return {**each.to_row(), "digest": _digest(each), "may": may}
@@ -73,16 +85,6 @@ def _row(asked: Asked, each: Delayed) -> dict[str, Any]:
 def _digest(each: Delayed) -> str:
     """What names this message in an address: a task may have several that wait."""
     return hashlib.sha256(each.ident.encode("utf-8", "replace")).hexdigest()[:16]
-
-
-def _course(waiting: list[Delayed], now_ms: int) -> list[int]:
-    """How many of these are due in each part of the time until the last of them."""
-    counts = [0] * PARTS
-    if waiting:
-        until = max(waiting[-1].due_ms - now_ms, 1)
-        for each in waiting:
-            counts[min(max(each.due_ms - now_ms, 0) * PARTS // until, PARTS - 1)] += 1
-    return counts
 
 
 def _of_task(asked: Asked, given: str) -> list[Delayed]:
