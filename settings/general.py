@@ -27,8 +27,8 @@ class GeneralSettings:
       are removed, and the gap is recorded.
     - `outcome_export` (path or URI; None): where one of the workers exports the outcome log to. With None no worker does.
     - `outcome_export_every` (seconds; 60): the time between two such exports.
-    - `outcome_archive` (path or URI; None): where exported events are. `task show` reads them there. `outcomes export` writes
-      them there if it has no `--to`. With None both use `outcome_export`.
+    - `outcome_archive` (path or URI; None): where exported events are. `task show` and `audit` read them there. `outcomes export`
+      writes them there if it has no `--to`. With None all of these use `outcome_export`.
     - `fast_receive` (flag; true): whether workers receive messages in batches, and read ahead on RabbitMQ. With false, kombu
       receives them.
     - `fast_publish` (flag; true): whether groups, chunks, chords and `publishing()` blocks publish in batches. With false, each

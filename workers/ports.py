@@ -338,8 +338,42 @@ class Record(NamedTuple):
     moved: int | None = None
 
 
+class Recorded(NamedTuple):
+    """The records of the audit that follow one of them, the oldest first, and what the broker knew of the audit at that instant.
+
+    `added` is how many records were ever added to it, up to the last of these, and `gone` how many of them have left it.
+    `has_last` says whether it has the one that these follow. `now_ms` is the broker's time, where it has one.
+    """
+
+    records: list[Record]
+    added: int
+    gone: int
+    has_last: bool
+    now_ms: int
+
+
+class AuditStore(Protocol):
+    """The audit: a list of what operators did, of which the newest are kept. Every method raises what the broker's driver does."""
+
+    @property
+    def name(self) -> str:
+        """What the broker calls it."""
+
+    def record(self, said: str) -> None:
+        """Record what an operator did."""
+
+    def records(self, limit: int) -> list[Record]:
+        """The newest records, the newest first."""
+
+    def following(self, record_id: str, position: int) -> Recorded | None:
+        """All records that follow this one, which was the audit's `position`th; all that there are, where `record_id` is empty.
+
+        None where there is no audit.
+        """
+
+
 class OperationStore(Protocol):
-    """The operations that the broker keeps, and the audit. Every method raises what the broker's driver does.
+    """The operations that the broker keeps. Every method raises what the broker's driver does.
 
     An operation is changed only where it is in one of the named states, and, where a token is named, carried out under it.
     """
@@ -396,12 +430,6 @@ class OperationStore(Protocol):
 
     def delayed(self, claim: Claim) -> DelayStore:
         """The delay store, likewise."""
-
-    def record(self, said: str) -> None:
-        """Record what an operator did."""
-
-    def records(self, limit: int) -> list[Record]:
-        """The newest records, the newest first."""
 
 
 class Gauge(NamedTuple):

@@ -11,13 +11,15 @@ import pytest
 
 from redelivery.middleware.messages.events import Outcome
 from redelivery.workers.brokers.broker import broker_of, needed
+from redelivery.workers.operations.letters.filter import Filter
 from redelivery.workers.operations.runs.audit import entries
-from redelivery.workers.operations.runs.operation import State, found, listed
+from redelivery.workers.operations.runs.operation import Kind, State, abort, begin, found, listed
 from tests.support.desk import LETTERS, QUEUE, body_of, task_message
 from tests.support.running import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from tests.support.desk import Desk
     from tests.support.page.web_page import Answer, Visitor, WebPage
@@ -245,6 +247,22 @@ def test_task_shows_its_life_over_its_generations(desk: Desk, operator: Visitor)
     answer = operator.get(f"/task?id={task_id[:8]}")
     for said in (task_id, "Generation 0", "dead lettered", "Generation 1", "redriven", f"In {QUEUE}, waiting to run."):
         assert said in answer.read, said
+
+
+def test_the_audit_goes_on_where_it_was_exported(desk: Desk, open_page: Callable[..., WebPage], tmp_path: Path) -> None:
+    """On the screen of all operations, and on that of one that has ended; what cannot be read is said there."""
+    out = tmp_path / "out"
+    page = open_page("--allow", "all", settings=json.dumps({"outcome_archive": str(out)}))
+    desk.die()
+    begun = begin(desk.install, Kind.PURGE, LETTERS, Filter(), actor="ana", why="exported")
+    abort(desk.install, begun.id, "ben", "no more")
+    assert "Exported records were not read: there is nothing at" in page.operator().get("/operations").read
+    desk.json("outcomes", "export", "--to", str(out))
+    desk.client.delete(desk.keys.audit)
+    for path in ("/operations", f"/operation?id={begun.id}"):
+        answer = page.operator().get(path)
+        assert answer.read.index("ben purge aborted") < answer.read.index("ana purge begun")
+        assert "not read" not in answer.read
 
 
 def test_every_screen_opens(desk: Desk, operator: Visitor) -> None:

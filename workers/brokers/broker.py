@@ -9,6 +9,7 @@ from redelivery.errors import BrokerError
 
 if TYPE_CHECKING:
     from ..ports import (
+        AuditStore,
         Checkup,
         DelayStore,
         Gauges,
@@ -35,6 +36,7 @@ class Broker:
     inventory: InventorySource | None = None
     tasks: TaskSource | None = None
     operations: OperationStore | None = None
+    audit: AuditStore | None = None
     deaths: OwnDeaths | None = None
     checkup: Checkup | None = None
 
@@ -46,6 +48,7 @@ def broker_of(transport: Transitions) -> Broker:
     )
 
     if isinstance(transport, RedisTransport):
+        from .redis.audit import RedisAudit  # noqa: PLC0415 - as above
         from .redis.checkup import RedisCheckup  # noqa: PLC0415 - as above
         from .redis.delay_store import RedisDelayStore  # noqa: PLC0415 - as above
         from .redis.gauges import RedisGauges  # noqa: PLC0415 - as above
@@ -63,6 +66,7 @@ def broker_of(transport: Transitions) -> Broker:
             inventory=RedisInventory(transport),
             tasks=RedisTasks(transport),
             operations=RedisOperationStore(transport),
+            audit=RedisAudit(transport),
             checkup=RedisCheckup(transport),
         )
     from redelivery.middleware.brokers.rabbitmq.transport import AmqpTransport  # noqa: PLC0415 - as above

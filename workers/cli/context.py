@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from redelivery.middleware.ports import Transport
     from redelivery.middleware.runtime import Runtime
 
-    from ..ports import DelayStore, OutcomeLog
+    from ..ports import AuditStore, DelayStore, OutcomeLog
 
 
 class Context:
@@ -116,6 +116,11 @@ class Context:
     def outcomes(self) -> OutcomeLog:
         """The outcome log on the app's broker. Raises as `transport`."""
         return needed(self._broker.outcomes)
+
+    @property
+    def audit(self) -> AuditStore | None:
+        """The audit on the app's broker, where it has one. Raises as `transport`."""
+        return self._broker.audit
 
     @functools.cached_property
     def _broker(self) -> Broker:

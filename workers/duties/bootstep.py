@@ -94,10 +94,11 @@ def duties_of(runtime: Runtime) -> tuple[Duty, ...]:
 
     Where the broker itself keeps leases, delays and bounds, there are the watch over the dead letters and the export.
     """
-    settings = runtime.settings
+    settings, broker = runtime.settings, broker_of(runtime.transport)
     exporters: tuple[Duty, ...] = ()
-    if settings.outcome_export is not None and (outcomes := broker_of(runtime.transport).outcomes) is not None:
-        exporters = (Exporter(outcomes, settings.outcome_export, every=settings.outcome_export_every),)
+    if settings.outcome_export is not None and broker.outcomes is not None:
+        every = settings.outcome_export_every
+        exporters = (Exporter(broker.outcomes, settings.outcome_export, audit=broker.audit, every=every),)
     if not runtime.has_leases:
         watches = (AmqpLetterWatch(runtime),) if runtime.enforces and kind_of(runtime.app) == "amqp" else ()
         return (*watches, *exporters)

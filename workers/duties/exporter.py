@@ -1,4 +1,6 @@
-"""The exporter: the outcome log goes to its destination every so often, from a worker (`outcome_export`) or a process of its own.
+"""The exporter: the outcome log, and what is new in the audit, go to their destination every so often.
+
+It runs in a worker (`outcome_export`) or a process of its own.
 
 One exporter leads, by a lease on the broker, and the others stand by; where two run at once all the same, nothing is lost. It may
 end at any moment: what it had written and not let go of is written again by the next one. Where the destination or the broker
@@ -14,10 +16,11 @@ from typing import TYPE_CHECKING
 from redelivery.errors import BrokerError, RedeliveryError
 from redelivery.middleware.logs import log
 
+from ..operations.runs.audit_export import export_audit
 from .duty import Duty
 
 if TYPE_CHECKING:
-    from ..ports import Format, OutcomeLog
+    from ..ports import AuditStore, Format, OutcomeLog
 
 #: Seconds between two exports: each makes a file for every hour that it has events of.
 EVERY = 60.0
@@ -34,9 +37,17 @@ class Exporter(Duty):
     line_if_unanswered = "warning", "outcome_log.export_waiting"
     begins_at_once = True
 
-    def __init__(self, outcomes: OutcomeLog, destination: str, *, every: float = EVERY, format: Format = "parquet") -> None:  # noqa: A002
+    def __init__(
+        self,
+        outcomes: OutcomeLog,
+        destination: str,
+        *,
+        audit: AuditStore | None = None,
+        every: float = EVERY,
+        format: Format = "parquet",  # noqa: A002 - as the command has it
+    ) -> None:
         super().__init__(every)
-        self._outcomes, self._destination, self._format = outcomes, destination, format
+        self._outcomes, self._destination, self._audit, self._format = outcomes, destination, audit, format
         self._token = uuid.uuid4().hex
         self._lead_ms = round(max(ROUNDS * every, LEAST_LEAD) * 1000)
 
@@ -45,7 +56,7 @@ class Exporter(Duty):
         return self._outcomes.lead(self._token, self._lead_ms)
 
     def step(self) -> int:
-        """Export what the log holds; how many events. Raises what the broker and the destination do."""
+        """Export what the log holds, and what is new in the audit; how many events. Raises what broker and destination do."""
         began = time.monotonic()
         try:
             done = self._outcomes.export(self._destination, format=self._format, batch=BATCH)
@@ -55,6 +66,8 @@ class Exporter(Duty):
         if done.events or done.refused or done.gaps:
             seconds = round(time.monotonic() - began, 3)
             log.info("outcome_log.exported", to=self._destination, events=done.events, files=len(done.files), seconds=seconds)
+        if (records := export_audit(self._audit, self._destination).records) > 0:
+            log.info("audit.exported", to=self._destination, records=records)
         return done.events
 
     def failed(self, exc: Exception) -> None:

@@ -45,14 +45,18 @@ class Commit:
 
     def write(self, destination: str) -> str:
         """Write it; returns its name."""
-        ms, _ = order(self.last)
-        date = datetime.fromtimestamp(min(ms, _LATEST_MS) / 1000, UTC).strftime("%Y-%m-%d")
+        date = day_of(order(self.last)[0])
         name = f"{self.position:020}-{self.last}.json"
         write_text(json.dumps(asdict(self)) + "\n", below(destination, f"{COMMITS}/{date}"), name)
         return f"{COMMITS}/{date}/{name}"
 
 
 _LATEST_MS = 253_402_300_799_999
+
+
+def day_of(ms: int) -> str:
+    """The date (UTC) of a time in milliseconds since the epoch; the last that there is, where it lies beyond."""
+    return datetime.fromtimestamp(min(ms, _LATEST_MS) / 1000, UTC).strftime("%Y-%m-%d")
 
 
 def newest(destination: str, log: str) -> Commit | None:

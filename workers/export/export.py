@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from dataclasses import asdict
 from datetime import UTC, datetime
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
@@ -32,7 +31,8 @@ from redelivery.middleware.messages.events import Event
 from ..ports import ExportResult
 from .batch import OTHER_EXPORT, Batch, Refused, order, take
 from .commits import Commit, newest, replaced
-from .tables import EVENTS, below, read_lines, size_of, write_rows
+from .gaps import note
+from .tables import EVENTS, below, size_of, write_rows
 
 if TYPE_CHECKING:
     from redis import Redis
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
 #: Entries of one file, held in memory until it is written (about 50 MB).
 BATCH = 50_000
 
-_GAPS = pa.schema({"after": pa.string(), "before": pa.string(), "lost": pa.int64(), "why": pa.string(), "noticed_ms": pa.int64()})
 _REFUSED = pa.schema({"entry_id": pa.string(), "why": pa.string(), "values": pa.string()})
 _EXPORTED = Script("exported")
 _row = attrgetter(*EVENTS.names)
@@ -89,10 +88,7 @@ def write_gaps(batch: Batch, result: ExportResult) -> None:
     """Note the gaps before a batch beside the events."""
     if not batch.gaps:
         return
-    known = {row["after"]: row for row in read_lines(result.destination, "_gaps.jsonl")}
-    # After a crash the same gap is noticed again: it begins where it began.
-    known |= {gap.after: asdict(gap) for gap in batch.gaps}
-    write_rows(known.values(), result.destination, _GAPS, name="_gaps", format="jsonl")
+    note(batch.gaps, result.destination)
     result.gaps += batch.gaps
     for gap in batch.gaps:
         log.warning("outcome_log.gap_found", after=gap.after, before=gap.before, lost=gap.lost, why=gap.why)

@@ -1,14 +1,14 @@
-"""Exported outcome events, read again: what the files tell of the tasks whose ids begin so.
+"""Exported outcome events, read again: what the files tell of the tasks whose ids begin so, and of what somebody did.
 
-The files of the newest hours are read first, until enough events have been looked at. Of a Parquet file the column of the ids is
-read, and the others only where one of them is meant; of JSON lines every line.
+The files of the newest hours are read first, until enough events have been looked at. Of a Parquet file the column that is asked
+about is read, and the others only where one of its values is meant; of JSON lines every line.
 """
 
 from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 from pyarrow import compute, fs, parquet
@@ -20,7 +20,7 @@ from redelivery.middleware.messages.events import Event
 from .tables import EVENTS, resolve
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
 ENDINGS = (".parquet", ".jsonl")
 
@@ -34,22 +34,59 @@ class Exported:
     left: int = 0
 
 
+class Sought(NamedTuple):
+    """The events whose text in this column begins so; with `is_whole`, whose text it is. An event without one is not meant."""
+
+    column: str
+    value: str
+    is_whole: bool = False
+
+    @property
+    def text(self) -> bytes:
+        """What stands in the line of each, in ASCII as lines are written."""
+        return json.dumps(self.value)[1:-1].encode()
+
+    def has(self, row: Mapping[str, Any]) -> bool:
+        """Whether this row is one of them."""
+        said = row.get(self.column)
+        return isinstance(said, str) and (said == self.value if self.is_whole else said.startswith(self.value))
+
+    def among(self, column: pa.ChunkedArray) -> pa.ChunkedArray:
+        """Which values of the column are those of one."""
+        return compute.equal(column, self.value) if self.is_whole else compute.starts_with(column, self.value)
+
+
 def exported(uri: str, given: str, most: int) -> Exported:
     """The events of tasks whose ids begin with `given`, in the files at this URI; looks at `most` events, and ends with the file.
 
     Raises `InputError` where there are no such files, or one cannot be read.
     """
+    return _read(uri, Sought("task_id", given), most)
+
+
+def acts(uri: str, actor: str, limit: int, most: int) -> Exported:
+    """The newest events that this actor is named in, or any where it is empty; ends with the file that has the `limit`th.
+
+    Looks at `most` events. Raises as `exported`.
+    """
+    return _read(uri, Sought("actor", actor, is_whole=bool(actor)), most, limit)
+
+
+def _read(uri: str, sought: Sought, most: int, limit: int | None = None) -> Exported:
+    """The events that are sought, the newest file first."""
     filesystem, folder = resolve(uri)
     found = Exported()
     try:
         files = sorted(_files(filesystem, folder), reverse=True)
         for at, path in enumerate(files):
+            if limit is not None and len(found.events) >= limit:
+                break
             if found.looked_at >= most:
                 found.left = len(files) - at
                 break
             rows = _of_parquet if path.endswith(".parquet") else _of_lines
             with filesystem.open_input_file(path) as source:
-                found.events += [_event(row) for row in rows(source, given, found)]
+                found.events += [_event(row) for row in rows(source, sought, found)]
     except (OSError, ValueError, TypeError, pa.ArrowException) as exc:
         msg = scrubbed(f"the exported events at {uri} cannot be read: {exc}")
         raise InputError(msg) from exc
@@ -68,21 +105,23 @@ def _files(filesystem: fs.FileSystem, folder: str) -> list[str]:
     return [each for each in paths if not any(part[:1] in {".", "_"} for part in each[len(folder) :].split("/"))]
 
 
-def _of_parquet(source: Any, given: str, found: Exported) -> Iterator[dict[str, Any]]:
+def _of_parquet(source: Any, sought: Sought, found: Exported) -> Iterator[dict[str, Any]]:
     file = parquet.ParquetFile(source)
     for number in range(file.num_row_groups):
-        ids = file.read_row_group(number, columns=["task_id"]).column("task_id")
-        found.looked_at += len(ids)
-        is_meant = compute.starts_with(ids, given)
+        group = file.read_row_group(number, columns=[sought.column])
+        found.looked_at += group.num_rows
+        if sought.column not in group.column_names:  # an earlier version wrote it
+            continue
+        is_meant = sought.among(group.column(sought.column))
         if compute.any(is_meant).as_py():
             yield from file.read_row_group(number).filter(is_meant).to_pylist()
 
 
-def _of_lines(source: Any, given: str, found: Exported) -> Iterator[dict[str, Any]]:
-    sought = json.dumps(given)[1:-1].encode()  # as the lines have it: in ASCII
+def _of_lines(source: Any, sought: Sought, found: Exported) -> Iterator[dict[str, Any]]:
+    text = sought.text
     for line in source.read().splitlines():
         found.looked_at += 1
-        if sought in line and (row := json.loads(line))["task_id"].startswith(given):
+        if text in line and sought.has(row := json.loads(line)):
             yield row
 
 

@@ -105,9 +105,20 @@ def size_of(uri: str, file: str) -> int:
 
 def names(uri: str) -> list[str]:
     """What the folder `uri` holds, by name; nothing where there is no such folder. Raises `InputError` where it cannot be read."""
+    return sorted(each.base_name for each in _listed(uri))
+
+
+def files_below(uri: str) -> list[str]:
+    """The files in the folder `uri` and in those below it, each by its path from there. Raises as `names`."""
+    _, folder = resolve(uri)
+    found = [each.path for each in _listed(uri, recursive=True) if each.type is fs.FileType.File]
+    return sorted(path[len(folder) :].lstrip("/") for path in found)
+
+
+def _listed(uri: str, *, recursive: bool = False) -> list[fs.FileInfo]:
     filesystem, folder = resolve(uri)
     try:
-        return sorted(each.base_name for each in filesystem.get_file_info(fs.FileSelector(folder, allow_not_found=True)))
+        return list(filesystem.get_file_info(fs.FileSelector(folder, allow_not_found=True, recursive=recursive)))
     except FileNotFoundError:  # it was made between pyarrow's two looks
         return []
     except OSError as exc:

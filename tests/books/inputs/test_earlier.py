@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,12 +17,18 @@ import pytest
 from pyarrow import dataset
 
 from redelivery.middleware.messages.events import ENTRY, Event, Outcome
+from redelivery.workers.brokers.redis.audit import RedisAudit
 from redelivery.workers.export.tables import EVENTS, write_rows
+from redelivery.workers.operations.runs.audit import Act, Acted, acted
+from redelivery.workers.operations.runs.audit_export import export_audit
 from redelivery.workers.reconciliation.job import Books, reconcile
 from tests.support.books.spark_session import spark
+from tests.support.desk import Desk
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+    from tests.support.servers import Server
 
 __all__ = ["spark"]
 
@@ -68,6 +75,25 @@ def test_files_of_both_versions_lie_side_by_side(spark: SparkSession, tmp_path: 
     write_rows((event.to_dict() for event in events), hour, EVENTS, name="later")
     summary = reconcile(spark, books)
     assert (summary.balanced, summary.events, summary.lives) == (True, 19, 8)
+
+
+def test_an_audit_beside_the_events_changes_no_books(spark: SparkSession, server: Server, tmp_path: Path) -> None:
+    """Neither those of a folder whose files are named by commits, nor those of one that is read as it stands."""
+    desk, told = Desk(server), []
+    acts = acted(Act.PURGE, Acted.DONE, "DLQ.celery", actor="ana", why="not ours", tasks=["t"])
+    for number in range(2_000):
+        desk.client.xadd(desk.keys.audit, {"record": acts}, id=f"{1_795_516_934_000 + number * 86_400}-0")
+    for name, has_commits in (("committed", True), ("plain", False)):
+        books = _copied("parquet", tmp_path / name)
+        if not has_commits:
+            shutil.rmtree(tmp_path / name / "outcomes" / "_commits")
+        told.append(reconcile(spark, books))
+        assert export_audit(RedisAudit(desk.transport), books.outcomes).records == 2_000
+        assert len({file.parent for file in (tmp_path / name).glob("outcomes/_audit/*/*.jsonl")}) == 3
+        told.append(reconcile(spark, replace(books, output=str(tmp_path / name / "again"))))
+    assert told[0] == told[1] == told[2] == told[3]
+    assert (told[0].balanced, told[0].events, told[0].lives) == (True, 17, 7)
+    desk.transport.close()
 
 
 def test_entries_of_the_version_before_say_nothing_of_their_attempts() -> None:

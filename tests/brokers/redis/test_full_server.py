@@ -82,6 +82,19 @@ def test_the_log_is_exported_from_a_full_server(desk: Desk, folder: Path) -> Non
     assert export_outcomes(desk.client, desk.keys, str(folder / "out")).events == 0
 
 
+def test_the_audit_is_exported_from_a_full_server(desk: Desk, folder: Path) -> None:
+    """The broker is asked to keep nothing for it; what is recorded meanwhile follows."""
+    letters = [desk.die(task_message(name)) for name in ("a", "b")]
+    desk.json("dlq", "purge", LETTERS, "--id", letters[0], "--yes")
+    fill(desk.server)
+    first = desk.json("outcomes", "export", "--to", str(folder / "out"))["audit"]
+    desk.json("dlq", "purge", LETTERS, "--id", letters[1], "--yes")
+    second = desk.json("outcomes", "export", "--to", str(folder / "out"))["audit"]
+    assert (first["records"], second["records"], first["gaps"] + second["gaps"]) == (2, 2, [])
+    assert desk.json("outcomes", "export", "--to", str(folder / "out"))["audit"]["records"] == 0
+    assert len(desk.json("audit", "--outcomes", str(folder / "out"))) == 4
+
+
 def test_letters_go_back_and_away_on_a_full_server(desk: Desk) -> None:
     """A redrive frees what it adds, and a purge frees."""
     for name in ("a", "b", "c"):

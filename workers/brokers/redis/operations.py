@@ -1,4 +1,4 @@
-"""The operations on Redis: a hash for each, a set of those that have not ended, and a stream for the audit.
+"""The operations on Redis: a hash for each, and a set of those that have not ended.
 
 Every change is one script, which looks at the operation's state and token first. The scripts that move a message for an operation
 look at both, too, and count the message in the same step: what was aborted moves nothing any more, and no count is ever wrong.
@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from redelivery.errors import BrokerError
 from redelivery.middleware.brokers.redis.keys import SEPARATOR
-from redelivery.middleware.brokers.redis.scripts import Script, answer_of, text_of
+from redelivery.middleware.brokers.redis.scripts import Script, answer_of
 from redelivery.middleware.brokers.redis.stores import life_text
 from redelivery.middleware.ports import Answer
 
-from ...ports import Life, Record, StoredOperation
+from ...ports import Life, StoredOperation
+from .audit import MAX_RECORDS
 from .delay_store import ClaimedDelayStore
 from .letters import ClaimedLetterStore
 
@@ -25,15 +26,14 @@ if TYPE_CHECKING:
 
     from ...ports import Claim
 
-#: Operations and records that are kept.
-MAX_OPERATIONS, MAX_RECORDS = 1_000, 10_000
+#: Operations that are kept.
+MAX_OPERATIONS = 1_000
 #: Lives that go in one script.
 PAGE = 5_000
 #: Fields of an operation that count the messages which went somewhere.
 TO = "to:"
 
 _BEGIN, _TURN, _REPORT = Script("operation_begin"), Script("operation_turn"), Script("operation_report")
-_RECORD = Script("record")
 
 
 class RedisOperationStore:
@@ -142,23 +142,6 @@ class RedisOperationStore:
 
     def delayed(self, claim: Claim) -> ClaimedDelayStore:
         return ClaimedDelayStore(self._transport, claim)
-
-    def record(self, said: str) -> None:
-        _RECORD(self._client, [self._keys.audit], [said, MAX_RECORDS])
-
-    def records(self, limit: int) -> list[Record]:
-        found: Any = self._client.xrevrange(self._keys.audit, count=limit)
-        return [_record(record_id, values) for record_id, values in found]
-
-
-def _record(record_id: bytes, values: dict[bytes, bytes]) -> Record:
-    moved = values.get(b"moved", b"")
-    return Record(
-        text_of(record_id),
-        int(record_id.partition(b"-")[0]),
-        values.get(b"record", b"").decode("utf-8", "replace"),
-        int(moved) if moved.isdigit() else None,
-    )
 
 
 def _stored(operation_id: str, values: dict[bytes, bytes]) -> StoredOperation:

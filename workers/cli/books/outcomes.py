@@ -11,6 +11,7 @@ from redelivery.display import harmless, scrubbed
 from redelivery.errors import InputError
 
 from ...duties.exporter import Exporter
+from ...operations.runs.audit_export import export_audit
 from ...operations.words.numbers import counted, moment, span
 from ..context import Context, json_option, pass_context
 from ..servers.serving import served
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from redelivery.middleware.messages.events import Event
+
+    from ...ports import Format
 
 EVENTS = (
     Column("when", 1, 10, keeps_end=True, usual=20),
@@ -87,7 +90,8 @@ def _keep_exporting(context: Context, uri: str, kind: str, every: float) -> int:
     if every < 1:
         msg = "--every: give 1s or more"
         raise InputError(msg)
-    exporter = Exporter(context.outcomes, uri, every=every, format="jsonl" if kind == "jsonl" else "parquet")
+    form: Format = "jsonl" if kind == "jsonl" else "parquet"
+    exporter = Exporter(context.outcomes, uri, audit=context.audit, every=every, format=form)
 
     def start() -> None:
         exporter.start()
@@ -111,6 +115,8 @@ def _keep_exporting(context: Context, uri: str, kind: str, every: float) -> int:
 def export(ctx: click.Context, context: Context, given: str | None, kind: str, every: float | None) -> None:
     """Move the events of the outcome log to files for `redelivery reconcile`. A gap in the log is noted beside them.
 
+    The records of `redelivery audit` are copied to the same place, where the books do not read them.
+
     With --every, several exporters may run: one works, the others stand by. SIGTERM ends it with exit code 0, SIGINT with 130.
     On RabbitMQ the events are acknowledged when the files are on the disk.
     """
@@ -121,13 +127,16 @@ def export(ctx: click.Context, context: Context, given: str | None, kind: str, e
     if every is not None:
         ctx.exit(_keep_exporting(context, uri, kind, every))
     done = context.outcomes.export(uri, format="jsonl" if kind == "jsonl" else "parquet")
+    acts = export_audit(context.audit, uri)
     if context.as_json:
-        print_json({**asdict(done), "destination": scrubbed(uri)})
+        print_json({**asdict(done), "destination": scrubbed(uri), "audit": asdict(acts)})
         return
     events, files = counted(done.events, "event", "events"), counted(len(done.files), "file", "files")
-    say(f"{events} written to {harmless(uri)} in {files}.")
+    records = f", and {counted(acts.records, 'record', 'records')} of the audit" if acts.records else ""
+    say(f"{events} written to {harmless(uri)} in {files}{records}.")
     if done.refused:
         say(f"{done.refused} entries were not written by redelivery; they are in _refused.", err=True)
-    for gap in done.gaps:
-        lost = "an unknown number of" if gap.lost is None else gap.lost
-        say(f"A gap: {lost} events left the log before they were exported ({gap.why}, noticed {moment(gap.noticed_ms)}).", err=True)
+    for gaps, what in ((done.gaps, "events left the log"), (acts.gaps, "records of the audit left the broker")):
+        for gap in gaps:
+            lost = "an unknown number of" if gap.lost is None else gap.lost
+            say(f"A gap: {lost} {what} before they were exported ({gap.why}, noticed {moment(gap.noticed_ms)}).", err=True)

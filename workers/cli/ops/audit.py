@@ -1,7 +1,7 @@
 """`redelivery audit`: what operators did: who, when, what, on which messages, why, and with what result.
 
 On Redis it lists the records of operations and commands; on RabbitMQ, which has no place for these, the newest events that have an
-actor, of those that are still in the outcome log.
+actor. What the broker has let go of is read where it was exported.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ...operations.runs.audit import entries, in_words
-from ...operations.runs.operation import is_kept
+from redelivery.display import safe
+
+from ...operations.runs.audit import in_words
+from ...operations.runs.audit_history import acts, told
 from ...operations.words.numbers import moment
 from ..context import Context, json_option, pass_context
 from ..terminal.output import Column, print_json, say, table
 
 if TYPE_CHECKING:
-    from redelivery.middleware.messages.events import Event
-
     from ...operations.runs.audit import Entry
 
 ENTRIES = (
@@ -39,8 +39,6 @@ EVENTS = (
     Column("task", 3, 14, keeps_end=True),
     Column("queue", 3, 12, keeps_end=True),
 )
-#: Events that are looked through for those with an actor.
-MOST = 10_000
 
 
 @click.command()
@@ -50,24 +48,40 @@ MOST = 10_000
 )
 @click.option("--letters", is_flag=True, help="List single messages instead, from the newest events of the outcome log.")
 @click.option("--limit", type=click.IntRange(1), default=50, show_default=True, help="At most this many, the newest first.")
+@click.option(
+    "--scan",
+    type=click.IntRange(1),
+    default=100_000,
+    show_default=True,
+    help="Look at about this many exported records or events.",
+)
+@click.option(
+    "--outcomes",
+    "uri",
+    metavar="URI",
+    help="Read exported records, too. By default those in outcome_archive or outcome_export.",
+)
 @json_option
 @pass_context
-def audit(context: Context, *, actor: str, operation: str, letters: bool, limit: int) -> None:
+def audit(context: Context, *, actor: str, operation: str, letters: bool, limit: int, scan: int, uri: str | None) -> None:
     """What operators did: who, when, what, on which messages, why, and with what result. The newest first.
 
-    The broker keeps the last 10,000 records. Each message that was changed also has an event with its actor. --letters shows the
-    events that are still in the outcome log, `task show` those of one task.
+    The broker keeps the last 10,000 records, and an export all of them. Exported records are read, too, if --outcomes or the
+    settings say where they are. Each message that was changed also has an event with its actor: --letters shows the newest of
+    these, `task show` those of one task.
     """
-    if letters or not is_kept(context.transport):
-        _tell_events(context, actor, limit)
+    if letters or context.audit is None:
+        _tell_events(context, actor, limit, scan, uri)
         return
-    found = entries(context.transport, limit, actor=actor, operation=operation)
+    found = told(context.runtime, limit, actor=actor, operation=operation, outcomes=uri, most=scan)
+    for note in found.notes:
+        say(safe(note), err=True)
     if context.as_json:
-        print_json([each.to_dict() for each in found])
-    elif not found:
+        print_json([each.to_dict() for each in found.entries])
+    elif not found.entries:
         say("There are no records.")
     else:
-        click.echo(table(list(map(_row, found)), ENTRIES))
+        click.echo(table(list(map(_row, found.entries)), ENTRIES))
 
 
 def _row(each: Entry) -> tuple[str, ...]:
@@ -77,14 +91,14 @@ def _row(each: Entry) -> tuple[str, ...]:
     return moment(each.at_ms), each.actor, f"{each.act} {each.acted}", each.queue, each.operation, on, result, each.why
 
 
-def _tell_events(context: Context, actor: str, limit: int) -> None:
-    with context.outcomes.tail(MOST, is_followed=False) as tail:
-        acts = [each for each in tail.events if each.actor and (not actor or each.actor == actor)]
-    found: list[Event] = acts[::-1][:limit]
+def _tell_events(context: Context, actor: str, limit: int, scan: int, uri: str | None) -> None:
+    found = acts(context.runtime, limit, actor=actor, outcomes=uri, most=scan)
+    for note in found.notes:
+        say(safe(note), err=True)
     if context.as_json:
-        print_json([each.to_dict() for each in found])
-    elif not found:
+        print_json([each.to_dict() for each in found.events])
+    elif not found.events:
         say("No event in the outcome log has an actor.")
     else:
-        rows = [(moment(each.at_ms), each.actor, each.outcome, each.task_id, each.task, each.queue) for each in found]
+        rows = [(moment(each.at_ms), each.actor, each.outcome, each.task_id, each.task, each.queue) for each in found.events]
         click.echo(table(rows, EVENTS))

@@ -7,8 +7,10 @@ no outcomes of any message, so they are kept out of the outcome log: the books w
 every reader of an earlier version. The scripts that change an operation's state write its records, so neither is there without
 the other.
 
+The export of the events copies the records, too (`audit_export`), and what they hold is told with the rest (`audit_history`).
+
 Limits: on RabbitMQ there are no operations, and no such list: the events are the whole audit. What is in a record may have been
-written by anybody who can write to the broker: what cannot be read is left out, and counted.
+written by anybody who can write to the broker: what cannot be read is left out.
 """
 
 from __future__ import annotations
@@ -103,6 +105,10 @@ class Entry:
         given = self.options.get("edited")
         return [str(each) for each in given] if isinstance(given, list) else []
 
+    def is_of(self, actor: str, operation: str) -> bool:
+        """Whether this actor did it, for the operation whose id begins so; each where it is named."""
+        return (not actor or self.actor == actor) and self.operation.startswith(operation)
+
     @classmethod
     def of(cls, record: Record) -> Self | None:
         """A record, read; None if it is not one of ours."""
@@ -110,14 +116,19 @@ class Entry:
             read: Any = json.loads(record.said)
         except (ValueError, RecursionError):
             return None
+        return cls.from_values(read, record.record_id, record.at_ms, record.moved)
+
+    @classmethod
+    def from_values(cls, read: Any, record_id: str, at_ms: int, moved: int | None = None) -> Self | None:
+        """A record of these values; None if they are not those of one. `moved` is as for `Record`."""
         if not isinstance(read, dict) or any(not isinstance(read.get(name), str) for name in ("actor", "act", "acted", "queue")):
             return None
         texts = {name: str(read.get(name) or "") for name in ("actor", "act", "acted", "queue", "operation", "why", "message")}
         parts: dict[str, Any] = {name: read[name] for name in ("filter", "options", "result") if isinstance(read.get(name), dict)}
         tasks = [str(each) for each in read["tasks"]] if isinstance(read.get("tasks"), list) else []
-        if texts["operation"] and record.moved is not None and texts["acted"] != Acted.BEGUN:
-            parts["result"] = {**parts.get("result", {}), "moved": record.moved}
-        return cls(record_id=record.record_id, at_ms=record.at_ms, tasks=tasks, **{**texts, **parts})
+        if texts["operation"] and moved is not None and texts["acted"] != Acted.BEGUN:
+            parts["result"] = {**parts.get("result", {}), "moved": moved}
+        return cls(record_id=record_id, at_ms=at_ms, tasks=tasks, **{**texts, **parts})
 
 
 def in_words(values: Mapping[str, Any]) -> str:
@@ -165,7 +176,7 @@ def record(transport: Transitions, said: str) -> None:
 
     Raises what the broker does.
     """
-    store = broker_of(transport).operations
+    store = broker_of(transport).audit
     if store is not None:
         store.record(said)
 
@@ -175,11 +186,14 @@ def entries(transport: Transitions, limit: int, *, actor: str = "", operation: s
 
     There are none where the broker has no place for them. Raises what the broker does.
     """
-    store = broker_of(transport).operations
-    read = [] if store is None else [Entry.of(each) for each in store.records(MAX_READ if actor or operation else limit)]
-    return [
-        each for each in read if each is not None and (not actor or each.actor == actor) and each.operation.startswith(operation)
-    ][:limit]
+    store = broker_of(transport).audit
+    if store is None:
+        return []
+    kept = store.records(MAX_READ if actor or operation else limit)
+    read = [Entry.of(each) for each in kept]
+    if None in read and len(kept) == limit:
+        read = [Entry.of(each) for each in store.records(MAX_READ)]
+    return [each for each in read if each is not None and each.is_of(actor, operation)][:limit]
 
 
 def os_user() -> str:

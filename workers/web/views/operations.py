@@ -10,6 +10,7 @@ from redelivery.errors import InputError
 
 from ...operations.letters import dead_letters
 from ...operations.runs.audit import entries
+from ...operations.runs.audit_history import Told, told
 from ...operations.runs.operation import (
     ALLOWED,
     NOT_HERE,
@@ -46,13 +47,15 @@ _COUNTS, _TEXTS = ("limit", "canary", "abort_after"), ("to", "archive")
 def operations(asked: Asked) -> Shown:
     """The newest operations, and the newest records of the audit."""
     is_here = is_kept(asked.transport)
+    audit = told(asked.runtime, RECORDS) if is_here else Told()
     return Shown(
         "operations.html",
         {
             "is_here": is_here,
             "not_here": NOT_HERE,
             "rows": [_row(asked, each) for each in listed(asked.runtime, limit=MOST)] if is_here else [],
-            "records": entries(asked.transport, RECORDS) if is_here else [],
+            "records": audit.entries,
+            "notes": audit.notes,
         },
     )
 
@@ -74,6 +77,10 @@ def operation(asked: Asked) -> Shown:
     """One operation: what was asked, how far it is, what can be done with it."""
     each = found(asked.runtime, asked.first("id"))
     may = all(asked.may(str(each.kind), queue) for queue in _concerned(asked, each.kind, each.queue, each.options))
+    if each.has_ended:
+        audit = told(asked.runtime, RECORDS, operation=each.id)
+    else:  # it is looked at every few seconds, and its records are on the broker
+        audit = Told(entries(asked.transport, RECORDS, operation=each.id))
     return Shown(
         "operation.html",
         {
@@ -82,7 +89,8 @@ def operation(asked: Asked) -> Shown:
             "deaths": [{name: str(death.get(name) or "") for name in ("task_id", "reason", "exception")} for death in each.deaths],
             "options": each.options.to_dict(),
             "can": [name for name, (_, state) in TURNS.items() if may and each.state in ALLOWED[state]],
-            "records": entries(asked.transport, RECORDS, operation=each.id),
+            "records": audit.entries,
+            "notes": audit.notes,
             "is_waiting": each.state is State.WAITING,
             "went": WENT[each.kind],
             "refresh": 3 if each.state in {State.WAITING, State.RUNNING} else None,

@@ -1,0 +1,19 @@
+-- Reads a page of the audit, and what the server knows of the audit at the same instant. It changes nothing.
+-- KEYS[1] audit.
+-- ARGV[1] where to begin, ARGV[2] how many records at most, ARGV[3] id of a record that is looked for, or ''.
+-- Returns {how many were ever added, how many are there, records, 1 where it has the record that is looked for, time (ms)}, or
+-- nothing where there is no audit. Bound: ARGV[2] records.
+-- uses: clock
+if redis.call('EXISTS', KEYS[1]) == 0 then return false end
+local told, added, length = redis.call('XINFO', 'STREAM', KEYS[1]), 0, 0
+for at = 1, #told, 2 do
+  if told[at] == 'entries-added' then added = told[at + 1] end
+  if told[at] == 'length' then length = told[at + 1] end
+end
+return {
+  added,
+  length,
+  redis.call('XRANGE', KEYS[1], ARGV[1], '+', 'COUNT', ARGV[2]),
+  ARGV[3] == '' and 0 or #redis.call('XRANGE', KEYS[1], ARGV[3], ARGV[3], 'COUNT', 1),
+  now_ms(),
+}
