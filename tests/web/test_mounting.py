@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import html
 import io
 import json
 import re
@@ -21,6 +22,7 @@ from structlog.testing import capture_logs
 from redelivery.errors import ConfigurationError
 from redelivery.web import User, asgi_app, wsgi_app
 from redelivery.workers.operations.letters.filter import Filter
+from redelivery.workers.operations.letters.reading import browse
 from redelivery.workers.operations.runs import operation
 from redelivery.workers.operations.runs.operation import Kind, Options, State
 from redelivery.workers.web.guard import form_token_of
@@ -28,7 +30,7 @@ from redelivery.workers.web.shared import streams
 from redelivery.workers.web.shared.asking import Asking
 from redelivery.workers.web.shared.figures import Figures
 from redelivery.workers.web.views import queues
-from tests.support.desk import LETTERS, QUEUE, Desk
+from tests.support.desk import LETTERS, QUEUE, Desk, copies
 from tests.support.running import until
 
 if TYPE_CHECKING:
@@ -249,6 +251,24 @@ def test_a_count_of_a_part_says_so(desk: Desk, monkeypatch: pytest.MonkeyPatch) 
         assert said not in asked(page, "/queues").text, most
     monkeypatch.setattr(queues, "LOOKED_AT", 1)
     assert f"the first 1 message that the page looked at, {said}" in asked(page, "/queues").text
+
+
+def test_the_beginning_of_an_id_lists_all_that_begin_so_without_reading_the_whole_queue(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A page of it looks at so many dead letters at a time as any other filter; it says how far it is, and the next one goes on."""
+    copies(desk, 150)
+    page = asgi_app(desk.app, user=by_header)
+    shown = asked(page, f"/letters?queue={LETTERS}&id=task-0004").text
+    assert [f"id=task-{number:05}&" in shown.replace("&amp;", "&") for number in (39, 40, 49, 50)] == [False, True, True, False]
+    monkeypatch.setattr(browse, "SLOW", 0)
+    monkeypatch.setattr(browse, "FIRST", 20)
+    shown = asked(page, f"/letters?queue={LETTERS}&id=task-00077").text
+    for looked_at in (20, 40, 60):
+        assert f"None of the newest {looked_at} dead letters passes the filter: Older looks on" in shown
+        [older] = [html.unescape(each) for each in linked(shown) if "before=" in each]
+        shown = asked(page, older).text
+    assert "id=task-00077&amp;at=77" in shown
 
 
 def runners() -> set[threading.Thread]:

@@ -12,7 +12,7 @@ from redelivery.middleware.messages.events import Reason
 from redelivery.settings.values import suggestion
 
 from . import dead_letters
-from .filter import Filter
+from .filter import Filter, Shortened
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -21,7 +21,21 @@ if TYPE_CHECKING:
 
 
 def filter_of(transport: Transitions, name: str, options: Mapping[str, Any]) -> Filter:
-    """The filter for the dead letters of this queue; ages count from now, by the broker's clock."""
+    """The filter for the dead letters of this queue; ages count from now, by the broker's clock.
+
+    Looks into the queue for an id that is not whole.
+    """
+    task_ids = dead_letters.whole_ids(transport, name, options["task_ids"])
+    return Filter(task_ids=task_ids, **_conditions(transport, options))
+
+
+def listing_of(transport: Transitions, options: Mapping[str, Any]) -> Filter:
+    """The same for a listing, which asks nothing of the queue: each dead letter whose id begins as one of these is listed."""
+    return Shortened(task_ids=frozenset(options["task_ids"]), **_conditions(transport, options))
+
+
+def _conditions(transport: Transitions, options: Mapping[str, Any]) -> dict[str, Any]:
+    """All but the ids. Raises `InputError` for a reason that there is not."""
     now_ms = transport.now_ms()
     for each in options["reasons"]:
         if each not in set(Reason):
@@ -32,12 +46,11 @@ def filter_of(transport: Transitions, name: str, options: Mapping[str, Any]) -> 
     def ago(seconds: float | None) -> int | None:
         return None if seconds is None else now_ms - round(seconds * 1000)
 
-    return Filter(
-        task_ids=dead_letters.whole_ids(transport, name, options["task_ids"]),
-        reasons=frozenset(options["reasons"]),
-        tasks=options["tasks"],
-        exceptions=options["exceptions"],
-        fingerprints=options["fingerprints"],
-        died_before_ms=ago(options["older_than"]),
-        died_after_ms=ago(options["newer_than"]),
-    )
+    return {
+        "reasons": frozenset(options["reasons"]),
+        "tasks": options["tasks"],
+        "exceptions": options["exceptions"],
+        "fingerprints": options["fingerprints"],
+        "died_before_ms": ago(options["older_than"]),
+        "died_after_ms": ago(options["newer_than"]),
+    }

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 from redelivery.errors import InputError
 
 from ...letters import may_be, stands_plainly
+from ..words.short_ids import begins
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -56,7 +57,7 @@ class Filter:
 
     def passes(self, letter: Letter) -> bool:
         """Whether the filter chooses this dead letter."""
-        if self.task_ids and letter.task_id not in self.task_ids:
+        if self.task_ids and not self.names(letter.task_id):
             return False
         if self.reasons and letter.reason not in self.reasons:
             return False
@@ -67,6 +68,10 @@ class Filter:
         if self.fingerprints and not str(letter.failure.get("fingerprint") or "").startswith(self.fingerprints):
             return False
         return self._is_in_time(letter.died_ms)
+
+    def names(self, task_id: str) -> bool:
+        """Whether this is one of the ids that are asked for."""
+        return task_id in self.task_ids
 
     @property
     def has_words(self) -> bool:
@@ -94,6 +99,16 @@ class Filter:
         if self.died_before_ms is not None and (died_ms is None or died_ms >= self.died_before_ms):
             return False
         return self.died_after_ms is None or (died_ms is not None and died_ms > self.died_after_ms)
+
+
+class Shortened(Filter):
+    """The same for a listing: `task_ids` may be beginnings of ids, and each dead letter whose id begins so is listed."""
+
+    __slots__ = ()
+
+    def names(self, task_id: str) -> bool:
+        """As `Filter.names`, or a beginning of it."""
+        return any(begins(task_id, each) for each in self.task_ids)
 
 
 _TIMES = {"died_before_ms", "died_after_ms"}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from redelivery.display import word
@@ -10,7 +10,7 @@ from redelivery.errors import InputError
 from redelivery.middleware.messages.events import Reason
 
 from ...operations.letters import dead_letters
-from ...operations.letters.choice import filter_of
+from ...operations.letters.choice import filter_of, listing_of
 from ...operations.letters.filter import Filter
 from ...operations.letters.reading.browse import Browsed, browsed
 from ...operations.runs.operation import is_kept
@@ -51,8 +51,11 @@ class Choice:
         return any(self.given.values())
 
 
-def choice_of(asked: Asked, queue: str) -> Choice:
-    """The choice in the address, or in a form. Raises `InputError`."""
+def choice_of(asked: Asked, queue: str, *, is_listed: bool = False) -> Choice:
+    """The choice in the address, or in a form. Raises `InputError`.
+
+    An id may be shortened. It is looked up in the queue, unless the choice `is_listed`: a list shows all ids that begin so.
+    """
     given: dict[str, Any] = {
         "id": asked.many("id"),
         "reason": asked.many("reason"),
@@ -71,22 +74,14 @@ def choice_of(asked: Asked, queue: str) -> Choice:
         "older_than": seconds(given["older_than"]) if given["older_than"] else None,
         "newer_than": seconds(given["newer_than"]) if given["newer_than"] else None,
     }
-    if leaves_marks(asked.transport):
-        # A short id would be looked up in the queue.
-        options["task_ids"], short = (), given["id"]
-        chosen = filter_of(asked.transport, queue, options)
-        return Choice(queue, _with_ids(chosen, short), given)
-    return Choice(queue, filter_of(asked.transport, queue, options), given)
+    chosen = listing_of(asked.transport, options) if is_listed else filter_of(asked.transport, queue, options)
+    return Choice(queue, chosen, given)
 
 
 def waiting_choice(queue: str, tasks: tuple[str, ...]) -> Choice:
     """The choice among messages that wait: they have not died, so only their tasks are known."""
     given = dict.fromkeys(("id", "reason", "exception", "fingerprint"), ()) | {"older_than": "", "newer_than": ""}
     return Choice(queue, Filter(tasks=tasks), {**given, "task": tasks})
-
-
-def _with_ids(chosen: Filter, ids: tuple[str, ...]) -> Filter:
-    return replace(chosen, task_ids=frozenset(ids))
 
 
 def letters(asked: Asked) -> Shown:
@@ -101,7 +96,7 @@ def letters(asked: Asked) -> Shown:
         name = full[0].name
     if name not in {each.name for each in queues}:
         dead_letters.required(runtime, name)
-    choice = choice_of(asked, name)
+    choice = choice_of(asked, name, is_listed=True)
     is_marked = leaves_marks(asked.transport)
     found, at_ms = _found(asked, choice, is_marked=is_marked)
     return Shown(
