@@ -120,3 +120,11 @@ def test_the_page_of_the_python_names_has_all_of_them() -> None:
     text = (ROOT / "docs" / "api.md").read_text()
     documented = {name.rpartition(".")[2] for name in re.findall(r"^::: (\S+)$", text, re.MULTILINE)}
     assert set(redelivery.__all__) - documented == set()
+
+
+def test_each_name_of_the_python_page_is_introduced() -> None:
+    """In the repository the page has no docstrings: a sentence stands above each place where the site puts one."""
+    text = (ROOT / "docs" / "api.md").read_text()
+    above = re.findall(r"^(.*)\n\n::: \S+$", text, re.MULTILINE)
+    assert len(above) == len(re.findall(r"^::: ", text, re.MULTILINE))
+    assert [line for line in above if not line.endswith((".", ":")) or line.startswith(("#", ":::", "    "))] == []
