@@ -122,6 +122,11 @@ def _reconciliation(name: str, millions: int, aims: Mapping[str, float], **optio
     return Comparison(f"reconciliation{name}", title, "benchmarks.reconciliation:reconciliation", OURS, amounts, options, aims)
 
 
+def _small_day(name: str, title: str, **options: Any) -> Comparison:
+    amounts = {"events": Amount(10_000, 1000)}
+    return Comparison(name, title, "benchmarks.small_day:small_day", OURS, amounts, options, {"seconds": 8.0})
+
+
 COMPARISONS: Mapping[str, Comparison] = {
     each.name: each
     for each in (
@@ -270,6 +275,8 @@ COMPARISONS: Mapping[str, Comparison] = {
             {"events": Amount(10_000_000, 10_000)},
             aims={"times_stateless": 1.2},
         ),
+        _small_day("small-day", "the books of a small day, from the shell"),
+        _small_day("small-day-embedded", "the books of a small day, from the shell, with PyPI's Java", embedded=True),
     )
 }
 

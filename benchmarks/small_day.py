@@ -1,13 +1,11 @@
 """A small day: what `redelivery reconcile` costs from the shell, its Java included, with and without kept classes.
 
-`./dev python -m benchmarks.small_day --runs 5` runs the command over 10,000 events, turn about, and prints seconds of processor and
-of time. Seconds of processor say most on a machine that others use. Java ends after the command: the time is the command's, the
-processor that of all it started. `--embedded` takes PyPI's Java.
+The command runs over the same events, turn about, and the medians count. Seconds of processor say most on a machine that others
+use. Java ends after the command: the time is the command's, the processor that of all it started.
 """
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 import os
 import statistics
@@ -19,10 +17,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from benchmarks.figures import less
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["Run", "run"]
+    from benchmarks.figures import Figure
+
+__all__ = ["Run", "figures_of", "run", "small_day"]
 
 #: Of Linux' prctl: what a child leaves behind when it ends becomes a child of this process.
 _SUBREAPER = 36
@@ -64,32 +66,33 @@ def run(words: list[str], environment: Mapping[str, str]) -> Run:
     return Run(seconds, processor)
 
 
-def main() -> int:
-    """Measure, and print."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--events", type=int, default=10_000)
-    parser.add_argument("--runs", type=int, default=5)
-    parser.add_argument("--embedded", action="store_true")
-    given = parser.parse_args()
+def small_day(name: str, *, events: int, rounds: int = 5, embedded: bool = False) -> dict[str, Figure]:  # noqa: ARG001 - there is one side
+    """The command's figures; `embedded` takes PyPI's Java, and not the machine's."""
     # In a process of its own: a Java that goes on would be waited for.
-    prepare = [sys.executable, "-c", _PREPARE, str(given.events)]
+    prepare = [sys.executable, "-c", _PREPARE, str(events)]
     place = subprocess.run(prepare, stdout=subprocess.PIPE, text=True, check=True).stdout
-    with tempfile.TemporaryDirectory(prefix="redelivery-small-day-") as name:
-        folder = Path(name)
-        environment = _without_java(folder) if given.embedded else dict(os.environ)
+    with tempfile.TemporaryDirectory(prefix="redelivery-small-day-") as told:
+        folder = Path(told)
+        environment = _without_java(folder) if embedded else dict(os.environ)
         # A cache that is no folder keeps nothing.
-        caches = {"without": os.devnull, "with": str(folder / "cache")}
+        caches = {"without_classes": os.devnull, "": str(folder / "cache")}
         sides = {side: environment | {"XDG_CACHE_HOME": cache} for side, cache in caches.items()}
-        words = [str(Path(sys.executable).parent / "redelivery"), "reconcile", "--quiet", "--json"]
+        words = [sys.executable, "-m", "redelivery", "reconcile", "--quiet", "--json"]
         words += ["--outcomes", f"{place}/outcomes", "--inventory", f"{place}/inventory", "--output", f"{folder}/books"]
-        _print("first, which notes and keeps the classes", [run(words, sides["with"])])
-        runs: dict[str, list[Run]] = {side: [] for side in sides}
-        for _ in range(given.runs):
-            for side, environment in sides.items():
-                runs[side].append(run(words, environment))
-        for side, those in runs.items():
-            _print(f"{side} kept classes", those)
-    return 0
+        runs: dict[str, list[Run]] = {"": [], "without_classes": [], "first": [run(words, sides[""])]}
+        for _ in range(rounds):
+            for side, variables in sides.items():
+                runs[side].append(run(words, variables))
+        return figures_of(runs)
+
+
+def figures_of(runs: Mapping[str, list[Run]]) -> dict[str, Figure]:
+    """The medians of each kind of run, by its name; the usual one has none."""
+    return {
+        f"{what}_{kind}".rstrip("_"): less(statistics.median(getattr(each, what) for each in those), unit)
+        for kind, those in runs.items()
+        for what, unit in (("seconds", "s"), ("processor", "s of processor"))
+    }
 
 
 def _without_java(folder: Path) -> dict[str, str]:
@@ -99,13 +102,3 @@ def _without_java(folder: Path) -> dict[str, str]:
     program.write_text("#!/bin/sh\nexit 1\n")
     program.chmod(0o700)
     return {**os.environ, "JAVA_HOME": "", "PATH": f"{program.parent}:{os.environ['PATH']}"}
-
-
-def _print(what: str, runs: list[Run]) -> None:
-    for name, unit in (("seconds", "s"), ("processor", "s of processor")):
-        values = [getattr(each, name) for each in runs]
-        sys.stderr.write(f"{what}: median {statistics.median(values):.1f} {unit} ({min(values):.1f} to {max(values):.1f})\n")
-
-
-if __name__ == "__main__":
-    sys.exit(main())

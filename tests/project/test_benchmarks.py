@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fnmatch
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -22,6 +24,7 @@ from benchmarks.plots import INK, comparison_plot, ratio_plot, write_plots
 from benchmarks.results import Result, read_all
 from benchmarks.running import MeasurementError, Plan, measured
 from benchmarks.sides import NAMES
+from benchmarks.small_day import Run, figures_of
 from benchmarks.stamps import late_ms, write_stamp
 from benchmarks.summary import Ratio, Row, meets, summarised
 from benchmarks.table import BEGIN, END, fill, number, table
@@ -225,7 +228,50 @@ def test_sides_beside_each_other_take_turns_at_the_same_random_moments(tmp_path:
     assert 3 < both[-1][0] - both[0][0] < 5
 
 
+def test_every_comparison_stands_in_the_readme() -> None:
+    """With how it is measured."""
+    rows = re.findall(r"^\| (`[^|]+`) \|", (ROOT / "benchmarks" / "README.md").read_text(), re.MULTILINE)
+    named = [name.replace("…", "*") for row in rows for name in re.findall(r"`([^`]+)`", row)]
+    assert [each for each in COMPARISONS if not any(fnmatch.fnmatchcase(each, name) for name in named)] == []
+
+
 # they run
+
+
+LEAVES_A_CHILD = """
+import os, sys, time
+if not os.fork():
+    os.setsid()
+    while time.process_time() < 0.5:
+        pass
+    os._exit(0)
+sys.exit(int(sys.argv[1]))
+"""
+
+
+def test_a_command_of_a_small_day_costs_what_it_leaves_behind_too() -> None:
+    """Its time is its own; its processor is that of all that it started. One that fails is no measurement."""
+    said = (
+        "import os, sys\nfrom benchmarks.small_day import run\n"
+        f"words = [sys.executable, '-c', {LEAVES_A_CHILD!r}]\n"
+        "done = run([*words, '0'], os.environ)\n"
+        "assert done.processor > 0.5 and done.seconds > 0, done\n"
+        "try:\n    run([*words, '3'], os.environ)\n"
+        "except RuntimeError as exc:\n    print(exc.args[0][-17:])"
+    )
+    done = subprocess.run([sys.executable, "-c", said], cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)
+    assert (done.returncode, done.stdout.strip()) == (0, "'3'] ended with 3"), done.stderr
+
+
+def test_the_figures_of_a_small_day_are_medians() -> None:
+    """Of the usual runs, and of the others by their names."""
+    runs = {"": [Run(9, 12), Run(7, 11), Run(8, 19)], "first": [Run(16, 70)]}
+    assert {name: (each.value, each.unit) for name, each in figures_of(runs).items()} == {
+        "seconds": (8, "s"),
+        "processor": (12, "s of processor"),
+        "seconds_first": (16, "s"),
+        "processor_first": (70, "s of processor"),
+    }
 
 
 def bench(*words: str) -> subprocess.CompletedProcess[str]:
