@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import re
+import subprocess
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.documents.walkthrough import Command, Deviation, Shell, follow, main, shell
+from tests.support.documents.walkthrough import ROOT, Command, Deviation, Shell, follow, main, shell
 from tests.support.runbooks import VIEW
 
 if TYPE_CHECKING:
@@ -104,6 +107,75 @@ def test_the_command_says_which_document_deviates(capsys: pytest.CaptureFixture[
     assert "wrong.md: echo right printed" in capsys.readouterr().err
     assert main(["--write", str(path)]) == 0
     assert path.read_text() == "```console\n$ echo right\nright\n```\n"
+
+
+DEMO = """\
+<!-- run by .ci/run -->
+```console
+$ ./dev demo    # kills; then a check
+…
+  lost                             0
+
+  books        balanced
+…
+```
+"""
+
+
+@pytest.mark.parametrize(
+    ("printed", "code"),
+    [
+        ("   0.0 s  starting\n\n  duplicated  0   8 may have\n  lost      0\n\n  books   balanced\n  took     75.3 s\n", 0),
+        ("   0.0 s  starting\n  lost      1\n\n  books   DO NOT BALANCE\n", 1),
+        ("   0.0 s  starting\n  lost      0\n", 1),
+        ("", 1),
+    ],
+)
+def test_what_others_ran_is_compared(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], here: Shell, printed: str, code: int
+) -> None:
+    """What they were told comes on standard input, and nothing is run."""
+    path = here.folder.parent / "demo.md"
+    path.write_text(DEMO)
+    monkeypatch.setattr("sys.stdin", io.StringIO(printed))
+    assert main(["--said", "./dev demo", str(path)]) == code
+    assert ("demo.md: ./dev demo    # kills; then a check printed" in capsys.readouterr().err) is bool(code)
+
+
+def test_what_others_ran_must_stand_in_the_document(here: Shell, capsys: pytest.CaptureFixture[str]) -> None:
+    """Else nothing would be compared."""
+    path = here.folder.parent / "demo.md"
+    path.write_text(DEMO)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.stdin", io.StringIO(""))
+        assert main(["--said", "./dev dmeo", str(path)]) == 1
+    assert capsys.readouterr().err == f"{path}: there is no command ./dev dmeo\n"
+
+
+BARE = """\
+```console
+$ pwd
+/home/you/redelivery
+$ git status --short
+$ mkdir ~/shop && cd ~/shop
+$ python3 -m venv --without-pip .venv && . .venv/bin/activate
+$ python -c 'import sys; print(sys.prefix)'
+/home/you/shop/.venv
+```
+<!-- run by others -->
+```console
+$ python -c 'import celery' 2>/dev/null || echo "exit code $?"
+exit code 1
+```
+"""
+
+
+def test_on_a_bare_machine_a_clone_is_followed_with_pythons_own_modules_alone(tmp_path: Path) -> None:
+    """In an environment that the document makes; no block is left to others."""
+    (tmp_path / "bare.md").write_text(BARE)
+    command = [sys.executable, "-S", "-m", "tests.support.documents.walkthrough", "--bare", str(tmp_path / "bare.md")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)
+    assert (done.returncode, done.stderr) == (0, f"{tmp_path}/bare.md: as it says\n")
 
 
 def test_colours_are_kept_for_the_picture_alone() -> None:

@@ -9,7 +9,7 @@ are named behind it; `./dev follow --write` puts in what is printed now, and dra
 - A `console` block has commands behind `$ `, and what they print. `…` stands for anything; what has a line of it alone is never
   written anew. Every command must end with 0; `|| echo "exit code $?"` shows another one.
 - `<!-- until: COMMAND -->` tries a command until it succeeds; `<!-- run: COMMAND -->` runs one that the reader need not see;
-  `<!-- run by PATH -->` says who else runs the next block.
+  `<!-- run by PATH -->` says who else runs the next block; `--said COMMAND` compares what was printed there.
 
 Ids, times, durations and the width of columns may differ. Port 6379 is a free port in truth. A `View` says how wide the terminal
 is, and whether what goes to stderr is seen; where it is not, only stdout is compared, for progress goes to stderr.
@@ -340,10 +340,30 @@ def carry_out(command: Command, here: Shell, *, bare: bool, write: bool, is_pict
     if not command.is_compared or (command.is_as_said(here.view) and not (write and is_pictured)):
         return
     if not write or "…" in command.expected:
-        shown, expected = "\n".join(command.shown), "\n".join(command.expected)
-        msg = f"{command.typed} printed\n{shown}\nand not\n{expected}"
-        raise Deviation(msg)
+        raise Deviation(other(command))
     command.expected = command.shown
+
+
+def compare(text: str, typed: str, printed: str) -> None:
+    """Whether a command that others ran printed what a document says.
+
+    Raises `Deviation` where it printed something else, or the document has no such command.
+    """
+    blocks = [step["block"] for step in STEP.finditer(text) if step["language"] == "console"]
+    said = [each for block in blocks for each in commands(block) if COMMENT.sub("", each.typed) == typed]
+    if not said:
+        msg = f"there is no command {typed}"
+        raise Deviation(msg)
+    for command in said:
+        command.printed = printed
+        if not command.is_as_said():
+            raise Deviation(other(command))
+
+
+def other(command: Command) -> str:
+    """What it printed, and what it should have printed."""
+    shown, expected = "\n".join(command.shown), "\n".join(command.expected)
+    return f"{command.typed} printed\n{shown}\nand not\n{expected}"
 
 
 def as_text(command: Command) -> str:
@@ -381,7 +401,10 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("documents", nargs="*", help="Markdown files, from the top of the repository (all)")
     parser.add_argument("--write", action="store_true", help="write what is printed now below each command")
     parser.add_argument("--bare", action="store_true", help="clone and install, too, and leave no block to others")
+    parser.add_argument("--said", metavar="COMMAND", help="run nothing: compare standard input with what stands below this command")
     given = parser.parse_args(words)
+    if given.said:
+        return _compare(given.documents, given.said, sys.stdin.read())
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that what was started is ended too
     failed = 0
     for name in given.documents or all_documents():
@@ -398,6 +421,16 @@ def main(words: Sequence[str] | None = None) -> int:
             draw(name, done)
         sys.stderr.write(f"{name}: as it says\n")
     return failed
+
+
+def _compare(documents: Sequence[str], typed: str, printed: str) -> int:
+    for name in documents:
+        try:
+            compare((ROOT / name).read_text(), typed, printed)
+        except Deviation as exc:
+            sys.stderr.write(f"{name}: {exc}\n")
+            return 1
+    return 0
 
 
 if __name__ == "__main__":
