@@ -227,35 +227,34 @@ def functions(*names: str) -> str:
 
 PIP = """\
 WARNING: Location 'somewhere' is ignored
+Ignoring tzdata: markers 'sys_platform == "win32"' don't match your environment
 Processing /wheels/amqp-5.4.2-py3-none-any.whl (from -r requirements/demo.txt (line 1))
   Downloading amqp-5.4.2-py3-none-any.whl
 Requirement already satisfied: click==8.5.1 in ./.venv (from -r requirements/demo.txt (line 4))
+Building wheels for collected packages: pyspark
+  Building wheel for pyspark (pyproject.toml): started
+  Building wheel for pyspark (pyproject.toml): finished with status 'done'
 Installing collected packages: amqp
 """
+#: A package of three is for another system.
+STAGES = ("package 1 of 2, amqp", "package 2 of 2, click", "building pyspark", "unpacking 2 packages")
 
 
 @pytest.mark.parametrize(
     ("printed", "is_terminal", "shown"),
     [
-        (PIP, "", ["dev: demo: package 1 of 2, amqp", "dev: demo: package 2 of 2, click", "dev: demo: unpacking 2 packages"]),
-        (
-            PIP,
-            "yes",
-            [
-                "",
-                *("\x1b[Kdev: demo: " + each for each in ("package 1 of 2, amqp", "package 2 of 2, click", "unpacking 2 packages")),
-            ],
-        ),
+        (PIP, "", [f"dev: demo: {each}" for each in STAGES]),
+        (PIP, "yes", ["", *(f"\x1b[Kdev: demo: {each}" for each in STAGES)]),
         (
             "Collecting amqp\nERROR: no match:\n    amqp from x\n",
             "",
-            ["dev: demo: package 1 of 2, amqp", "ERROR: no match:", "    amqp from x"],
+            ["dev: demo: package 1 of 3, amqp", "ERROR: no match:", "    amqp from x"],
         ),
     ],
 )
 def test_installing_says_how_far_it_is_and_errors_whole(printed: str, is_terminal: str, shown: list[str]) -> None:
     """Of pip's own lines nothing else is left."""
-    command = ["bash", "-c", f'{functions("progress")}\nprogress demo 2 "{is_terminal}"']
+    command = ["bash", "-c", f'{functions("progress")}\nprogress demo 3 "{is_terminal}"']
     done = subprocess.run(command, input=printed, capture_output=True, text=True, check=True, timeout=30)
     lines = done.stdout.splitlines()
     assert [line for line in lines if line != "\x1b[K"] == shown
