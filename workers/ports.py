@@ -339,17 +339,11 @@ class Record(NamedTuple):
 
 
 class Recorded(NamedTuple):
-    """The records of the audit that follow one of them, the oldest first, and what the broker knew of the audit at that instant.
-
-    `added` is how many records were ever added to it, up to the last of these, and `gone` how many of them have left it.
-    `has_last` says whether it has the one that these follow. `now_ms` is the broker's time, where it has one.
-    """
+    """Records of the audit, the oldest first; the last of them is its `position`th. `gap` is what is missing before the first."""
 
     records: list[Record]
-    added: int
-    gone: int
-    has_last: bool
-    now_ms: int
+    position: int
+    gap: Gap | None = None
 
 
 class AuditStore(Protocol):
@@ -365,10 +359,11 @@ class AuditStore(Protocol):
     def records(self, limit: int) -> list[Record]:
         """The newest records, the newest first."""
 
-    def following(self, record_id: str, position: int) -> Recorded | None:
-        """All records that follow this one, which was the audit's `position`th; all that there are, where `record_id` is empty.
+    def following(self, record_id: str, position: int) -> Recorded:
+        """All records that follow this one, which was the audit's `position`th; none where there are none.
 
-        None where there is no audit.
+        All that there are where `record_id` is empty, and where the audit is not the one that this was in: deleted since, or
+        restored from an older copy.
         """
 
 

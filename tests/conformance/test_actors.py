@@ -21,7 +21,7 @@ def test_whoever_changes_a_letter_stands_in_its_event_and_in_the_audit(place: Pl
     """A redrive, a move and a purge, each by somebody else."""
     place.put(*(letter(task_message(f"task-{number}")) for number in range(3)))
     desk = place.desk()
-    desk.json("dlq", "redrive", LETTERS, "--id", "task-0", "--as", "ana")
+    desk.json("dlq", "redrive", LETTERS, "--id", "task-0", "--as", "ana", "--why", "mended")
     desk.json("dlq", "move", LETTERS, "--id", "task-1", "--to", "DLQ.other", "--create", "--as", "ben")
     desk.json("dlq", "purge", LETTERS, "--id", "task-2", "--yes", "--as", "cat")
     acts = {(each["actor"], each["outcome"], each["task_id"]) for each in desk.json("audit", "--letters")}
@@ -31,7 +31,14 @@ def test_whoever_changes_a_letter_stands_in_its_event_and_in_the_audit(place: Pl
         ("ben", "dead_lettered", "task-1"),
         ("cat", "purged", "task-2"),
     }
-    assert {each["actor"] for each in desk.json("audit")} == {"ana", "ben", "cat"}
+    assert [(each["actor"], each["act"], each["acted"], each["why"]) for each in desk.json("audit")[::-1]] == [
+        ("ana", "redrive", "begun", "mended"),
+        ("ana", "redrive", "done", ""),
+        ("ben", "move", "begun", ""),
+        ("ben", "move", "done", ""),
+        ("cat", "purge", "begun", ""),
+        ("cat", "purge", "done", ""),
+    ]
     assert [each["actor"] for each in desk.json("audit", "--letters", "--by", "cat")] == ["cat"]
 
 

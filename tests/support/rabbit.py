@@ -32,7 +32,7 @@ from webhooks.rabbit_node import TIMEOUT as NODE_PATIENCE
 from webhooks.rabbit_node import USER, RabbitNode, is_installed
 
 from redelivery.middleware.brokers.rabbitmq.events import events_of
-from redelivery.middleware.brokers.rabbitmq.names import DELAY_PREFIX, JOURNAL, OUTCOMES, OUTCOMES_EXCHANGE
+from redelivery.middleware.brokers.rabbitmq.names import AUDIT, DELAY_PREFIX, JOURNAL, OUTCOMES, OUTCOMES_EXCHANGE
 from redelivery.middleware.brokers.rabbitmq.peek import Look
 from redelivery.middleware.messages.steps import opened
 
@@ -164,10 +164,10 @@ class Rabbit:
             return [opened(raw) for raw in reversed([found.raw for found in look])]
 
     def leftovers(self) -> dict[str, int]:
-        """What waits or is held on the broker, dead letters and the outcome log aside."""
+        """What waits or is held on the broker, dead letters, the outcome log and the audit aside."""
         sizes: Counter[str] = Counter()
         for name, (ready, unacked) in self.depths().items():
-            if name not in {OUTCOMES, JOURNAL} and not name.startswith("DLQ."):
+            if name not in {OUTCOMES, JOURNAL, AUDIT} and not name.startswith("DLQ."):
                 sizes["delayed" if name.startswith(DELAY_PREFIX) else name] += ready
                 sizes["unacked"] += unacked
         return {name: size for name, size in sizes.items() if size}

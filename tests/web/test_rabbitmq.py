@@ -76,6 +76,7 @@ def test_letters_are_seen_when_it_is_told_to_look_and_one_goes_back(
     [form, *_] = answer.forms("/letter/redrive")
     done = operator.post("/letter/redrive", form)
     assert done.status == 303, done.read
+    assert "redrive done DLQ.orders task-of-" in operator.get("/operations").read
     assert (rabbit.depth(LETTERS), rabbit.depth(QUEUE)) == (0, 1)
 
 

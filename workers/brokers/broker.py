@@ -72,6 +72,7 @@ def broker_of(transport: Transitions) -> Broker:
     from redelivery.middleware.brokers.rabbitmq.transport import AmqpTransport  # noqa: PLC0415 - as above
 
     if isinstance(transport, AmqpTransport):
+        from .rabbitmq.audit import AmqpAudit  # noqa: PLC0415 - as above
         from .rabbitmq.checkup import AmqpCheckup  # noqa: PLC0415 - as above
         from .rabbitmq.deaths import AmqpDeaths  # noqa: PLC0415 - as above
         from .rabbitmq.delay_store import AmqpDelayStore  # noqa: PLC0415 - as above
@@ -88,6 +89,7 @@ def broker_of(transport: Transitions) -> Broker:
             gauges=AmqpGauges(transport),
             inventory=AmqpInventory(transport),
             tasks=AmqpTasks(transport),
+            audit=AmqpAudit(transport),
             deaths=AmqpDeaths(transport),
             checkup=AmqpCheckup(transport),
         )

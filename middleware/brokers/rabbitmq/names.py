@@ -25,6 +25,8 @@ DELAY_PREFIX = "redelivery_delayed"
 START = "redelivery.start."
 #: The journal of moves (`journal`).
 JOURNAL = "redelivery.journal"
+#: What operators did.
+AUDIT = "redelivery.audit"
 BITS: int = MAX_NUMBER_OF_BITS_TO_USE
 #: Seconds: what a delay must stay below.
 MAX_DELAY = 2**BITS
@@ -40,6 +42,7 @@ class AmqpNames(Names):
     outcomes_exchange: str = OUTCOMES_EXCHANGE
     delay_prefix: str = DELAY_PREFIX
     journal: str = JOURNAL
+    audit: str = AUDIT
 
     @property
     def delivery_exchange(self) -> str:

@@ -30,6 +30,8 @@ KEPT_MS = 7 * 24 * 3600 * 1000
 
 #: The journal keeps so many bytes, a million moves or so, in files of a quarter; a file goes when all in it is older than this.
 JOURNAL_BYTES, JOURNAL_AGE = 16 * 1024 * 1024, "1h"
+#: The audit keeps so many bytes, ten thousand records or so, in files of a quarter.
+AUDIT_BYTES = 8 * 1024 * 1024
 
 
 def max_log_bytes(owner: Any) -> int:
@@ -98,15 +100,31 @@ def declare_letters(connection: Any, name: str, queue_type: str) -> None:
 
 def declare_journal(connection: Any, name: str) -> bool:
     """The journal of moves (`journal`): a stream; whether it is there. Where it is not, the connection may be closed."""
-    bounds = {"x-max-length-bytes": JOURNAL_BYTES, "x-stream-max-segment-size-bytes": JOURNAL_BYTES // 4, "x-max-age": JOURNAL_AGE}
     try:
-        with connection.channel() as channel:
-            channel.queue_declare(name, durable=True, auto_delete=False, arguments={QUEUE_TYPE: STREAM, **bounds})
+        _declare_stream(connection, name, JOURNAL_BYTES, {"x-max-age": JOURNAL_AGE})
     except (AMQPError, OSError) as exc:
         why = "what a worker has moved when it dies may be delivered once more"
         log.warning("journal.missing", error=f"{type(exc).__name__}: {exc}", why=why)
         return False
     return True
+
+
+def declare_audit(connection: Any, name: str) -> bool:
+    """What operators did: a stream; whether it is there. Where it is not, the connection may be closed."""
+    try:
+        _declare_stream(connection, name, AUDIT_BYTES, {})
+    except (AMQPError, OSError) as exc:
+        why = "what an operator does is recorded in the events of the messages alone"
+        log.warning("audit.missing", error=f"{type(exc).__name__}: {exc}", why=why)
+        return False
+    return True
+
+
+def _declare_stream(connection: Any, name: str, most: int, bounds: dict[str, Any]) -> None:
+    """A stream that keeps so many bytes, in files of a quarter of that, and what these arguments say."""
+    arguments = {QUEUE_TYPE: STREAM, "x-max-length-bytes": most, "x-stream-max-segment-size-bytes": most // 4, **bounds}
+    with connection.channel() as channel:
+        channel.queue_declare(name, durable=True, auto_delete=False, arguments=arguments)
 
 
 def declare_start(channel: Any, name: str) -> None:

@@ -77,7 +77,7 @@ def test_a_place_that_is_named_and_cannot_be_read_is_refused(desk: Desk, folder:
     assert (done.exit_code, "there is nothing at" in done.stderr) == (2, True)
     desk.die()
     desk.json("outcomes", "export", "--to", str(folder / "out"))
-    assert desk.run("audit", "--outcomes", str(folder / "out")).stdout == "There are no records.\n"
+    assert desk.run("audit", "--outcomes", str(folder / "out")).stdout.startswith("There are no records.")
 
 
 def test_what_is_in_no_file_and_what_was_not_read_is_said(desk: Desk, folder: Path) -> None:

@@ -5,11 +5,11 @@ The scripts that change an operation's state write its records themselves.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from redelivery.middleware.brokers.redis.scripts import Script, text_of
 
-from ...ports import Record, Recorded
+from ...ports import Gap, Record, Recorded
 
 if TYPE_CHECKING:
     from redelivery.middleware.brokers.redis.transport import RedisTransport
@@ -20,6 +20,20 @@ MAX_RECORDS = 10_000
 PAGE = 1_000
 
 _RECORD, _READ = Script("record"), Script("read_audit")
+
+
+class Read(NamedTuple):
+    """What stands behind a record, and what the server knew with the last of it: a gap is seen by arithmetic, as in the log.
+
+    `added` is how many records were ever added, and `gone` how many of them are there no more. `has_last` says whether the record
+    that these are behind is.
+    """
+
+    records: list[Record]
+    added: int
+    gone: int
+    has_last: bool
+    now_ms: int
 
 
 class RedisAudit:
@@ -35,18 +49,34 @@ class RedisAudit:
         found: Any = self._client.xrevrange(self.name, count=limit)
         return [_record(record_id, values) for record_id, values in found]
 
-    def following(self, record_id: str, position: int) -> Recorded | None:  # noqa: ARG002 - the stream finds it by its id
+    def following(self, record_id: str, position: int) -> Recorded:
+        read = self._behind(record_id)
+        is_another = read.added < position or (read.gone < position and not read.has_last)
+        if is_another:
+            read = self._behind("")
+        if not read.records:
+            return Recorded([], position)
+        lost = read.added - position - len(read.records)
+        if lost == 0 and not is_another:
+            return Recorded(read.records, read.added)
+        why = "replaced" if is_another else "cap" if read.gone > position else "removed"
+        before, count = read.records[0].record_id, None if is_another else lost
+        gap = Gap(after=record_id, before=before, lost=count, why=why, noticed_ms=read.now_ms)
+        return Recorded(read.records, read.added, gap)
+
+    def _behind(self, record_id: str) -> Read:
+        """All behind this record, in pages; records that come meanwhile, too."""
         records: list[Record] = []
         last, has_last = record_id, False
         while True:
             answer: Any = _READ(self._client, [self.name], [f"({last}" if last else "-", PAGE, record_id])
             if answer is None:
-                return None
+                return Read([], 0, 0, has_last=False, now_ms=0)
             added, length, page, is_there, now_ms = answer
             has_last = has_last or is_there > 0
             records += [_record(each, dict(zip(values[::2], values[1::2], strict=True))) for each, values in page]
             if len(page) < PAGE:
-                return Recorded(records, int(added), int(added) - int(length), has_last, int(now_ms))
+                return Read(records, int(added), int(added) - int(length), has_last=has_last, now_ms=int(now_ms))
             last = records[-1].record_id
 
 

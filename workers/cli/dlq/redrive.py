@@ -25,7 +25,7 @@ from ...operations.letters.redrive.redrive import Edit, Redrive, redrive
 from ...operations.letters.running import why_it_runs
 from ...operations.queues import declare, require_queue
 from ...operations.runs.audit import Act, recording, result_of
-from ...operations.runs.operation import Kind, Options, begin, canary_wait_of, is_kept
+from ...operations.runs.operation import Kind, Options, begin, canary_wait_of
 from ...operations.words.numbers import counted, rate_of, share_of
 from ..context import Context, json_option, pass_context
 from ..ops.acting import acting, detaching
@@ -227,7 +227,7 @@ def redrive_(
 
 def _edited(transport: Transitions, name: str, edit: Edit | None, task_ids: Collection[str]) -> dict[str, Any]:
     """What the audit says of a dead letter that is changed: its changed fields. Nothing where the broker keeps no audit."""
-    if edit is None or edit == Edit(queue=edit.queue) or not is_kept(transport):
+    if edit is None or edit == Edit(queue=edit.queue) or broker_of(transport).audit is None:
         return {}
     found = needed(broker_of(transport).letters).found(name, task_ids)
     fields = changed(edit, next(iter(found), None))

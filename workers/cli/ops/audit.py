@@ -1,7 +1,7 @@
 """`redelivery audit`: what operators did: who, when, what, on which messages, why, and with what result.
 
-On Redis it lists the records of operations and commands; on RabbitMQ, which has no place for these, the newest events that have an
-actor. What the broker has let go of is read where it was exported.
+It lists the records of operations and commands, or the events that have an actor. What the broker has let go of is read where it
+was exported.
 """
 
 from __future__ import annotations
@@ -66,9 +66,9 @@ EVENTS = (
 def audit(context: Context, *, actor: str, operation: str, letters: bool, limit: int, scan: int, uri: str | None) -> None:
     """What operators did: who, when, what, on which messages, why, and with what result. The newest first.
 
-    The broker keeps the last 10,000 records, and an export all of them. Exported records are read, too, if --outcomes or the
-    settings say where they are. Each message that was changed also has an event with its actor: --letters shows the newest of
-    these, `task show` those of one task.
+    The broker keeps the last 10,000 records (RabbitMQ: 8 MiB of them), and an export all. Exported records are read, too, if
+    --outcomes or the settings say where they are. Each message that was changed also has an event with its actor: --letters shows
+    the newest of these, `task show` those of one task.
     """
     if letters or context.audit is None:
         _tell_events(context, actor, limit, scan, uri)
@@ -79,7 +79,7 @@ def audit(context: Context, *, actor: str, operation: str, letters: bool, limit:
     if context.as_json:
         print_json([each.to_dict() for each in found.entries])
     elif not found.entries:
-        say("There are no records.")
+        say("There are no records. `redelivery audit --letters` lists the messages that operators changed.")
     else:
         click.echo(table(list(map(_row, found.entries)), ENTRIES))
 

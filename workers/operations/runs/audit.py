@@ -1,16 +1,15 @@
 """The audit: what operators did, who, when, why, on what, and with what result.
 
 Two things are written. Each letter's own event in the outcome log has its `actor`: that is exported, and the books keep it.
-Besides, each act has records in a list of its own (on Redis the stream `redelivery:audit`, the newest 10,000): that an operation
-was begun, paused, resumed, aborted, and how it ended; that a command changed letters or messages, and what came of it. These are
-no outcomes of any message, so they are kept out of the outcome log: the books would have to tell them from lives, and so would
-every reader of an earlier version. The scripts that change an operation's state write its records, so neither is there without
-the other.
+Besides, each act has records in a list of its own (the stream `redelivery:audit` on Redis, `redelivery.audit` on RabbitMQ, about
+the newest 10,000): that an operation was begun, paused, resumed, aborted, and how it ended; that a command changed letters or
+messages, and what came of it. These are no outcomes of any message, so they are kept out of the outcome log: the books would have
+to tell them from lives, and so would every reader of an earlier version. The scripts that change an operation's state write its
+records, so neither is there without the other.
 
 The export of the events copies the records, too (`audit_export`), and what they hold is told with the rest (`audit_history`).
 
-Limits: on RabbitMQ there are no operations, and no such list: the events are the whole audit. What is in a record may have been
-written by anybody who can write to the broker: what cannot be read is left out.
+Limits: what is in a record may have been written by anybody who can write to the broker; what cannot be read is left out.
 """
 
 from __future__ import annotations
@@ -23,6 +22,7 @@ from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Self
 
+from redelivery.errors import BrokerError
 from redelivery.middleware.brokers.errors import BROKER_ERRORS
 
 from ...brokers.broker import broker_of
@@ -230,7 +230,7 @@ def recording(
         yield result
     except BaseException as exc:
         said = str(exc) or type(exc).__name__
-        with suppress(*BROKER_ERRORS):
+        with suppress(*BROKER_ERRORS, BrokerError):
             record(transport, acted(act, Acted.FAILED, queue, actor=actor, result=result, message=said[:MAX_SAID]))
         raise
     stopped = str(result.pop("stopped", ""))

@@ -30,7 +30,7 @@ CALLS = {
     "middleware/brokers/rabbitmq/publisher.py:_publish": "confirm",
     "middleware/brokers/rabbitmq/topology.py:bind_to_delays": "declare",
     "middleware/brokers/rabbitmq/topology.py:declare_delays": "declare",
-    "middleware/brokers/rabbitmq/topology.py:declare_journal": "declare",
+    "middleware/brokers/rabbitmq/topology.py:_declare_stream": "declare",
     "middleware/brokers/rabbitmq/topology.py:declare_letters": "keep",
     "middleware/brokers/rabbitmq/topology.py:declare_outcomes": "declare",
     "middleware/brokers/rabbitmq/topology.py:declare_start": "start",
@@ -64,6 +64,8 @@ NO_STEP = {
     "middleware/brokers/redis/publishing/producer.py:publish_together": "as before",
     "middleware/brokers/kombu/generic.py:_publish": "other brokers'",
     "workers/brokers/rabbitmq/watching.py:begin": "a queue of one's own, that goes with its connection",
+    "workers/brokers/rabbitmq/audit.py:record": "a record of the audit, which is no message's outcome",
+    "workers/brokers/rabbitmq/audit.py:_read": "reading a stream takes nothing out of it",
     "workers/brokers/rabbitmq/checkup.py:_alarm": "a queue of its own, that goes with its connection",
 }
 

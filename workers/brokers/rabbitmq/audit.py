@@ -1,0 +1,113 @@
+"""The audit on RabbitMQ: a stream, which a look leaves as it is; made when something is recorded for the first time.
+
+A record's id is its time and its place in the stream. A reader asks for everything at once, and knows that it has it all when the
+broker has answered another question on the same channel without a further record. Limits: the time is the recorder's clock. The
+broker takes places for itself, so that nobody can say how many records it has let go of. Where no stream may be made, nothing is
+recorded, and a warning says so: the work itself is done all the same.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import amqp
+from amqp.exceptions import AccessRefused, MessageNacked, NotFound
+
+from redelivery.errors import BrokerUnavailable
+from redelivery.middleware.brokers.rabbitmq.messages import PERSISTENT
+from redelivery.middleware.brokers.rabbitmq.topology import declare_audit
+from redelivery.middleware.logs import log
+
+from ...ports import Gap, Record, Recorded
+
+if TYPE_CHECKING:
+    from redelivery.middleware.brokers.rabbitmq.transport import AmqpTransport
+
+#: Records that the broker may send before any is acknowledged: more than it keeps.
+MAX_UNREAD = 2**16 - 1
+#: Places, of any number that one reads, that the broker may have taken for itself: one for each file.
+MARGIN = 16
+#: Seconds that a confirmation may take.
+TIMEOUT = 30.0
+AT, OFFSET = "at_ms", "x-stream-offset"
+
+
+class AmqpAudit:
+    """See `AuditStore`."""
+
+    def __init__(self, transport: AmqpTransport) -> None:
+        self._transport, self.name = transport, transport.keys.audit
+
+    def record(self, said: str) -> None:
+        with self._transport.connect() as connection:
+            if not declare_audit(connection.connection, self.name):
+                return
+            headers = {AT: _now_ms()}
+            message = amqp.Message(said, content_type="application/json", delivery_mode=PERSISTENT, application_headers=headers)
+            try:
+                connection.connection.channel().basic_publish_confirm(message, routing_key=self.name, confirm_timeout=TIMEOUT)
+            except (TimeoutError, MessageNacked) as exc:
+                connection.collect(socket_timeout=1.0)  # a broker that reads nothing of it answers no goodbye either
+                msg = f"the broker does not take what is to be recorded in {self.name}: look at its alarms"
+                raise BrokerUnavailable(msg) from exc
+
+    def records(self, limit: int) -> list[Record]:
+        with self._transport.connect() as connection:
+            end = _end(_read(connection, self.name, "last"))
+            read = _read(connection, self.name, max(end - limit - MARGIN, 0)) if end else []
+        return [record for _, record in read[::-1]][:limit]
+
+    def following(self, record_id: str, position: int) -> Recorded:
+        with self._transport.connect() as connection:
+            read = _read(connection, self.name, max(position - 1, 0))
+            is_first = read and read[0][0] == position - 1
+            is_another = (is_first and read[0][1].record_id != record_id) or (not read and position > 0)
+            if is_another:
+                read, is_first = _read(connection, self.name, "first"), False
+        records = [record for _, record in (read[1:] if is_first else read)]
+        if not records:
+            return Recorded([], position)
+        if not is_another and read[0][0] <= position:
+            return Recorded(records, _end(read))
+        why = "replaced" if is_another else "cap"
+        gap = Gap(after=record_id, before=records[0].record_id, lost=None, why=why, noticed_ms=_now_ms())
+        return Recorded(records, _end(read), gap)
+
+
+def _end(read: list[tuple[int, Record]]) -> int:
+    """The place behind the last of these; 0 where there are none."""
+    return read[-1][0] + 1 if read else 0
+
+
+def _read(connection: Any, name: str, since: int | str) -> list[tuple[int, Record]]:
+    """What stands in the stream from this place on, each with its place; nothing where there is no stream."""
+    found: list[tuple[int, Record]] = []
+    channel = connection.connection.channel()
+    channel.basic_qos(0, MAX_UNREAD, a_global=False)
+    try:
+        channel.basic_consume(name, callback=lambda message: found.append(_record(message)), arguments={OFFSET: since})
+    except NotFound:
+        return []
+    except AccessRefused as exc:
+        log.warning("audit.unread", error=str(exc), why="give this user the right to read it")
+        return []
+    before = -1
+    while before < len(found):
+        before = len(found)
+        channel.basic_qos(0, MAX_UNREAD, a_global=False)  # its answer comes behind what the stream had
+    channel.close()
+    return found
+
+
+def _record(message: Any) -> tuple[int, Record]:
+    headers = message.headers or {}
+    offset, at_ms = int(headers[OFFSET]), headers.get(AT)
+    at_ms = at_ms if isinstance(at_ms, int) and at_ms > 0 else 0
+    body = message.body
+    said = body if isinstance(body, str) else bytes(body).decode("utf-8", "replace")
+    return offset, Record(f"{at_ms}-{offset}", at_ms, said)
+
+
+def _now_ms() -> int:
+    return round(time.time() * 1000)
