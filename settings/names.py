@@ -11,7 +11,7 @@ MAX_BYTES = 255
 #: Whole names, beginnings and ends of names, and whose they are.
 NAMES = {
     **dict.fromkeys(
-        ("redelivery.outcomes", "redelivery.watching", "redelivery.exporting", "redelivery.journal", "redelivery.looking"),
+        (f"redelivery.{name}" for name in ("outcomes", "audit", "watching", "exporting", "journal", "looking")),
         "redelivery",
     ),
     **dict.fromkeys(("unacked", "unacked_index", "unacked_mutex"), "kombu"),

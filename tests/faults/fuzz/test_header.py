@@ -61,7 +61,7 @@ OWN = re.compile(
     | redelivery:(operator|audit|operations(:open)?|lease_watcher(:second)?)
     | redelivery:(received|slots|woken):.* | redelivery:delayed(:tasks)?
     | redelivery:(watch|idle|delayed:due|delayed:messages):(DLQ\.)*(celery|handled|other)(\x06\x16[369])?
-    | redelivery\.(outcomes|watching|journal) | redelivery\.start\.[0-9a-f]{40} | redelivery_delayed_.*
+    | redelivery\.(outcomes|watching|journal|audit) | redelivery\.start\.[0-9a-f]{40} | redelivery_delayed_.*
     | .*celery\.pidbox | celeryev\..*
     """,
     re.VERBOSE,

@@ -45,7 +45,7 @@ TAKEN = (
     KEYS.destinations, KEYS.recovering, KEYS.outcomes, KEYS.due("celery"), KEYS.unacked, KEYS.unacked_index,
     KEYS.bindings("celery"), RedisChannel.unacked_mutex_key, NAMES.outcomes, NAMES.level(3), NAMES.delivery_exchange,
     NAMES.delays_declared, "redelivery.start.abc", "redelivery.watching", "celery.pidbox", "w@host.celery.pidbox",
-    "0b7e.reply.celery.pidbox", "redelivery.exporting", JOURNAL, LOOKING, WATCHING, "chord-unlock-1",
+    "0b7e.reply.celery.pidbox", "redelivery.exporting", JOURNAL, LOOKING, WATCHING, NAMES.audit, "chord-unlock-1",
     "celeryev", "celeryev.0b7e", "celery_delayed_27",
     "celery-task-meta-1", "amq.topic", "amq.gen-x", "a\x00b", "a\x1b[2J",
     "\ud800", "\u202eb", "q\x06\x169", "", "x" * 256,
