@@ -39,7 +39,9 @@ def _file(name: str) -> str:
 
 
 #: No replica is waited for by these: what is lost of theirs is done again from what is still there, or changes nothing.
-UNCONFIRMED = frozenset({"lead", "resign", "renew", "extend", "fence", "unregister", "promote", "bound", "read_log", "read_audit"})
+UNCONFIRMED = frozenset(
+    {"lead", "resign", "renew", "extend", "fence", "unregister", "promote", "bound", "read_log", "read_audit", "find_events"}
+)
 
 
 #: Goes in front of a script that a producer calls. A server writes first to whom it has had something to say last: without it that

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 AN_OPERATION = "keeps an operation and moves no message: `test_operation_runs.py` kills its leaders"
 NO_STEP = {
     "advance": "moves time on in its users' tests",
-    **dict.fromkeys(("read_log", "read_audit"), "changes nothing"),
+    **dict.fromkeys(("read_log", "read_audit", "find_events"), "changes nothing"),
     "record": "keeps a record of the audit, which is no message's outcome",
     **dict.fromkeys(("operation_begin", "operation_turn", "operation_report"), AN_OPERATION),
 }

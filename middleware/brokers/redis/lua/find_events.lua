@@ -1,0 +1,17 @@
+-- Finds the events of every task whose id begins so, in a piece of the log that is read from its newest entry back.
+-- KEYS[1] outcomes. ARGV[1] the id to begin at, '+' or '(' and the oldest of the piece before; ARGV[2] how many entries at most;
+-- ARGV[3] the beginning of an id.
+-- Returns {how many entries were looked at, the id of the oldest of them, then each that was found: id, its fields and values}.
+-- Changes nothing. Bound: ARGV[2] entries.
+local entries, found = redis.call('XREVRANGE', KEYS[1], ARGV[1], '-', 'COUNT', ARGV[2]), {0, ''}
+for at, entry in ipairs(entries) do
+  found[1], found[2] = at, entry[1]
+  local fields = entry[2]
+  for field = 1, #fields, 2 do
+    if fields[field] == 't' then
+      if string.sub(fields[field + 1], 1, #ARGV[3]) == ARGV[3] then found[#found + 1] = entry end
+      break
+    end
+  end
+end
+return found
