@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import functools
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
+from redelivery.workers.operations.letters.walk import Walked
 from redelivery.workers.operations.runs.operation import Kind
 from redelivery.workers.operations.runs.preview import Preview
 from redelivery.workers.web.shared import previews
 from redelivery.workers.web.shared.previews import FRESH, Previews
+from tests.support.desk import LETTERS, copies
+from tests.support.running import until
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import pytest
+
+    from tests.support.desk import Desk
+    from tests.support.page.web_page import WebPage
 
 
 def test_a_count_that_takes_longer_than_it_holds_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -21,7 +30,7 @@ def test_a_count_that_takes_longer_than_it_holds_is_shown(monkeypatch: pytest.Mo
     monkeypatch.setattr(previews, "PATIENCE", 30.0)
     made = Previews()
 
-    def count() -> Preview:
+    def count(_: object) -> Preview:
         counts.append(1)
         clock[0] += FRESH + 1
         return Preview(kind=Kind.PURGE, queue="DLQ.orders")
@@ -32,3 +41,43 @@ def test_a_count_that_takes_longer_than_it_holds_is_shown(monkeypatch: pytest.Mo
     assert len(counts) == 1
     clock[0] += FRESH + 1
     assert made.of("plan", count) is not job
+
+
+def test_a_count_that_takes_long_rests_for_half_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After its first second; and it says how far it is."""
+    clock, slept = [0.0], list[float]()
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        clock[0] += seconds
+
+    monkeypatch.setattr(previews, "time", SimpleNamespace(monotonic=lambda: clock[0], sleep=sleep))
+    monkeypatch.setattr(previews, "PATIENCE", 30.0)
+    walked = Walked(dead_letter_queue="DLQ.orders", dry_run=True, total=1000)
+
+    def count(rest: Callable[[Walked], None]) -> Preview:
+        for _ in range(10):
+            clock[0] += 0.25
+            walked.looked_at += 100
+            rest(walked)
+        return Preview(kind=Kind.PURGE, queue="DLQ.orders")
+
+    job = Previews().of("plan", count)
+    assert (slept, clock[0]) == ([0.25] * 7, 2.5 + 1.75)
+    assert (job.looked_at, job.total) == (1000, 1000)
+
+
+def test_a_dry_run_that_is_under_way_shows_how_far_it_is(
+    desk: Desk, open_page: Callable[..., WebPage], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until it is done, when it shows what would go."""
+    monkeypatch.setenv("WEB_SHOP_PATIENCE", "0")
+    copies(desk, 20_000)
+    operator = open_page("--allow", "purge").operator()
+    path = f"/operations/preview?kind=purge&queue={LETTERS}"
+
+    def is_said(words: str) -> bool:
+        return words in operator.get(path).read
+
+    for words in ("of 20,000 so far. This screen asks again every 2 seconds.", "20,000 dead letters of 20,000 would go."):
+        until(functools.partial(is_said, words), 60, words)

@@ -64,8 +64,19 @@ class Preview:
         return {**found, **counts, "causes": [each.to_dict() for each in self.causes]}
 
 
-def preview(runtime: Runtime, kind: Kind, queue: str, chosen: Filter, options: Options | None = None) -> Preview:
-    """What this operation would do now. Raises `InputError` where it cannot be carried out, and what the broker does."""
+def preview(
+    runtime: Runtime,
+    kind: Kind,
+    queue: str,
+    chosen: Filter,
+    options: Options | None = None,
+    *,
+    on_progress: Callable[[Walked], None] = lambda _: None,
+) -> Preview:
+    """What this operation would do now. Raises `InputError` where it cannot be carried out, and what the broker does.
+
+    `on_progress` is told now and then how far it has looked; what it sleeps is the pause of this walk.
+    """
     wanted = options or Options()
     check(runtime, kind, queue, chosen, wanted)
     result, causes = Preview(kind=kind, queue=queue), Causes(most=MAX_CAUSES)
@@ -77,7 +88,8 @@ def preview(runtime: Runtime, kind: Kind, queue: str, chosen: Filter, options: O
         if len(result.examples) < MAX_EXAMPLES:
             result.examples.append(letter.to_row())
 
-    walked = walk_of(runtime, kind, queue, chosen, wanted)(dry_run=True, limit=wanted.limit, pace=Pace(on_chosen=on_chosen))
+    walk = walk_of(runtime, kind, queue, chosen, wanted)
+    walked = walk(dry_run=True, limit=wanted.limit, pace=Pace(on_chosen=on_chosen), on_progress=on_progress)
     result.total, result.matched, result.moved, result.left = walked.total, walked.matched, walked.moved, walked.left
     if isinstance(walked, Redrive):
         result.chords, result.by_target = walked.chords, walked.by_target

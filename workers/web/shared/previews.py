@@ -1,4 +1,8 @@
-"""Dry runs that may take long: each is counted once, in its own thread, and shown to everybody who asks for the same one."""
+"""Dry runs that may take long: each is counted once, in its own thread, and shown to everybody who asks for the same one.
+
+One that takes longer than a second then rests as long as each piece of it took: it takes half of a processor at most, and leaves
+the broker, and the application that the page is mounted in, to others.
+"""
 
 from __future__ import annotations
 
@@ -13,20 +17,35 @@ from ..guard import Refused
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
+    from ...operations.letters.walk import Walked
     from ...operations.runs.preview import Preview
 
 #: Seconds that a request waits for a count, and that a count holds from its end on; how many are kept, and counted at once.
 PATIENCE, FRESH, KEPT, RUNNING = 3.0, 30.0, 20, 4
+#: Seconds that a count goes on without a rest.
+AT_ONCE = 1.0
 
 
 @dataclass(slots=True)
 class Job:
-    """One dry run. `preview` is set when it is done, `error` if it failed."""
+    """One dry run. `preview` is set when it is done, `error` if it failed; until then it has looked at so many of the `total`."""
 
     preview: Preview | None = None
     error: Exception | None = None
+    looked_at: int = 0
+    total: int = 0
+    began: float = 0.0
+    woke: float = 0.0
     ended: float = 0.0
     done: threading.Event = field(default_factory=threading.Event)
+
+    def rest(self, walked: Walked) -> None:
+        """A piece more is counted: note how far it is, and rest as long as that took."""
+        self.looked_at, self.total = walked.looked_at, walked.total
+        now = time.monotonic()
+        if now - self.began >= AT_ONCE:
+            time.sleep(now - self.woke)
+        self.woke = time.monotonic()
 
     @property
     def is_over(self) -> bool:
@@ -41,8 +60,11 @@ class Previews:
         self._jobs: OrderedDict[Hashable, Job] = OrderedDict()
         self._lock = threading.Lock()
 
-    def of(self, key: Hashable, count: Callable[[], Preview]) -> Job:
-        """The dry run of this plan, done or under way. Raises what it has raised, and `Refused` if too many are under way."""
+    def of(self, key: Hashable, count: Callable[[Callable[[Walked], None]], Preview]) -> Job:
+        """The dry run of this plan, done or under way. Raises what it has raised, and `Refused` if too many are under way.
+
+        `count` makes it, and calls what it is given after each piece.
+        """
         with self._lock:
             job = self._jobs.get(key)
             if job is None or job.is_over:
@@ -58,9 +80,10 @@ class Previews:
         return job
 
     @staticmethod
-    def _count(job: Job, count: Callable[[], Preview]) -> None:
+    def _count(job: Job, count: Callable[[Callable[[Walked], None]], Preview]) -> None:
+        job.began = job.woke = time.monotonic()
         try:
-            job.preview = count()
+            job.preview = count(job.rest)
         except Exception as exc:  # noqa: BLE001 - the request that asked for it raises it
             job.error = exc
         finally:

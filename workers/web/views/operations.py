@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import TYPE_CHECKING, Any
 
 from redelivery.display import word
@@ -26,12 +25,15 @@ from ...operations.runs.operation import (
     pause,
     resume,
 )
-from ...operations.runs.preview import preview
+from ...operations.runs.preview import Preview, preview
 from ...operations.words.numbers import moment, rate_of, seconds, share_of
 from ..asked import Go, Shown
 from .letters import Choice, choice_of, waiting_choice
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ...operations.letters.walk import Walked
     from ..asked import Asked
 
 #: Operations, and records of the audit, of one screen.
@@ -110,7 +112,10 @@ def turn(name: str, asked: Asked) -> Go:
 def planned(asked: Asked) -> Shown:
     """The dry run: what an operation would do, and the form that begins it. It changes nothing."""
     kind, choice, options = _plan(asked)
-    count = functools.partial(preview, asked.runtime, kind, choice.queue, choice.chosen, options)
+
+    def count(rest: Callable[[Walked], None]) -> Preview:
+        return preview(asked.runtime, kind, choice.queue, choice.chosen, options, on_progress=rest)
+
     job = asked.desk.previews.of((kind, choice.queue, repr(choice.given), options), count)
     return Shown(
         "preview.html",
@@ -121,6 +126,8 @@ def planned(asked: Asked) -> Shown:
             "many": "messages" if kind is Kind.CANCEL else "dead letters",
             "preview": job.preview,
             "is_done": job.preview is not None,
+            "looked_at": job.looked_at,
+            "total": job.total,
             "given": _given(asked, kind, choice),
             "options": options,
             "refresh": None if job.preview is not None else 2,
