@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
@@ -77,6 +78,21 @@ def test_pages_together_are_all_lives_once(tmp_path: Path, limit: int) -> None:
         after = page.next
     assert sorted(seen) == [str(number) for number in range(7)]
     assert seen == [each["task_id"] for each in page_of(folder, limit=7).lives]
+
+
+@pytest.mark.parametrize("chosen", [(), ("stuck", "lost"), ("balanced",)])
+def test_a_page_has_the_lives_that_a_sort_of_all_would_have(tmp_path: Path, chosen: tuple[str, ...]) -> None:
+    """Whatever their verdicts and times, many of which are the same, or not known."""
+    drawn = random.Random(5)  # noqa: S311 - lives of a test
+    lives = [life(f"{each:03}", drawn.choice(VERDICTS), first_ms=drawn.choice([None, 0, 1, 1, 2, 9])) for each in range(300)]
+    drawn.shuffle(lives)
+    folder = str(books_of(tmp_path / "books", lives[:100], lives[100:120], lives[120:]))
+    wanted = [each for each in lives if not chosen or each["verdict"] in chosen]
+    wanted.sort(key=lambda each: (WORST_FIRST.index(each["verdict"]), each["first_ms"] or 0, each["task_id"]))
+    for after, limit in ((0, 1), (0, 7), (13, 20), (0, 300), (290, 50), (400, 5)):
+        page = page_of(folder, verdicts=chosen, limit=limit, after=after)
+        assert [each["task_id"] for each in page.lives] == [each["task_id"] for each in wanted[after : after + limit]]
+        assert page.total == len(wanted)
 
 
 def test_a_page_says_what_to_do_and_how_to_go_on(tmp_path: Path) -> None:

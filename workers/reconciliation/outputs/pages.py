@@ -1,6 +1,7 @@
 """Pages: the verdicts in an output of the books, the worst first, read without Spark.
 
-The output may lie wherever pyarrow reaches. A page is found in one pass with bounded memory, whatever the number of lives.
+The output may lie wherever pyarrow reaches. A page is found with bounded memory, whatever the number of lives: one pass over their
+verdicts and times tells which lives may be on it, and these alone are read.
 """
 
 from __future__ import annotations
@@ -47,17 +48,37 @@ def page_of(output: str, *, verdicts: tuple[str, ...] = (), limit: int, after: i
     try:
         found = _opened(output)
         chosen = None if not verdicts else compute.field("verdict").isin(verdicts)
-        total, best = 0, None
-        for batch in found.to_batches(columns=columns, filter=chosen):
-            total += batch.num_rows
-            ranked = _ranked(pa.Table.from_batches([batch]))
-            best = ranked if best is None else pa.concat_tables([best, ranked])
-            best = best.take(compute.select_k_unstable(best, after + limit, _ORDER))
+        total, first = _best(found, ["verdict", "first_ms"], chosen, after + limit, _ORDER[:2])
+        _, best = _best(found, columns, _up_to(first, chosen), after + limit, _ORDER)
     except (pa.ArrowException, OSError) as exc:
         msg = scrubbed(f"the verdicts in {output} cannot be read: {exc}")
         raise InputError(msg) from exc
     lives = [] if best is None else best.drop_columns([_RANK]).slice(after).to_pylist()
     return Page(lives, after, total)
+
+
+def _best(
+    found: dataset.Dataset, columns: list[str], chosen: compute.Expression | None, count: int, order: list[tuple[str, str]]
+) -> tuple[int, pa.Table | None]:
+    """How many lives are chosen, and the first `count` of them in this order."""
+    total, best = 0, None
+    for batch in found.to_batches(columns=columns, filter=chosen):
+        total += batch.num_rows
+        ranked = _ranked(pa.Table.from_batches([batch]))
+        best = ranked if best is None else pa.concat_tables([best, ranked])
+        best = best.take(compute.select_k_unstable(best, count, order))
+    return total, best
+
+
+def _up_to(first: pa.Table | None, chosen: compute.Expression | None) -> compute.Expression | None:
+    """Of the chosen lives, those that come no later than the last of these: worse ones, and as bad ones that began no later."""
+    if first is None or not first.num_rows or first[_RANK].null_count:
+        return chosen
+    rank, first_ms = max(zip(first[_RANK].to_pylist(), first["first_ms"].to_pylist(), strict=True))
+    verdict, began = compute.field("verdict"), compute.field("first_ms")
+    early = (verdict == WORST_FIRST[rank]) & (began.is_null() | (began <= first_ms))
+    reached = early | verdict.isin(pa.array(WORST_FIRST[:rank], pa.string()))
+    return reached if chosen is None else chosen & reached
 
 
 def _opened(output: str) -> dataset.Dataset:
