@@ -2,7 +2,12 @@
 
 The page is a process of its own, and asked over HTTP, one request after the other. A screen is there with its first byte, for it is
 sent whole. Then tasks are published at a steady rate and a worker runs them: without a page, with 200 open pages of live figures,
-and while somebody opens a screen each second. What the broker takes of its processor, and how late tasks begin, is told of each.
+while somebody opens a screen each second, and while a dry run counts all dead letters. What the broker takes of its processor, and
+how late tasks begin, is told of each.
+
+Three screens cost more than the others, and are measured apart: Task, which searches the newest 20,000 messages of each list and as
+many events; a dry run of all dead letters, from its first byte to its end; and Books, whose every life is wrong, and which asks the
+broker nothing.
 """
 
 from __future__ import annotations
@@ -19,12 +24,16 @@ from benchmarks.figures import less, percentile
 from benchmarks.sides import side
 from benchmarks.stamps import late_ms
 from benchmarks.stock import Stock
+from benchmarks.wrong_books import write_books
+from redelivery.workers.letters import Letter
+from redelivery.workers.web.shared.previews import FRESH
 from tests.support.page.web_page import WebPage
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from benchmarks.figures import Figure
+    from benchmarks.sides import Side
     from tests.support.page.web_page import Visitor
 
 __all__ = ["page"]
@@ -33,6 +42,10 @@ LETTERS = f"DLQ.{QUEUE}"
 #: How often each screen is opened; tasks in a second; open pages; how long each time of load lasts (seconds).
 LOOKS, PER_SECOND, PAGES, SPAN = 40, 250, 200, 15.0
 HOUR = 3600.0
+#: How often a screen is opened that costs much.
+HEAVY = 10
+#: A dry run of all dead letters; how often it is looked whether it has ended (seconds), and how long it may take.
+DRY_RUN, LOOK, PATIENCE = f"/operations/preview?kind=redrive&queue={LETTERS}", 0.25, 1800.0
 
 
 def page(name: str, *, letters: int, delayed: int) -> dict[str, Figure]:
@@ -45,7 +58,17 @@ def page(name: str, *, letters: int, delayed: int) -> dict[str, Figure]:
             operator = served.operator()
             found = _screens(operator, letters)
             with here.worker():
-                return found | _price(here, served, operator)
+                found |= _price(here, served, operator)
+            found |= _task(here, operator)
+        books = write_books(here.folder / "books", letters)
+        words = ("--allow", "redrive", "--books", str(books))
+        with WebPage("benchmarks.app", here.folder, *words, env=dict(os.environ)) as served:
+            operator = served.operator()
+            found |= _looks(operator, "books", "/books", HEAVY)
+            found |= _dry_run(here, operator)
+            time.sleep(FRESH)  # until the count is out of date, and the next request begins another one
+            with here.worker():
+                return found | _loaded(here, "dry_run", lambda: _get(operator, DRY_RUN))
 
 
 def _screens(operator: Visitor, letters: int) -> dict[str, Figure]:
@@ -67,11 +90,44 @@ def _screens(operator: Visitor, letters: int) -> dict[str, Figure]:
     }
     found: dict[str, Figure] = {}
     for name, path in screens.items():
-        _get(operator, path)  # what a first look imports
-        took = [_get(operator, path)[0] for _ in range(LOOKS)]
-        found[name] = less(percentile(took, 0.5), "ms")
-        found[f"{name}_longest"] = less(max(took), "ms")
+        found |= _looks(operator, name, path)
     return found
+
+
+def _looks(operator: Visitor, name: str, path: str, count: int = LOOKS) -> dict[str, Figure]:
+    """Milliseconds until the first byte of one screen."""
+    _get(operator, path)  # what a first look imports
+    took = [_get(operator, path)[0] for _ in range(count)]
+    return {name: less(percentile(took, 0.5), "ms"), f"{name}_longest": less(max(took), "ms")}
+
+
+def _task(here: Side, operator: Visitor) -> dict[str, Figure]:
+    """The life of a dead letter's task, and of one that is nowhere: the first byte, and what one look costs the broker."""
+    [letter] = [Letter.of(raw) for raw in here.client.lrange(LETTERS, 0, 0)]
+    found: dict[str, Figure] = {}
+    for name, task_id in (("task", letter.task_id), ("task_nowhere", "0" * 12)):
+        used = here.broker_seconds()
+        found |= _looks(operator, name, f"/task?id={task_id}", HEAVY)
+        found[f"{name}_broker"] = less((here.broker_seconds() - used) / (HEAVY + 1) * 1000, "ms")
+    return found
+
+
+def _dry_run(here: Side, operator: Visitor) -> dict[str, Figure]:
+    """A dry run of all dead letters, with nothing beside it: its first byte, how long it counts, and what it costs the broker."""
+    used, began = here.broker_seconds(), time.monotonic()
+    first, text = _get(operator, DRY_RUN)
+    while "Nothing was changed." not in text:
+        if time.monotonic() - began > PATIENCE:
+            msg = f"the dry run has not ended: {text[-500:]}"
+            raise RuntimeError(msg)
+        time.sleep(LOOK)  # it is another process's doing
+        text = _get(operator, DRY_RUN)[1]
+    seconds, used = time.monotonic() - began, here.broker_seconds() - used
+    return {
+        "dry_run": less(first, "ms"),
+        "dry_run_seconds": less(seconds, "s"),
+        "dry_run_broker_alone": less(used / seconds * 1000, "ms/s"),
+    }
 
 
 def _get(operator: Visitor, path: str) -> tuple[float, str]:
