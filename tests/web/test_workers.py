@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+import threading
 from html import unescape
 from typing import TYPE_CHECKING
 
@@ -83,6 +84,15 @@ def test_a_worker_that_was_started_again_is_not_the_dead_one_of_its_name(desk: D
         ("w1@shop", 1, False, True),
         ("w1@shop", 1, True, False),
     ]
+
+
+def test_a_question_that_takes_too_long_is_not_waited_for(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a slow broker the rest of the screen is there in time."""
+    ended = threading.Event()
+    monkeypatch.setattr(running, "LATEST", 0.01)
+    monkeypatch.setattr(desk.app.control, "broadcast", lambda *_, **__: ended.wait(30) and [])
+    assert running.running_of(desk.app, ["w1"]) == {}
+    ended.set()
 
 
 def test_an_answer_of_anything_else_is_none(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ without remote control, or a solo worker in the middle of a task, does not answe
 from __future__ import annotations
 
 import math
+import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 #: Our workers' own command, and the seconds in which a worker answers; longer than a living one takes to renew its lease.
 ABOUT, PATIENCE = "redelivery", 1.25
+#: Seconds that are waited for all of it: on a slow broker the question itself takes longer than the answers.
+LATEST = 2.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,19 +54,24 @@ class Said:
 def running_of(app: Celery, names: Collection[str]) -> dict[str, Said]:
     """What these workers of ours say, by the token of each one's lease; no longer than until all have answered.
 
-    Nothing, if the broker's user has no right to remote control.
+    Nothing, if the broker is slow, or its user has no right to remote control.
     """
-    wanted = sorted(set(names))
+    wanted, answers = sorted(set(names)), list[Any]()
     if not wanted:
         return {}
-    try:
-        with app.connection_for_write() as connection:
-            options: dict[str, Any] = {"reply": True, "timeout": PATIENCE, "limit": len(wanted), "connection": connection}
-            answers = app.control.broadcast(ABOUT, {}, wanted, **options) or []
-    except (OperationalError, *BROKER_ERRORS) as exc:
-        log.warning("workers.not_asked", error=str(exc))
-        return {}
-    said = (each for answer in answers if isinstance(answer, dict) for each in answer.values())
+
+    def ask() -> None:
+        try:
+            with app.connection_for_write() as connection:
+                options: dict[str, Any] = {"reply": True, "timeout": PATIENCE, "limit": len(wanted), "connection": connection}
+                answers.extend(app.control.broadcast(ABOUT, {}, wanted, **options) or [])
+        except (OperationalError, *BROKER_ERRORS) as exc:
+            log.warning("workers.not_asked", error=str(exc))
+
+    asking = threading.Thread(target=ask, name="redelivery-workers", daemon=True)
+    asking.start()
+    asking.join(LATEST)
+    said = (each for answer in tuple(answers) if isinstance(answer, dict) for each in answer.values())
     return {each["owner"]: Said(each["runs"], tuple(_running(each["running"]))) for each in said if _is_whole(each)}
 
 
