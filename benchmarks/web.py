@@ -45,7 +45,7 @@ HOUR = 3600.0
 #: How often a screen is opened that costs much.
 HEAVY = 10
 #: A dry run of all dead letters; how often it is looked whether it has ended (seconds), and how long it may take.
-DRY_RUN, LOOK, PATIENCE = f"/operations/preview?kind=redrive&queue={LETTERS}", 0.25, 1800.0
+DRY_RUN, LOOK, TIMEOUT = f"/operations/preview?kind=redrive&queue={LETTERS}", 0.25, 1800.0
 
 
 def page(name: str, *, letters: int, delayed: int) -> dict[str, Figure]:
@@ -117,7 +117,7 @@ def _dry_run(here: Side, operator: Visitor) -> dict[str, Figure]:
     used, began = here.broker_seconds(), time.monotonic()
     first, text = _get(operator, DRY_RUN)
     while "Nothing was changed." not in text:
-        if time.monotonic() - began > PATIENCE:
+        if time.monotonic() - began > TIMEOUT:
             msg = f"the dry run has not ended: {text[-500:]}"
             raise RuntimeError(msg)
         time.sleep(LOOK)  # it is another process's doing

@@ -178,7 +178,7 @@ def test_a_dry_run_that_is_not_done_yet_opens_again(
 ) -> None:
     """Until its counts are there; axe-core finds nothing meanwhile."""
     copies(desk, 2_000)
-    monkeypatch.setenv("WEB_SHOP_PATIENCE", "0")
+    monkeypatch.setenv("WEB_SHOP_TIMEOUT", "0")
     page = open_page("--allow", "all")
     browser.open(f"{page.address}/login?token={TOKEN}")
     browser.open(f"{page.address}/operations/preview?kind=redrive&queue={LETTERS}")

@@ -27,7 +27,7 @@ def test_a_count_that_takes_longer_than_it_holds_is_shown(monkeypatch: pytest.Mo
     """It holds from its end on; from its beginning it would be out of date before anybody has seen it, for ever."""
     clock, counts = [0.0], []
     monkeypatch.setattr(previews, "time", SimpleNamespace(monotonic=lambda: clock[0]))
-    monkeypatch.setattr(previews, "PATIENCE", 30.0)
+    monkeypatch.setattr(previews, "TIMEOUT", 30.0)
     made = Previews()
 
     def count(_: object) -> Preview:
@@ -52,7 +52,7 @@ def test_a_count_that_takes_long_rests_for_half_of_the_time(monkeypatch: pytest.
         clock[0] += seconds
 
     monkeypatch.setattr(previews, "time", SimpleNamespace(monotonic=lambda: clock[0], sleep=sleep))
-    monkeypatch.setattr(previews, "PATIENCE", 30.0)
+    monkeypatch.setattr(previews, "TIMEOUT", 30.0)
     walked = Walked(dead_letter_queue="DLQ.orders", dry_run=True, total=1000)
 
     def count(rest: Callable[[Walked], None]) -> Preview:
@@ -71,7 +71,7 @@ def test_a_dry_run_that_is_under_way_shows_how_far_it_is(
     desk: Desk, open_page: Callable[..., WebPage], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Until it is done, when it shows what would go."""
-    monkeypatch.setenv("WEB_SHOP_PATIENCE", "0")
+    monkeypatch.setenv("WEB_SHOP_TIMEOUT", "0")
     copies(desk, 20_000)
     operator = open_page("--allow", "purge").operator()
     path = f"/operations/preview?kind=purge&queue={LETTERS}"

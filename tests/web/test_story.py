@@ -44,7 +44,7 @@ CAUSES = {"refused": (0.6, "ValueError"), "late": (0.27, "TimeoutError"), "gone"
 #: As many letters as the environment says, for the full lane.
 MANY = int(os.environ.get("STORY_LETTERS", "2000"))
 #: Seconds that one step may take.
-PATIENCE = 900.0
+TIMEOUT = 900.0
 
 
 @dataclass
@@ -140,7 +140,7 @@ class Story:
         self.say("published")
         self.fleet.start()
         self.fleet.start()
-        until(lambda: self.desk.client.llen(LETTERS) == self.letters, PATIENCE, "all to die")
+        until(lambda: self.desk.client.llen(LETTERS) == self.letters, TIMEOUT, "all to die")
         self.say(f"{self.letters} letters have died")
 
     def look(self) -> None:
@@ -148,7 +148,7 @@ class Story:
         assert f"dead letters {self.letters:,}" in self.hand.open("/")
         self.hand.follow("/causes", "Causes")
         said = until(
-            lambda: _if_in(f"3 causes of {self.letters:,} dead letters", self.hand.open("/causes")), PATIENCE, "all to be counted"
+            lambda: _if_in(f"3 causes of {self.letters:,} dead letters", self.hand.open("/causes")), TIMEOUT, "all to be counted"
         )
         for cause, (_, kind) in CAUSES.items():
             assert f"{self.counts[cause]:,}" in said
@@ -163,7 +163,7 @@ class Story:
         """A dry run of what is chosen on the screen, and the operation behind it: its id."""
         said = self.hand.send("/operations/preview", kind="redrive", **fields)
         if "being counted" in said:
-            said = until(lambda: _if_in("would go", self.hand.again()), PATIENCE, "the dry run")
+            said = until(lambda: _if_in("would go", self.hand.again()), TIMEOUT, "the dry run")
         assert f"{chosen:,} dead letters of {self.letters:,} would go. Nothing was changed." in said, said
         said = self.hand.send("/operations/begin", why=why)
         assert f"Redrive of {LETTERS}" in said
@@ -172,7 +172,7 @@ class Story:
 
     def ends(self, operation: str, state: State) -> str:
         """Look at it until it has ended; what its screen says then."""
-        until(lambda: found(self.desk.install, operation).has_ended, PATIENCE, "the operation to end")
+        until(lambda: found(self.desk.install, operation).has_ended, TIMEOUT, "the operation to end")
         said = self.hand.open(f"/operation?id={operation}")
         assert f"Redrive of {LETTERS} {state}" in said, said
         self.say(f"the redrive is {state}")
@@ -180,7 +180,7 @@ class Story:
 
     def moves(self, operation: str, least: int) -> None:
         """Wait until so many have gone back."""
-        until(lambda: found(self.desk.install, operation).moved >= least, PATIENCE, f"{least} letters to have gone back")
+        until(lambda: found(self.desk.install, operation).moved >= least, TIMEOUT, f"{least} letters to have gone back")
 
 
 def _if_in(text: str, said: str) -> str:
@@ -192,9 +192,9 @@ def told(story: Story, opened: str) -> None:
     """What ends as it must: all but the unmendable succeed, none twice, and the audit has all of it."""
     desk, counts = story.desk, story.counts
     mended = counts["refused"] + counts["late"]
-    until(lambda: len(set((story.folder / "paid").read_text().split())) == mended, PATIENCE, "all that can be mended to succeed")
-    until(lambda: desk.client.llen(LETTERS) == counts["gone"], PATIENCE, "the others to die again")
-    until(lambda: not desk.client.hlen(desk.keys.unacked), PATIENCE, "nothing to be held")
+    until(lambda: len(set((story.folder / "paid").read_text().split())) == mended, TIMEOUT, "all that can be mended to succeed")
+    until(lambda: desk.client.llen(LETTERS) == counts["gone"], TIMEOUT, "the others to die again")
+    until(lambda: not desk.client.hlen(desk.keys.unacked), TIMEOUT, "nothing to be held")
     story.say(f"{mended} have succeeded, {counts['gone']} are dead again")
     events = desk.events
     succeeded = Counter(event.task_id for event in events if event.outcome == Outcome.SUCCEEDED)
@@ -269,7 +269,7 @@ def test_a_bad_deployment_is_mended_from_the_page(  # noqa: PLR0917 - fixtures, 
         story.look()
         canary = story.begin(story.counts["refused"], "is it mended?", canary="10", rate=rate)
         assert "died again" in story.ends(canary, State.STOPPED)
-        until(lambda: desk.client.llen(LETTERS) == letters, PATIENCE, "the canary to lie there again")
+        until(lambda: desk.client.llen(LETTERS) == letters, TIMEOUT, "the canary to lie there again")
         for cause in ("refused", "late"):
             (tmp_path / cause).unlink()
         hand.open(f"/letters?queue={LETTERS}")
@@ -277,7 +277,7 @@ def test_a_bad_deployment_is_mended_from_the_page(  # noqa: PLR0917 - fixtures, 
         story.moves(redrive, letters // 8)
         page.process.kill()
         story.say("the page is killed")
-        until(lambda: fleet.leader(redrive) is not None, PATIENCE, "a worker to carry it out")
+        until(lambda: fleet.leader(redrive) is not None, TIMEOUT, "a worker to carry it out")
         leader = fleet.leader(redrive)
         assert leader is not None
         leader.kill()

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 #: Seconds between two looks of the leader and of the others, and how long the lead lasts.
 EVERY, STANDING_BY, LEAD = 1.0, 2.0, 5.0
 #: Operations that go at once.
-MOST = 4
+LIMIT = 4
 
 
 class OperationRunner(Duty):
@@ -103,7 +103,7 @@ class OperationRunner(Duty):
                 continue
             if operation.has_ended:  # what is stored cannot be read, or was put back among those that are open
                 self._close(operation, stored.state)
-            elif len(self._running) < MOST and _place(operation) not in busy:
+            elif len(self._running) < LIMIT and _place(operation) not in busy:
                 busy.add(_place(operation))
                 self._begin(operation)
 

@@ -57,7 +57,7 @@ WAITING, NAPS, LATEST, BETWEEN = 16, {7, 11, 15}, 0.6, 0.3
 #: Seconds of work that say how busy the machine is.
 PACE = 0.5
 #: Seconds for a worker to receive its first task.
-PATIENCE = 60.0
+TIMEOUT = 60.0
 #: Seconds for a broker to put back what a worker held.
 PUT_BACK = 20.0
 #: The app whose workers note what a signal has interrupted, and what a task ends with.
@@ -125,7 +125,7 @@ class Storm:
         tasks = [("naps", NAP) if at in NAPS else ("ok", "x" * self.size) for at in range(WAITING)]
         ids = {str(here.app.send_task(f"tests.support.shop.{name}", (given,), queue=queue).id) for name, given in tasks}
         worker = here.start("-Q", queue, "-n", f"{queue}@shop", pool=self.pool, wait=False)
-        running.until(lambda: "] received" in worker.text, PATIENCE, "the first task to be received")
+        running.until(lambda: "] received" in worker.text, TIMEOUT, "the first task to be received")
         time.sleep(chance.uniform(0, LATEST))
         for at, number in enumerate(SIGNALS[self.sent]):
             if at:

@@ -14,10 +14,10 @@ app = Celery("shop", broker=os.environ["WEB_SHOP_BROKER"])
 app.conf.task_default_queue = "orders"
 app.conf.broker_connection_timeout = 2
 Redelivery(app, {"queues": {"#": {"max_delivery_attempts": 3}}, **json.loads(os.environ.get("WEB_SHOP_SETTINGS", "{}"))})
-if "WEB_SHOP_PATIENCE" in os.environ:
+if "WEB_SHOP_TIMEOUT" in os.environ:
     from redelivery.workers.web.shared import previews
 
-    previews.PATIENCE = float(os.environ["WEB_SHOP_PATIENCE"])
+    previews.TIMEOUT = float(os.environ["WEB_SHOP_TIMEOUT"])
 
 
 @app.task(name="shop.pay")

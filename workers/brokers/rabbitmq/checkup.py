@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from redelivery.middleware.brokers.rabbitmq.transport import AmqpTransport
 
 #: Seconds that the broker may take to hand the empty message back, or to say that it is blocked.
-PATIENCE = 5.0
+TIMEOUT = 5.0
 _ALARMS = NotKnown("whether the broker has an alarm", "it did not answer a publication in time", "rabbitmq-diagnostics alarms")
 _POLICIES = "whether the broker's own policies end messages"
 _LIST = "rabbitmqctl list_policies"
@@ -66,7 +66,7 @@ class AmqpCheckup:
             name = channel.queue_declare("", exclusive=True, auto_delete=True).queue
             channel.basic_consume(name, no_ack=True, callback=came.append)
             channel.basic_publish(amqp.Message(b""), "", name)
-            until = time.monotonic() + PATIENCE
+            until = time.monotonic() + TIMEOUT
             while not said and not came and (left := until - time.monotonic()) > 0:
                 try:
                     made.drain_events(timeout=left)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 #: Our workers' own command.
 ABOUT = "redelivery"
 #: Seconds in which a worker answers.
-PATIENCE = 2.0
+TIMEOUT = 2.0
 #: Where the requests of our workers come from.
 OURS = "redelivery.middleware.worker.request"
 #: kombu's own, in seconds.
@@ -112,7 +112,7 @@ class _Asked:
 
     def _ask(self, command: str, names: list[str] | None, arguments: dict[str, Any], limit: int | None) -> dict[str, Any]:
         control = self._app.control
-        options: dict[str, Any] = {"reply": True, "timeout": PATIENCE, "limit": limit, "connection": self._connection}
+        options: dict[str, Any] = {"reply": True, "timeout": TIMEOUT, "limit": limit, "connection": self._connection}
         answers = control.broadcast(command, arguments, names, **options) or []
         return {name: said for answer in answers for name, said in answer.items()}
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 #: Our workers' own command, and the seconds in which a worker answers; longer than a living one takes to renew its lease.
-ABOUT, PATIENCE = "redelivery", 1.25
+ABOUT, TIMEOUT = "redelivery", 1.25
 #: Seconds that are waited for all of it: on a slow broker the question itself takes longer than the answers.
 LATEST = 2.5
 
@@ -63,7 +63,7 @@ def running_of(app: Celery, names: Collection[str]) -> dict[str, Said]:
     def ask() -> None:
         try:
             with app.connection_for_write() as connection:
-                options: dict[str, Any] = {"reply": True, "timeout": PATIENCE, "limit": len(wanted), "connection": connection}
+                options: dict[str, Any] = {"reply": True, "timeout": TIMEOUT, "limit": len(wanted), "connection": connection}
                 answers.extend(app.control.broadcast(ABOUT, {}, wanted, **options) or [])
         except (OperationalError, *BROKER_ERRORS) as exc:
             log.warning("workers.not_asked", error=str(exc))

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from redelivery.middleware.runtime import Runtime
 
 #: Events of the outcome log that are looked through for those with an actor.
-MOST = 10_000
+LIMIT = 10_000
 
 
 @dataclass(slots=True)
@@ -57,7 +57,7 @@ def told(
 
 def acts(runtime: Runtime, limit: int, *, actor: str = "", outcomes: str | None = None, most: int = MAX_READ) -> Told:
     """The newest events of what this actor did, or any where it is empty; else as `told`."""
-    with needed(broker_of(runtime.transport).outcomes).tail(MOST, is_followed=False) as tail:
+    with needed(broker_of(runtime.transport).outcomes).tail(LIMIT, is_followed=False) as tail:
         events = [each for each in tail.events if each.actor and (not actor or each.actor == actor)]
     found = Told(events=events[::-1][:limit])
     if len(found.events) < limit:

@@ -11,7 +11,7 @@ from redelivery.errors import RedeliveryError
 from redelivery.middleware.logs import log
 
 #: Seconds that a result holds, and that the first request waits for it.
-FRESH, PATIENCE = 30.0, 0.5
+FRESH, TIMEOUT = 30.0, 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class LastWord:
                 self._asked = time.monotonic()
         if is_due:
             threading.Thread(target=self._read, args=(self._books,), name="redelivery-web-books", daemon=True).start()
-        self._has_read.wait(PATIENCE)
+        self._has_read.wait(TIMEOUT)
         return self._word
 
     def _read(self, books: str) -> None:

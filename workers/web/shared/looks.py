@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 #: Dead letters of one look; queues whose look is kept, and for how many seconds; and the least between two looks into one queue.
-MOST, QUEUES, KEPT, PAUSE = 200, 20, 900.0, 10.0
+LIMIT, QUEUES, KEPT, PAUSE = 200, 20, 900.0, 10.0
 
 
 def leaves_marks(transport: Transport) -> bool:
@@ -54,7 +54,7 @@ class Looks:
             found = self.last(name)
             if found is not None and time.monotonic() - found.taken < PAUSE:
                 return found
-            made = self._kept[name] = Look(looked(transport, name, MOST), transport.now_ms(), time.monotonic())
+            made = self._kept[name] = Look(looked(transport, name, LIMIT), transport.now_ms(), time.monotonic())
             self._kept.move_to_end(name)
             while len(self._kept) > QUEUES:
                 self._kept.popitem(last=False)

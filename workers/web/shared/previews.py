@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ...operations.runs.preview import Preview
 
 #: Seconds that a request waits for a count, and that a count holds from its end on; how many are kept, and counted at once.
-PATIENCE, FRESH, KEPT, RUNNING = 3.0, 30.0, 20, 4
+TIMEOUT, FRESH, KEPT, RUNNING = 3.0, 30.0, 20, 4
 #: Seconds that a count goes on without a rest.
 AT_ONCE = 1.0
 
@@ -74,7 +74,7 @@ class Previews:
                 while len(self._jobs) > KEPT:
                     self._jobs.popitem(last=False)
                 threading.Thread(target=self._count, args=(job, count), name="redelivery-web-preview", daemon=True).start()
-        job.done.wait(PATIENCE)
+        job.done.wait(TIMEOUT)
         if job.error is not None:
             raise job.error
         return job

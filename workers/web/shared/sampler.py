@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 #: Seconds between two looks, and between two questions how the broker itself is, for which RabbitMQ needs a connection of its own.
 BEAT, PAUSE = 2.0, 10.0
 #: Seconds that a request waits for the first figures, and for newer ones; and for how long figures are shown at all.
-FIRST, PATIENCE, KEPT = 6.0, 1.0, 60.0
+FIRST, TIMEOUT, KEPT = 6.0, 1.0, 60.0
 SLOW = "The broker answers slowly: its figures are not there yet."
 
 
@@ -68,7 +68,7 @@ class Sampler:
                 look = self._looking = _Look()
                 threading.Thread(target=self._carry_out, args=(look,), name="redelivery-web-figures", daemon=True).start()
         last = found if age < KEPT else None
-        is_done = look.done.wait(FIRST if last is None else PATIENCE)
+        is_done = look.done.wait(FIRST if last is None else TIMEOUT)
         if look.error is not None:
             raise look.error
         shown = self._figures if is_done else last

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ...operations.letters import dead_letters
 from ...operations.letters.reading.causes import Causes
 from ..asked import Shown
-from ..shared.looks import MOST, leaves_marks
+from ..shared.looks import LIMIT, leaves_marks
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -59,7 +59,7 @@ def causes(asked: Asked) -> Shown:
             "is_whole": is_whole,
             "is_marked": is_marked,
             "unseen": unseen,
-            "most": MOST,
+            "most": LIMIT,
         },
     )
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ..asked import Asked
 
 #: Messages of one screen, and parts of the picture of what is due.
-MOST, PARTS = 200, 60
+LIMIT, PARTS = 200, 60
 #: What can be done, in the order of the buttons.
 ACTS = (Act.PROMOTE, Act.RESCHEDULE, Act.CANCEL)
 #: Times that the picture may be of, in seconds, beside the whole time until the last message is due.
@@ -37,7 +37,7 @@ def delayed(asked: Asked) -> Shown:
     """What waits."""
     store, queue = needed(broker_of(asked.transport).delayed), asked.first("queue")
     within = asked.first("within")
-    seen = store.glance(MOST, PARTS, queue or None, SPANS[within] * 1000 if within in SPANS else None)
+    seen = store.glance(LIMIT, PARTS, queue or None, SPANS[within] * 1000 if within in SPANS else None)
     if queue and queue not in seen.totals:
         require_queue(asked.runtime, queue)
     given = asked.first("id")

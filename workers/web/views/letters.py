@@ -17,7 +17,7 @@ from ...operations.runs.operation import is_kept
 from ...operations.words.numbers import seconds
 from ...operations.words.redaction import seen
 from ..asked import Go, Shown
-from ..shared.looks import MOST, leaves_marks
+from ..shared.looks import LIMIT, leaves_marks
 
 if TYPE_CHECKING:
     from ...letters import Letter
@@ -112,7 +112,7 @@ def letters(asked: Asked) -> Shown:
             "before": asked.number("before"),
             "is_marked": is_marked,
             "looked_ms": at_ms,
-            "most": MOST,
+            "most": LIMIT,
             "allowed": [each for each in ("redrive", "move", "purge") if is_kept(asked.transport) and asked.may(each, name)],
         },
     )

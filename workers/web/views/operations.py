@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from ..asked import Asked
 
 #: Operations, and records of the audit, of one screen.
-MOST, RECORDS = 50, 100
+LIMIT, RECORDS = 50, 100
 #: What may be done with an operation, and the state that follows.
 TURNS = {"pause": (pause, State.PAUSED), "resume": (resume, State.WAITING), "abort": (abort, State.ABORTED)}
 #: What has happened to the dead letters or messages that went.
@@ -55,7 +55,7 @@ def operations(asked: Asked) -> Shown:
         {
             "is_here": is_here,
             "not_here": NOT_HERE,
-            "rows": [_row(asked, each) for each in listed(asked.runtime, limit=MOST)] if is_here else [],
+            "rows": [_row(asked, each) for each in listed(asked.runtime, limit=LIMIT)] if is_here else [],
             "records": audit.entries,
             "notes": audit.notes,
         },

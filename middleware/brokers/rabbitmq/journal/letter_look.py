@@ -27,7 +27,7 @@ LOOKING = "redelivery.looking"
 #: Dead letters that are looked at, at the most.
 MAX_LETTERS = 10_000
 #: Seconds that a look waits for another one to end, and between two tries.
-PATIENCE, STEP = 15.0, 0.1
+TIMEOUT, STEP = 15.0, 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ def _size(kombu: Any, queue: str) -> tuple[int, int]:
 @contextlib.contextmanager
 def _alone(kombu: Any) -> Iterator[bool]:
     """Whether nobody else looks, while this lasts."""
-    until = time.monotonic() + PATIENCE
+    until = time.monotonic() + TIMEOUT
     while not (is_alone := _locked(kombu)) and time.monotonic() < until:
         time.sleep(STEP)  # the broker tells nobody when a queue goes
     try:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 #: Letters of one round trip: the first, and the most.
-FIRST, MOST = 64, 1000
+FIRST, LIMIT = 64, 1000
 #: Seconds that a page may take once it has a letter, where letters are chosen by words, of which some tens of thousands are looked
 #: at in that time; and until then, or where each must be decoded.
 QUICK, SLOW = 0.06, 0.5
@@ -72,7 +72,7 @@ def browsed(
             return Browsed(found, looked_at, page.total, None)
         if looked_at >= most or time.monotonic() >= (ends_with_some if found else ends):
             return Browsed(found, looked_at, page.total, before)
-        size = min(size * 4, MOST)
+        size = min(size * 4, LIMIT)
 
 
 def at_place(transport: Transitions, name: str, task_id: str, place: int | None) -> list[tuple[int, Letter]]:
