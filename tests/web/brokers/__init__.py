@@ -1,0 +1,1 @@
+"""Tests of the page on RabbitMQ, and on a broker that is slow, full or gone."""
