@@ -141,6 +141,12 @@ class Context:
 pass_context = click.make_pass_decorator(Context)
 
 
+def exported_option(what: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """`--outcomes URI`, as `uri`: where an export is, of which a command reads the events or records, too."""
+    said = f"Read exported {what}, too. By default those in outcome_archive or outcome_export."
+    return click.option("--outcomes", "uri", metavar="URI", help=said)
+
+
 def json_option(command: Callable[..., Any]) -> Callable[..., Any]:
     """`--json` behind a command's name; the root takes it too."""
 

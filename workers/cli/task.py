@@ -13,7 +13,7 @@ from ..operations.inventory.task_life import life_of
 from ..operations.words.numbers import age, counted, moment, span
 from ..operations.words.policies import shown
 from .books.outcomes import events_table
-from .context import Context, json_option, pass_context
+from .context import Context, exported_option, json_option, pass_context
 from .terminal.output import INDENT, facts, lines, print_json, say, wrapped
 
 if TYPE_CHECKING:
@@ -41,12 +41,7 @@ def task() -> None:
     show_default=True,
     help="Read at most this many events, and this many messages of each queue.",
 )
-@click.option(
-    "--outcomes",
-    "uri",
-    metavar="URI",
-    help="Read exported events, too. By default those in outcome_archive or outcome_export.",
-)
+@exported_option("events")
 @json_option
 @pass_context
 def show(context: Context, task_id: str, scan: int, uri: str | None) -> None:

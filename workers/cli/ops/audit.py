@@ -15,7 +15,7 @@ from redelivery.display import safe
 from ...operations.runs.audit import in_words
 from ...operations.runs.audit_history import acts, told
 from ...operations.words.numbers import moment
-from ..context import Context, json_option, pass_context
+from ..context import Context, exported_option, json_option, pass_context
 from ..terminal.output import Column, print_json, say, table
 
 if TYPE_CHECKING:
@@ -55,12 +55,7 @@ EVENTS = (
     show_default=True,
     help="Look at about this many exported records or events.",
 )
-@click.option(
-    "--outcomes",
-    "uri",
-    metavar="URI",
-    help="Read exported records, too. By default those in outcome_archive or outcome_export.",
-)
+@exported_option("records")
 @json_option
 @pass_context
 def audit(context: Context, *, actor: str, operation: str, letters: bool, limit: int, scan: int, uri: str | None) -> None:
