@@ -1,8 +1,9 @@
 """A storm of stops: `python -m tests.faults.storm.stop_storm --rounds 100 --signal quit --broker redis --pool prefork`.
 
 In each round a worker among tasks is told to stop, at a moment that the seed draws from when it received the first of them, and has
-its tasks' time and five seconds for it. What was published is then counted: each task has ended or waits, and the queue is emptied
-for the next round. A few rounds run side by side, beside processes that do nothing but work.
+its tasks' time and five seconds for it, which are longer where other processes leave it a part of a core alone. What was published
+is then counted: each task has ended or waits, and the queue is emptied for the next round. A few rounds run side by side, beside
+processes that do nothing but work.
 
 The table counts the rounds, says how long the slowest one took, how often the signal came while a task was half written to a child,
 how many tasks began more than once, and how many were lost. Of a round that takes longer the stacks are in the worker's log, whose
@@ -55,7 +56,7 @@ NEVER = 30.0
 #: Messages that wait when a worker starts; which of them take a while; and the latest moments of the signals (seconds).
 WAITING, NAPS, LATEST, BETWEEN = 16, {7, 11, 15}, 0.6, 0.3
 #: Seconds of work that say how busy the machine is.
-PACE = 0.5
+PACE = 0.2
 #: Seconds for a worker to receive its first task.
 TIMEOUT = 60.0
 #: Seconds for a broker to put back what a worker held.
@@ -85,10 +86,9 @@ class Storm:
     half_written: int = 0
     lost: set[str] = field(default_factory=set)
 
-    @property
-    def allowed(self) -> float:
-        """The tasks' time, and the spare."""
-        return SPARE + (SOFT if self.sent == "soft" else 0) + (NAP if self.pool == "threads" else 0)
+    def allowed(self, share: float) -> float:
+        """Seconds: the tasks' time, and the spare where a process has this share of a core."""
+        return SPARE / share + (SOFT if self.sent == "soft" else 0) + (NAP if self.pool == "threads" else 0)
 
     def rage(self, rounds: int, lanes: int, minutes: float) -> None:
         """So many rounds, a few side by side; none begins later."""
@@ -154,8 +154,8 @@ class Storm:
     def _note(self, worker: Worker, seconds: float) -> None:
         self.took.append(seconds)
         text = worker.text
-        if seconds > self.allowed:
-            self.failed.append(f"--- {seconds:.1f} s\n{text[-6000:]}")
+        if seconds > self.allowed(ours := share()):
+            self.failed.append(f"--- {seconds:.1f} s, with {ours:.0%} of a core\n{text[-6000:]}")
         lines = [line for line in text.splitlines() if "ERROR" in line or "CRITICAL" in line or "Traceback" in line]
         self.errors.update(line.split("] ", 1)[-1][:110] for line in lines)
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from kombu import Queue
 from webhooks.rabbit_node import USER
 
-from redelivery.middleware.brokers.rabbitmq.names import JOURNAL, OUTCOMES
+from redelivery.middleware.brokers.rabbitmq.names import AUDIT, JOURNAL, OUTCOMES
 from redelivery.middleware.brokers.rabbitmq.peek import Look
 from redelivery.workers.letters import Letter
 from tests.faults.chaos.processes.fleet import Fleet
@@ -123,7 +123,7 @@ class RabbitFleet(Fleet):
         if depths is None:
             return None
         counted = {name: both for name, both in depths.items() if name in {"DLQ.judged", DIED} or not name.startswith("DLQ.")}
-        return sum(sum(both) for name, both in counted.items() if name not in {OUTCOMES, JOURNAL, TAP})
+        return sum(sum(both) for name, both in counted.items() if name not in {OUTCOMES, AUDIT, JOURNAL, TAP})
 
     def held(self) -> int:
         """How many messages are unacknowledged."""

@@ -163,7 +163,7 @@ class Turns(ABC):
         """The inventory and the outcome log, by the product's own commands; the events."""
         self.fleet.ask("inventory", "export", "--to", str(self.folder / "inventory"), "--format", "jsonl")
         self.fleet.ask("outcomes", "export", "--to", str(self.folder / "outcomes"), "--format", "jsonl")
-        files = sorted(path for path in (self.folder / "outcomes").rglob("*.jsonl") if not path.name.startswith(("_", ".")))
+        files = sorted((self.folder / "outcomes").rglob("outcomes-*.jsonl"))
         return [line for path in files for line in read_lines(path)]
 
     def gaps(self) -> list[str]:
