@@ -119,7 +119,7 @@ def _started(input_bytes: int | None, log: Path | None) -> tuple[SparkSession, C
     os.environ.setdefault("SPARK_LAUNCHER_OPTS", "-XX:+UseSerialGC -XX:TieredStopAtLevel=1")
     small = input_bytes is not None and input_bytes < _SHORT
     options: dict[str, bool | float | int | str | None] = {**_LOCAL, **(_SMALL if small else _LARGE)}
-    options["spark.driver.memory"] = _heap()
+    options["spark.driver.memory"] = _heap(2 * _GIB if small else 6 * _GIB)
     if archive is not None:
         options["spark.driver.extraJavaOptions"] = f"{options['spark.driver.extraJavaOptions']} {archive.options}"
     options["spark.sql.shuffle.partitions"] = (os.cpu_count() or 1) * (1 if small else 16)
@@ -129,10 +129,10 @@ def _started(input_bytes: int | None, log: Path | None) -> tuple[SparkSession, C
     return started, archive
 
 
-def _heap() -> str:
-    """Half of the machine's memory, but 1 to 6 GiB: local mode does everything in the driver's. Java takes one or two more."""
+def _heap(limit: int) -> str:
+    """Half of the memory, at least 1 GiB, at most `limit`: local mode does everything in the driver. Java takes one or two more."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return f"{min(max(memory // 2, _GIB), 6 * _GIB) // 2**20}m"
+    return f"{min(max(memory // 2, _GIB), limit) // 2**20}m"
 
 
 @contextmanager
