@@ -207,7 +207,7 @@ class AmqpTransport(WithoutLeases):
     def ask_moved(self, held: Held, letters: frozenset[str], then: Callable[[Successor, Sequence[Event]], None]) -> None:
         if self._has_journal and self.claim is not None:
             self.claim.leave(held.tag)  # while it waits for the answer, others can be received
-            self._journal.ask(word_of(held.raw, held.queue), letters, then)
+            self._journal.ask(word_of(held.raw, held.queue), held.queue, letters, then)
         else:
             then(Successor.UNKNOWN, ())
 

@@ -51,10 +51,12 @@ MAX_UNREAD = 1000
 class Question:
     """Whether this word's message was moved; when that was asked, and when it is to be looked up (monotonic seconds).
 
-    `letters` are the queues where its dead letter may be looked for: the journal alone may not name them, for anybody may write it.
+    `queue` is where its next delivery goes. `letters` are the queues where its dead letter may be looked for: the journal alone may
+    not name them, for anybody may write it.
     """
 
     word: bytes
+    queue: str
     letters: frozenset[str]
     then: Callable[[Successor, Sequence[Event]], None]
     asked_at: float
@@ -74,12 +76,15 @@ class Journal:
         self._thread: threading.Thread | None = None
         self._is_closed = False
 
-    def ask(self, word: bytes, letters: frozenset[str], then: Callable[[Successor, Sequence[Event]], None]) -> None:
-        """Tell `then` what the journal knows of this word, in a while, from another thread. It is not told after `close`."""
+    def ask(self, word: bytes, queue: str, letters: frozenset[str], then: Callable[[Successor, Sequence[Event]], None]) -> None:
+        """Tell `then` what the journal knows of this word, in a while, from another thread. It is not told after `close`.
+
+        `queue` and `letters` are those of `Question`.
+        """
         with self._news:
             self._is_closed = False
             now = time.monotonic()
-            self._asked.append(Question(word, letters, then, now, now + ON_ITS_WAY))
+            self._asked.append(Question(word, queue, letters, then, now, now + ON_ITS_WAY))
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="redelivery-journal", daemon=True)
                 self._thread.start()
@@ -115,8 +120,7 @@ class Journal:
         now, doubtful = time.monotonic(), []
         for each in due:
             known, events = (Successor.UNKNOWN, ()) if reading is None else reading.successor_of(each.word)
-            may_show = reading is not None and now < each.asked_at + reading.seconds_to_wait_for(each.word)
-            if known is Successor.UNKNOWN and may_show:
+            if known is Successor.UNKNOWN and reading is not None and reading.may_show(each, now - each.asked_at):
                 doubtful.append(replace(each, due_at=now + ON_ITS_WAY))
             else:
                 self._tell(each.then, known, events)
@@ -156,6 +160,7 @@ class Reading:
         self._moving: dict[bytes, list[tuple[bytes, int]]] = {}
         self._turning: dict[bytes, list[Turn]] = {}
         self._looked: dict[str, Looked] = {}
+        self._has_waiting: dict[str, bool] = {}
         self._kombu, self._name, self._marker = kombu, name, b""
         self._channel = kombu.connection.channel()
         self._channel.basic_qos(0, MAX_UNREAD, a_global=False)
@@ -197,10 +202,26 @@ class Reading:
                     wanted.setdefault(turn.dead_letter_queue, set()).add(turn.successor)
         self._looked = {queue: look_for(self._kombu, queue, letters) for queue, letters in wanted.items()}
 
-    def seconds_to_wait_for(self, word: bytes) -> float:
-        """For how many seconds a successor of this message may yet show."""
-        moving = [seconds + MARGIN for _, seconds in self._moving.get(word, ())]
-        return max(moving + [self._patience_of(turn) for turn in self._turning.get(word, ())], default=0.0)
+    def may_show(self, asked: Question, waited: float) -> bool:
+        """Whether a successor of this message may yet show, which was waited for so many seconds.
+
+        It may wait in its queue for as long as others do. A queue that is never empty does not tell.
+        """
+        moving = self._moving.get(asked.word, ())
+        turning = [self._patience_of(turn) for turn in self._turning.get(asked.word, ())]
+        if waited < max([seconds + MARGIN for _, seconds in moving] + turning, default=0.0):
+            return True
+        return bool(moving) and waited < LOOK_BACK.total_seconds() and self._is_waited_in(asked.queue)
+
+    def _is_waited_in(self, queue: str) -> bool:
+        if queue not in self._has_waiting:
+            channel = self._kombu.connection.channel()
+            try:
+                self._has_waiting[queue] = channel.queue_declare(queue, passive=True).message_count > 0
+                channel.close()
+            except self._kombu.channel_errors:  # which have closed it: there is no such queue, or it may not be seen
+                self._has_waiting[queue] = False
+        return self._has_waiting[queue]
 
     def _patience_of(self, turn: Turn) -> float:
         is_looked_for = turn.dead_letter_queue and not self._looked_into(turn.dead_letter_queue).is_consumed
@@ -214,6 +235,7 @@ class Reading:
 
     def catch_up(self) -> None:
         """Read all that was written before now."""
+        self._has_waiting = {}
         self._marker = MARKER + uuid.uuid4().bytes
         self._channel.basic_publish(entry(b"", [self._marker]), routing_key=self._name)
         until = time.monotonic() + TIMEOUT

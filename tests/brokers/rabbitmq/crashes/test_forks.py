@@ -362,7 +362,7 @@ def answers(journal: Journal, words: list[bytes]) -> dict[bytes, Successor]:
     """Ask for these words; the answers, by and by."""
     told: dict[bytes, Successor] = {}
     for word in words:
-        journal.ask(word, frozenset(), lambda known, _, word=word: told.update({word: known}))  # type: ignore[misc]
+        journal.ask(word, "celery", frozenset(), lambda known, _, word=word: told.update({word: known}))  # type: ignore[misc]
     return told
 
 
@@ -400,6 +400,31 @@ def test_what_became_of_a_successor_tells_that_it_was_there(
     assert told == {known: Successor.SEEN, unknown: Successor.UNKNOWN}
 
 
+def test_a_successor_is_waited_for_as_long_as_messages_wait_in_its_queue(
+    rabbit: Rabbit, journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be one of them; one that is in no queue is not waited for, nor where nobody began to move the message."""
+    monkeypatch.setattr(amqp_journal, "MARGIN", 0.0)
+    seen, lost, none, successor = (bytes([number]) * 16 for number in range(4))
+    with rabbit.connection() as connection:
+        channel = connection.default_channel
+        channel.queue_declare("celery", durable=True, auto_delete=False)
+        channel.basic_publish(amqp.Message("another"), routing_key="celery")
+        write(rabbit, entry(IS_MOVING, [Moved(seen, successor).moving, Moved(lost, none).moving]))
+        told = answers(journal, [seen, lost, b"never moved" + b"." * 5])
+        until(lambda: told, what="the first answer")
+        time.sleep(3)  # longer than a reader waits for a word
+        assert list(told) == [b"never moved" + b"." * 5]
+        write(rabbit, entry(HAS_HAD, [successor]))
+        until(lambda: len(told) == 2, 30, "the answer")
+        channel.queue_purge("celery")
+        until(lambda: len(told) == 3, 30, "the last answer")
+    assert (told[seen], told[lost]) == (Successor.SEEN, Successor.UNKNOWN)
+    gone: list[Successor] = []
+    journal.ask(lost, "no queue", frozenset(), lambda known, _: gone.append(known))
+    until(lambda: gone, what="the answer of a queue that is not there")
+
+
 def test_a_letter_is_looked_for_in_no_queue_but_those_of_its_policy(rabbit: Rabbit, journal: Journal) -> None:
     """Anybody may write into the journal. Where the policy does name the queue, the letter is found, and its event is told."""
     first = task_message("a")
@@ -413,7 +438,7 @@ def test_a_letter_is_looked_for_in_no_queue_but_those_of_its_policy(rabbit: Rabb
     write(rabbit, entry(IS_TURNING, [moved.turning]))
     told: dict[str, tuple[Successor, Sequence[Event]]] = {}
     for name in ("DLQ.celery", "theirs"):
-        journal.ask(moved.word, frozenset({name}), lambda known, events, name=name: told.update({name: (known, events)}))  # type: ignore[misc]
+        journal.ask(moved.word, "celery", frozenset({name}), lambda known, events, name=name: told.update({name: (known, events)}))  # type: ignore[misc]
         until(lambda name=name: name in told, what="the answer")  # type: ignore[misc]
         with rabbit.connection() as connection:
             found = connection.default_channel.basic_get("theirs")
@@ -440,7 +465,7 @@ def test_a_journal_that_cannot_be_read_holds_nobody_up(rabbit: Rabbit) -> None:
     told: list[Successor] = []
     made = Journal(lambda: opened(rabbit), JOURNAL)  # never declared
     with capture_logs() as lines:
-        made.ask(b"w" * 16, frozenset(), lambda known, _: told.append(known))
+        made.ask(b"w" * 16, "celery", frozenset(), lambda known, _: told.append(known))
         until(lambda: told, what="the answer")
     assert told == [Successor.UNKNOWN]
     assert [line["event"] for line in lines] == ["journal.unread"]
