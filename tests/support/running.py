@@ -36,15 +36,19 @@ LAST_STARTED: deque[Worker] = deque(maxlen=4)
 
 def until(condition: Callable[[], Any], seconds: float = 60, what: str = "") -> Any:
     """Wait for a condition of another process; its value. Raises `AssertionError` where it does not come true."""
-    deadline = time.monotonic() + seconds
+    began, pause = time.monotonic(), 0.02
     while True:
+        asked = time.monotonic()
         value = condition()
         if value:
             return value
-        if time.monotonic() > deadline:
+        now = time.monotonic()
+        if now > began + seconds:
             message = f"waited {seconds} s in vain for {what or condition}"
             raise AssertionError(message)
-        time.sleep(0.02)  # another process's doing can only be looked for
+        # Another process's doing can only be looked for; most of the time is its own.
+        time.sleep(max(pause, min(2 * (now - asked), 1)))
+        pause = min(pause * 1.25, 0.1)
 
 
 @dataclass
