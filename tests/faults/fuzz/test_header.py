@@ -143,12 +143,12 @@ def waiting(chance: random.Random) -> Iterator[dict[str, Any]]:
         yield message
 
 
-def answers(here: Shop, folder: Path, *, letters: str) -> None:
-    """Every command ends well; what is JSON is JSON."""
-    waits = [f"waits-{number}" for number in range(WAITING)]
+def answers(here: Shop, folder: Path, *, letters: str, fuzzed: int = COUNT, waiting: int = WAITING) -> None:
+    """Every command ends well; what is JSON is JSON. So many tasks were made, and so many wait."""
+    waits = [f"waits-{number}" for number in range(waiting)]
     commands: list[tuple[str, ...]] = [
         *(("dlq", "list"), ("dlq", "show", letters), ("dlq", "show", letters, "--full", "--limit", "500"), ("dlq", "causes")),
-        *(("dlq", "show", letters, "--id", f"fuzz-{number}") for number in range(0, COUNT, 20)),
+        *(("dlq", "show", letters, "--id", f"fuzz-{number}") for number in range(0, fuzzed, 20)),
         *(("dlq", "export", letters), ("dlq", "export", letters, "--to", str(folder / "letters"))),
         *(("dlq", "redrive", letters, "--all", "--dry-run"), ("dlq", "purge", letters, "--all", "--dry-run")),
         *(("dlq", "move", letters, "--all", "--to", "DLQ.other", "--create", "--dry-run"), ("dlq", "import", letters)),

@@ -307,7 +307,7 @@ def test_what_was_given_back_when_its_worker_died_runs_once(
     quiet(here)
     assert [len(here.runs(each)) for each in waiting] == [1] * 3
     known = second.text.count(KNOWN)
-    assert known == 3 if order.startswith("acknowledge") else 1 <= known <= 3  # they may be confirmed one by one
+    assert known == 3 if order.startswith("acknowledge") else known <= 3  # what a dying connection has sent may not arrive
 
 
 def test_without_a_right_to_a_journal_all_goes_on_as_without_one(here: Shop, rabbit: Rabbit, dying: Callable[..., str]) -> None:
