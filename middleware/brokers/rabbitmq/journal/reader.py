@@ -109,6 +109,7 @@ class Journal:
                 reading = reading or Reading(self._connect(), self._name)
                 reading.catch_up()
                 reading.look_for_letters((each.word, each.letters) for each in due)
+                reading.look_for_others((each.word, each.queue) for each in due)
             except Exception as exc:  # noqa: BLE001 - whatever it is, the messages must go on
                 log.warning("journal.unread", error=f"{type(exc).__name__}: {exc}", why="what was moved may be delivered again")
                 _close(reading)
@@ -160,7 +161,7 @@ class Reading:
         self._moving: dict[bytes, list[tuple[bytes, int]]] = {}
         self._turning: dict[bytes, list[Turn]] = {}
         self._looked: dict[str, Looked] = {}
-        self._has_waiting: dict[str, bool] = {}
+        self._with_others: set[str] = set()
         self._kombu, self._name, self._marker = kombu, name, b""
         self._channel = kombu.connection.channel()
         self._channel.basic_qos(0, MAX_UNREAD, a_global=False)
@@ -202,6 +203,23 @@ class Reading:
                     wanted.setdefault(turn.dead_letter_queue, set()).add(turn.successor)
         self._looked = {queue: look_for(self._kombu, queue, letters) for queue, letters in wanted.items()}
 
+    def look_for_others(self, asked: Iterable[tuple[bytes, str]]) -> None:
+        """Look whether messages wait in the queues where the next deliveries may be of which nothing else is known.
+
+        Each is a word, and the queue of its message.
+        """
+        in_doubt = {queue for word, queue in asked if word in self._moving and self.successor_of(word)[0] is Successor.UNKNOWN}
+        self._with_others = {queue for queue in in_doubt if self._has_waiting(queue)}
+
+    def _has_waiting(self, queue: str) -> bool:
+        channel = self._kombu.connection.channel()
+        try:
+            waiting: int = channel.queue_declare(queue, passive=True).message_count
+        except self._kombu.channel_errors:  # which have closed it: there is no such queue, or it may not be seen
+            return False
+        channel.close()
+        return waiting > 0
+
     def may_show(self, asked: Question, waited: float) -> bool:
         """Whether a successor of this message may yet show, which was waited for so many seconds.
 
@@ -211,17 +229,7 @@ class Reading:
         turning = [self._patience_of(turn) for turn in self._turning.get(asked.word, ())]
         if waited < max([seconds + MARGIN for _, seconds in moving] + turning, default=0.0):
             return True
-        return bool(moving) and waited < LOOK_BACK.total_seconds() and self._is_waited_in(asked.queue)
-
-    def _is_waited_in(self, queue: str) -> bool:
-        if queue not in self._has_waiting:
-            channel = self._kombu.connection.channel()
-            try:
-                self._has_waiting[queue] = channel.queue_declare(queue, passive=True).message_count > 0
-                channel.close()
-            except self._kombu.channel_errors:  # which have closed it: there is no such queue, or it may not be seen
-                self._has_waiting[queue] = False
-        return self._has_waiting[queue]
+        return bool(moving) and waited < LOOK_BACK.total_seconds() and asked.queue in self._with_others
 
     def _patience_of(self, turn: Turn) -> float:
         is_looked_for = turn.dead_letter_queue and not self._looked_into(turn.dead_letter_queue).is_consumed
@@ -235,7 +243,6 @@ class Reading:
 
     def catch_up(self) -> None:
         """Read all that was written before now."""
-        self._has_waiting = {}
         self._marker = MARKER + uuid.uuid4().bytes
         self._channel.basic_publish(entry(b"", [self._marker]), routing_key=self._name)
         until = time.monotonic() + TIMEOUT
