@@ -12,7 +12,8 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import amqp
-from amqp.exceptions import AccessRefused, MessageNacked, NotFound
+from amqp.exceptions import AccessRefused, InternalError, MessageNacked, NotFound
+from tenacity import retry, retry_if_exception_type, stop_after_attempt, wait_fixed
 
 from redelivery.errors import BrokerUnavailable
 from redelivery.middleware.brokers.rabbitmq.messages import PERSISTENT
@@ -31,6 +32,10 @@ MARGIN = 16
 #: Seconds that a confirmation may take.
 TIMEOUT = 30.0
 AT, OFFSET = "at_ms", "x-stream-offset"
+#: A stream that somebody else is just making has no writer yet: RabbitMQ 3.10 takes nothing then, and closes the connection.
+_once_it_is_made = retry(
+    retry=retry_if_exception_type(InternalError), wait=wait_fixed(0.2), stop=stop_after_attempt(5), reraise=True
+)
 
 
 class AmqpAudit:
@@ -39,6 +44,7 @@ class AmqpAudit:
     def __init__(self, transport: AmqpTransport) -> None:
         self._transport, self.name = transport, transport.keys.audit
 
+    @_once_it_is_made
     def record(self, said: str) -> None:
         with self._transport.connect() as connection:
             if not declare_audit(connection.connection, self.name):
