@@ -12,7 +12,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import amqp
-from amqp.exceptions import AccessRefused, InternalError, MessageNacked, NotFound
+from amqp.exceptions import AccessRefused, InternalError, MessageNacked, NotFound, ResourceError
 from tenacity import retry, retry_if_exception_type, stop_after_attempt, wait_fixed
 
 from redelivery.errors import BrokerUnavailable
@@ -31,10 +31,12 @@ MAX_UNREAD = 2**16 - 1
 MARGIN = 16
 #: Seconds that a confirmation may take.
 TIMEOUT = 30.0
+#: Seconds that a stream may take to send the first record.
+FIRST = 1.0
 AT, OFFSET = "at_ms", "x-stream-offset"
 #: A stream that somebody else is just making has no writer yet: RabbitMQ 3.10 takes nothing then, and closes the connection.
 _once_it_is_made = retry(
-    retry=retry_if_exception_type(InternalError), wait=wait_fixed(0.2), stop=stop_after_attempt(5), reraise=True
+    retry=retry_if_exception_type((InternalError, ResourceError)), wait=wait_fixed(0.2), stop=stop_after_attempt(5), reraise=True
 )
 
 
@@ -61,7 +63,8 @@ class AmqpAudit:
     def records(self, limit: int) -> list[Record]:
         with self._transport.connect() as connection:
             end = _end(_read(connection, self.name, "last"))
-            read = _read(connection, self.name, max(end - limit - MARGIN, 0)) if end else []
+            # The last file of all may hold nothing yet that is confirmed, while somebody records.
+            read = _read(connection, self.name, max(end - limit - MARGIN, 0) if end else "first")
         return [record for _, record in read[::-1]][:limit]
 
     def following(self, record_id: str, position: int) -> Recorded:
@@ -98,8 +101,10 @@ def _read(connection: Any, name: str, since: int | str) -> list[tuple[int, Recor
     except AccessRefused as exc:
         log.warning("audit.unread", error=str(exc), why="give this user the right to read it")
         return []
-    before = -1
-    while before < len(found):
+    before, until = -1, time.monotonic() + FIRST
+    while before < len(found) or (not found and time.monotonic() < until):
+        if before == 0:
+            time.sleep(0.02)  # a stream is not empty: while somebody records, it may not have begun to send
         before = len(found)
         channel.basic_qos(0, MAX_UNREAD, a_global=False)  # its answer comes behind what the stream had
     channel.close()
