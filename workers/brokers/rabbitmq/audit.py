@@ -9,6 +9,7 @@ recorded, and a warning says so: the work itself is done all the same.
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import amqp
@@ -101,14 +102,20 @@ def _read(connection: Any, name: str, since: int | str) -> list[tuple[int, Recor
     except AccessRefused as exc:
         log.warning("audit.unread", error=str(exc), why="give this user the right to read it")
         return []
-    before, until = -1, time.monotonic() + FIRST
-    while before < len(found) or (not found and time.monotonic() < until):
-        if before == 0:
-            time.sleep(0.02)  # a stream is not empty: while somebody records, it may not have begun to send
-        before = len(found)
-        channel.basic_qos(0, MAX_UNREAD, a_global=False)  # its answer comes behind what the stream had
+    _catch_up(channel, found)
+    if not found:  # a stream is not empty: while somebody records, it may not have begun to send
+        with suppress(TimeoutError):
+            connection.connection.drain_events(timeout=FIRST)
+        _catch_up(channel, found)
     channel.close()
     return found
+
+
+def _catch_up(channel: Any, found: list[tuple[int, Record]]) -> None:
+    before = -1
+    while before < len(found):
+        before = len(found)
+        channel.basic_qos(0, MAX_UNREAD, a_global=False)  # its answer comes behind what the stream had
 
 
 def _record(message: Any) -> tuple[int, Record]:
