@@ -66,6 +66,7 @@ NO_STEP = {
     "workers/brokers/rabbitmq/watching.py:begin": "a queue of one's own, that goes with its connection",
     "workers/brokers/rabbitmq/audit.py:record": "a record of the audit, which is no message's outcome",
     "workers/brokers/rabbitmq/audit.py:_read": "reading a stream takes nothing out of it",
+    "workers/brokers/rabbitmq/audit.py:_catch_up": "the reader's own prefetch window, which goes with its channel",
     "workers/brokers/rabbitmq/checkup.py:_alarm": "a queue of its own, that goes with its connection",
 }
 
