@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import os
 import subprocess
-from pathlib import Path
+import sys
+from typing import TYPE_CHECKING
 
-import pyspark
 import pytest
 
 from redelivery.workers.reconciliation.spark.java import ClassArchive, ensure_java
 from tests.support.running import until
 
-JAR = str(next((Path(pyspark.__file__).parent / "jars").glob("spark-launcher_*.jar")))
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 @pytest.fixture
@@ -55,10 +56,26 @@ def test_classes_are_noted_until_the_archive_is_there_and_by_nobody_while_it_is_
     assert f"-XX:DumpLoadedClassList={cache}/" in archive.options
     making = archive.file.with_suffix(".making")
     making.touch()
-    assert archive.options == ""
+    path = f'-cp "{archive.jars}/*"'
+    assert archive.options == path
     making.unlink()
     archive.file.touch()
-    assert archive.options.split()[:2] == ["-Xshare:auto", f'"-XX:SharedArchiveFile={archive.file}"']
+    assert archive.options.startswith(f'{path} -Xshare:auto "-XX:SharedArchiveFile={archive.file}" ')
+
+
+@pytest.mark.usefixtures("cache")
+def test_a_spark_that_is_set_up_by_files_keeps_its_class_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """It may have other classes than Spark's jars: Java is started as Spark would start it."""
+    home = java_home(tmp_path / "java", "21")
+    assert ClassArchive.of(home) is not None
+    monkeypatch.setenv("HADOOP_CONF_DIR", str(tmp_path))
+    assert ClassArchive.of(home) is None
+    monkeypatch.delenv("HADOOP_CONF_DIR")
+    monkeypatch.setenv("SPARK_HOME", str(tmp_path / "spark"))
+    (tmp_path / "spark" / "jars").mkdir(parents=True)
+    assert ClassArchive.of(home) is not None
+    (tmp_path / "spark" / "conf").mkdir()
+    assert ClassArchive.of(home) is None
 
 
 @pytest.mark.parametrize("place", ["", "/dev/null", "relative"])
@@ -78,23 +95,34 @@ def test_without_a_safe_place_nothing_is_kept(monkeypatch: pytest.MonkeyPatch, t
     assert ClassArchive.of(tmp_path / "nowhere") is None
 
 
+#: What Java says of itself, in a session that reads nothing: `sharing` where it has mapped an archive.
+SESSION = """
+from redelivery.workers.reconciliation.spark.session import session
+with session(input_bytes=0) as spark:
+    print(spark.sparkContext._jvm.java.lang.System.getProperty("java.vm.info"))
+"""
+
+
+@pytest.mark.full
+@pytest.mark.slow
 @pytest.mark.parametrize("is_embedded", [False, True])
-def test_what_was_noted_is_kept_and_mapped(cache: Path, monkeypatch: pytest.MonkeyPatch, *, is_embedded: bool) -> None:
-    """With the machine's Java and with PyPI's; nothing but the archive is left, and a second process makes none."""
+def test_the_second_session_maps_the_classes_of_the_first(cache: Path, tmp_path: Path, *, is_embedded: bool) -> None:
+    """With the machine's Java and with PyPI's; nothing but the archive is left, and a further session makes none."""
+    environment = os.environ | {"XDG_CACHE_HOME": str(cache.parent)}
     if is_embedded:
-        monkeypatch.setenv("JAVA_HOME", "")
-    home = ensure_java(embedded=is_embedded)
-    archive = archive_of(home)
-    noted = Path(archive.options.strip('"').partition("=")[2])
-    noted.write_text("java/lang/Object\njava/lang/String\n")
-    archive.keep(JAR)
-    until(lambda: [each.suffix for each in cache.iterdir()] == [".jsa"], 120)
-    words = [word.strip('"') for word in archive.options.split()]
-    command = [str(home / "bin" / "java"), "-Xshare:on", *words[1:], "-cp", JAR, "-version"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
-    assert "sharing" in done.stderr
-    noted.touch()
-    archive.keep(JAR)
+        program = tmp_path / "bin" / "java"
+        program.parent.mkdir()
+        program.write_text("#!/bin/sh\nexit 1\n")
+        program.chmod(0o700)
+        environment |= {"JAVA_HOME": "", "PATH": f"{program.parent}:{os.environ['PATH']}"}
+
+    def of_a_session() -> str:
+        command = [sys.executable, "-c", SESSION]
+        return subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True, timeout=300).stdout
+
+    of_a_session()
+    until(lambda: [each.suffix for each in cache.iterdir()] == [".jsa"], 300)
+    assert "sharing" in of_a_session()
     assert [each.suffix for each in cache.iterdir()] == [".jsa"]
 
 

@@ -7,7 +7,8 @@ can write and which is removed when the process ends.
 So that Spark starts without reading and checking each class anew, the first run of a Java and a Spark notes which classes it loads.
 When it has ended, a process of its own writes them to a file in the user's cache folder, and later runs map that file. Nobody waits
 for it: a machine that ends with its first run has lost nothing. A file is made for exactly one Java and one folder of jars, and
-gets its name when it is whole. Where Java cannot use it, it starts as it would have without.
+gets its name when it is whole. Where Java cannot use it, it starts as it would have without. Spark's own class path has one jar
+twice, and Java 21 refuses a file for such a path: so these runs are given a path of their own, of the jars alone.
 """
 
 from __future__ import annotations
@@ -116,28 +117,33 @@ exec {shlex.quote(str(java))} "$@"
 """
 
 
+#: What adds folders to the class path of Spark's Java, in which no archive may then be used.
+_MORE_CLASSES = ("SPARK_CONF_DIR", "HADOOP_CONF_DIR", "YARN_CONF_DIR", "SPARK_DIST_CLASSPATH")
 #: Seconds after which a file that is being made was left by a process that died, and after which an unused one goes.
 _MAKING, _UNUSED = 600, 60 * 86_400
 
 
 @dataclass(frozen=True, slots=True)
 class ClassArchive:
-    """The archive of one Java (the program that is run) and this Spark; `file` may not be there yet."""
+    """The archive of one Java (the program that is run) and this Spark's jars; `file` may not be there yet."""
 
     program: Path
+    jars: Path
     file: Path
 
     @classmethod
     def of(cls, home: Path) -> ClassArchive | None:
-        """The archive for a Java home; None where it has no place that only this user can write to."""
+        """The archive for a Java home; None where only this user can write to no place for it, or Spark is set up by files."""
         machine = (home / "lib" / "server" / "libjvm.so").resolve()
         folder = _folder()
-        jars = Path(os.environ.get("SPARK_HOME", Path(pyspark.__file__).parent)) / "jars"
-        if folder is None or not machine.exists() or not jars.exists():
+        spark = Path(os.environ.get("SPARK_HOME", Path(pyspark.__file__).parent))
+        jars = spark / "jars"
+        has_settings = (spark / "conf").exists() or any(os.environ.get(name) for name in _MORE_CLASSES)
+        if folder is None or has_settings or not machine.exists() or not jars.exists():
             return None
         about = [f"{each} {each.stat().st_mtime_ns} {each.stat().st_size}" for each in (machine, jars)]
         key = hashlib.sha256("\n".join([*about, pyspark.__version__]).encode()).hexdigest()[:16]
-        return cls(machine.parents[2] / "bin" / "java", folder / f"spark-{key}.jsa")
+        return cls(machine.parents[2] / "bin" / "java", jars, folder / f"spark-{key}.jsa")
 
     @property
     def is_there(self) -> bool:
@@ -147,11 +153,12 @@ class ClassArchive:
     @property
     def options(self) -> str:
         """What Java is started with: to map the archive, or to note its classes, unless it is being made."""
+        path = f'-cp "{self.jars}/*"'
         if self.is_there:
             with contextlib.suppress(OSError):  # another process may take it away at any time
                 os.utime(self.file)
-            return f'-Xshare:auto "-XX:SharedArchiveFile={self.file}" -Xlog:cds=off'
-        return "" if self._making.exists() else f'"-XX:DumpLoadedClassList={self._noted}"'
+            return f'{path} -Xshare:auto "-XX:SharedArchiveFile={self.file}" -Xlog:cds=off'
+        return path if self._making.exists() else f'{path} "-XX:DumpLoadedClassList={self._noted}"'
 
     def keep(self, class_path: str) -> None:
         """Have it made in the background, unless it is there or another process makes it; call it when the work is done.
