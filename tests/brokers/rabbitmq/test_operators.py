@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import threading
 import time
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
@@ -13,16 +14,19 @@ import pytest
 from celery import Celery
 from kombu import Exchange, Queue
 from pyarrow import parquet
+from structlog.testing import capture_logs
 
 from redelivery import Redelivery
 from redelivery.errors import BrokerError
 from redelivery.middleware.brokers.rabbitmq import channel as amqp_channel
 from redelivery.middleware.brokers.rabbitmq.events import packed
+from redelivery.middleware.brokers.rabbitmq.journal import letter_look
 from redelivery.middleware.brokers.rabbitmq.names import OUTCOMES, OUTCOMES_EXCHANGE, AmqpNames
 from redelivery.middleware.brokers.rabbitmq.peek import Look, depth_of
 from redelivery.middleware.brokers.rabbitmq.topology import declare_outcomes
 from redelivery.middleware.messages.events import Event, Numbering, Outcome
 from redelivery.workers.brokers.rabbitmq import gaps as amqp_gaps
+from redelivery.workers.brokers.rabbitmq.letters import AmqpLetterStore
 from redelivery.workers.brokers.rabbitmq.outcome_log import Listening, export_outcomes
 from tests.conformance.brokers import Place, letter
 from tests.faults.chaos.processes.proxy import Proxy
@@ -109,6 +113,36 @@ def test_letters_that_were_taken_stay_away(rabbit: Rabbit, tmp_path: Path, kind:
                 look.take(found)
         with Look(connection, LETTERS) as look:
             assert numbers(look) == []
+
+
+def test_a_command_waits_for_the_look_of_a_worker(rabbit: Rabbit, tmp_path: Path) -> None:
+    """It would see none of the dead letters that the worker looks at."""
+    place, moved = place_of(rabbit, tmp_path), []
+    desk = place.desk()
+    fill(place, 20)
+    command = threading.Thread(target=lambda: moved.append(desk.json("dlq", "redrive", LETTERS, "--all", "--yes")["moved"]))
+    with rabbit.connection() as connection:
+        with letter_look._alone(connection) as is_alone, Look(connection, LETTERS) as look:
+            assert is_alone
+            assert numbers(look) == list(range(20))
+            command.start()
+            command.join(1)
+            assert command.is_alive()
+        command.join(letter_look.TIMEOUT)
+    assert moved == [20]
+
+
+def test_a_command_that_sees_fewer_says_so(rabbit: Rabbit, tmp_path: Path) -> None:
+    """Another command looks already, which may take hours: what it holds is not hidden in silence."""
+    place = place_of(rabbit, tmp_path)
+    fill(place, 20)
+    store = AmqpLetterStore(cast("Any", place.desk().transport))
+    with store.open(LETTERS) as letters, rabbit.connection() as connection, Look(connection, LETTERS, most=5) as look:
+        assert numbers(look) == list(range(5))
+        with capture_logs() as logs:
+            assert sum(len(page) for page in letters.pages()) == 15
+    [line] = [line for line in logs if line["event"] == "dead_letters.held"]
+    assert (line["dead_letter_queue"], line["not_seen"]) == (LETTERS, 5)
 
 
 # going back

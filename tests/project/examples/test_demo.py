@@ -11,7 +11,8 @@ import os
 import shutil
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -19,9 +20,6 @@ from webhooks.rabbit_node import MISSING, is_installed
 
 from tests.support.page.web_page import Visitor
 from tests.support.running import ROOT
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 #: It starts Spark, a broker, and two workers.
 pytestmark = [pytest.mark.xdist_group("spark-apart"), pytest.mark.timeout(1800)]
@@ -45,7 +43,8 @@ def test_the_demo_on_rabbitmq_names_the_message_that_was_deleted_and_no_other() 
     account = json.loads(done.stdout)
     try:
         assert (account["lost_ids"], account["lost"], account["balanced"]) == (["webhook-00000"], 1, False)
-        assert (account["disagreements"], account["in_flight"]) == ([], 0)
+        said = done.stderr + (Path(account["outputs"]) / "commands.log").read_text("utf-8")
+        assert (account["disagreements"], account["in_flight"]) == ([], 0), said
         assert (account["published"], account["succeeded"] + account["dead_lettered"]) == (120, 119)
         assert account["deaths"]["worker_lost"] == 1
         assert "SIGKILL to the whole worker" in done.stderr

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from redelivery.middleware.brokers.rabbitmq.journal.letter_look import await_looks
 from redelivery.middleware.brokers.rabbitmq.peek import Look, depth_of
 
 from ...export.sightings import DEAD_LETTER, DELAYED, QUEUE
@@ -45,6 +46,7 @@ class AmqpInventory:
                 with Look(connection, queue) as looking:
                     for found in looking:
                         inventory.see(Contents.of(found.raw), queue, QUEUE, transport.now_ms())
+            await_looks(connection)
             for name in letter_queues:
                 with Look(connection, name) as looking:
                     for letter in (Letter.of(found.raw) for found in looking):

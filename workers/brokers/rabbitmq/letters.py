@@ -22,10 +22,12 @@ from amqp.exceptions import NotFound
 
 from redelivery.errors import BrokerError
 from redelivery.middleware.brokers.rabbitmq.journal.entries import Moved, moved_of, word_of
+from redelivery.middleware.brokers.rabbitmq.journal.letter_look import await_looks
 from redelivery.middleware.brokers.rabbitmq.messages import message_of
 from redelivery.middleware.brokers.rabbitmq.peek import Found, Look, counts_of, depth_of
 from redelivery.middleware.brokers.rabbitmq.publisher import Move
 from redelivery.middleware.brokers.rabbitmq.topology import declare_letters, queue_type_of
+from redelivery.middleware.logs import log
 from redelivery.middleware.messages.steps import opened
 from redelivery.middleware.ports import Answer, ignore
 
@@ -231,6 +233,7 @@ class AmqpLetters:
 
     def __enter__(self) -> Self:
         self._connection = self._store.transport.connect()
+        await_looks(self._connection)
         self.total = depth_of(self._connection, self.name) or 0
         self._look = Look(self._connection, self.name)
         self._look.__enter__()
@@ -272,6 +275,8 @@ class AmqpLetters:
                 if len(page) >= min(PAGE, left):
                     break
             if not page:
+                why = "another command, a worker or a handler has them: do this again for those that stay"
+                log.warning("dead_letters.held", dead_letter_queue=self.name, not_seen=left, why=why)
                 return
             left -= len(page)
             yield page

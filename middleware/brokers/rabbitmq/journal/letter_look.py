@@ -2,8 +2,9 @@
 
 Enters: a connection, a dead-letter queue, and the words of the letters. Leaves: which of them lie there. The look takes the letters
 and gives them back, as an operator's does (`peek`). Two looks at once would hide letters from each other, so each holds an
-exclusive queue while it lasts. Limits: a queue that somebody consumes is not looked into, because its letters may have gone; nor is
-one that is longer than `MAX_LETTERS`. A letter that an operator's command holds is not found.
+exclusive queue while it lasts; an operator's command begins when no worker looks. Limits: a queue that somebody consumes is not
+looked into, because its letters may have gone; nor is one that is longer than `MAX_LETTERS`. A letter that an operator's command
+holds is not found.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from amqp.exceptions import NotFound, ResourceLocked
+from amqp.exceptions import AccessRefused, NotFound, ResourceLocked
 
 from ....logs import log
 from ..peek import Look
@@ -61,6 +62,12 @@ def look_for(kombu: Any, queue: str, wanted: set[bytes]) -> Looked:
                     break
     log.info("dead_letters.looked_for", dead_letter_queue=queue, wanted=len(wanted), found=len(found), looked_at=look.held)
     return Looked(frozenset(found), is_done=True)
+
+
+def await_looks(kombu: Any) -> None:
+    """Wait until no worker looks, `TIMEOUT` seconds at the most; not at all where this user may not declare what tells."""
+    with contextlib.suppress(AccessRefused), _alone(kombu):
+        pass
 
 
 def _size(kombu: Any, queue: str) -> tuple[int, int]:
