@@ -53,6 +53,7 @@ def test_an_operation_is_kept_with_all_that_was_asked(desk: Desk) -> None:
         json.dumps({**ABOUT, "options": {"rate": -1}}),
         json.dumps({**ABOUT, "options": {"rate": float("nan")}}),
         json.dumps({**ABOUT, "options": {"rate": "200"}}),
+        json.dumps({**ABOUT, "options": {"rate": 1e-300}}),  # one letter in this world's time
         json.dumps({**ABOUT, "options": {"limit": True}}),
         json.dumps({**ABOUT, "options": {"faster": 1}}),
         json.dumps({key: value for key, value in ABOUT.items() if key != "filter"}),

@@ -161,6 +161,7 @@ def test_a_dry_run_says_what_would_go_back(desk: Desk) -> None:
         (("--all", "--rate", "fast"), "'fast' is not a rate"),
         (("--all", "--rate", "0/s"), "'0/s' is not a rate"),
         (("--all", "--rate", "nan"), "'nan' is not a rate"),
+        (("--all", "--rate", "1e-300"), "the slowest is 1/h"),
         (("--older-than", "soon"), "'soon' is not a duration"),
         (("--all", "--limit", "0"), "0 is not in the range"),
     ],

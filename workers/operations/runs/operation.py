@@ -36,6 +36,7 @@ from ..letters.filter import Filter
 from ..letters.redrive.guard import CANARY_WAIT
 from ..letters.running import require_rest, why_it_runs
 from ..queues import declare, require_queue
+from ..words.numbers import SLOWEST
 from ..words.short_ids import LEAST, MAX_CANDIDATES
 from .audit import Act, Acted, acted
 
@@ -146,10 +147,14 @@ def _is_positive(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < math.inf
 
 
+def _is_rate(value: Any) -> bool:
+    return _is_positive(value) and value >= SLOWEST
+
+
 _CHECKS = {
     "to": _is_text,
     "create": lambda value: isinstance(value, bool),
-    "rate": _is_positive,
+    "rate": _is_rate,
     "limit": _is_count,
     "canary": _is_count,
     "canary_wait": _is_positive,

@@ -89,6 +89,10 @@ def plain(value: Any, depth: int = 0) -> Any:
     return [plain(each, depth + 1) for each in value]
 
 
+#: The slowest rate, in letters a second: one in an hour.
+SLOWEST = 1 / 3600
+
+
 def rate_of(text: str) -> float:
     """Letters a second: `50`, `50/s`, `600/m`, `1000/h`. Raises `InputError`."""
     number, _, unit = text.partition("/")
@@ -96,8 +100,8 @@ def rate_of(text: str) -> float:
         rate = float(number) / {"": 1, "s": 1, "m": 60, "h": 3600}[unit.strip()]
     except (ValueError, KeyError):
         rate = 0.0
-    if not 0 < rate < math.inf:
-        msg = f"{text!r} is not a rate: write 50/s, 600/m or 1000/h"
+    if not SLOWEST <= rate < math.inf:
+        msg = f"{text!r} is not a rate: write 50/s, 600/m or 1000/h; the slowest is 1/h"
         raise InputError(msg)
     return rate
 
