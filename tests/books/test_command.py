@@ -252,7 +252,9 @@ def test_a_machine_without_java_uses_the_embedded_one_and_prints_nothing_of_spar
     assert done.returncode == 1, done.stderr
     assert "The books DO NOT BALANCE.\n" in done.stdout
     assert done.stdout.rstrip().endswith(f"more:   redelivery books show {tmp_path / 'books'}")
-    assert all(" s  " in line for line in done.stderr.splitlines()), done.stderr
+    lines = done.stderr.splitlines()
+    assert all(" s  " in line for line in lines), done.stderr
+    assert "starting Spark to read" in lines[0]
 
 
 @pytest.mark.slow

@@ -2,7 +2,7 @@
 
 They use kombu's own interface alone, in the thread that asks, so that they hold on each of its virtual transports. A delay is an
 ETA that the worker waits for; an event is a line of the log. Limits: those of `capabilities`; what becomes of a delivery whose
-worker is killed, `docs/operations.md` says for each of kombu's transports.
+worker is killed, `docs/guarantees.md` says for each of kombu's transports.
 """
 
 from __future__ import annotations

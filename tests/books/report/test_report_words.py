@@ -33,6 +33,10 @@ EMPTY = Summary(
 )
 
 
+#: How the lives of a small report ended.
+ENDED = {"succeeded": 7, "dead_lettered": 2, "duplicated": 1}
+
+
 def wrong(**verdicts: int) -> Summary:
     """A summary of so many lives of each verdict."""
     counts = EMPTY.verdicts | verdicts
@@ -208,6 +212,29 @@ def test_dead_letters_that_still_lie_there_stand_beside_those_that_were_redriven
         "2",
         "7 still there",
     ]
+
+
+def test_a_page_is_read_in_a_minute() -> None:
+    """Five lines: how many, where they went, what still lies, what is wrong, what it cost; each with its change, by its name."""
+    total = {"published": 9, "succeeded": 8, "succeeded_at_first_attempt": 6, "dead_lettered": 2, "redriven": 1}
+    figures = Figures(
+        total=total | {"attempts_made": 20, "attempts_wasted": 5},
+        flow=[{"opened": "published", "way": "straight", "ending": each, "lives": many} for each, many in ENDED.items()],
+    )
+    summary = replace(wrong(balanced=9, duplicated=1), figures=figures, dead_letters_held=2, possible_repeats=1)
+    before = line_of(summary) | {"as_of_ms": NOON - HOUR, "succeeded": 4, "dead_letters_held": 1, "attempts_wasted": 10, "lives": 8}
+    whole = page(summary, [before, line_of(summary)])
+    lines = re.search(r'<dl class="minute">(.*?)</dl>', whole, re.DOTALL)
+    assert lines is not None
+    told = [text_of(each).strip() for each in lines[1].split("</dd>")[:-1]]
+    assert told == [
+        "Total 10 lives: 9 published, 1 redriven (+25 %)",
+        "Where it went 7 succeeded (70 %), 2 dead letters (20 %), 1 wrong (10 %) (succeeded \N{MULTIPLICATION SIGN}2)",
+        "Dead letters 2 messages died, 1 was redriven; 2 still lie in a dead-letter queue (still there \N{MULTIPLICATION SIGN}2)",
+        "What is wrong 1 life (as before)",
+        "What it cost 5 of 20 attempts (25 %) brought no success; 1 task may have run twice (without success \N{MINUS SIGN}50 %)",
+    ]
+    assert "75 % at the first attempt, 1 of them wrong" in text_of(whole)
 
 
 def test_names_are_broken_between_their_words_and_only_long_ones_within() -> None:
