@@ -47,7 +47,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "delayed": ("redelivery.workers.cli.delayed:delayed", "Messages that wait: look at them, cancel, promote, reschedule them."),
     "dispatcher": ("redelivery.workers.cli.servers.dispatcher:dispatcher", "Move delayed messages that are due, until stopped."),
     "dlq": ("redelivery.workers.cli.dlq.dlq:dlq", "Dead letters: look at them, send them back, move or remove them."),
-    "doctor": ("redelivery.workers.cli.app.doctor:doctor", "What will hurt: in settings, broker and workers, each with its fix."),
+    "doctor": ("redelivery.workers.cli.app.doctor:doctor", "Find problems in settings, broker and workers, each with its fix."),
     "inventory": ("redelivery.workers.cli.books.inventory:inventory", "What the broker holds at this moment."),
     "leave": ("redelivery.workers.cli.app.leave:leave", "Give delayed messages back to plain Celery."),
     "metrics": ("redelivery.workers.cli.servers.metrics:metrics", "The broker's figures, once or for Prometheus to scrape."),

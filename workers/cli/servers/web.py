@@ -90,7 +90,7 @@ def web(
         raise InputError(msg) from exc
     address = f"http://{_shown(host)}:{listening.getsockname()[1]}"
     click.echo(f"redelivery web: {address}/{f'login?token={token}' if login is not None and token_file is None else ''}")
-    may = ", ".join(sorted(page.allows.actions)) or "nothing but read (--allow redrive,… lets it change things)"
+    may = ", ".join(sorted(page.allows.actions)) or "only read (--allow redrive,… lets it change things)"
     say(f"it may do {may}; SIGTERM or Ctrl-C ends it", err=True)
     if not _is_loopback(host):
         say("it is reached from other machines over plain http: put a proxy with TLS before it", err=True)
