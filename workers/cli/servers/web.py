@@ -90,8 +90,9 @@ def web(
         raise InputError(msg) from exc
     address = f"http://{_shown(host)}:{listening.getsockname()[1]}"
     click.echo(f"redelivery web: {address}/{f'login?token={token}' if login is not None and token_file is None else ''}")
-    may = ", ".join(sorted(page.allows.actions)) or "only read (--allow redrive,… lets it change things)"
-    say(f"it may do {may}; SIGTERM or Ctrl-C ends it", err=True)
+    allowed = ", ".join(sorted(page.allows.actions))
+    may = f"do {allowed}" if allowed else "only read (--allow redrive,… lets it change things)"
+    say(f"it may {may}; SIGTERM or Ctrl-C ends it", err=True)
     if not _is_loopback(host):
         say("it is reached from other machines over plain http: put a proxy with TLS before it", err=True)
     with carried_out(context.runtime) if page.allows.actions else nullcontext():
