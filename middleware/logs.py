@@ -76,22 +76,23 @@ def _chain(found: traceback.TracebackException | None) -> Iterator[traceback.Tra
 
 def _escape(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
     """Make every value of a line harmless; an exception is left to its own processor, but for one whose text is not harmless."""
-    rest = {name: _harmless(value, keeps_lines=name in _TRACEBACKS) for name, value in event.items() if name != "exc_info"}
+    rest = {name: tame(value, keeps_lines=name in _TRACEBACKS) for name, value in event.items() if name != "exc_info"}
     exc = _exception_of(event.get("exc_info"))
     if exc is None:
         return rest
     text = "".join(traceback.format_exception(exc)).rstrip("\n")
-    tame = _harmless(text, keeps_lines=True)
-    return {**rest, "exc_info": event["exc_info"]} if text == tame else {**rest, "exception": tame}
+    shown = tame(text, keeps_lines=True)
+    return {**rest, "exc_info": event["exc_info"]} if text == shown else {**rest, "exception": shown}
 
 
-def _harmless(value: Any, *, keeps_lines: bool = False) -> Any:
+def tame(value: Any, *, keeps_lines: bool = False) -> Any:
+    """A value of a line, harmless; numbers stay, and a traceback keeps its lines."""
     if value is None or isinstance(value, (bool, int, float)):
         return value
     if isinstance(value, dict):
-        return {_harmless(name): _harmless(each) for name, each in value.items()}
+        return {tame(name): tame(each) for name, each in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):
-        return [_harmless(each) for each in value]
+        return [tame(each) for each in value]
     if keeps_lines:
         return "\n".join(map(harmless, str(value).split("\n")))
     return harmless(str(value))
@@ -136,20 +137,20 @@ def _process(logger: WrappedLogger, method: str, event: EventDict) -> Any:
     return processed
 
 
-class _Traceback(logging.Filter):
-    """The traceback that the standard library writes below a line: harmless, and none where texts are hidden."""
+class Tracebacks(logging.Filter):
+    """Makes the traceback that the standard library writes below a line harmless, and leaves it out where texts are hidden."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Write it before a formatter does; the exception itself stays. Lets every record through."""
         if redacting:
             record.exc_info = record.exc_text = None
         elif record.exc_info and record.exc_info[0] is not None:
-            record.exc_text = _harmless("".join(traceback.format_exception(*record.exc_info)).rstrip("\n"), keeps_lines=True)
+            record.exc_text = tame("".join(traceback.format_exception(*record.exc_info)).rstrip("\n"), keeps_lines=True)
         return True
 
 
 _LOGGER = logging.getLogger("redelivery")
-_LOGGER.addFilter(_Traceback())
+_LOGGER.addFilter(Tracebacks())
 
 #: The logger of this project.
 log: structlog.stdlib.BoundLogger = structlog.wrap_logger(

@@ -32,7 +32,7 @@ from ..messages.events import Reason
 from ..ports import ignore
 from ..transitions.death import bury
 from .admission import Arrivals
-from .celery_lines import hide_in_celery_lines
+from .celery_lines import guard_celery_lines
 from .deliveries.held_delivery import HeldDelivery
 from .dispatch import hand_over
 from .lifecycle import begin, end
@@ -62,7 +62,7 @@ class Ingress(bootsteps.StartStopStep):
     def __init__(self, consumer: Consumer, **kwargs: Any) -> None:
         super().__init__(consumer, **kwargs)
         self.runtime: Runtime = consumer.app.redelivery
-        hide_in_celery_lines()
+        guard_celery_lines()
         self._hostname = consumer.hostname
         self._feed: Callable[[], None] = ignore
         self._strategies: dict[str, str] = {}

@@ -1,9 +1,9 @@
-"""Celery's own log lines about single tasks: what of them `redact` hides.
+"""Celery's own log lines about single tasks: what of them `redact` hides, and what strangers wrote made harmless.
 
 Celery writes what a task, a receiver of a signal or a chord raised, with its traceback and its arguments, and the whole body of a
-message that it cannot use. The filter here is put on all its loggers, in the worker and so in the children that it forks, and takes
-arguments, texts of exceptions and tracebacks out. Limits: what a task returned stays, as Celery's line has it; what the application
-logs is its own.
+message that it cannot use. One filter here is put on all its loggers, in the worker and so in the children that it forks, and takes
+arguments, texts of exceptions and tracebacks out. Another one, always, lets no id, name or text move a terminal's cursor or begin a
+line of its own. Limits: what a task returned stays, as Celery's line has it; what the application logs is its own.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 from celery.worker.consumer import consumer
 
-from ..logs import HIDDEN, redacting
+from ..logs import HIDDEN, Tracebacks, redacting, tame
 
 #: Every logger of Celery's, and those of its libraries that log what a callback raised. `celery.task` is the application's own.
 LOGGERS = (
@@ -67,13 +67,41 @@ class _Hiding(logging.Filter):
         return 1 if record.name == POOL else parts
 
 
-_HIDING = _Hiding()
+class Harmless(Tracebacks):
+    """Makes each part of a line harmless, and the traceback below it; lets every line through."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Change what is not harmless, and nothing else."""
+        given = record.args
+        if isinstance(given, dict):
+            record.args = {name: _harmless(value, keeps_lines=name == "traceback") for name, value in given.items()}
+        elif given:
+            record.args = tuple(map(_harmless, given))
+        else:
+            record.msg = _harmless(record.msg, keeps_lines=True)
+        return super().filter(record)
 
 
-def hide_in_celery_lines() -> None:
-    """From here on Celery's lines of this process obey `redact`; a second time changes nothing."""
+_FILTERS = (_Hiding(), Harmless())
+
+
+def guard_celery_lines() -> None:
+    """From here on Celery's lines of this process obey `redact`, and are harmless; a second time changes nothing."""
     for name in LOGGERS:
-        logging.getLogger(name).addFilter(_HIDING)
+        for each in _FILTERS:
+            logging.getLogger(name).addFilter(each)
+
+
+def _harmless(value: Any, *, keeps_lines: bool = False) -> Any:
+    """A text, or an exception whose text is not harmless; another value stays as it is."""
+    if not isinstance(value, (str, BaseException)):
+        return value
+    try:
+        text = str(value)
+    except Exception:  # noqa: BLE001 - an exception without a text is written as Celery writes it
+        return value
+    shown = tame(text, keeps_lines=keeps_lines)
+    return value if shown == text else shown
 
 
 def _hidden(value: Any) -> Any:

@@ -16,9 +16,12 @@ from structlog.testing import capture_logs
 
 from redelivery.middleware.logs import HIDDEN, TaskContext, log, redacting, told
 from tests.support.desk import harmless
+from tests.support.lanes import first_quick
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+
+    from tests.support.running import Shop
 
 ROOT = Path(__file__).resolve().parents[3]
 CALL = re.compile(r"\blog\.(debug|info|warning|error|exception|critical)\(\s*\"([a-z_]+\.[a-z_]+)\"")
@@ -143,6 +146,21 @@ def test_what_strangers_wrote_moves_no_cursor(caplog: pytest.LogCaptureFixture, 
         record = logging.LogRecord("host", logging.INFO, "", 0, "", None, None)
         TaskContext().filter(record)
     assert harmless(record.task_id)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("pool", first_quick(["prefork", "threads"]))
+def test_celerys_lines_of_a_strangers_task_move_no_cursor(shop: Callable[..., Shop], pool: str) -> None:
+    """Its id, the name that it gives itself, what it raises, and the traceback below it, whose lines are its own."""
+    here = shop(module="tests.support.apps.secret_shop", settings={"queues": {"#": {"max_delivery_attempts": 1}}})
+    worker = here.start("-l", "DEBUG", pool=pool)
+    task_id, shadow = f"id-{HOSTILE}\nforged", f"name-{HOSTILE}\nforged"
+    here.app.signature("tests.support.apps.secret_shop.tells", (HOSTILE,)).apply_async(task_id=task_id, shadow=shadow)
+    here.ended(task_id, "dead_lettered")
+    for said in ("received", "raised unexpected", "Traceback"):
+        assert said in worker.text
+    lines = worker.text.split("\n")
+    assert [line for line in lines if not harmless(line)] == []
+    assert [line for line in lines if line.startswith("forged")] == []
 
 
 @pytest.mark.parametrize("given", [True, "exception", "tuple"])
