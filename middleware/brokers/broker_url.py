@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
     from celery import Celery
 
-#: kombu's own reading of the address's last part; it asks nothing of its channel.
-READ_DATABASE: Any = Channel._prepare_virtual_host  # noqa: SLF001 - see above
+#: kombu's own reading of the address's last part; it asks nothing of its channel. A kombu without it says itself what is wrong.
+READ_DATABASE: Any = getattr(Channel, "_prepare_virtual_host", None)
 LOOKS_LIKE = "broker_url looks like redis://host:6379/0, rediss://… or redis+socket:///path"
 ENCODE = "write the characters / ? # @ of a password as %2F %3F %23 %40"
 CUT_SHORT = "there is an @ behind its host"
@@ -41,7 +41,8 @@ def check_broker_url(app: Celery) -> None:
         try:
             made = connect()
             made.get_transport_cls()
-            if (made.transport_cls or "").startswith("redis") and "://" not in (made.hostname or ""):
+            is_redis = (made.transport_cls or "").startswith("redis") and "://" not in (made.hostname or "")
+            if is_redis and READ_DATABASE is not None:
                 said = "its last part is to be the number of a database"
                 READ_DATABASE(None, made.virtual_host)
         except KeyError:

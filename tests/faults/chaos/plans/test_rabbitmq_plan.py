@@ -10,6 +10,7 @@ import ast
 
 from tests.faults.chaos.plans.page import RABBITMQ, read_kills
 from tests.faults.chaos.plans.test_plan import calls
+from tests.faults.chaos.rabbit.account import NAMED
 from tests.faults.chaos.rabbit.plan import BOUNDARIES
 from tests.support.running import ROOT
 
@@ -81,6 +82,12 @@ def test_every_call_that_changes_a_rabbitmq_is_a_boundary() -> None:
     found = {where for where, name, call in calls() if name in CHANGES and not _only_asks(call)}
     assert found == CALLS.keys() | NO_STEP.keys()
     assert set(CALLS.values()) <= steps()
+
+
+def test_the_page_says_of_each_word_that_the_books_may_use_what_it_means_there() -> None:
+    """A verdict that the run allows, and the page does not explain, would hide a fault."""
+    page = (ROOT / "docs" / "chaos.md").read_text("utf-8")
+    assert [word for word in NAMED if f"`{word}`" not in page] == []
 
 
 def _only_asks(call: ast.Call) -> bool:
