@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from redelivery.middleware.brokers.rabbitmq.peek import Look
+from redelivery.workers.operations.runs.audit import os_user
+from redelivery.workers.web.guard import FormCookie, form_token_of
 from tests.conformance.brokers import Place, letter
 from tests.faults.chaos.processes.proxy import Proxy
 from tests.support.desk import LETTERS, QUEUE, task_message
@@ -53,7 +55,9 @@ def test_no_screen_marks_a_letter(rabbit: Rabbit, tmp_path: Path, opened: Callab
             assert answer.status == 200, (path, answer.read)
     assert operator.get("/task?id=abcdef").status == 400
     assert "redelivery dlq causes" in operator.get("/causes").read
-    assert operator.post("/look", {"queue": LETTERS}).status == 403
+    token = form_token_of(operator.cookies[FormCookie.name], os_user())
+    refused = operator.post("/look", {"queue": LETTERS, "token": token})
+    assert (refused.status, "may not look" in refused.read) == (403, True), refused.read
     assert taken(rabbit) == 0
 
 
