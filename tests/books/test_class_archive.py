@@ -68,9 +68,10 @@ def test_a_spark_that_is_set_up_by_files_keeps_its_class_path(monkeypatch: pytes
     """It may have other classes than Spark's jars: Java is started as Spark would start it."""
     home = java_home(tmp_path / "java", "21")
     assert ClassArchive.of(home) is not None
-    monkeypatch.setenv("HADOOP_CONF_DIR", str(tmp_path))
-    assert ClassArchive.of(home) is None
-    monkeypatch.delenv("HADOOP_CONF_DIR")
+    for name, value in (("HADOOP_CONF_DIR", str(tmp_path)), ("PYSPARK_SUBMIT_ARGS", "--driver-class-path x.jar pyspark-shell")):
+        with monkeypatch.context() as patch:
+            patch.setenv(name, value)
+            assert ClassArchive.of(home) is None
     monkeypatch.setenv("SPARK_HOME", str(tmp_path / "spark"))
     (tmp_path / "spark" / "jars").mkdir(parents=True)
     assert ClassArchive.of(home) is not None

@@ -117,8 +117,8 @@ exec {shlex.quote(str(java))} "$@"
 """
 
 
-#: What adds folders to the class path of Spark's Java, in which no archive may then be used.
-_MORE_CLASSES = ("SPARK_CONF_DIR", "HADOOP_CONF_DIR", "YARN_CONF_DIR", "SPARK_DIST_CLASSPATH")
+#: What may add to the class path of Spark's Java: it must then be Spark's own, for which no archive is made.
+_MORE_CLASSES = ("SPARK_CONF_DIR", "HADOOP_CONF_DIR", "YARN_CONF_DIR", "SPARK_DIST_CLASSPATH", "PYSPARK_SUBMIT_ARGS")
 #: Seconds after which a file that is being made was left by a process that died, and after which an unused one goes.
 _MAKING, _UNUSED = 600, 60 * 86_400
 
@@ -133,7 +133,7 @@ class ClassArchive:
 
     @classmethod
     def of(cls, home: Path) -> ClassArchive | None:
-        """The archive for a Java home; None where only this user can write to no place for it, or Spark is set up by files."""
+        """The archive for a Java home; None without a place that is this user's alone, or where Spark may have further classes."""
         machine = (home / "lib" / "server" / "libjvm.so").resolve()
         folder = _folder()
         spark = Path(os.environ.get("SPARK_HOME", Path(pyspark.__file__).parent))
