@@ -100,6 +100,35 @@ def test_each_letter_moves_once_though_the_leader_is_killed_in_the_middle(shop: 
     assert [each.acted for each in audit.entries(runtime_of(shop).transport, 10)] == ["done", "begun"]
 
 
+@pytest.mark.parametrize("kind", [Kind.MOVE, Kind.PURGE, Kind.CANCEL])
+def test_whatever_an_operation_does_is_done_once_though_the_leader_is_killed(shop: Shop, kind: Kind) -> None:
+    """A move, a purge and a cancel, too: the next worker goes on, one event for each message, and the counts are right."""
+    outcome = {Kind.MOVE: "redriven", Kind.PURGE: "purged", Kind.CANCEL: "cancelled"}[kind]
+    if kind is Kind.CANCEL:
+        receiver = shop.start()
+        ids = [shop.send("ok", countdown=3600) for _ in range(400)]
+        until(lambda: shop.server.client.zcard("redelivery:delayed:due:celery") == 400, 60, "all to wait")
+        receiver.stop()
+    else:
+        ids = killed(shop, 400)
+    leader = shop.start(*ELSEWHERE)
+    more: dict[str, Any] = {"to": "DLQ.kept", "create": True} if kind is Kind.MOVE else {}
+    made = begun(shop, kind, queue="celery" if kind is Kind.CANCEL else LETTERS, rate=150.0, **more)
+    until(functools.partial(_has_moved, shop, made, 100), 60, "100 to have gone")
+    leader.kill()
+    assert found(shop, made).state is State.RUNNING
+    shop.start(*ELSEWHERE)
+    done = reached(shop, made, State.DONE)
+    assert (done.total, done.moved, done.matched, done.gone, dict(done.left)) == (400, 400, 400, 0, {})
+    assert Counter(event.task_id for event in shop.events if event.outcome == outcome) == Counter(ids)
+    assert {event.actor for event in shop.events if event.outcome == outcome} == {"ana"}
+    client = shop.server.client
+    left = {Kind.MOVE: client.llen("DLQ.kept"), Kind.PURGE: 0, Kind.CANCEL: 0}[kind]
+    assert left == (400 if kind is Kind.MOVE else 0)
+    assert (client.llen(LETTERS), client.zcard("redelivery:delayed:due:celery")) == (0, 0)
+    assert [each.acted for each in audit.entries(runtime_of(shop).transport, 10)] == ["done", "begun"]
+
+
 def test_a_worker_that_stops_hands_its_operation_on(shop: Shop) -> None:
     """Nobody waits for its lead to end: the operation waits again, and the next worker takes it at once."""
     ids = killed(shop, 400)

@@ -14,7 +14,7 @@ from ..operations.words.numbers import age, counted, moment, span
 from ..operations.words.policies import shown
 from .books.outcomes import events_table
 from .context import Context, exported_option, json_option, pass_context
-from .terminal.output import INDENT, facts, lines, print_json, say, wrapped
+from .terminal.output import INDENT, facts, print_json, say, wrapped
 
 if TYPE_CHECKING:
     from redelivery.settings import RedeliveryPolicy
@@ -99,7 +99,7 @@ def _text(life: TaskLife, policy: RedeliveryPolicy | None, now: int) -> str:
     if policy is not None:
         target = policy.dead_letter_queue_for(life.queue)
         values = {name: shown(policy, name, target) for name in (*POLICY, "dead_letter_queue")}
-        parts.append("policy\n" + lines(facts(values)))
+        parts.append("policy\n" + facts(values, INDENT))
     parts += [f"Not all was read: {safe(each)}; more with --scan." for each in life.cut]
     return "\n\n".join(parts)
 
@@ -117,5 +117,5 @@ def _place_text(place: Place, now: int) -> str:
     if place.place == "dead_letter":
         said = f"{detail['exception']}: {detail['message']}" if detail["exception"] else "no exception"
         reason, attempts = safe(detail["reason"] or "an unknown reason"), counted(detail["attempts"], "attempt", "attempts")
-        return f"is in {name}: died {age(detail['died_ms'], now)} of {reason} after {attempts}; {safe(said)}"
+        return f"is in {name}: died {age(detail['died_ms'], now)} after {attempts} ({reason}): {safe(said)}"
     return f"is in {name}"

@@ -18,7 +18,7 @@ from .shared.sampler import Sampler
 from .shared.survey import Survey
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from redelivery.middleware.ports import Transport
     from redelivery.middleware.runtime import Runtime
@@ -55,7 +55,10 @@ class Go:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """One request, as a screen sees it. `form` is empty but for what was posted."""
+    """One request, as a screen sees it. `form` is empty but for what was posted.
+
+    A screen calls `searching` before it looks for something that may take long.
+    """
 
     desk: Desk
     user: User
@@ -64,6 +67,7 @@ class Asked:
     query: Mapping[str, list[str]]
     form: Mapping[str, list[str]] = field(default_factory=dict)
     turn: Turn = field(default_factory=Turn)
+    searching: Callable[[], None] = lambda: None
 
     @property
     def runtime(self) -> Runtime:

@@ -26,6 +26,7 @@ from . import views
 from .access import ACTIONS, TokenLogin, User
 from .asked import Asked, Desk, Go, Shown
 from .beside import Beside
+from .early import Early
 from .guard import FAILURE, FormCookie, Guard, Refused, form_of, is_same_origin
 from .shared.asking import Asking
 from .shared.source import Source
@@ -87,8 +88,16 @@ class Page:
         user = await self._user(request)
         if user is None:
             return self._log_in_first(request)
-        asked = Asked(self._desk, user, request.scope.get("root_path", ""), request.url.path, _pairs(request))
-        return await self._drawn(request, view, asked, asks_broker=views.asks_broker(path, asked.query))
+        early = Early(lambda: self._head(path, asked))
+        asked = Asked(
+            self._desk, user, request.scope.get("root_path", ""), request.url.path, _pairs(request), searching=early.searching
+        )
+        cookie = FormCookie(request)
+        drawn = self._drawn(request, view, asked, cookie, asks_broker=views.asks_broker(path, asked.query))
+        answer = await early.answer(drawn)
+        if cookie.is_new:
+            _set_cookie(request, answer, cookie.name, cookie.value)
+        return answer
 
     async def _act(self, view: Callable[[Asked], Shown | Go], request: Request) -> Response:
         """A form, and the screen that it leads to."""
@@ -102,15 +111,14 @@ class Page:
             log.warning("web.form_refused", path=request.url.path, user=user.name, why=exc.why)
             return self._failed(request, asked, exc.status, exc.why)
         asked = Asked(self._desk, user, asked.root, asked.path, asked.query, form or {"": [""]})
-        return await self._drawn(request, view, asked)
+        return await self._drawn(request, view, asked, FormCookie(request))
 
     async def _drawn(
-        self, request: Request, view: Callable[[Asked], Shown | Go], asked: Asked, *, asks_broker: bool = True
+        self, request: Request, view: Callable[[Asked], Shown | Go], asked: Asked, cookie: FormCookie, *, asks_broker: bool = True
     ) -> Response:
-        cookie = FormCookie(request)
         threads = self._asking if asks_broker else self._reading  # of their own, for a slow broker holds the others
         try:
-            answer = await threads.run(asked.turn, self._made, view, asked, cookie, asks_broker=asks_broker)
+            return await threads.run(asked.turn, self._made, view, asked, cookie, asks_broker=asks_broker)
         except Refused as exc:
             return self._failed(request, asked, exc.status, exc.why)
         except (InputError, BrokerError, RedeliveryError) as exc:
@@ -123,9 +131,10 @@ class Page:
                 log.exception("web.failed", path=request.url.path)
                 return self._failed(request, asked, 500, _with_result(asked, FAILURE))
             return self._failed(request, asked, 503, _with_result(asked, said))
-        if cookie.is_new:
-            _set_cookie(request, answer, cookie.name, cookie.value)
-        return answer
+
+    def _head(self, path: str, asked: Asked) -> bytes:
+        """A screen with nothing below its head."""
+        return bytes(self._html(asked, Shown("head.html", {"here": path, "title": views.TITLES[path]}), "", 0).body)
 
     def _made(self, view: Callable[[Asked], Shown | Go], asked: Asked, cookie: FormCookie, *, asks_broker: bool) -> Response:
         shown = view(asked)
@@ -143,7 +152,7 @@ class Page:
             "now_ms": now_ms,
             "app_name": self._source.runtime.app.main or "app",
             "is_live": self._is_live,
-            "more_screens": views.MORE,
+            "screens": views.SCREENS,
             "is_read_only": not any(asked.may(each) for each in ACTIONS),
             "redact": False,
         }

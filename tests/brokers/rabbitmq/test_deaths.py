@@ -90,11 +90,21 @@ def test_each_reason_of_rabbitmqs_becomes_ours_once(rabbit: Rabbit) -> None:
     reject(rabbit, "refused")
     reject(rabbit, "limited", times=2, requeue=True)
     assert imported(rabbit, app, 4, "--dry-run")["moved"] == 4
-    done = imported(rabbit, app, 4)
+    assert Place.command(app, "audit") == [], "a dry run leaves no record"
+    done = imported(rabbit, app, 4, "--as", "ana", "--why", "nightly")
     assert (done["moved"], done["left"]) == (4, {})
     assert done["reasons"] == {"expired": 1, "max_length": 1, "rejected": 1, "exhausted": 1}
     assert done["targets"] == {"gone": 1, "DLQ.bounded": 1, "DLQ.refused": 1, "DLQ.limited": 1}
     assert imported(rabbit, app, 0)["moved"] == 0
+    [record] = Place.command(app, "audit")  # and none of an import that found nothing
+    assert {name: record[name] for name in ("actor", "why", "act", "acted", "queue", "result")} == {
+        "actor": "ana",
+        "why": "nightly",
+        "act": "import",
+        "acted": "done",
+        "queue": DIED,
+        "result": {"matched": 4, "moved": 4},
+    }
 
     reasons = {"timed": "expired", "bounded": "max_length", "refused": "rejected", "limited": "exhausted"}
     for name, reason in reasons.items():

@@ -56,7 +56,7 @@ def test_show_by_id_gives_the_whole_letter(desk: Desk) -> None:
     desk.die()
     done = desk.run("dlq", "show", LETTERS, "--id", task_id)
     assert done.exit_code == 0
-    for part in (task_id, '[42, "blue"]', "Traceback", "ValueError: no", "f-ValueError", "w@desk", f"origin       {QUEUE}"):
+    for part in (task_id, '[42, "blue"]', "Traceback", "ValueError: no", "f-ValueError", "w@desk", f"origin\t{QUEUE}"):
         assert part in done.stdout
     [letter] = desk.json("dlq", "show", LETTERS, "--id", task_id)
     assert letter["body"][0] == [42, "blue"]
@@ -67,7 +67,7 @@ def test_show_full_gives_whole_letters_without_ids(desk: Desk) -> None:
     """A page of them."""
     ids = [desk.die() for _ in range(2)]
     done = desk.run("dlq", "show", LETTERS, "--full")
-    assert all(f"task id      {task_id}" in done.stdout for task_id in ids)
+    assert all(f"task id\t{task_id}" in done.stdout for task_id in ids)
 
 
 def test_an_id_that_is_not_there_is_an_error(desk: Desk) -> None:

@@ -14,7 +14,7 @@ from urllib.parse import parse_qsl, urlencode, urlsplit
 from tests.support.running import until
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
 __all__ = ["TOKEN", "Answer", "Visitor", "WebPage"]
@@ -107,6 +107,19 @@ class Visitor:
                 key, _, rest = value.partition("=")
                 self.cookies[key] = rest.partition(";")[0]
         return found
+
+    def parts(self, path: str, after_head: Callable[[], None] = lambda: None) -> tuple[int, str, str]:
+        """The status of an answer, the part of it that comes first, and the rest."""
+        connection = http.client.HTTPConnection(self.host, self.port, timeout=60)
+        try:
+            cookie = "; ".join(f"{name}={value}" for name, value in self.cookies.items())
+            connection.request("GET", path, headers={"Cookie": cookie})
+            answer = connection.getresponse()
+            head = answer.read1()
+            after_head()
+            return answer.status, head.decode(), answer.read().decode()
+        finally:
+            connection.close()
 
     def log_in(self) -> Self:
         """With the token."""

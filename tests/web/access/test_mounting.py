@@ -331,6 +331,51 @@ def test_clients_that_go_before_their_stream_begins_take_no_place(desk: Desk) ->
     assert asyncio.run(gone()) == 0
 
 
+def test_more_streams_than_are_served_are_refused(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next page has its figures as of its opening; a stream that ends makes room."""
+    monkeypatch.setattr(streams, "LIMIT", 2)
+    page: Any = asgi_app(desk.app, user=by_header)
+
+    async def opened() -> tuple[int, asyncio.Task[None]]:
+        status: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        heard = asyncio.Event()
+
+        async def receive() -> dict[str, str]:
+            await asyncio.Event().wait()
+            return {}
+
+        async def send(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                status.set_result(message["status"])
+            heard.set()
+
+        scope: Any = {
+            "type": "http",
+            "asgi": {"version": "3.0", "spec_version": "2.3"},
+            "method": "GET",
+            "path": "/live",
+            "root_path": "",
+            "query_string": b"",
+            "headers": [(b"x-user", b"ada")],
+        }
+        task = asyncio.ensure_future(page(scope, receive, send))
+        await heard.wait()
+        await asyncio.sleep(0.05)  # until the body has begun, which is what takes a place
+        return await status, task
+
+    async def all_of_them() -> list[int]:
+        both = [await opened() for _ in range(2)]
+        third = await opened()
+        both[0][1].cancel()
+        await asyncio.gather(both[0][1], return_exceptions=True)
+        fourth = await opened()
+        for _, task in (*both, third, fourth):
+            task.cancel()
+        return [status for status, _ in (*both, third, fourth)]
+
+    assert asyncio.run(all_of_them()) == [200, 200, 503, 200]
+
+
 def test_a_look_that_fails_is_said_once_and_open_pages_hear_of_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """A bug in the figures ends no stream: the page says that there is one, and shows figures again when there are some."""
     monkeypatch.setattr(streams, "BEAT", 0.01)

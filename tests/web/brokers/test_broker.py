@@ -109,6 +109,30 @@ def test_a_slow_broker_has_slow_screens_and_old_figures_say_so(behind: Visitor, 
 
 @pytest.mark.slow
 @pytest.mark.xdist_group("web_broker")
+def test_the_head_of_a_screen_that_searches_comes_before_the_rest(behind: Visitor, desk: Desk, proxy: Proxy) -> None:
+    """Both together are the screen; what goes wrong meanwhile is said below the head."""
+    task_id = desk.die()
+    behind.get("/")
+    searching = {
+        "Causes": "/causes",
+        "Dead letters": f"/letters?queue={LETTERS}",
+        "Dead letter": f"/letter?queue={LETTERS}&id={task_id[:-1]}x",
+        "Task": f"/task?id={task_id}",
+        "Dry run": f"/operations/preview?kind=purge&queue={LETTERS}",
+    }
+    proxy.answer_late(0.3)
+    for title, path in searching.items():
+        status, head, rest = behind.parts(path)
+        assert (status, f"<title>{title} · " in head, head.endswith("</p>\n")) == (200, True, True), (path, head)
+        assert "<nav" in head, head
+        assert (rest.count("<main"), rest.count("</html>")) == (1, 1), (path, rest)
+    status, _, rest = behind.parts(searching["Task"], after_head=desk.server.kill)
+    assert (status, "The broker does not answer" in rest) == (200, True), rest
+    desk.server.start()
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("web_broker")
 def test_a_very_slow_broker_holds_up_no_other_screen_and_a_late_form_says_what_became_of_it(
     behind: Visitor, desk: Desk, proxy: Proxy
 ) -> None:
@@ -157,6 +181,33 @@ def test_a_full_redis_is_shown_and_its_letters_go_back(open_page: Callable[..., 
     [form, *_] = operator.get(f"/letter?queue={LETTERS}&id={task_id}").forms("/letter/redrive")
     assert operator.post("/letter/redrive", form).status == 303
     assert desk.ids() == [task_id]
+
+
+@pytest.mark.full
+def test_a_rabbitmq_that_is_gone_is_said_and_the_page_stays(private_rabbit: Rabbit, tmp_path: Path) -> None:
+    """Each screen answers, an act changes nothing, and all is well when the node is back."""
+    Place("rabbit-classic", private_rabbit, tmp_path).put(letter(task_message("task-of-rabbit-1")))
+    with private_rabbit.connection() as connection:
+        connection.default_channel.queue_declare(QUEUE, durable=True, auto_delete=False)
+    env = {**os.environ, "WEB_SHOP_BROKER": private_rabbit.url}
+    with WebPage(SHOP, tmp_path, "--allow", "look,redrive", env=env) as page:
+        operator = page.operator()
+        [form] = operator.get(f"/letters?queue={LETTERS}").forms("/look")
+        [href] = operator.follow(operator.post("/look", form)).links("/letter?")
+        [redrive, *_] = operator.get(href).forms("/letter/redrive")
+        private_rabbit.node.kill()
+        for path in SCREENS[:-1]:
+            answer = operator.get(path)
+            is_told = (answer.status, "The broker does not answer" in answer.read) == (503, True)
+            assert is_told or "There are no operations" in answer.read or answer.status == 200, (path, answer.read)
+        assert "The broker does not answer" in operator.get("/queues").read
+        for act, given in (("/letter/redrive", redrive), ("/look", form)):
+            answer = operator.post(act, given)
+            assert answer.status == 503, (act, answer.read)
+        private_rabbit.node.start()
+        until(lambda: operator.get("/queues").status == 200, 60, "the page to reach the node again")
+        assert page.process.poll() is None
+    assert (private_rabbit.depth(LETTERS), private_rabbit.depth(QUEUE)) == (1, 0)
 
 
 @pytest.mark.full

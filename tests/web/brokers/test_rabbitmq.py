@@ -69,10 +69,12 @@ def test_letters_are_seen_when_it_is_told_to_look_and_one_goes_back(
     place.put(letter(task_message("task-of-rabbit-1")))
     with rabbit.connection() as connection:
         connection.default_channel.queue_declare(QUEUE, durable=True, auto_delete=False)
-    operator = opened("--allow", "look,redrive").operator()
+    operator = opened("--allow", "look,redrive", "--as", "ada").operator()
     [form] = operator.get(f"/letters?queue={LETTERS}").forms("/look")
     shown = operator.follow(operator.post("/look", form))
     assert "1 shown" in shown.read
+    operator.post("/look", form)  # at once again: what was seen is shown, and nothing is taken
+    assert operator.get("/operations").read.count("ada look done DLQ.orders") == 1
     assert "1 dead letter" in operator.get("/causes").read
     [href] = shown.links("/letter?")
     answer = operator.get(href)

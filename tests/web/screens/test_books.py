@@ -65,6 +65,20 @@ def test_wrong_lives_are_shown_with_their_evidence(open_page: Callable[..., WebP
 
 
 @pytest.mark.usefixtures("spark", "told")
+def test_the_trend_over_the_runs_is_drawn(open_page: Callable[..., WebPage], told: Histories, tmp_path: Path) -> None:
+    """From the second run on: the lives and the discrepancies of each."""
+    run(tmp_path)
+    page = open_page("--books", str(tmp_path / "books"))
+    assert "Trend" not in page.operator().get("/books").read
+    told.tell("task-later", "published", SUCCEEDED)
+    told.write(tmp_path)
+    run(tmp_path, "--as-of", "2026-01-31T14:30:00Z")
+    shown = page.operator().get("/books").text
+    for drawn in ("lives of each of the last 2 runs", "discrepancies of each of the last 2 runs"):
+        assert f'aria-label="{drawn}"' in shown, shown
+
+
+@pytest.mark.usefixtures("spark", "told")
 def test_many_wrong_lives_are_shown_page_by_page(open_page: Callable[..., WebPage], told: Histories, tmp_path: Path) -> None:
     """Each is on one page."""
     for number in range(60):

@@ -79,5 +79,5 @@ def test_a_dry_run_that_is_under_way_shows_how_far_it_is(
     def is_said(words: str) -> bool:
         return words in operator.get(path).read
 
-    for words in ("of 20,000 so far. This screen asks again every 2 seconds.", "20,000 dead letters of 20,000 would go."):
+    for words in ("of 20,000 so far. This screen asks again every second.", "20,000 dead letters of 20,000 would go."):
         until(functools.partial(is_said, words), 60, words)

@@ -10,8 +10,10 @@ import click
 from redelivery.display import safe
 from redelivery.middleware.ports import Capability
 
+from ...operations.runs.audit import Act, recording, result_of
 from ...operations.words.numbers import counted
 from ..context import Context, json_option, pass_context
+from ..ops.acting import acting
 from ..terminal.output import print_json, say
 from ..terminal.progress import Progress
 from .changes import tell_left
@@ -23,9 +25,10 @@ NOT_HERE = "this command is for RabbitMQ: Redis makes no dead letters by itself,
 @click.argument("name")
 @click.option("--dry-run", is_flag=True, help="Count what would be imported, and change nothing.")
 @click.option("--limit", type=click.IntRange(1), help="At most this many dead letters, the oldest first.")
+@acting
 @json_option
 @pass_context
-def import_(context: Context, /, name: str, *, dry_run: bool, limit: int | None) -> None:
+def import_(context: Context, /, name: str, *, dry_run: bool, limit: int | None, actor: str, why: str) -> None:
     """Import dead letters that RabbitMQ itself made: record them, and move them to the DLQ of their queue's policy.
 
     NAME is the queue behind a dead-letter exchange. A dead letter with an x-death header gets a death record and is moved. It is
@@ -33,9 +36,14 @@ def import_(context: Context, /, name: str, *, dry_run: bool, limit: int | None)
     other commands know it. Messages without x-death stay.
     """
     context.needs(Capability.REDELIVERY_COUNTS, NOT_HERE)
-    from ...operations.letters.import_ import import_letters  # noqa: PLC0415 - only where the broker is RabbitMQ
+    from ...operations.letters.import_ import import_letters, require_source  # noqa: PLC0415 - only where the broker is RabbitMQ
 
-    with Progress() as progress:
+    require_source(context.runtime, name)
+    options = {} if limit is None else {"limit": limit}
+    recorded = recording(
+        context.transport, Act.IMPORT, name, actor=actor, why=why, options=options, dry_run=dry_run, only_changes=True
+    )
+    with recorded as result, Progress() as progress:
         done = import_letters(
             context.runtime,
             name,
@@ -43,6 +51,7 @@ def import_(context: Context, /, name: str, *, dry_run: bool, limit: int | None)
             limit=limit,
             on_progress=lambda so_far: progress.say(f"{so_far.moved} of {so_far.total} imported"),
         )
+        result.update(result_of(done))
     if context.as_json:
         print_json(done.to_dict())
         return

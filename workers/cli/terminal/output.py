@@ -23,7 +23,7 @@ from ...operations.words.numbers import plain, seconds
 from .screen import USUAL, coloured, cut, screen_width, width_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
 #: How much of a task id a table shows, and what such an id looks like; the space between two columns.
 SHORT_ID, GAP, INDENT = 8, "  ", "  "
@@ -176,12 +176,13 @@ def _line(row: Sequence[str], layout: Sequence[tuple[int, Column, int, bool]], *
     return GAP.join(shown).rstrip()
 
 
-def facts(values: Iterable[tuple[str, object]] | Mapping[str, object]) -> str:
-    """Name and value, a line each, aligned; what is empty is left out."""
-    pairs = values.items() if hasattr(values, "items") else values
-    shown = [(name, safe(value)) for name, value in pairs if value not in (None, "")]
+def facts(values: Mapping[str, object], indent: str = "") -> str:
+    """Name and value, a line each; what is empty is left out. A terminal has them aligned; elsewhere a tab is between them."""
+    shown = [(name, safe(value)) for name, value in values.items() if value not in (None, "")]
+    if not sys.stdout.isatty():
+        return "\n".join(f"{indent}{name}\t{value}" for name, value in shown)
     width = max((len(name) for name, _ in shown), default=0)
-    return "\n".join(wrapped(f"{name.ljust(width)}{GAP}{value}", width + len(GAP)) for name, value in shown)
+    return "\n".join(wrapped(f"{indent}{name.ljust(width)}{GAP}{value}", len(indent) + width + len(GAP)) for name, value in shown)
 
 
 def say(text: str, *, err: bool = False, hang: int = 0) -> None:

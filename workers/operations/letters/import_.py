@@ -66,21 +66,11 @@ def import_letters(
     limit: int | None = None,
     on_progress: Callable[[Import], None] = lambda _: None,
 ) -> Import:
-    """Import the letters that lie in this queue, at most `limit`, the oldest first.
+    """Import the letters that lie in this queue (`require_source`), at most `limit`, the oldest first.
 
-    Raises `InputError` where there is no such queue, or its name is one of ours, kombu's or Celery's, or the app runs it;
-    `BrokerError` where the broker refuses or does not answer: it says how many letters had been imported.
+    Raises `BrokerError` where the broker refuses or does not answer: it says how many letters had been imported.
     """
     broker, result = broker_of(runtime.transport), Import(dead_letter_queue=name, dry_run=dry_run)
-    if (why := names.objection(name)) is not None:
-        msg = f"{name!r} {why}: name the queue behind the dead-letter exchange"
-        raise InputError(msg)
-    if name in runtime.app.amqp.queues and name not in dead_letters.known(runtime):
-        msg = f"{name!r} is a queue of the app, and its messages are not dead: name the queue behind the dead-letter exchange"
-        raise InputError(msg)
-    if not needed(broker.letters).has_queue(name):
-        msg = f"there is no queue {name!r} on the broker: name the queue that is bound to the dead-letter exchange"
-        raise InputError(msg)
     try:
         with needed(broker.deaths).open(runtime, name) as found:
             result.total = found.total
@@ -92,6 +82,19 @@ def import_letters(
     except BROKER_ERRORS as exc:
         raise result.cut_short(exc) from exc
     return result
+
+
+def require_source(runtime: Runtime, name: str) -> None:
+    """Raises `InputError` where there is no such queue, or its name is one of ours, kombu's or Celery's, or the app runs it."""
+    if (why := names.objection(name)) is not None:
+        msg = f"{name!r} {why}: name the queue behind the dead-letter exchange"
+        raise InputError(msg)
+    if name in runtime.app.amqp.queues and name not in dead_letters.known(runtime):
+        msg = f"{name!r} is a queue of the app, and its messages are not dead: name the queue behind the dead-letter exchange"
+        raise InputError(msg)
+    if not needed(broker_of(runtime.transport).letters).has_queue(name):
+        msg = f"there is no queue {name!r} on the broker: name the queue that is bound to the dead-letter exchange"
+        raise InputError(msg)
 
 
 def _batches(found: DeathList, result: Import, limit: int | None) -> Iterator[list[OwnDeath]]:

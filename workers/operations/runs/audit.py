@@ -49,6 +49,8 @@ class Act(StrEnum):
     CANCEL = "cancel"
     PROMOTE = "promote"
     RESCHEDULE = "reschedule"
+    IMPORT = "import"
+    LOOK = "look"
 
     @classmethod
     def of(cls, kind: StrEnum) -> Self:
@@ -215,27 +217,33 @@ def recording(
     chosen: Filter | None = None,
     options: Mapping[str, Any] | None = None,
     dry_run: bool = False,
+    only_changes: bool = False,
 ) -> Iterator[dict[str, Any]]:
     """Record that an act is begun, and behind the block how it ended; the block puts what came of it into the dictionary.
 
-    `stopped` in it says why it was stopped. A dry run leaves no record. Raises what the broker does: what cannot be
-    recorded is not begun.
+    `stopped` in it says why it was stopped. A dry run leaves no record. With `only_changes` there is one record, of
+    the end, and none if nothing was moved: for what is run every minute. Raises what the broker does: what cannot
+    be recorded is not begun.
     """
     if dry_run:
         yield {}
         return
-    record(transport, acted(act, Acted.BEGUN, queue, actor=actor, why=why, chosen=chosen, options=options))
+    asked: dict[str, Any] = {"actor": actor, "why": why, "chosen": chosen, "options": options}
+    if not only_changes:
+        record(transport, acted(act, Acted.BEGUN, queue, **asked))
+        asked = {"actor": actor}
     result: dict[str, Any] = {}
     try:
         yield result
     except BaseException as exc:
         said = str(exc) or type(exc).__name__
         with suppress(*BROKER_ERRORS, BrokerError):
-            record(transport, acted(act, Acted.FAILED, queue, actor=actor, result=result, message=said[:MAX_SAID]))
+            record(transport, acted(act, Acted.FAILED, queue, **asked, result=result, message=said[:MAX_SAID]))
         raise
     stopped = str(result.pop("stopped", ""))
     done = Acted.STOPPED if stopped else Acted.DONE
-    record(transport, acted(act, done, queue, actor=actor, result=result, message=stopped[:MAX_SAID]))
+    if not only_changes or result.get("moved"):
+        record(transport, acted(act, done, queue, **asked, result=result, message=stopped[:MAX_SAID]))
 
 
 def result_of(walked: Walked) -> dict[str, Any]:

@@ -133,8 +133,9 @@ def lines_of(figures: Figures) -> list[str]:
 
 
 def _death(row: Row) -> str:
-    what = " ".join(plain(each) for each in (row["reason"] or "unknown", row["exception"]) if each)
-    return f"  {count(row['letters']):>9}  died of {what} on {plain(row['queue'])}, such as {plain(row['example'])}"
+    reason = plain(row["reason"] or "unknown")
+    how = f"died of {plain(row['exception'])} ({reason})" if row["exception"] else f"died as {reason}"
+    return f"  {count(row['letters']):>9}  {how} on {plain(row['queue'])}, such as {plain(row['example'])}"
 
 
 def lives_told(lives: Iterable[Row], width: int | None = None) -> Iterator[str]:

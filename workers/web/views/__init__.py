@@ -14,8 +14,11 @@ if TYPE_CHECKING:
     from ..asked import Asked, Go, Shown
 
 
-#: Screens in the navigation, after the first three.
-MORE: tuple[tuple[str, str], ...] = (
+#: The screens in the navigation.
+SCREENS: tuple[tuple[str, str], ...] = (
+    ("/", "Overview"),
+    ("/causes", "Causes"),
+    ("/letters", "Dead letters"),
     ("/delayed", "Delayed"),
     ("/task", "Task"),
     ("/queues", "Queues"),
@@ -23,6 +26,8 @@ MORE: tuple[tuple[str, str], ...] = (
     ("/operations", "Operations"),
     ("/books", "Books"),
 )
+#: What a screen is called before all of it is there.
+TITLES = {**dict(SCREENS), "/letter": "Dead letter", "/operations/preview": "Dry run"}
 
 
 def asks_broker(path: str, query: Mapping[str, object]) -> bool:

@@ -13,6 +13,7 @@ from ...operations.letters import dead_letters
 from ...operations.letters.choice import filter_of, listing_of
 from ...operations.letters.filter import Filter
 from ...operations.letters.reading.browse import Browsed, browsed
+from ...operations.runs.audit import Act, Acted, acted, record
 from ...operations.runs.operation import is_kept
 from ...operations.words.numbers import seconds
 from ...operations.words.redaction import seen
@@ -97,6 +98,7 @@ def letters(asked: Asked) -> Shown:
     if name not in {each.name for each in queues}:
         dead_letters.required(runtime, name)
     choice = choice_of(asked, name, is_listed=True)
+    asked.searching()
     is_marked = leaves_marks(asked.transport)
     found, at_ms = _found(asked, choice, is_marked=is_marked)
     return Shown(
@@ -141,7 +143,10 @@ def look(asked: Asked) -> Go:
         msg = "this broker needs no look: open the dead letters"
         raise InputError(msg)
     asked.require("look", name)
-    asked.acting()
-    asked.desk.looks.look(asked.transport, name)
+    actor, last = asked.acting(), asked.desk.looks.last(name)
+    found = asked.desk.looks.look(asked.transport, name)
+    if found is not last:
+        result = {"looked_at": found.seen.looked_at}
+        record(asked.transport, acted(Act.LOOK, Acted.DONE, name, actor=actor, result=result))
     back = asked.first("back")
     return Go("/causes" if back == "causes" else "/letters", {"queue": name})

@@ -116,6 +116,8 @@ def planned(asked: Asked) -> Shown:
     def count(rest: Callable[[Walked], None]) -> Preview:
         return preview(asked.runtime, kind, choice.queue, choice.chosen, options, on_progress=rest)
 
+    asked.transport.now_ms()  # a broker that does not answer is told by the status
+    asked.searching()
     job = asked.desk.previews.of((kind, choice.queue, repr(choice.given), options), count)
     return Shown(
         "preview.html",
@@ -130,7 +132,7 @@ def planned(asked: Asked) -> Shown:
             "total": job.total,
             "given": _given(asked, kind, choice),
             "options": options,
-            "refresh": None if job.preview is not None else 2,
+            "refresh": None if job.preview is not None else 1,
         },
     )
 

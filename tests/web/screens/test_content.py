@@ -1,0 +1,112 @@
+"""What stands on the screens: figures, pictures in words, waits, bytes, exported events, the source of each setting."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from redelivery.middleware.messages.envelope import Attempt, Envelope
+from redelivery.workers.operations.letters.filter import Filter
+from redelivery.workers.operations.runs.operation import Kind, Options, State, begin, found
+from tests.support.desk import LETTERS, QUEUE, body_of, copies, task_message
+from tests.support.running import until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tests.support.desk import Desk
+    from tests.support.page.web_page import WebPage
+
+
+def test_the_last_hour_is_counted_and_drawn(page: WebPage, desk: Desk) -> None:
+    """Each kind with its sum, and in each minute."""
+    for _ in range(3):
+        desk.die()
+    shown = page.operator().get("/")
+    for kind, count in (("succeeded", 0), ("retried", 0), ("died", 3)):
+        label = f"{kind} in each minute of the last hour: {count} in all, at most"
+        assert f'aria-label="{label}' in shown.text, (label, shown.text)
+        assert f"{kind} {count} " in shown.read, shown.read
+
+
+def test_a_cause_has_its_day_drawn_and_when_it_was_first_and_last_seen(page: WebPage, desk: Desk) -> None:
+    """Of what died two days ago nothing is drawn."""
+    desk.die(fingerprint="f-one", ago_ms=2 * 86_400_000)
+    desk.die(fingerprint="f-one", ago_ms=3 * 3_600_000)
+    desk.die(fingerprint="f-one")
+    shown = page.operator().get("/causes")
+    assert 'aria-label="2 died in the last day, in half hours"' in shown.text
+    assert shown.text.count("<rect ") == 2
+    assert ("2d ago" in shown.read, "1 cause of 3 dead letters" in shown.read) == (True, True), shown.read
+
+
+def test_a_letter_has_each_attempt_with_its_wait_and_its_bytes_when_asked(page: WebPage, desk: Desk) -> None:
+    """The first two attempts have waited, the last one has not."""
+    now = desk.transport.now_ms()
+    attempts = [
+        Attempt(at_ms=now - ago, worker="w7@desk", exception="ValueError: no", delay_ms=ms) for ago, ms in ((9, 2_000), (4, 65_000))
+    ]
+    tried = Envelope(attempt=2, delivery=2, first_seen_ms=now - 10, attempts=tuple(each.to_header() for each in attempts))
+    task_id = desk.die(task_message(body=body_of("caf\u00e9"), redelivery=tried.to_header()))
+    operator, path = page.operator(), f"/letter?queue={LETTERS}&id={task_id}"
+    shown = operator.get(path)
+    rows = [row for row in shown.text.split("<tr>") if 'data-label="attempt"' in row]
+    assert [row.split('data-label="then waited">')[1].split("<")[0] for row in rows] == ["2s", "1m 5s", "\N{EN DASH}"]
+    assert [row.split('data-label="attempt">')[1].split("<")[0] for row in rows] == ["1", "2", "3"]
+    assert "<h2>Bytes</h2>" not in shown.text
+    [raw] = desk.client.lrange(LETTERS, 0, -1)
+    assert json.loads(raw)["body"] in operator.get(f"{path}&raw=1").text
+
+
+def test_a_task_has_its_exported_events(desk: Desk, open_page: Callable[..., WebPage], tmp_path: Path) -> None:
+    """When the log has let go of them."""
+    out = tmp_path / "out"
+    page = open_page(settings=json.dumps({"outcome_archive": str(out)}))
+    task_id = desk.die()
+    desk.json("outcomes", "export", "--to", str(out))
+    desk.client.delete(desk.keys.outcomes, LETTERS)
+    shown = page.operator().get(f"/task?id={task_id[:8]}").read
+    for said in (task_id, "Generation 0", "dead lettered exhausted", "It is in no queue"):
+        assert said in shown, (said, shown)
+
+
+def test_a_queue_has_the_source_of_each_setting_and_its_delays_drawn(open_page: Callable[..., WebPage]) -> None:
+    """A value of the policy says where it comes from; the least and the most of each delay stand beside the picture."""
+    settings = {"queues": {"#": {"max_delivery_attempts": 3}, QUEUE: {"delivery_delay": 7.0}}}
+    shown = open_page(settings=json.dumps(settings)).operator().get(f"/queue?name={QUEUE}")
+    rows = {row.split("<code>")[1].split("<")[0]: row for row in shown.text.split("<tr>") if '<th scope="row"><code>' in row}
+    for name, source in (("max_delivery_attempts", "#"), ("delivery_delay", QUEUE), ("max_redelivery_delay", "built-in")):
+        assert source in rows[name].split('class="faint wrap">')[1], rows[name]
+    assert [f'class="nowrap">after attempt {number}<' in shown.text for number in (1, 2, 3)] == [True, True, False]
+    assert shown.text.count('class="reach"') == 2
+
+
+def test_what_is_due_is_drawn(desk: Desk, page: WebPage) -> None:
+    """All of it, in the picture's words."""
+    desk.delay(task_message(), 60_000)
+    desk.delay(task_message(), 3_600_000)
+    shown = page.operator().get("/delayed").text
+    assert 'aria-label="2 messages by when they are due, from now until the last of them: at most 1' in shown, shown[-3000:]
+
+
+def test_an_operation_that_has_ended_has_its_figures(desk: Desk, open_page: Callable[..., WebPage]) -> None:
+    """What was there, chosen, sent back, what could not go, and where the others went."""
+    copies(desk, 5)
+    desk.client.lpush(LETTERS, b"nothing")
+    page = open_page("--allow", "redrive")
+    begun = begin(desk.install, Kind.REDRIVE, LETTERS, Filter(), Options(rate=100.0), actor="ana", why="mended")
+    until(lambda: found(desk.install, begun.id).state is State.DONE, 60, "the page to carry it out")
+    shown = page.operator().get(f"/operation?id={begun.id}").read
+    figures = (
+        "there at first 6",
+        "looked at 6",
+        "chosen 6",
+        "sent back 5",
+        "cannot go 1",
+        "died again 0",
+        "rate 100/s",
+        f"{QUEUE} 5",
+    )
+    for said in (*figures, "1 its bytes were never a message", "by ana: mended", "ana redrive done"):
+        assert said in shown, (said, shown)
