@@ -124,7 +124,12 @@ def test_the_second_session_maps_the_classes_of_the_first(cache: Path, tmp_path:
     of_a_session()
     until(lambda: [each.suffix for each in cache.iterdir()] == [".jsa"], 300)
     assert "sharing" in of_a_session()
-    assert [each.suffix for each in cache.iterdir()] == [".jsa"]
+    [archive] = cache.iterdir()
+    assert archive.suffix == ".jsa"
+    archive.chmod(0o600)
+    archive.write_bytes(os.urandom(10_000))
+    assert "sharing" not in of_a_session()
+    assert list(cache.iterdir()) == [], "one that is refused is taken away, so that the next session has one made"
 
 
 @pytest.mark.usefixtures("cache")

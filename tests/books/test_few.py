@@ -7,12 +7,18 @@ from typing import TYPE_CHECKING
 import pytest
 
 from redelivery.workers.reconciliation.spark.few import as_kept
-from tests.support.books.spark_session import spark
+from tests.support.books.books_command import SUCCEEDED
+from tests.support.books.spark_session import Histories, spark
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from pyspark.sql import DataFrame, SparkSession
 
 __all__ = ["spark"]
+
+#: Jobs of Spark for a day that has lives of every kind.
+MOST_JOBS = 18
 
 pytestmark = pytest.mark.xdist_group("spark-days")
 
@@ -34,3 +40,18 @@ def begins_with(table: DataFrame) -> str:
     """The outermost step of how Spark understands a table."""
     plan = table._jdf.queryExecution().logical()
     return str(plan.getClass().getSimpleName())
+
+
+def test_a_small_day_asks_spark_for_no_more_than_it_needs(spark: SparkSession, tmp_path: Path) -> None:
+    """Each query of Spark takes a tenth of a second, however little it reads: one more is a change that somebody must want."""
+    told = Histories()
+    for number in range(50):
+        told.tell(f"task-{number}", "published", SUCCEEDED)
+    told.tell("task-lost", "published", ("received", {"delivery": 1, "worker": "w1@shop"}))
+    told.tell("task-dead", "published", ("dead_lettered", {"reason": "exhausted", "exception": "ValueError"}))
+    told.hold("task-dead", "dead_letter")
+    tracker = spark.sparkContext.statusTracker()
+    before = set(tracker.getJobIdsForGroup())
+    told.reconcile(spark, tmp_path)
+    jobs = set(tracker.getJobIdsForGroup()) - before
+    assert len(jobs) <= MOST_JOBS

@@ -25,7 +25,7 @@ from ..operations.queues import require_queue
 from ..operations.runs.audit import Act, Acted, acted, record, recording, result_of
 from ..operations.runs.operation import Kind, Options, begin, check
 from ..operations.words.numbers import counted, moment, span
-from ..operations.words.short_ids import MAX_CANDIDATES, is_whole, meant
+from ..operations.words.short_ids import MAX_CANDIDATES, hint, is_whole, meant
 from .context import Context, json_option, pass_context
 from .dlq import letters
 from .dlq.choosing import require_tasks
@@ -98,7 +98,7 @@ def _found(context: Context, given: str) -> list[Delayed]:
     task_id = given if is_whole(given) else meant(given, store.ids_like(given, MAX_CANDIDATES + 1))
     found = [] if task_id is None else store.of_task(task_id)
     if not found:
-        msg = f"task {given} is not delayed: `redelivery task show` says where a task is"
+        msg = f"task {given} is not delayed{hint([given])}: `redelivery task show` says where a task is"
         raise InputError(msg)
     return found
 

@@ -12,6 +12,7 @@ from redelivery.errors import InputError
 from ..operations.inventory.task_life import life_of
 from ..operations.words.numbers import age, counted, moment, span
 from ..operations.words.policies import shown
+from ..operations.words.short_ids import hint
 from .books.outcomes import events_table
 from .context import Context, exported_option, json_option, pass_context
 from .terminal.output import INDENT, facts, print_json, say, wrapped
@@ -59,7 +60,7 @@ def show(context: Context, task_id: str, scan: int, uri: str | None) -> None:
         say(safe(each), err=True)
     if not life.events and not life.places:
         how_far = f"; {'; '.join(life.cut)}: look at more with --scan" if life.cut else f": {HINT}"
-        msg = f"nothing is known about task {task_id!r}{how_far}"
+        msg = f"nothing is known about task {task_id!r}{hint([task_id])}{how_far}"
         raise InputError(msg)
     found = context.runtime.policies.policy_for(life.queue, life.task or None) if life.queue else None
     if context.as_json:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from starlette.responses import Response
 
 #: Seconds that a search may take before the head is sent.
-SOON = 0.03
+SOON = 0.02
 #: Where the head ends (`base.html`).
 MAIN = b'<main id="main">'
 

@@ -73,6 +73,7 @@ class Page:
         self._streams = Streams(self._desk.sampler, self._asking)
         self._beside = Beside(self._source) if carries_out and self.allows.actions else None
         self._templates = environment()
+        self._templates.get_template("head.html")  # compiled here, and not while the first request waits
         static = StaticFiles(directory=str(files("redelivery.workers.web.static")))
         routes = [
             Mount(STATIC, _Cached(static)),

@@ -124,4 +124,4 @@ def test_no_letter_of_another_client_ends_a_command(here: Shop, rabbit: Rabbit, 
             channel.queue_declare(name, durable=True, auto_delete=False)
         for message in messages():
             channel.basic_publish(message, "", "DLQ.celery")
-    answers(here, tmp_path, letters="DLQ.celery", fuzzed=1, waiting=1)  # none of these is there
+    answers(here, tmp_path, letters="DLQ.celery", fuzzed=1, waiting=1, cannot={"ops"})  # none of these is there

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -42,6 +43,22 @@ def test_a_redrive_is_handed_over_shown_paused_and_ended(desk: Desk) -> None:
     again = desk.run("ops", "resume", short)
     assert again.exit_code == 2
     assert "is aborted, and cannot be resumed" in again.stderr
+
+
+def test_an_id_of_two_operations_lists_both(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And changes neither; one character more names one of them."""
+    copies(desk, 2)
+    ids = [f"3f2a9c{last}0-0000-4000-8000-000000000001" for last in "ab"]
+    made = iter(ids)
+    monkeypatch.setattr(operation, "uuid", SimpleNamespace(uuid4=lambda: next(made)))
+    for _ in ids:
+        desk.json("dlq", "redrive", LETTERS, "--all", "--detach")
+    refused = desk.run("ops", "abort", "3f2a9c")
+    assert refused.exit_code == 2
+    assert "'3f2a9c' may mean more than one operation: " in refused.stderr
+    assert all(each in refused.stderr for each in ids)
+    assert {each["state"] for each in desk.json("ops", "list")} == {"waiting"}
+    assert desk.json("ops", "abort", "3f2a9ca")["state"] == "aborted"
 
 
 @pytest.mark.parametrize(

@@ -163,6 +163,16 @@ def test_a_beginning_of_six_characters_names_a_task() -> None:
         meant("order-", [f"order-{number}" for number in range(11)])
 
 
+def test_an_id_that_is_too_short_is_answered_with_how_long_it_must_be(desk: Desk) -> None:
+    """Whatever it is the id of; one that is long enough, and still names nothing, is answered without it."""
+    desk.die(task_message(FIRST))
+    desk.delay(task_message(SECOND))
+    hint = "give at least 6 characters of an id"
+    for words in (("task", "show"), ("delayed", "show"), ("ops", "show"), ("dlq", "show", LETTERS, "--id")):
+        assert hint in refused(desk, *words, "3f2a9")
+        assert hint not in refused(desk, *words, "ffffff")
+
+
 def test_adoption_needs_no_edit() -> None:
     """An app without `Redelivery(app)` is told what the two lines would change; tasks with the same answer share a line."""
 

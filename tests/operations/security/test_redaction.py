@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import celery
 import pytest
 from celery import chord
+from pyarrow import dataset
 
 from redelivery.middleware.logs import HIDDEN
 from redelivery.middleware.messages.steps import sealed
@@ -41,6 +42,9 @@ COMMANDS = (
     ("dlq", "causes"),
     ("outcomes", "tail"),
     ("metrics",),
+    ("audit",),
+    ("audit", "--letters"),
+    ("ops", "list"),
 )
 
 
@@ -48,7 +52,7 @@ def said(shop: Shop, *words: str) -> str:
     """What a command of this shop's operator prints, on both streams."""
     command = [sys.executable, "-m", "redelivery", "-A", shop.module, *words]
     done = subprocess.run(command, env=shop.environment, cwd=shop.folder, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode in ({0, 1} if "doctor" in words else {0}), done.stderr  # 1 means that it found something
     return done.stdout + done.stderr
 
 
@@ -73,11 +77,20 @@ def test_nothing_that_is_shown_or_logged_says_an_argument(shop: Callable[..., Sh
     assert all(CARD in json.dumps(headers(here)[name]) for name in TASKS[:3])  # it is stored, and so must be hidden
     waiting = here.send("dies", CARD, countdown=3600)
     here.ended(waiting, "deferred")
-    words = [*COMMANDS, ("delayed", "list"), ("delayed", "show", waiting), ("task", "show", ids["tells"])]
+    said(here, "dlq", "redrive", DLQ, "--id", ids["dies"])
+    until(lambda: here.outcomes_of(ids["dies"]).count("dead_lettered") == 2, what="it to die again")
+    begun = json.loads(said(here, "dlq", "redrive", DLQ, "--id", ids["tells"], "--detach", "--json"))["id"]
+    words = [*COMMANDS, ("delayed", "list"), ("delayed", "show", waiting), ("task", "show", ids["tells"]), ("ops", "show", begun)]
+    words += [("doctor",), ("policy", "explain", "--queue", "celery")]
     for each in words:
         for found in (said(here, *each), said(here, *each, "--json")):
             assert CARD not in found, each
     assert "ValueError: (hidden: redact is set)" in said(here, "dlq", "show", DLQ)
+    for name in ("inventory", "outcomes"):  # all that the report of the books is made of
+        said(here, name, "export", "--to", str(here.folder / name))
+        files = [str(each) for each in (here.folder / name).rglob("*.parquet")]
+        assert (rows := dataset.dataset(files).to_table().to_pylist())
+        assert CARD not in json.dumps(rows, default=str)
     shown = until(lambda: here.app.control.inspect(timeout=5).scheduled(), what="the worker to answer")
     assert (CARD in str(shown), HIDDEN in str(shown), waiting in str(shown)) == (False, True, True)
     assert CARD not in worker.text

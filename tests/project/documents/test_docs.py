@@ -320,6 +320,34 @@ def test_only_the_pages_of_proofs_name_tests() -> None:
     assert named - PROOFS - {"docs/testing.md"} == set()
 
 
+#: What an engineer reads twice, who reads English as a second language.
+TWICE = re.compile(
+    r"\b([Ww]hoever|whosoever|whatsoever|thereof|therein|wherein|of which nobody|hitherto|henceforth|so as to|lest)\b"
+    r"|(?<!there )(?<!none )\bis none\b(?! of)",
+)
+#: What a page for users does not tell: how something was measured once, and what was tried.
+HISTORIES = re.compile(r"\b(fuzz\w*|in (nine|ten|some) (runs|rounds|sessions)|sessions had|was tried and)\b", re.IGNORECASE)
+
+
+def test_the_pages_are_in_plain_words() -> None:
+    """Prose alone: neither code nor what a program printed."""
+    pages = {str(each.relative_to(ROOT)): INLINE.sub("", FENCE.sub("", each.read_text())) for each in DOCUMENTS}
+    assert {name: found for name, text in pages.items() if (found := [match[0] for match in TWICE.finditer(text)])} == {}
+    users = {name: text for name, text in pages.items() if name not in PROOFS}
+    assert {name: found for name, text in users.items() if (found := [match[0] for match in HISTORIES.finditer(text)])} == {}
+
+
+def test_the_changelog_has_the_form_that_it_names() -> None:
+    """Keep a Changelog's: the newest version first, each with a day, and below it only its six kinds of change."""
+    text = (ROOT / "CHANGELOG.md").read_text()
+    versions = re.findall(r"^## (.+)$", text, re.MULTILINE)
+    assert versions[0] == "[Unreleased]"
+    assert [each for each in versions[1:] if not re.fullmatch(r"\[\d+\.\d+\.\d+\] - \d{4}-\d\d-\d\d", each)] == []
+    kinds = re.findall(r"^### (.+)$", text, re.MULTILINE)
+    assert set(kinds) <= {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
+    assert kinds, "there is a change"
+
+
 def test_the_reference_of_the_settings_is_what_the_code_says() -> None:
     """Written by `./dev python -m tests.project.settings_reference`; every setting has its unit and its default."""
     written = (ROOT / "docs" / "settings.md").read_text()

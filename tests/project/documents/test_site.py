@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
+import subprocess
+import threading
 import tomllib
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,12 +16,19 @@ import pytest
 from tests.project.commands_reference import reference
 from tests.support.documents.screens import SCREENS
 from tests.support.documents.site import SOUGHT, foreign, not_found, pages
+from tests.support.page.browser import Browser, browser
 from tests.support.running import ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+__all__ = ["browser"]
+
+#: The search, once it is open, its field, and the addresses that it has found.
+OPENED = "[...document.querySelectorAll('*')].map(each => each.shadowRoot).find(each => each?.querySelector('[role=combobox]'))"
+INPUT = f"{OPENED}?.querySelector('[role=combobox]')"
+FOUND = f"[...({OPENED}?.querySelectorAll('[role=listbox] a[role=option]') ?? [])].map(each => each.href)"
 CONFIGURATION = tomllib.loads((ROOT / "docs" / "zensical.toml").read_text())["project"]
 
 
@@ -93,12 +104,50 @@ def test_what_the_search_does_not_find_is_named(tmp_path: Path) -> None:
     """A page that is not in the index, a word that is not on its page, no script, no index."""
     site = built(tmp_path, *(each for each in items() if each["title"] != "visibility timeout"))
     assert list(not_found(site)) == [
-        "search: docs/deploying/ is not in the index",
-        "search: 'visibility timeout' does not lead to docs/deploying/",
+        "search: docs/operations/ is not in the index",
+        "search: 'visibility timeout' does not lead to docs/operations/",
     ]
     (site / "search.json").unlink()
     (site / "assets" / "search.js").unlink()
     assert list(not_found(site)) == ["search: no script", "search: no index"]
+
+
+@pytest.fixture
+def site() -> Iterator[str]:
+    """The address of the built site, served on the loopback; it is built where nobody has."""
+    if not (ROOT / ".site" / "html" / "index.html").exists():
+        subprocess.run([str(ROOT / "dev"), "docs"], check=True, timeout=600)
+    handler = functools.partial(_Quiet, directory=str(ROOT / ".site" / "html"))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+class _Quiet(SimpleHTTPRequestHandler):
+    """Serves files, and logs none."""
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - its parent's name
+        """Nothing."""
+
+
+@pytest.mark.full
+@pytest.mark.timeout(900)
+def test_the_search_leads_to_each_page_in_a_browser(browser: Browser, site: str) -> None:
+    """As a reader uses it: open it, type, and the page is among what is found. No other host is asked."""
+    shown = browser.open(site)
+    for words, page in SOUGHT.items():
+        browser.open(site)
+        browser.await_("document.querySelector('.md-search__button') !== null")
+        browser.ask("document.querySelector('.md-search__button').click()")
+        browser.await_(f"!!{INPUT}")
+        browser.ask(f"""(() => {{
+            const input = {INPUT};
+            Object.getOwnPropertyDescriptor(HTMLInputElement.prototype, "value").set.call(input, {json.dumps(words)});
+            input.dispatchEvent(new Event("input", {{bubbles: true, composed: true}}));
+        }})()""")
+        browser.await_(f"{FOUND}.some(each => each.includes({json.dumps(page)}))")
+    assert all(each.startswith((site, "data:", "blob:")) for each in shown.requested), shown.requested
 
 
 def test_the_reference_of_the_commands_is_what_the_code_says() -> None:

@@ -30,7 +30,7 @@ PLACES = ("docs", "examples", "benchmarks")
 FETCHED = {("link", "href"), ("script", "src"), ("img", "src"), ("iframe", "src"), ("source", "srcset"), ("source", "src")}
 #: What somebody looks for, and a page where it must be found.
 SOUGHT = {
-    "visibility timeout": "docs/deploying/",
+    "visibility timeout": "docs/operations/",
     "canary": "docs/dead-letters/",
     "maxmemory": "docs/doctor/",
     "RedeliverAfter": "docs/api/",

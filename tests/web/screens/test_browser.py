@@ -137,7 +137,8 @@ def test_axe_finds_nothing_and_nothing_is_wider_than_the_window(
             browser.open(page.address + path, width=width, scheme=scheme)
             assert browser.ask("document.documentElement.scrollWidth <= innerWidth"), (path, width)
             assert browser.ask(BURST) == [], (path, width)
-        assert findings(browser) == [], path
+            if width != 2560:  # there it is as at 1280
+                assert findings(browser) == [], (path, width)
 
 
 #: Counts how often the page has asked itself whether to open again.

@@ -13,7 +13,7 @@ from redelivery.settings.values import suggestion
 
 from ...brokers.broker import broker_of, needed
 from ...letters import Letter
-from ..words.short_ids import begins, is_whole, meant
+from ..words.short_ids import begins, hint, is_whole, meant
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -72,7 +72,8 @@ def found(transport: Transitions, name: str, given: Collection[str]) -> list[Let
     named = {each: meant(each, (letter.task_id for letter in letters)) for each in given}
     missing = sorted(each for each, task_id in named.items() if task_id is None)
     if missing:
-        msg = f"{name!r} holds no dead letter of task {', '.join(missing)}: `redelivery task show` says where a task is"
+        of_them = f"{', '.join(missing)}{hint(missing)}"
+        msg = f"{name!r} holds no dead letter of task {of_them}: `redelivery task show` says where a task is"
         raise InputError(msg)
     return [letter for letter in letters if letter.task_id in named.values()]
 

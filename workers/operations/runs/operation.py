@@ -37,7 +37,7 @@ from ..letters.redrive.guard import CANARY_WAIT
 from ..letters.running import require_rest, why_it_runs
 from ..queues import declare, require_queue
 from ..words.numbers import SLOWEST
-from ..words.short_ids import LEAST, MAX_CANDIDATES
+from ..words.short_ids import LEAST, MAX_CANDIDATES, hint
 from .audit import Act, Acted, acted
 
 if TYPE_CHECKING:
@@ -408,7 +408,7 @@ def found(runtime: Runtime, given: str) -> Operation:
             raise InputError(msg)
         stored = store.stored(ids[0]) if ids else None
     if stored is None:
-        msg = f"there is no operation {given!r}: `redelivery ops list` lists all operations"
+        msg = f"there is no operation {given!r}{hint([given])}: `redelivery ops list` lists all operations"
         raise InputError(msg)
     return Operation.of(stored)
 

@@ -25,6 +25,11 @@ def is_whole(given: str) -> bool:
     return len(given) < LEAST or _UUID.fullmatch(given) is not None
 
 
+def hint(given: Iterable[str]) -> str:
+    """What to do about ids that name nothing: to give more of those that are too short to be a beginning. Empty if none is."""
+    return f"; give at least {LEAST} characters of an id" if any(len(each) < LEAST for each in given) else ""
+
+
 def begins(task_id: str, given: str) -> bool:
     """Whether `given` is this id or a beginning of it that is long enough."""
     return task_id == given or (not is_whole(given) and task_id.startswith(given))

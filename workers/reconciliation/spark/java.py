@@ -160,12 +160,16 @@ class ClassArchive:
             return f'{path} -Xshare:auto "-XX:SharedArchiveFile={self.file}" -Xlog:cds=off'
         return path if self._making.exists() else f'{path} "-XX:DumpLoadedClassList={self._noted}"'
 
-    def keep(self, class_path: str) -> None:
+    def keep(self, class_path: str, *, is_refused: bool = False) -> None:
         """Have it made in the background, unless it is there or another process makes it; call it when the work is done.
 
-        The class path is that of the Java whose classes were noted.
+        The class path is that of the Java whose classes were noted. If that Java `is_refused` the archive, which another class path
+        or an earlier version may have left, it is taken away, and the next session notes its classes anew.
         """
         self._tidy()
+        if is_refused:
+            self.file.unlink(missing_ok=True)
+            return
         if self.is_there or not self._noted.exists() or not _is_first(self._making):
             self._noted.unlink(missing_ok=True)
             return

@@ -98,21 +98,23 @@ def session(*, input_bytes: int | None = None, log: Path | None = None) -> Itera
     if running is not None:
         yield running
         return
-    started, archive = _started(input_bytes, log)
+    archive = None if "PYSPARK_GATEWAY_PORT" in os.environ else ClassArchive.of(ensure_java())
+    was_there = archive is not None and archive.is_there
+    started = _started(input_bytes, log, archive)
     try:
         yield started
         if archive is not None:
             jvm: Any = started.sparkContext._jvm  # noqa: SLF001 - Spark has no public door to Java's properties
-            archive.keep(str(jvm.java.lang.System.getProperty("java.class.path")))
+            known = jvm.java.lang.System.getProperty
+            archive.keep(str(known("java.class.path")), is_refused=was_there and "sharing" not in str(known("java.vm.info")))
     finally:
         started.stop()
 
 
-def _started(input_bytes: int | None, log: Path | None) -> tuple[SparkSession, ClassArchive | None]:
+def _started(input_bytes: int | None, log: Path | None, archive: ClassArchive | None) -> SparkSession:
     builder = SparkSession.builder.appName("redelivery reconcile").config(map=dict(_ALWAYS))
     if "PYSPARK_GATEWAY_PORT" in os.environ:  # spark-submit has made everything ready
-        return builder.getOrCreate(), None
-    archive = ClassArchive.of(ensure_java())
+        return builder.getOrCreate()
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
     # Spark's scripts would start a Python of their own to find it; the Java that they start reads a command line, and ends.
     os.environ.setdefault("SPARK_HOME", str(Path(pyspark.__file__).parent))
@@ -126,7 +128,7 @@ def _started(input_bytes: int | None, log: Path | None) -> tuple[SparkSession, C
     with _stderr_into(log):
         started = builder.config(map=options).getOrCreate()
     started.sparkContext.setLogLevel("ERROR")
-    return started, archive
+    return started
 
 
 def _heap(limit: int) -> str:

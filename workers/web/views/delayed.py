@@ -17,7 +17,7 @@ from ...operations.queues import require_queue
 from ...operations.runs.audit import Act, Acted, acted, record
 from ...operations.runs.operation import is_kept
 from ...operations.words.numbers import seconds
-from ...operations.words.short_ids import MAX_CANDIDATES, is_whole, meant
+from ...operations.words.short_ids import MAX_CANDIDATES, hint, is_whole, meant
 from ..asked import Go, Shown
 from ..shared.looks import leaves_marks
 
@@ -93,7 +93,7 @@ def _of_task(asked: Asked, given: str) -> list[Delayed]:
     task_id = given if is_whole(given) else meant(given, store.ids_like(given, MAX_CANDIDATES + 1))
     found = [] if task_id is None else store.of_task(task_id)
     if not found:
-        msg = f"task {given} is not delayed: the screen Task says where it is"
+        msg = f"task {given} is not delayed{hint([given])}: the screen Task says where it is"
         raise InputError(msg)
     return found
 

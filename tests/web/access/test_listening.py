@@ -1,0 +1,74 @@
+"""Where the page listens: on the loopback and port 5151, unless it is told otherwise. The tests listen on a free port instead."""
+
+from __future__ import annotations
+
+import re
+import socket
+from typing import TYPE_CHECKING
+
+import pytest
+
+from redelivery.workers.cli.servers import web
+from redelivery.workers.web import server as serving
+
+if TYPE_CHECKING:
+    from click.testing import Result
+
+    from tests.support.desk import Desk
+
+WARNING = "it is reached from other machines over plain http: put a proxy with TLS before it"
+
+
+@pytest.fixture
+def asked_for(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
+    """The addresses that the command wants to listen on; it serves nothing."""
+    wanted: list[tuple[str, int]] = []
+
+    def listen(host: str, port: int) -> socket.socket:
+        wanted.append((host, port))
+        return socket.create_server(("127.0.0.1", 0))
+
+    monkeypatch.setattr(web, "_listening", listen)
+    monkeypatch.setattr(serving, "serve", lambda _, listening: listening.close())
+    return wanted
+
+
+def begun(desk: Desk, *words: str) -> Result:
+    """What the command says."""
+    done = desk.run("web", *words)
+    assert done.exit_code == 0, done.output
+    return done
+
+
+def test_by_default_it_is_on_the_loopback_and_port_5151(desk: Desk, asked_for: list[tuple[str, int]]) -> None:
+    """And says where, with a token of its own, and that it may only read."""
+    done = begun(desk)
+    assert asked_for == [("127.0.0.1", 5151)]
+    assert re.fullmatch(r"redelivery web: http://127\.0\.0\.1:\d+/login\?token=[\w-]{43}\n", done.stdout), done.stdout
+    assert "it may only read" in done.stderr
+    assert WARNING not in done.stderr
+
+
+@pytest.mark.parametrize("host", ["192.0.2.1", "2001:db8::1", "shop.example"])
+def test_an_address_that_others_reach_is_warned_of(desk: Desk, asked_for: list[tuple[str, int]], host: str) -> None:
+    """It is served there, for a proxy may stand before it."""
+    done = begun(desk, "--host", host, "--port", "0")
+    assert asked_for == [(host, 0)]
+    assert WARNING in done.stderr
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost"])
+def test_an_address_that_nobody_else_reaches_is_not_warned_of(desk: Desk, asked_for: list[tuple[str, int]], host: str) -> None:
+    """Only this machine is served."""
+    assert WARNING not in begun(desk, "--host", host).stderr
+    assert asked_for == [(host, 5151)]
+
+
+def test_a_port_that_is_taken_is_said_with_what_to_do(desk: Desk) -> None:
+    """One line, and exit code 2."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = desk.run("web", "--port", str(port))
+    assert (done.exit_code, len(done.stderr.splitlines())) == (2, 1)
+    assert f"cannot listen on 127.0.0.1:{port}" in done.stderr
+    assert "choose another with --host and --port" in done.stderr
