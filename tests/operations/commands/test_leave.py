@@ -94,7 +94,7 @@ def test_the_command_says_what_is_left(desk: Desk) -> None:
     put(desk, task_message("a"))
     dry = desk.json("leave", "--dry-run")
     assert (dry["handed_back"], dry["dead_letters"], dry["dry_run"]) == ({QUEUE: 1}, {LETTERS: 1}, True)
-    done = desk.run("leave", "--yes")
+    done = desk.run("leave", "--yes", "--as", "ana", "--why", "back to plain Celery")
     assert done.exit_code == 0
     for part in (
         f"1 delayed message handed back: {QUEUE} 1.",
@@ -105,6 +105,15 @@ def test_the_command_says_what_is_left(desk: Desk) -> None:
         assert part in done.stdout
     again = json.loads(desk.run("leave", "--yes", "--json").stdout)
     assert again["handed_back"] == {}
+    [record] = desk.json("audit")  # and none of a dry run, or of what has found nothing
+    assert {name: record[name] for name in ("actor", "why", "act", "acted", "queue", "result")} == {
+        "actor": "ana",
+        "why": "back to plain Celery",
+        "act": "leave",
+        "acted": "done",
+        "queue": "",
+        "result": {"moved": 1},
+    }
 
 
 def test_while_workers_run_nobody_leaves(desk: Desk) -> None:

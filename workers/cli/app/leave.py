@@ -9,9 +9,10 @@ from redelivery.middleware.ports import Capability
 
 from ...operations.adoption.leaving import Leaving
 from ...operations.adoption.leaving import leave as leave_
+from ...operations.runs.audit import Act, recording
 from ...operations.words.numbers import counted
 from ..context import Context, json_option, pass_context
-from ..ops.acting import NEEDS_YES, is_terminal
+from ..ops.acting import NEEDS_YES, acting, is_terminal
 from ..terminal.output import print_json, say
 from ..terminal.progress import Progress
 
@@ -19,9 +20,10 @@ from ..terminal.progress import Progress
 @click.command()
 @click.option("--dry-run", is_flag=True, help="Count what would be given back, and change nothing.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
+@acting
 @json_option
 @pass_context
-def leave(context: Context, *, dry_run: bool, yes: bool) -> None:
+def leave(context: Context, *, dry_run: bool, yes: bool, actor: str, why: str) -> None:
     """Give delayed messages back as plain Celery messages with an ETA, and say what is left.
 
     Stop all workers with redelivery first; plain workers take over. Messages of dead workers go back when their lease has ended.
@@ -36,12 +38,14 @@ def leave(context: Context, *, dry_run: bool, yes: bool) -> None:
     if not (dry_run or yes) and not click.confirm("Give all delayed messages back to plain Celery?", err=True):
         say("Nothing was changed.", err=True)
         return
-    with Progress() as progress:
+    recorded = recording(context.transport, Act.LEAVE, "", actor=actor, why=why, dry_run=dry_run, only_changes=True)
+    with recorded as result, Progress() as progress:
         done = leave_(
             context.runtime,
             dry_run=dry_run,
             on_progress=lambda so_far: progress.say(f"{sum(so_far.handed_back.values())} handed back"),
         )
+        result["moved"] = sum(done.handed_back.values())
     if context.as_json:
         print_json(done.to_dict())
     else:

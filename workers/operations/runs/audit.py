@@ -51,6 +51,7 @@ class Act(StrEnum):
     RESCHEDULE = "reschedule"
     IMPORT = "import"
     LOOK = "look"
+    LEAVE = "leave"
 
     @classmethod
     def of(cls, kind: StrEnum) -> Self:
