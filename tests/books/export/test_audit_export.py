@@ -229,7 +229,7 @@ def test_two_apps_share_a_destination(server: Server, folder: Path) -> None:
             assert export(each, folder / "out").records == 1
     assert sorted(row["log"] for row in lines(folder / "out")) == ["other:redelivery:audit"] * 2 + ["redelivery:audit"] * 2
     assert not gaps(folder / "out")
-    said = {"record": '{"actor": "a", "act": "b", "acted": "c", "queue": "d"}'}
+    said: Any = {"record": '{"actor": "a", "act": "b", "acted": "c", "queue": "d"}'}
     for each in desks:  # in the same millisecond: their records have the same ids
         each.client.xadd(each.keys.audit, said, id="99999999999999-0")
         assert export(each, folder / "out").records == 1
