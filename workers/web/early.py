@@ -52,6 +52,7 @@ class Early:
     async def _parts(self, drawing: asyncio.Future[Response]) -> AsyncIterator[bytes]:
         try:
             yield self._head().partition(MAIN)[0]
-            yield b"".join(bytes((await drawing).body).partition(MAIN)[1:])
+            before, main, rest = bytes((await drawing).body).partition(MAIN)
+            yield main + rest or before  # an error for who takes no HTML is a text, and has no head
         finally:
             drawing.cancel()

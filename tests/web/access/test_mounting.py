@@ -299,6 +299,18 @@ def test_a_page_carries_nothing_out_where_it_is_told_so_or_reads_only(desk: Desk
     assert runners() <= before
 
 
+#: A request for live figures, as a server hands it to the page.
+LIVE: Any = {
+    "type": "http",
+    "asgi": {"version": "3.0", "spec_version": "2.3"},
+    "method": "GET",
+    "path": "/live",
+    "root_path": "",
+    "query_string": b"",
+    "headers": [(b"x-user", b"ada")],
+}
+
+
 def test_clients_that_go_before_their_stream_begins_take_no_place(desk: Desk) -> None:
     """However many they are, the next page is live."""
     page = asgi_app(desk.app, user=by_header)
@@ -314,18 +326,9 @@ def test_clients_that_go_before_their_stream_begins_take_no_place(desk: Desk) ->
             if message["type"] == "http.response.start":
                 statuses.append(message["status"])
 
-        scope: Any = {
-            "type": "http",
-            "asgi": {"version": "3.0", "spec_version": "2.3"},
-            "method": "GET",
-            "path": "/live",
-            "root_path": "",
-            "query_string": b"",
-            "headers": [(b"x-user", b"ada")],
-        }
         stream: Any = page
         for _ in range(streams.LIMIT + 1):
-            await stream(scope, receive, send)
+            await stream(LIVE, receive, send)
         return statuses.count(503)
 
     assert asyncio.run(gone()) == 0
@@ -347,20 +350,11 @@ def test_more_streams_than_are_served_are_refused(desk: Desk, monkeypatch: pytes
         async def send(message: Any) -> None:
             if message["type"] == "http.response.start":
                 status.set_result(message["status"])
-            heard.set()
+            else:  # a stream has its place when its body begins
+                heard.set()
 
-        scope: Any = {
-            "type": "http",
-            "asgi": {"version": "3.0", "spec_version": "2.3"},
-            "method": "GET",
-            "path": "/live",
-            "root_path": "",
-            "query_string": b"",
-            "headers": [(b"x-user", b"ada")],
-        }
-        task = asyncio.ensure_future(page(scope, receive, send))
+        task = asyncio.ensure_future(page(LIVE, receive, send))
         await heard.wait()
-        await asyncio.sleep(0.05)  # until the body has begun, which is what takes a place
         return await status, task
 
     async def all_of_them() -> list[int]:

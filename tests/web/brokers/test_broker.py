@@ -6,6 +6,7 @@ import functools
 import os
 import signal
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
@@ -183,25 +184,31 @@ def test_a_full_redis_is_shown_and_its_letters_go_back(open_page: Callable[..., 
     assert desk.ids() == [task_id]
 
 
+@contextmanager
+def looked_at(rabbit: Rabbit, folder: Path, kind: str) -> Iterator[tuple[WebPage, Visitor, dict[str, str], dict[str, str]]]:
+    """A page of this broker that has looked at its one dead letter, its operator, and the forms to look again and to redrive it."""
+    Place(kind, rabbit, folder).put(letter(task_message("task-of-rabbit-1")))
+    with rabbit.connection() as connection:
+        connection.default_channel.queue_declare(QUEUE, durable=True, auto_delete=False)
+    with WebPage(SHOP, folder, "--allow", "look,redrive", env={**os.environ, "WEB_SHOP_BROKER": rabbit.url}) as page:
+        operator = page.operator()
+        [look] = operator.get(f"/letters?queue={LETTERS}").forms("/look")
+        [href] = operator.follow(operator.post("/look", look)).links("/letter?")
+        [redrive, *_] = operator.get(href).forms("/letter/redrive")
+        yield page, operator, look, redrive
+
+
 @pytest.mark.full
 def test_a_rabbitmq_that_is_gone_is_said_and_the_page_stays(private_rabbit: Rabbit, tmp_path: Path) -> None:
     """Each screen answers, an act changes nothing, and all is well when the node is back."""
-    Place("rabbit-classic", private_rabbit, tmp_path).put(letter(task_message("task-of-rabbit-1")))
-    with private_rabbit.connection() as connection:
-        connection.default_channel.queue_declare(QUEUE, durable=True, auto_delete=False)
-    env = {**os.environ, "WEB_SHOP_BROKER": private_rabbit.url}
-    with WebPage(SHOP, tmp_path, "--allow", "look,redrive", env=env) as page:
-        operator = page.operator()
-        [form] = operator.get(f"/letters?queue={LETTERS}").forms("/look")
-        [href] = operator.follow(operator.post("/look", form)).links("/letter?")
-        [redrive, *_] = operator.get(href).forms("/letter/redrive")
+    with looked_at(private_rabbit, tmp_path, "rabbit-classic") as (page, operator, look, redrive):
         private_rabbit.node.kill()
         for path in SCREENS[:-1]:
             answer = operator.get(path)
             is_told = (answer.status, "The broker does not answer" in answer.read) == (503, True)
             assert is_told or "There are no operations" in answer.read or answer.status == 200, (path, answer.read)
         assert "The broker does not answer" in operator.get("/queues").read
-        for act, given in (("/letter/redrive", redrive), ("/look", form)):
+        for act, given in (("/letter/redrive", redrive), ("/look", look)):
             answer = operator.post(act, given)
             assert answer.status == 503, (act, answer.read)
         private_rabbit.node.start()
@@ -213,15 +220,7 @@ def test_a_rabbitmq_that_is_gone_is_said_and_the_page_stays(private_rabbit: Rabb
 @pytest.mark.full
 def test_a_full_rabbitmq_takes_no_letter_back_and_keeps_it(private_rabbit: Rabbit, tmp_path: Path) -> None:
     """Its alarm blocks who publishes: the page says that it does not answer, shows what it can, and the letter is there once."""
-    Place("rabbit-quorum", private_rabbit, tmp_path).put(letter(task_message("task-of-rabbit-1")))
-    with private_rabbit.connection() as connection:
-        connection.default_channel.queue_declare(QUEUE, durable=True, auto_delete=False)
-    env = {**os.environ, "WEB_SHOP_BROKER": private_rabbit.url}
-    with WebPage(SHOP, tmp_path, "--allow", "look,redrive", env=env) as page:
-        operator = page.operator()
-        [form] = operator.get(f"/letters?queue={LETTERS}").forms("/look")
-        [href] = operator.follow(operator.post("/look", form)).links("/letter?")
-        [form, *_] = operator.get(href).forms("/letter/redrive")
+    with looked_at(private_rabbit, tmp_path, "rabbit-quorum") as (_, operator, _, form):
         private_rabbit.node.evaluate("rabbit_alarm:set_alarm({{resource_limit, memory, node()}, []}).")
         try:
             answer = operator.post("/letter/redrive", form)
