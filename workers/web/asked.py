@@ -57,7 +57,7 @@ class Go:
 class Asked:
     """One request, as a screen sees it. `form` is empty but for what was posted.
 
-    A screen calls `searching` before it looks for something that may take long.
+    `searches` is told that a search begins: what was found so far may be sent.
     """
 
     desk: Desk
@@ -67,7 +67,7 @@ class Asked:
     query: Mapping[str, list[str]]
     form: Mapping[str, list[str]] = field(default_factory=dict)
     turn: Turn = field(default_factory=Turn)
-    searching: Callable[[], None] = lambda: None
+    searches: Callable[[], None] = lambda: None
 
     @property
     def runtime(self) -> Runtime:
@@ -78,6 +78,16 @@ class Asked:
     def transport(self) -> Transport:
         """The transitions on its broker. Raises `BrokerUnavailable`, `BrokerError`."""
         return self.desk.source.transport
+
+    def searching(self, *, is_reached: bool = True) -> None:
+        """To be called before a screen looks for something that may take long.
+
+        Unless the broker was reached already, it is asked for its time, so that one that does not answer is told by the status.
+        Raises what the broker does.
+        """
+        if not is_reached:
+            self.transport.now_ms()
+        self.searches()
 
     def first(self, name: str) -> str:
         """A value of the form, or else of the address; empty if there is none."""

@@ -28,16 +28,16 @@ class Early:
     def __init__(self, head: Callable[[], bytes]) -> None:
         self._head = head
         self._loop = asyncio.get_running_loop()
-        self._searches = asyncio.Event()
+        self._begun = asyncio.Event()
 
-    def searching(self) -> None:
+    def searches(self) -> None:
         """The screen begins to search; called in the thread that draws it."""
-        self._loop.call_soon_threadsafe(self._searches.set)
+        self._loop.call_soon_threadsafe(self._begun.set)
 
     async def answer(self, drawn: Coroutine[None, None, Response]) -> Response:
         """The whole screen; or its head, with the rest to follow."""
         drawing = asyncio.ensure_future(drawn)
-        searching = asyncio.ensure_future(self._searches.wait())
+        searching = asyncio.ensure_future(self._begun.wait())
         try:
             await asyncio.wait({drawing, searching}, return_when=asyncio.FIRST_COMPLETED)
             if not drawing.done():

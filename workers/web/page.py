@@ -91,7 +91,7 @@ class Page:
             return self._log_in_first(request)
         early = Early(lambda: self._head(path, asked))
         asked = Asked(
-            self._desk, user, request.scope.get("root_path", ""), request.url.path, _pairs(request), searching=early.searching
+            self._desk, user, request.scope.get("root_path", ""), request.url.path, _pairs(request), searches=early.searches
         )
         cookie = FormCookie(request)
         drawn = self._drawn(request, view, asked, cookie, asks_broker=views.asks_broker(path, asked.query))

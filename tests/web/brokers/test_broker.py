@@ -205,9 +205,7 @@ def test_a_rabbitmq_that_is_gone_is_said_and_the_page_stays(private_rabbit: Rabb
         private_rabbit.node.kill()
         for path in SCREENS[:-1]:
             answer = operator.get(path)
-            is_told = (answer.status, "The broker does not answer" in answer.read) == (503, True)
-            assert is_told or "There are no operations" in answer.read or answer.status == 200, (path, answer.read)
-        assert "The broker does not answer" in operator.get("/queues").read
+            assert (answer.status, "The broker does not answer" in answer.read) == (503, True), (path, answer.read)
         for act, given in (("/letter/redrive", redrive), ("/look", look)):
             answer = operator.post(act, given)
             assert answer.status == 503, (act, answer.read)

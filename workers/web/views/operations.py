@@ -116,8 +116,7 @@ def planned(asked: Asked) -> Shown:
     def count(rest: Callable[[Walked], None]) -> Preview:
         return preview(asked.runtime, kind, choice.queue, choice.chosen, options, on_progress=rest)
 
-    asked.transport.now_ms()  # a broker that does not answer is told by the status
-    asked.searching()
+    asked.searching(is_reached=False)
     job = asked.desk.previews.of((kind, choice.queue, repr(choice.given), options), count)
     return Shown(
         "preview.html",

@@ -32,8 +32,7 @@ def task(asked: Asked) -> Shown:
             f"`redelivery task show {word(given)}` does that"
         )
         raise InputError(msg)
-    asked.transport.now_ms()  # a broker that does not answer is told by the status
-    asked.searching()
+    asked.searching(is_reached=False)
     life = life_of(asked.runtime, given, most=LOOKED_AT)
     return Shown(
         "task.html",
