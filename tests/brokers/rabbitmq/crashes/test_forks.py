@@ -104,14 +104,18 @@ def test_what_was_being_moved_is_known_by_its_successor(here: Shop, dying: Calla
     """Its worker died before it had heard that the successor was there: whoever is handed that ends well or fails, and says so.
 
     Nobody can tell whether that worker had recorded the move: whoever is handed the original does, perhaps once more, so that the
-    repeat has a name in the books.
+    repeat has a name in the books. A broker that has not confirmed may also have dropped the successor with the connection: then
+    nobody is ever handed one, and the original goes on.
     """
     task_id = dying(order, "fails", times)
     worker = here.start(pool="threads")
     here.ended(task_id, "succeeded" if times == 1 else "dead_lettered")
-    until(lambda: KNOWN in worker.text, what="the original to be known")
     quiet(here)
-    assert [run["attempt"] for run in here.runs(task_id)] == [1, 2], worker.text[-3000:]
+    attempts = [run["attempt"] for run in here.runs(task_id)]
+    if order == "confirm.before" and attempts == [1, 1, 2]:
+        assert KNOWN not in worker.text
+        return
+    assert attempts == [1, 2], worker.text[-3000:]
     assert worker.text.count(KNOWN) == 1
     assert here.outcomes_of(task_id).count("redelivery_scheduled") == (2 if order in {"record.after", "moved.before"} else 1)
     assert len(here.letters()) == (times > 1)
