@@ -3,7 +3,8 @@
 The page is a process of its own, and asked over HTTP, one request after the other. Most screens are sent whole, with their first
 byte. One that searches sends its head first, and of it the end is measured, too. Then tasks are published at a steady rate and a
 worker runs them: without a page, with 200 open pages of live figures, while somebody opens a screen each second, and while a dry
-run counts all dead letters. What the broker takes of its processor, and how late tasks begin, is told of each.
+run counts all dead letters. What the broker takes of its processor, and how late tasks begin, is told of each. At last eight people ask
+for one screen again and again, without a pause, beside the same worker: the most that this screen can take of the broker.
 
 Three screens cost more than the others, and are measured apart: Task, which searches the newest 20,000 messages of each list and as
 many events; a dry run of all dead letters, from its first byte to its end; and Books, whose every life is wrong, and which asks the
@@ -15,8 +16,10 @@ from __future__ import annotations
 import http.client
 import os
 import socket
+import threading
 import time
-from contextlib import ExitStack
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -28,10 +31,11 @@ from benchmarks.stock import Stock
 from benchmarks.wrong_books import write_books
 from redelivery.workers.letters import Letter
 from redelivery.workers.web.shared.previews import FRESH
+from redelivery.workers.web.shared.survey import UNREAD
 from tests.support.page.web_page import WebPage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from benchmarks.figures import Figure
     from benchmarks.sides import Side
@@ -43,8 +47,8 @@ LETTERS = f"DLQ.{QUEUE}"
 #: How often each screen is opened; tasks in a second; open pages; how long each time of load lasts (seconds).
 LOOKS, PER_SECOND, PAGES, SPAN = 40, 250, 200, 15.0
 HOUR = 3600.0
-#: How often a screen is opened that costs much.
-HEAVY = 10
+#: How often a screen is opened that costs much, and how many people ask for one without a pause.
+HEAVY, PEOPLE = 10, 8
 #: A dry run of all dead letters; how often it is looked whether it has ended (seconds), and how long it may take.
 DRY_RUN, LOOK, TIMEOUT = f"/operations/preview?kind=redrive&queue={LETTERS}", 0.25, 1800.0
 
@@ -55,12 +59,16 @@ def page(name: str, *, letters: int, delayed: int) -> dict[str, Figure]:
         stock = Stock(here.client)
         stock.kill(letters, QUEUE, LETTERS)
         stock.delay(delayed, "stock", HOUR)  # a queue of its own, so that all of the worker's can be seen to have ended
+        with here.worker():
+            found = _loaded(here, "without_page")
         with WebPage("benchmarks.app", here.folder, env=dict(os.environ)) as served:
             operator = served.operator()
-            found = _looks(operator, "causes_first", "/causes", 1, is_first=True, searches=True) | _screens(operator, letters)
+            found |= _looks(operator, "causes_first", "/causes", 1, is_first=True, searches=True) | _screens(operator, letters)
+            time.sleep(UNREAD)  # until the causes, which nobody asks for any more, are not counted any more
             with here.worker():
                 found |= _looks(operator, "workers", "/workers")
                 found |= _price(here, served, operator)
+                found |= _most(here, operator)
             found |= _task(here, operator)
         books = write_books(here.folder / "books", letters)
         words = ("--allow", "redrive", "--books", str(books))
@@ -166,15 +174,56 @@ def _get(operator: Visitor, path: str) -> Look:
 
 
 def _price(here: Any, served: WebPage, operator: Visitor) -> dict[str, Figure]:
-    """Processor of the broker, and how late tasks begin: without the page, with many open ones, and while somebody browses."""
-    found = _loaded(here, "without_page")
+    """Processor of the broker, and how late tasks begin: with many open pages, and while somebody browses."""
     with ExitStack() as stack:
         for _ in range(PAGES):
             stack.enter_context(_opened(served, operator))
-        found |= _loaded(here, "open_pages")
+        found = _loaded(here, "open_pages")
     paths = ("/", "/causes", f"/letters?queue={LETTERS}", "/delayed", "/queues", "/workers", "/operations")
     turns = iter(range(10**6))
     return found | _loaded(here, "browsing", lambda: _get(operator, paths[next(turns) % len(paths)]))
+
+
+def _most(here: Side, operator: Visitor) -> dict[str, Figure]:
+    """What one screen takes of the broker's processor when people ask for it again as soon as they have it."""
+    newest = f"/letters?queue={LETTERS}"
+    screens = {
+        "overview": "/",
+        "letters": newest,
+        "letters_none_chosen": f"{newest}&exception=Nothing",
+        "letter_nowhere": f"/letter?queue={LETTERS}&id={'0' * 12}",
+        "delayed": "/delayed",
+        "task": f"/task?id={'0' * 12}",
+        "queues": "/queues",
+        "workers": "/workers",
+        "operations": "/operations",
+        "causes": "/causes",  # the last one: it is counted on for a minute after it was asked for
+    }
+    found: dict[str, Figure] = {}
+    for name, path in screens.items():
+        with _asking(operator, path):
+            loaded = _loaded(here, f"most_{name}")
+        found |= {each: loaded[each] for each in (f"most_{name}_broker", f"most_{name}_start_p99")}
+    return found
+
+
+@contextmanager
+def _asking(operator: Visitor, path: str) -> Iterator[None]:
+    """People who ask for a screen again and again, whatever is answered."""
+    enough = threading.Event()
+
+    def ask() -> None:
+        while not enough.is_set():
+            operator.get(path)
+
+    with ThreadPoolExecutor(PEOPLE) as people:
+        asking = [people.submit(ask) for _ in range(PEOPLE)]
+        try:
+            yield
+        finally:
+            enough.set()
+    for each in asking:
+        each.result()
 
 
 def _opened(served: WebPage, operator: Visitor) -> socket.socket:

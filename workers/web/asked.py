@@ -15,10 +15,12 @@ from .shared.last_word import LastWord
 from .shared.looks import Looks
 from .shared.previews import Previews
 from .shared.sampler import Sampler
+from .shared.searches import Searches
 from .shared.survey import Survey
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from contextlib import AbstractContextManager
 
     from redelivery.middleware.ports import Transport
     from redelivery.middleware.runtime import Runtime
@@ -32,7 +34,8 @@ class Desk:
 
     def __init__(self, source: Source, allows: User, books: str | None) -> None:
         self.source, self.allows, self.books = source, allows, books
-        self.sampler, self.looks, self.survey, self.previews = Sampler(source), Looks(), Survey(source), Previews()
+        self.sampler, self.looks, self.searches = Sampler(source), Looks(), Searches()
+        self.survey, self.previews = Survey(source, self.searches), Previews(self.searches)
         self.last_word = LastWord(books)
 
 
@@ -88,6 +91,10 @@ class Asked:
         if not is_reached:
             self.transport.now_ms()
         self.searches()
+
+    def search(self) -> AbstractContextManager[None]:
+        """One search, in its turn, after the others of this page. Raises `Refused` if it waits too long."""
+        return self.desk.searches.one(self.turn)
 
     def first(self, name: str) -> str:
         """A value of the form, or else of the address; empty if there is none."""

@@ -69,7 +69,7 @@ class Page:
         self.allows = User("page", allow)
         self._source, self._login, self._is_live = Source(runtime), login, is_live
         self._desk = Desk(self._source, self.allows, books)
-        self._asking, self._reading = Asking(), Asking()
+        self._asking, self._searching, self._reading = Asking(), Asking(), Asking()
         self._streams = Streams(self._desk.sampler, self._asking)
         self._beside = Beside(self._source) if carries_out and self.allows.actions else None
         self._templates = environment()
@@ -94,8 +94,7 @@ class Page:
             self._desk, user, request.scope.get("root_path", ""), request.url.path, _pairs(request), searches=early.searches
         )
         cookie = FormCookie(request)
-        drawn = self._drawn(request, view, asked, cookie, asks_broker=views.asks_broker(path, asked.query))
-        answer = await early.answer(drawn)
+        answer = await early.answer(self._drawn(request, view, asked, cookie, self._threads(path, asked)))
         if cookie.is_new:
             _set_cookie(request, answer, cookie.name, cookie.value)
         return answer
@@ -112,14 +111,13 @@ class Page:
             log.warning("web.form_refused", path=request.url.path, user=user.name, why=exc.why)
             return self._failed(request, asked, exc.status, exc.why)
         asked = Asked(self._desk, user, asked.root, asked.path, asked.query, form or {"": [""]})
-        return await self._drawn(request, view, asked, FormCookie(request))
+        return await self._drawn(request, view, asked, FormCookie(request), self._asking)
 
     async def _drawn(
-        self, request: Request, view: Callable[[Asked], Shown | Go], asked: Asked, cookie: FormCookie, *, asks_broker: bool = True
+        self, request: Request, view: Callable[[Asked], Shown | Go], asked: Asked, cookie: FormCookie, threads: Asking
     ) -> Response:
-        threads = self._asking if asks_broker else self._reading  # of their own, for a slow broker holds the others
         try:
-            return await threads.run(asked.turn, self._made, view, asked, cookie, asks_broker=asks_broker)
+            return await threads.run(asked.turn, self._made, view, asked, cookie, asks_broker=threads is not self._reading)
         except Refused as exc:
             return self._failed(request, asked, exc.status, exc.why)
         except (InputError, BrokerError, RedeliveryError) as exc:
@@ -132,6 +130,12 @@ class Page:
                 log.exception("web.failed", path=request.url.path)
                 return self._failed(request, asked, 500, _with_result(asked, FAILURE))
             return self._failed(request, asked, 503, _with_result(asked, said))
+
+    def _threads(self, path: str, asked: Asked) -> Asking:
+        """Those that draw this screen: a search waits for other searches, and a slow broker holds all but those that only read."""
+        if not views.asks_broker(path, asked.query):
+            return self._reading
+        return self._searching if path in views.SEARCHES else self._asking
 
     def _head(self, path: str, asked: Asked) -> bytes:
         """A screen with nothing below its head."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import signal
+import socket
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -169,6 +170,46 @@ def test_a_very_slow_broker_holds_up_no_other_screen_and_a_late_form_says_what_b
         else:
             assert said[path].status == 303 or "all the same" in said[path].read, said[path].read
             until(is_done, 30, path)
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("web_broker")
+def test_many_searches_hold_up_no_other_screen_and_what_nobody_waits_for_is_not_searched(
+    behind: Visitor, desk: Desk, proxy: Proxy
+) -> None:
+    """An answer takes 50 ms. Ten people open Task, and eight of them leave when they see its head."""
+    task_id = desk.die()
+    behind.get(f"/task?id={task_id}")
+
+    def searched() -> int:
+        calls = desk.client.info("commandstats")
+        return int(calls["cmdstat_xlen"]["calls"])
+
+    before = searched()
+    proxy.answer_late(0.05)
+    leaving = [_left(behind, f"/task?id={task_id}") for _ in range(8)]
+    with ThreadPoolExecutor(2) as visitors:
+        staying = [visitors.submit(behind.get, f"/task?id={task_id}") for _ in range(2)]
+        for each in leaving:
+            each.close()
+        for path in ("/queues", "/delayed", "/operations"):
+            assert behind.get(path).status == 200, path
+        answers = [each.result() for each in staying]
+    proxy.answer_late(0)
+    found = [f"Lies in {LETTERS}" in each.read for each in answers]
+    assert any(found)
+    for is_found, answer in zip(found, answers, strict=True):
+        assert is_found or "other searches are under way" in answer.read or "does not answer in time" in answer.read, answer.read
+    assert searched() - before <= 2 + 2, "those that left began a search"
+
+
+def _left(visitor: Visitor, path: str) -> socket.socket:
+    """A request whose head has come."""
+    cookie = "; ".join(f"{name}={value}" for name, value in visitor.cookies.items())
+    asking = socket.create_connection((visitor.host, visitor.port), timeout=60)
+    asking.sendall(f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nCookie: {cookie}\r\n\r\n".encode())
+    assert asking.recv(65_536).startswith(b"HTTP/1.1 200")
+    return asking
 
 
 def test_a_full_redis_is_shown_and_its_letters_go_back(open_page: Callable[..., WebPage], desk: Desk) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,7 @@ from redelivery.workers.operations.runs.operation import Kind
 from redelivery.workers.operations.runs.preview import Preview
 from redelivery.workers.web.shared import previews
 from redelivery.workers.web.shared.previews import FRESH, Previews
+from redelivery.workers.web.shared.searches import Searches
 from tests.support.desk import LETTERS, copies
 from tests.support.running import until
 
@@ -28,7 +30,7 @@ def test_a_count_that_takes_longer_than_it_holds_is_shown(monkeypatch: pytest.Mo
     clock, counts = [0.0], []
     monkeypatch.setattr(previews, "time", SimpleNamespace(monotonic=lambda: clock[0]))
     monkeypatch.setattr(previews, "TIMEOUT", 30.0)
-    made = Previews()
+    made = Previews(Searches())
 
     def count(_: object) -> Preview:
         counts.append(1)
@@ -43,28 +45,28 @@ def test_a_count_that_takes_longer_than_it_holds_is_shown(monkeypatch: pytest.Mo
     assert made.of("plan", count) is not job
 
 
-def test_a_count_that_takes_long_rests_for_half_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After its first second; and it says how far it is."""
-    clock, slept = [0.0], list[float]()
-
-    def sleep(seconds: float) -> None:
-        slept.append(seconds)
-        clock[0] += seconds
-
-    monkeypatch.setattr(previews, "time", SimpleNamespace(monotonic=lambda: clock[0], sleep=sleep))
+def test_a_count_lets_other_searches_go_between_its_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And it says how far it is."""
     monkeypatch.setattr(previews, "TIMEOUT", 30.0)
-    walked = Walked(dead_letter_queue="DLQ.orders", dry_run=True, total=1000)
+    searches, others = Searches(), list[int]()
+    walked = Walked(dead_letter_queue="DLQ.orders", dry_run=True, total=300)
 
-    def count(rest: Callable[[Walked], None]) -> Preview:
-        for _ in range(10):
-            clock[0] += 0.25
+    def another() -> None:
+        with searches.one():
+            others.append(walked.looked_at)
+
+    def count(another_piece: Callable[[Walked], None]) -> Preview:
+        thread = threading.Thread(target=another)
+        thread.start()
+        until(lambda: len(searches._order) > 1, 30, "it to wait")
+        for _ in range(3):
             walked.looked_at += 100
-            rest(walked)
+            another_piece(walked)
+        thread.join()
         return Preview(kind=Kind.PURGE, queue="DLQ.orders")
 
-    job = Previews().of("plan", count)
-    assert (slept, clock[0]) == ([0.25] * 7, 2.5 + 1.75)
-    assert (job.looked_at, job.total) == (1000, 1000)
+    job = Previews(searches).of("plan", count)
+    assert (job.looked_at, job.total, others) == (300, 300, [100])
 
 
 def test_a_dry_run_that_is_under_way_shows_how_far_it_is(

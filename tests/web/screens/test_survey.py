@@ -6,6 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from redelivery.workers.web.shared import survey
+from redelivery.workers.web.shared.searches import Searches
 from redelivery.workers.web.shared.source import Source
 from redelivery.workers.web.shared.survey import Survey
 from redelivery.workers.web.views import causes
@@ -24,7 +25,7 @@ def test_a_count_that_nobody_waited_for_is_made_to_its_end(desk: Desk, monkeypat
     monkeypatch.setattr(survey, "PIECE", 5)
     monkeypatch.setattr(survey, "AT_ONCE", 0.0)
     monkeypatch.setattr(survey, "UNREAD", 0.0)
-    made = Survey(Source(desk.install))
+    made = Survey(Source(desk.install), Searches())
     assert made.of("", {LETTERS: 20}).causes.looked_at < 20
     until(lambda: not made._walking, 30, "the walk to end")
     monkeypatch.setattr(survey, "UNREAD", 60.0)
@@ -34,7 +35,7 @@ def test_a_count_that_nobody_waited_for_is_made_to_its_end(desk: Desk, monkeypat
 def test_a_queue_that_is_as_long_as_before_is_counted_again(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     """As one that is at its greatest length: one letter has left, and another has come."""
     monkeypatch.setattr(survey, "FRESH", 0.0)
-    made = Survey(Source(desk.install))
+    made = Survey(Source(desk.install), Searches())
     for fingerprint in ("f-one", "f-two"):
         desk.client.delete(LETTERS)
         desk.die(fingerprint=fingerprint)

@@ -32,11 +32,15 @@ class Turn:
         self._has_begun = self._is_over = False
 
     def begin(self) -> None:
-        """To be called right before a change. Raises `Refused` if the page has answered "too late" already."""
+        """To be called right before a change. Raises as `require`."""
         with self._lock:
-            if self._is_over:
-                raise Refused(503, LATE + UNDONE)
+            self.require()
             self._has_begun = True
+
+    def require(self) -> None:
+        """Raises `Refused` if nobody waits for the answer any more: the page has answered "too late" already."""
+        if self._is_over:
+            raise Refused(503, LATE + UNDONE)
 
     def give_up(self) -> Refused:
         """The request is late: from here on it begins no change."""
@@ -71,3 +75,6 @@ class Asking:
             if future.done():  # at this moment, or it took too long itself
                 return future.result()
             raise turn.give_up() from exc
+        except asyncio.CancelledError:  # whoever asked has gone
+            turn.give_up()
+            raise

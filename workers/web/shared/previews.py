@@ -1,7 +1,7 @@
 """Dry runs that may take long: each is counted once, in its own thread, and shown to everybody who asks for the same one.
 
-One that takes longer than a second then rests as long as each piece of it took: it takes half of a processor at most, and leaves
-the broker, and the application that the page is mounted in, to others.
+Each piece of one is a search in its turn (`Searches`), so it leaves the broker, and the application that the page is mounted in, to
+others.
 """
 
 from __future__ import annotations
@@ -19,11 +19,10 @@ if TYPE_CHECKING:
 
     from ...operations.letters.walk import Walked
     from ...operations.runs.preview import Preview
+    from .searches import Searches
 
 #: Seconds that a request waits for a count, and that a count holds from its end on; how many are kept, and counted at once.
 TIMEOUT, FRESH, KEPT, RUNNING = 3.0, 30.0, 20, 4
-#: Seconds that a count goes on without a rest.
-AT_ONCE = 1.0
 
 
 @dataclass(slots=True)
@@ -34,18 +33,8 @@ class Job:
     error: Exception | None = None
     looked_at: int = 0
     total: int = 0
-    began: float = 0.0
-    woke: float = 0.0
     ended: float = 0.0
     done: threading.Event = field(default_factory=threading.Event)
-
-    def rest(self, walked: Walked) -> None:
-        """A piece more is counted: note how far it is, and rest as long as that took."""
-        self.looked_at, self.total = walked.looked_at, walked.total
-        now = time.monotonic()
-        if now - self.began >= AT_ONCE:
-            time.sleep(now - self.woke)
-        self.woke = time.monotonic()
 
     @property
     def is_over(self) -> bool:
@@ -56,7 +45,8 @@ class Job:
 class Previews:
     """The dry runs of one page."""
 
-    def __init__(self) -> None:
+    def __init__(self, searches: Searches) -> None:
+        self._searches = searches
         self._jobs: OrderedDict[Hashable, Job] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -79,11 +69,15 @@ class Previews:
             raise job.error
         return job
 
-    @staticmethod
-    def _count(job: Job, count: Callable[[Callable[[Walked], None]], Preview]) -> None:
-        job.began = job.woke = time.monotonic()
+    def _count(self, job: Job, count: Callable[[Callable[[Walked], None]], Preview]) -> None:
+        def another_piece(walked: Walked) -> None:
+            job.looked_at, job.total = walked.looked_at, walked.total
+            self._searches.end()
+            self._searches.begin()
+
         try:
-            job.preview = count(job.rest)
+            with self._searches.one():
+                job.preview = count(another_piece)
         except Exception as exc:  # noqa: BLE001 - the request that asked for it raises it
             job.error = exc
         finally:

@@ -1,7 +1,7 @@
 """The causes of all dead letters, counted in the background: the newest dead letters at once, the others a piece at a time.
 
-One walk serves everybody. It looks at a piece, then rests as long as that took, so that it takes half of a processor at most and
-leaves the broker to others. It ends when all are counted or nobody has asked for a while. The next walk sees what has changed.
+One walk serves everybody. Each piece is a search in its turn (`Searches`), so that it leaves the broker to others. It ends when all
+are counted or nobody has asked for a while. The next walk sees what has changed.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from ...operations.letters.reading.causes import Causes
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from .searches import Searches
     from .source import Source
 
 
@@ -58,8 +59,8 @@ class Counted:
 class Survey:
     """The counts of one page, by the queues that were asked for."""
 
-    def __init__(self, source: Source) -> None:
-        self._source = source
+    def __init__(self, source: Source, searches: Searches) -> None:
+        self._source, self._searches = source, searches
         self._lock = threading.Lock()
         self._counts: dict[str, Counted] = {}
         self._walking: set[str] = set()
@@ -92,7 +93,8 @@ class Survey:
         left = dict(left)
         while left and time.monotonic() < until:
             name, before = next(iter(left.items()))
-            page = browsed(self._source.transport, name, Filter(), before=before, limit=PIECE, most=PIECE)
+            with self._searches.one():
+                page = browsed(self._source.transport, name, Filter(), before=before, limit=PIECE, most=PIECE)
             for place, letter in page.letters:
                 made.causes.add(letter, name, place)
                 fingerprint = str(letter.failure.get("fingerprint") or "")
@@ -108,9 +110,7 @@ class Survey:
     def _go_on(self, queue: str, made: Counted, left: dict[str, int | None]) -> None:
         try:
             while left and time.monotonic() - self._asked[queue] < UNREAD:
-                began = time.monotonic()
-                left = self._count(made, left, began + 0.05)
-                time.sleep(time.monotonic() - began)
+                left = self._count(made, left, time.monotonic() + 0.05)
             if not left:
                 self._counts[queue] = made
         except (RedeliveryError, *BROKER_ERRORS) as exc:

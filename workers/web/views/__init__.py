@@ -26,6 +26,8 @@ SCREENS: tuple[tuple[str, str], ...] = (
     ("/operations", "Operations"),
     ("/books", "Books"),
 )
+#: The screens that may search: they have threads of their own, for one search waits for another.
+SEARCHES = frozenset({"/causes", "/letters", "/letter", "/task", "/operations/preview"})
 #: What a screen is called before all of it is there.
 TITLES = {**dict(SCREENS), "/letter": "Dead letter", "/operations/preview": "Dry run"}
 

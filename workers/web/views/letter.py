@@ -78,9 +78,9 @@ def found_letter(asked: Asked, name: str, task_id: str) -> tuple[int | None, Let
     if near:
         return near[0]
     asked.searching()
-    found = browsed(
-        asked.transport, name, Filter(task_ids=frozenset({task_id})), before=None, limit=1, most=SEARCHED, seconds=SECONDS
-    )
+    chosen = Filter(task_ids=frozenset({task_id}))
+    with asked.search():
+        found = browsed(asked.transport, name, chosen, before=None, limit=1, most=SEARCHED, seconds=SECONDS)
     if found.letters:
         return found.letters[0]
     if found.next is not None:

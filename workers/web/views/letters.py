@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -75,8 +76,10 @@ def choice_of(asked: Asked, queue: str, *, is_listed: bool = False) -> Choice:
         "older_than": seconds(given["older_than"]) if given["older_than"] else None,
         "newer_than": seconds(given["newer_than"]) if given["newer_than"] else None,
     }
-    chosen = listing_of(asked.transport, options) if is_listed else filter_of(asked.transport, queue, options)
-    return Choice(queue, chosen, given)
+    if is_listed:
+        return Choice(queue, listing_of(asked.transport, options), given)
+    with asked.search():
+        return Choice(queue, filter_of(asked.transport, queue, options), given)
 
 
 def waiting_choice(queue: str, tasks: tuple[str, ...]) -> Choice:
@@ -122,7 +125,8 @@ def letters(asked: Asked) -> Shown:
 
 def _found(asked: Asked, choice: Choice, *, is_marked: bool) -> tuple[Browsed | None, int | None]:
     if not is_marked:
-        return browsed(asked.transport, choice.queue, choice.chosen, before=asked.number("before"), limit=PAGE), None
+        with asked.search() if choice.has_filter else nullcontext():
+            return browsed(asked.transport, choice.queue, choice.chosen, before=asked.number("before"), limit=PAGE), None
     last = asked.desk.looks.last(choice.queue)
     if last is None:
         return None, None

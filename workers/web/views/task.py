@@ -33,7 +33,8 @@ def task(asked: Asked) -> Shown:
         )
         raise InputError(msg)
     asked.searching(is_reached=False)
-    life = life_of(asked.runtime, given, most=LOOKED_AT)
+    with asked.search():
+        life = life_of(asked.runtime, given, most=LOOKED_AT)
     return Shown(
         "task.html",
         {

@@ -1,0 +1,77 @@
+"""What the searches of one page may take of the broker: they go one after the other, and rest as long as they took.
+
+So all of them together take half of the time of one client at most, however many people search. After a rest they go on for a
+second without another one, so that somebody who is alone does not wait. What is counted in the background goes in pieces, and each
+piece waits for its turn.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from ..guard import Refused
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from .asking import Turn
+
+
+#: Seconds that searches may take without a rest, and that one rest may last: a broker may also be slow because of others.
+AT_ONCE, REST = 1.0, 2.0
+#: Seconds that a request waits until it is the next one. With a rest and a search it must have time (`asking.SECONDS`).
+WAIT = 4.0
+BUSY = "The page is busy: other searches are under way, and they go one after the other. Nothing was changed; ask again."
+
+
+class Searches:
+    """The searches of one page, in the order in which they were asked for."""
+
+    def __init__(self) -> None:
+        self._moved = threading.Condition()
+        self._order: deque[object] = deque()
+        self._began = self._free_at = 0.0
+
+    @contextmanager
+    def one(self, turn: Turn | None = None) -> Iterator[None]:
+        """One search, for this request. Raises as `begin`."""
+        self.begin(turn)
+        try:
+            yield
+        finally:
+            self.end()
+
+    def begin(self, turn: Turn | None = None) -> None:
+        """Wait until it is the next one, and for the end of the rest.
+
+        Raises `Refused` for a request that waits too long, or was given up meanwhile. What is no request waits as long as it takes.
+        """
+        mine = object()
+        with self._moved:
+            self._order.append(mine)
+            if not self._moved.wait_for(lambda: self._order[0] is mine, None if turn is None else WAIT):
+                self._order.remove(mine)
+                raise Refused(503, BUSY)
+        self._began = time.monotonic()
+        rest = self._free_at - self._began
+        if rest > 0:
+            time.sleep(rest)
+            self._began = time.monotonic()
+        if turn is not None:
+            try:
+                turn.require()
+            except Refused:
+                self.end()
+                raise
+
+    def end(self) -> None:
+        """It is over: the next one may begin, after a rest."""
+        with self._moved:
+            took = min(time.monotonic() - self._began, REST)
+            self._free_at = max(self._free_at, self._began - AT_ONCE) + 2 * took
+            self._order.popleft()
+            self._moved.notify_all()
