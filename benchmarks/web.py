@@ -3,8 +3,8 @@
 The page is a process of its own, and asked over HTTP, one request after the other. Most screens are sent whole, with their first
 byte. One that searches sends its head first, and of it the end is measured, too. Then tasks are published at a steady rate and a
 worker runs them: without a page, with 200 open pages of live figures, while somebody opens a screen each second, and while a dry
-run counts all dead letters. What the broker takes of its processor, and how late tasks begin, is told of each. Then eight people ask
-for one screen again and again, without a pause, beside the same worker: that is the most that this screen can take of the broker.
+run counts all dead letters. What the broker takes of its processor, and how late tasks begin, is told of each. Then eight people
+ask for one screen again and again, without a pause, beside the same worker: that is the most that it can take of the broker.
 
 Three screens cost more than the others, and are measured apart: Task, which searches the newest 20,000 messages of each list and as
 many events; a dry run of all dead letters, from its first byte to its end; and Books, whose every life is wrong, and which asks the

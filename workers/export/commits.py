@@ -1,7 +1,8 @@
 """Commits: what an export says that it wrote, one small file for each batch, beside the files and after them.
 
 A commit is `_commits/<date>/<position>-<last id>.json` under the destination: the part of the log that its batch is, and the files
-that hold it. The cursor moves after it. So a reader of an object store, where nothing is renamed at once, can tell what is whole;
+that hold it. The names of an app with a key prefix end with eight digits, made of its log's name, for another app may have the same
+ids. The cursor moves after it. So a reader of an object store, where nothing is renamed at once, can tell what is whole;
 the reconciliation sees a file that is missing; and the next export sees a log that is not the one that was exported last, also
 where the broker has forgotten its cursor (FLUSHALL, a restored copy, a failover).
 
@@ -10,7 +11,9 @@ Limit: logs of two brokers under one key name need two destinations.
 
 from __future__ import annotations
 
+import hashlib
 import json
+import re
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -24,6 +27,13 @@ if TYPE_CHECKING:
 
 #: The folder of the commits. Spark skips such names.
 COMMITS = "_commits"
+#: What a log or an audit is called without a key prefix, on Redis and on RabbitMQ.
+_PLAIN = re.compile(r"redelivery[.:](?:outcomes|audit)")
+
+
+def ending_of(log: str) -> str:
+    """What the names of files end with that hold entries of this log (or audit); empty without a key prefix."""
+    return "" if _PLAIN.fullmatch(log) else f"-{hashlib.sha256(log.encode()).hexdigest()[:8]}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +56,7 @@ class Commit:
     def write(self, destination: str) -> str:
         """Write it; returns its name."""
         date = day_of(order(self.last)[0])
-        name = f"{self.position:020}-{self.last}.json"
+        name = f"{self.position:020}-{self.last}{ending_of(self.log)}.json"
         write_text(json.dumps(asdict(self)) + "\n", below(destination, f"{COMMITS}/{date}"), name)
         return f"{COMMITS}/{date}/{name}"
 
@@ -77,7 +87,7 @@ def newest(destination: str, log: str) -> Commit | None:
 
 
 def _last(name: str) -> str:
-    return name.removesuffix(".json").partition("-")[2]
+    return "-".join(name.removesuffix(".json").split("-")[1:3])
 
 
 def replaced(batch: Batch, commit: Commit | None) -> Gap | None:

@@ -30,7 +30,7 @@ from redelivery.middleware.messages.events import Event
 
 from ..ports import ExportResult
 from .batch import OTHER_EXPORT, Batch, Refused, order, take
-from .commits import Commit, newest, replaced
+from .commits import Commit, ending_of, newest, replaced
 from .gaps import note
 from .tables import EVENTS, below, size_of, write_rows
 
@@ -77,8 +77,9 @@ def export_outcomes(client: Redis, keys: Keys, destination: str, *, format: Form
 def _write(client: Redis, keys: Keys, batch: Batch, result: ExportResult, format: Format) -> None:  # noqa: A002
     """One batch: whatever it holds is on the disk before the log lets go of it."""
     write_gaps(batch, result)
-    refused = write_refused(batch, result)
-    files = write_events(batch, result, format)
+    ending = ending_of(keys.outcomes)
+    refused = write_refused(batch, result, ending)
+    files = write_events(batch, result, format, ending)
     Commit.of(batch, keys.outcomes, files, refused).write(result.destination)
     result.commits += 1
     _finish(client, keys, batch)
@@ -94,13 +95,13 @@ def write_gaps(batch: Batch, result: ExportResult) -> None:
         log.warning("outcome_log.gap_found", after=gap.after, before=gap.before, lost=gap.lost, why=gap.why)
 
 
-def write_refused(batch: Batch, result: ExportResult) -> int:
+def write_refused(batch: Batch, result: ExportResult, ending: str = "") -> int:
     """Write what is not ours, by itself; how many entries that were."""
     refused = [entry for entry in batch.entries if isinstance(entry, Refused)]
     if not refused:
         return 0
     rows = [{"entry_id": each.entry_id, "why": each.why, "values": json.dumps(each.values)} for each in refused]
-    name = f"refused-{refused[0].entry_id}-{refused[-1].entry_id}"
+    name = f"refused-{refused[0].entry_id}-{refused[-1].entry_id}{ending}"
     write_rows(rows, below(result.destination, "_refused"), _REFUSED, name=name, format="jsonl")
     result.refused += len(refused)
     result.files.append(f"_refused/{name}.jsonl")
@@ -108,7 +109,7 @@ def write_refused(batch: Batch, result: ExportResult) -> int:
     return len(refused)
 
 
-def write_events(batch: Batch, result: ExportResult, format: Format) -> list[dict[str, Any]]:  # noqa: A002
+def write_events(batch: Batch, result: ExportResult, format: Format, ending: str = "") -> list[dict[str, Any]]:  # noqa: A002
     """Write the events; the files with their numbers of rows and of bytes."""
     files = []
     hours: defaultdict[str, list[Event]] = defaultdict(list)
@@ -116,7 +117,7 @@ def write_events(batch: Batch, result: ExportResult, format: Format) -> list[dic
         if isinstance(entry, Event):
             hours[datetime.fromtimestamp(entry.at_ms / 1000, UTC).strftime("date=%Y-%m-%d/hour=%H")].append(entry)
     for hour, events in hours.items():
-        name = f"outcomes-{events[0].event_id}-{events[-1].event_id}"
+        name = f"outcomes-{events[0].event_id}-{events[-1].event_id}{ending}"
         rows = (dict(zip(EVENTS.names, _row(event), strict=True)) for event in events)
         count = write_rows(rows, below(result.destination, hour), EVENTS, name=name, format=format)
         size = size_of(below(result.destination, hour), f"{name}.{format}")

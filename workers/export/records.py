@@ -3,7 +3,7 @@
 All of it is below `_audit` in the destination, a name that the books, Spark and every reader of events pass over:
 
 - `<date>/records-<first id>-<last id>-<count>.jsonl`: records, by their times (UTC), each a JSON object on a line of its own; the
-  name of an app with a key prefix ends with `-<eight digits>` of it, for another app may have the same ids;
+  name of an app with a key prefix ends with `-<eight digits>` (`commits.ending_of`), for another app may have the same ids;
 - `_exported.jsonl`: how far each audit was exported; two apps with key prefixes of their own may share a destination;
 - `_gaps.jsonl`: records that left the broker before they were exported.
 
@@ -13,7 +13,6 @@ name if nothing was recorded since. So a reader takes each record once, by the a
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections import defaultdict
@@ -25,7 +24,7 @@ from redelivery.display import scrubbed
 from redelivery.errors import InputError
 
 from .batch import order
-from .commits import day_of
+from .commits import day_of, ending_of
 from .tables import below, files_below, names, read_lines, read_text, write_rows, write_text
 
 if TYPE_CHECKING:
@@ -38,8 +37,6 @@ _EXPORTED = "_exported"
 _FILE = re.compile(
     r"(?P<day>\d{4}-\d\d-\d\d)/(?P<name>records-(?P<first>\d+-\d+)-(?P<last>\d+-\d+)-(?P<count>\d+)(-[0-9a-f]{8})?\.jsonl)"
 )
-#: What an audit is called without a key prefix, on Redis and on RabbitMQ.
-_PLAIN = {"redelivery:audit", "redelivery.audit"}
 _CURSORS = pa.schema({"log": pa.string(), "record_id": pa.string(), "position": pa.int64()})
 
 
@@ -73,9 +70,8 @@ def write_records(destination: str, rows: Sequence[Mapping[str, Any]]) -> list[s
         days[day_of(row["at_ms"])].append(row)
     files = []
     for day, its in days.items():
-        log = str(its[0]["log"])
-        whose = "" if log in _PLAIN else f"-{hashlib.sha256(log.encode()).hexdigest()[:8]}"
-        name = f"records-{its[0]['record_id']}-{its[-1]['record_id']}-{len(its)}{whose}.jsonl"
+        ending = ending_of(str(its[0]["log"]))
+        name = f"records-{its[0]['record_id']}-{its[-1]['record_id']}-{len(its)}{ending}.jsonl"
         write_text("".join(f"{json.dumps(row)}\n" for row in its), below(destination, f"{AUDIT}/{day}"), name)
         files.append(f"{AUDIT}/{day}/{name}")
     return files

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from redelivery.errors import InputError
+from redelivery.middleware.brokers.redis.keys import Keys
 from redelivery.workers.export.export import export_outcomes
 from redelivery.workers.reconciliation.inputs.reading import key_of, listing, root_of
 from redelivery.workers.reconciliation.spark.files import Files
@@ -72,6 +73,24 @@ def test_what_an_export_that_died_left_behind_is_left_aside(spark: SparkSession,
     assert found.uncommitted == 1
     assert len([key for key in found.files if key.endswith(".jsonl")]) == 1
     assert len(found.files) == 3
+
+
+def test_two_apps_share_a_destination_though_their_events_have_the_same_ids(spark: SparkSession, server: Server, out: Path) -> None:
+    """Neither file and neither commit is written over; and one that died left a file of its own behind."""
+    other = Keys(prefix="other:")
+    for ms in (EVENING, MORNING):
+        record(server.client, 2, entry_id=f"{ms}-*", keys=other, first=10)
+    server.client.xadd(KEYS.outcomes, {"hello": "there"}, id=f"{MORNING}-7")
+    server.client.xadd(other.outcomes, {"hello": "there"}, id=f"{MORNING}-7")
+    assert export_outcomes(server.client, other, str(out)).events == 4
+    assert export_outcomes(server.client, KEYS, str(out)).refused == 1
+    assert len(list(out.glob("_refused/*"))) == 2
+    both = listed(spark, out)
+    assert (len(both.files), len(both.commits), both.uncommitted) == (4, 3, 0)
+    [commit] = [each for each in out.glob("_commits/*/*.json") if json.loads(each.read_text())["log"] == other.outcomes]
+    commit.unlink()
+    left = listed(spark, out)
+    assert (len(left.files), len(left.commits), left.uncommitted) == (2, 2, 2)
 
 
 def test_a_day_that_was_removed_is_refused_by_name(spark: SparkSession, out: Path) -> None:

@@ -15,13 +15,13 @@ __all__ = ["KEYS", "record", "text"]
 KEYS = Keys()
 
 
-def record(client: Redis, count: int, *, first: int = 0, entry_id: str = "*", **fields: Any) -> list[str]:
+def record(client: Redis, count: int, *, first: int = 0, entry_id: str = "*", keys: Keys = KEYS, **fields: Any) -> list[str]:
     """Add so many events, task ids `task-<first>` and on; returns the event ids."""
     fields.setdefault("outcome", Outcome.SUCCEEDED)
     with client.pipeline(transaction=False) as pipe:
         for number in range(first, first + count):
             event = Event(**{"task_id": f"task-{number}", "task": "shop.charge", "queue": "orders", "attempt": 1, **fields})
-            pipe.xadd(KEYS.outcomes, dict(zip(ENTRY, event.to_entry(), strict=True)), id=entry_id)
+            pipe.xadd(keys.outcomes, dict(zip(ENTRY, event.to_entry(), strict=True)), id=entry_id)
         return [text(added) for added in pipe.execute()]
 
 

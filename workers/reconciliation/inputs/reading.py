@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 COMMITS: Final = "_commits"
 
 #: A file that the export writes; whatever else lies there is somebody's, and is read without a commit.
-_OURS: Final = re.compile(r"outcomes-\d+-\d+-\d+-\d+\.(?:parquet|jsonl)$")
+_OURS: Final = re.compile(r"outcomes-\d+-\d+-\d+-\d+(?:-[0-9a-f]{8})?\.(?:parquet|jsonl)$")
 _DATE: Final = re.compile(r"/date=(\d{4}-\d{2}-\d{2})(?=/)")
 
 
