@@ -35,7 +35,8 @@ class Desk:
     def __init__(self, source: Source, allows: User, books: str | None) -> None:
         self.source, self.allows, self.books = source, allows, books
         self.sampler, self.looks, self.searches = Sampler(source), Looks(), Searches()
-        self.survey, self.previews = Survey(source, self.searches), Previews(self.searches)
+        counting = Searches()
+        self.survey, self.previews = Survey(source, counting), Previews(counting)
         self.last_word = LastWord(books)
 
 

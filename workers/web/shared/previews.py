@@ -45,8 +45,8 @@ class Job:
 class Previews:
     """The dry runs of one page."""
 
-    def __init__(self, searches: Searches) -> None:
-        self._searches = searches
+    def __init__(self, turns: Searches) -> None:
+        self._turns = turns
         self._jobs: OrderedDict[Hashable, Job] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -72,11 +72,11 @@ class Previews:
     def _count(self, job: Job, count: Callable[[Callable[[Walked], None]], Preview]) -> None:
         def another_piece(walked: Walked) -> None:
             job.looked_at, job.total = walked.looked_at, walked.total
-            self._searches.end()
-            self._searches.begin()
+            self._turns.end()
+            self._turns.begin()
 
         try:
-            with self._searches.one():
+            with self._turns.one():
                 job.preview = count(another_piece)
         except Exception as exc:  # noqa: BLE001 - the request that asked for it raises it
             job.error = exc

@@ -1,8 +1,8 @@
 """What the searches of one page may take of the broker: they go one after the other, and rest as long as they took.
 
 So all of them together take half of the time of one client at most, however many people search. After a rest they go on for a
-second without another one, so that somebody who is alone does not wait. What is counted in the background goes in pieces, and each
-piece waits for its turn.
+second without another one, so that somebody who is alone does not wait. What is counted in the background goes in pieces, which
+take turns in the same way, but among themselves: nobody who searches waits for them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ BUSY = "The page is busy: other searches are under way, and they go one after th
 
 
 class Searches:
-    """The searches of one page, in the order in which they were asked for."""
+    """Searches that go one after the other, in the order in which they were asked for."""
 
     def __init__(self) -> None:
         self._moved = threading.Condition()

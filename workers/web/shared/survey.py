@@ -26,8 +26,10 @@ if TYPE_CHECKING:
     from .source import Source
 
 
-#: Dead letters of one piece. Seconds that a request waits for the first causes, that a count holds, and that a walk goes on unread.
-PIECE, AT_ONCE, FRESH, UNREAD = 500, 0.4, 10.0, 60.0
+#: Dead letters that are read at once. Seconds that a request waits for the first causes, and that a piece of the walk takes.
+PIECE, AT_ONCE, ON = 500, 0.4, 0.05
+#: Seconds that a count holds, and that a walk goes on unread.
+FRESH, UNREAD = 10.0, 60.0
 
 
 @dataclass(slots=True)
@@ -59,8 +61,8 @@ class Counted:
 class Survey:
     """The counts of one page, by the queues that were asked for."""
 
-    def __init__(self, source: Source, searches: Searches) -> None:
-        self._source, self._searches = source, searches
+    def __init__(self, source: Source, turns: Searches) -> None:
+        self._source, self._turns = source, turns
         self._lock = threading.Lock()
         self._counts: dict[str, Counted] = {}
         self._walking: set[str] = set()
@@ -76,7 +78,7 @@ class Survey:
             self._walking.add(queue)
         try:
             made = Counted(depths, Causes(redact=self._source.runtime.settings.redact), self._source.transport.now_ms())
-            left = self._count(made, dict.fromkeys(depths), time.monotonic() + AT_ONCE)
+            left = self._count(made, dict.fromkeys(depths), AT_ONCE)
         except BaseException:
             self._walking.discard(queue)
             raise
@@ -88,13 +90,15 @@ class Survey:
             self._walking.discard(queue)
         return made if last is None or not left else last
 
-    def _count(self, made: Counted, left: dict[str, int | None], until: float) -> dict[str, int | None]:
-        """Count on, queue by queue; what is left, with the place to go on from."""
-        left = dict(left)
+    def _count(self, made: Counted, left: dict[str, int | None], seconds: float) -> dict[str, int | None]:
+        """Count on for so long, in its turn, queue by queue; what is left, with the place to go on from."""
+        with self._turns.one():
+            return self._counted(made, dict(left), time.monotonic() + seconds)
+
+    def _counted(self, made: Counted, left: dict[str, int | None], until: float) -> dict[str, int | None]:
         while left and time.monotonic() < until:
             name, before = next(iter(left.items()))
-            with self._searches.one():
-                page = browsed(self._source.transport, name, Filter(), before=before, limit=PIECE, most=PIECE)
+            page = browsed(self._source.transport, name, Filter(), before=before, limit=PIECE, most=PIECE)
             for place, letter in page.letters:
                 made.causes.add(letter, name, place)
                 fingerprint = str(letter.failure.get("fingerprint") or "")
@@ -110,7 +114,7 @@ class Survey:
     def _go_on(self, queue: str, made: Counted, left: dict[str, int | None]) -> None:
         try:
             while left and time.monotonic() - self._asked[queue] < UNREAD:
-                left = self._count(made, left, time.monotonic() + 0.05)
+                left = self._count(made, left, ON)
             if not left:
                 self._counts[queue] = made
         except (RedeliveryError, *BROKER_ERRORS) as exc:
