@@ -13,7 +13,9 @@ broker nothing.
 
 from __future__ import annotations
 
+import functools
 import http.client
+import itertools
 import os
 import socket
 import threading
@@ -21,7 +23,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from benchmarks.celery_side import QUEUE
 from benchmarks.figures import less, percentile
@@ -77,8 +79,8 @@ def page(name: str, *, letters: int, delayed: int) -> dict[str, Figure]:
             found |= _looks(operator, "books", "/books", HEAVY, searches=True)
             found |= _dry_run(here, operator)
             time.sleep(FRESH)  # until the count is out of date, and the next request begins another one
-            with here.worker():
-                return found | _loaded(here, "dry_run", lambda: _get(operator, DRY_RUN))
+            with here.worker(), _doing(lambda: _get(operator, DRY_RUN), pause=1.0):
+                return found | _loaded(here, "dry_run")
 
 
 def _screens(operator: Visitor, letters: int) -> dict[str, Figure]:
@@ -173,15 +175,16 @@ def _get(operator: Visitor, path: str) -> Look:
     return Look(first, whole, text)
 
 
-def _price(here: Any, served: WebPage, operator: Visitor) -> dict[str, Figure]:
+def _price(here: Side, served: WebPage, operator: Visitor) -> dict[str, Figure]:
     """Processor of the broker, and how late tasks begin: with many open pages, and while somebody browses."""
     with ExitStack() as stack:
         for _ in range(PAGES):
             stack.enter_context(_opened(served, operator))
         found = _loaded(here, "open_pages")
     paths = ("/", "/causes", f"/letters?queue={LETTERS}", "/delayed", "/queues", "/workers", "/operations")
-    turns = iter(range(10**6))
-    return found | _loaded(here, "browsing", lambda: _get(operator, paths[next(turns) % len(paths)]))
+    screens = itertools.cycle(paths)
+    with _doing(lambda: _get(operator, next(screens)), pause=1.0):
+        return found | _loaded(here, "browsing")
 
 
 def _most(here: Side, operator: Visitor) -> dict[str, Figure]:
@@ -201,28 +204,28 @@ def _most(here: Side, operator: Visitor) -> dict[str, Figure]:
     }
     found: dict[str, Figure] = {}
     for name, path in screens.items():
-        with _asking(operator, path):
+        with _doing(functools.partial(operator.get, path), people=PEOPLE):
             loaded = _loaded(here, f"most_{name}")
         found |= {each: loaded[each] for each in (f"most_{name}_broker", f"most_{name}_start_p99")}
     return found
 
 
 @contextmanager
-def _asking(operator: Visitor, path: str) -> Iterator[None]:
-    """People who ask for a screen again and again, whatever is answered."""
+def _doing(act: Callable[[], object], *, people: int = 1, pause: float = 0.0) -> Iterator[None]:
+    """So many people do something again and again, with a pause (seconds) behind each time. Raises what that has raised."""
     enough = threading.Event()
 
-    def ask() -> None:
-        while not enough.is_set():
-            operator.get(path)
+    def go_on() -> None:
+        while not enough.wait(pause):
+            act()
 
-    with ThreadPoolExecutor(PEOPLE) as people:
-        asking = [people.submit(ask) for _ in range(PEOPLE)]
+    with ThreadPoolExecutor(people) as threads:
+        doing = [threads.submit(go_on) for _ in range(people)]
         try:
             yield
         finally:
             enough.set()
-    for each in asking:
+    for each in doing:
         each.result()
 
 
@@ -237,15 +240,11 @@ def _opened(served: WebPage, operator: Visitor) -> socket.socket:
     return stream
 
 
-def _loaded(here: Any, name: str, each_second: Callable[[], object] = lambda: None) -> dict[str, Figure]:
-    """Tasks are published for a while, and something is done each second: what the broker used, and how late tasks began."""
+def _loaded(here: Side, name: str) -> dict[str, Figure]:
+    """Tasks are published for a while, at a steady rate: what the broker used, and how late they began."""
     stamp, path, count = here.sender("stamp"), here.folder / name, 0
     began, used, due = time.monotonic(), here.broker_seconds(), time.time()
-    next_act = began
     while time.monotonic() - began < SPAN:
-        if time.monotonic() >= next_act:
-            next_act += 1.0
-            each_second()
         due += 1 / PER_SECOND
         time.sleep(max(due - time.time(), 0))
         stamp(time.time(), str(path))
