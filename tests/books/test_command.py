@@ -81,7 +81,7 @@ def test_the_first_word_comes_before_spark_and_says_what_is_read(tmp_path: Path)
     (tmp_path / "outcomes" / "a.jsonl").write_bytes(b"\n" * 200_000)
     size = _local_size(str(tmp_path / "outcomes"), str(tmp_path / "inventory"))
     assert size == (1, 200_000)
-    assert _beginning("books/outcomes", size) == "starting Spark to read 1 file (0.2 MB) of books/outcomes"
+    assert _beginning("books/outcomes", size) == "starting Spark to read 1 file (0.2 MB), events and inventory"
     assert _local_size("s3://bucket/outcomes") is None
     assert _beginning("s3://bucket/outcomes", None) == "starting Spark to read s3://bucket/outcomes"
 

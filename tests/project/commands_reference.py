@@ -17,8 +17,7 @@ __all__ = ["reference"]
 
 INTRODUCTION = """# Commands
 
-Every command with its arguments and options. `./dev python -m tests.project.commands_reference > docs/commands.md` writes this page
-from the code, and a test compares the two.
+Every command with its arguments and options.
 
 *What it prints* leads to the output of a command on terminals of 80, 120 and 200 columns, and in a pipe. An error is one line:
 [a misspelt queue](screens/error-queue.txt), [an ambiguous id](screens/error-ambiguous-id.txt), [no app](screens/error-app.txt).

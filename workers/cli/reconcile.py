@@ -233,8 +233,10 @@ def _check_places(places: dict[str, str]) -> None:
 
 
 def _beginning(outcomes: str, size: Size | None) -> str:
-    what = outcomes if size is None else f"{counted(size.files, 'file', 'files')} ({size.bytes / 1e6:.1f} MB) of {outcomes}"
-    return f"starting Spark to read {what}"
+    if size is None:
+        return f"starting Spark to read {outcomes}"
+    files = counted(size.files, "file", "files")
+    return f"starting Spark to read {files} ({size.bytes / 1e6:.1f} MB), events and inventory"
 
 
 def _show_worst(output: str) -> None:

@@ -83,7 +83,7 @@ def reconcile(spark: SparkSession, books: Books, say: Callable[[str], object] = 
     output = _checked_output(files, books)
     state = None if books.state is None else State(spark, files, books.state)
     inputs = gather(spark, files, books.outcomes, books.inventory, state, {"grace_ms": books.grace_ms, "as_of_ms": books.as_of_ms})
-    say(f"reading the events{inputs.told}")
+    say(f"reading {inputs.told}")
     with with_settings(spark, LOOKING), _keeping() as keep:
         plain = None
         if not (books.all_lives or books.are_small):

@@ -7,7 +7,7 @@ from typing import Final
 #: The verdicts and their rules, in the order in which they are tried.
 RULES: Final = {
     "orphaned": "has events, but no published, redriven or received event",
-    "duplicated": "has two ends or more; a later purge of its dead letter does not count",
+    "duplicated": "ended more than once (a purge of its dead letter does not count)",
     "resurrected": "something happened to it after its end",
     "phantom_dead_letter": "a dead-letter queue holds it, but its last event is not dead_lettered",
     "missing_dead_letter": "its last event is dead_lettered, but no dead-letter queue holds it and it was not redriven",

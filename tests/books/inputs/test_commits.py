@@ -50,7 +50,7 @@ def test_all_that_was_exported_is_read_and_what_is_known_is_not_read_again(spark
     """Files by their path from the date on, so that an export may be moved; commits once all their files are listed."""
     first = listed(spark, out)
     assert sorted(key.split("/")[0] for key in first.files) == ["date=2026-01-31", "date=2026-02-01"]
-    assert (len(first.commits), first.uncommitted) == (1, 0)
+    assert (len(first.commits), first.uncommitted, first.events) == (1, 0, 4)
     moved = out.rename(out.parent / "moved")
     again = listed(spark, moved, known={*first.files, *first.commits})
     assert (again.files, again.commits) == ({}, set())
@@ -70,7 +70,7 @@ def test_what_an_export_that_died_left_behind_is_left_aside(spark: SparkSession,
     (hour / "outcomes-1769903999000-9-1769903999000-9.parquet").write_bytes(b"PAR1")
     (hour / "mine.jsonl").write_text("{}\n")
     found = listed(spark, out)
-    assert found.uncommitted == 1
+    assert (found.uncommitted, found.events) == (1, None)
     assert len([key for key in found.files if key.endswith(".jsonl")]) == 1
     assert len(found.files) == 3
 

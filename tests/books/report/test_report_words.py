@@ -177,6 +177,17 @@ def test_what_earlier_runs_had_said_is_named() -> None:
     assert "2 discrepancies reported before still stand" in told
 
 
+def test_the_page_explains_its_words() -> None:
+    """Those that nobody knows who has not read the documents."""
+    told = text_of(page(wrong(balanced=9), []))
+    for word in (
+        "life One pass of a task through a queue",
+        "phantom dead letter A dead-letter queue holds it",
+        "grace A life that",
+    ):
+        assert word in told, told
+
+
 def test_the_page_names_the_app_the_broker_and_the_period() -> None:
     """Where the inputs tell them; and how long the grace is."""
     whose = replace(wrong(balanced=9), app="shop", broker="redis://redis:6379/0", from_ms=NOON - HOUR, until_ms=NOON)

@@ -370,7 +370,7 @@ def test_what_waits_to_be_run_is_counted_and_listed_only_when_asked(rabbit: Rabb
     desk = place.desk()
     task_id = desk.app.send_task("desk.pack").id
     done = desk.run("inventory", "export", "--to", str(tmp_path / "one"), "--format", "jsonl")
-    assert f"{QUEUE}: 1 message counted and not listed" in done.stderr
+    assert f"{QUEUE}: 1 message counted, not listed" in done.stderr
     assert json.loads((tmp_path / "one" / "_taken.json").read_text())["unlisted"] == {QUEUE: 1}
     assert desk.json("inventory", "export", "--to", str(tmp_path / "two"), "--format", "jsonl", "--look")["places"]["queue"] == 1
     (row,) = [json.loads(line) for line in (tmp_path / "two" / "inventory.jsonl").read_text().splitlines()]

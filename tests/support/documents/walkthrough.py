@@ -298,12 +298,10 @@ def commands(block: str) -> list[Command]:
     return found
 
 
-def follow(
-    text: str, here: Shell, *, bare: bool = False, write: bool = False, pictured: re.Pattern[str] | None = None
-) -> tuple[str, list[Command]]:
-    """Follow a document: its text with what was printed, and its commands.
+def follow(text: str, here: Shell, *, bare: bool = False, write: bool = False) -> tuple[str, list[Command]]:
+    """Follow a document: its text, to `write` with all that was printed, and its commands.
 
-    What `pictured` commands print is written in any case: a picture is drawn of this run, and the text shows the same.
+    So a page that is written tells of one run, as does a picture that is drawn of it.
 
     Raises `Deviation` where a command fails, or prints something else and is not to be written.
     """
@@ -321,7 +319,7 @@ def follow(
         elif bare or not step["elsewhere"]:
             own = commands(step["block"])
             for command in own:
-                carry_out(command, here, bare=bare, write=write, is_pictured=bool(pictured and pictured.match(command.typed)))
+                carry_out(command, here, bare=bare, write=write)
             done += own
             new.append(step[0].replace(step["block"], "".join(map(as_text, own))))
             continue
@@ -329,7 +327,7 @@ def follow(
     return "".join([*new, text[end:]]), done
 
 
-def carry_out(command: Command, here: Shell, *, bare: bool, write: bool, is_pictured: bool = False) -> None:
+def carry_out(command: Command, here: Shell, *, bare: bool, write: bool) -> None:
     """Run a command, and compare or take over what it prints."""
     if not command.is_compared and not bare:
         return
@@ -337,11 +335,12 @@ def carry_out(command: Command, here: Shell, *, bare: bool, write: bool, is_pict
     if code:
         msg = f"{command.typed} ended with {code}:\n{command.printed}{said}"
         raise Deviation(msg)
-    if not command.is_compared or (command.is_as_said(here.view) and not (write and is_pictured)):
+    if not command.is_compared:
         return
-    if not write or "…" in command.expected:
+    if write and "…" not in command.expected:
+        command.expected = command.shown
+    elif not command.is_as_said(here.view):
         raise Deviation(other(command))
-    command.expected = command.shown
 
 
 def compare(text: str, typed: str, printed: str) -> None:
@@ -410,8 +409,7 @@ def main(words: Sequence[str] | None = None) -> int:
     for name in given.documents or all_documents():
         try:
             with shell_for(name, bare=given.bare) as here:
-                pictured = PICTURED if name == PICTURE_OF else None
-                text, done = follow((ROOT / name).read_text(), here, bare=given.bare, write=given.write, pictured=pictured)
+                text, done = follow((ROOT / name).read_text(), here, bare=given.bare, write=given.write)
         except Deviation as exc:
             sys.stderr.write(f"{name}: {exc}\n")
             failed = 1

@@ -249,7 +249,7 @@ def document() -> str:
     parts = [
         "# The screens of the page\n",
         "Every screen of [the operator's page](web.md), at 1280 pixels in light colours, with links to other sizes and colours.",
-        "The numbers are made up; the screens are real. `./dev python -m tests.support.page.web_screens` draws them.\n",
+        "The numbers are made up; the screens are real.\n",
     ]
     for name, title in SCREENS.items():
         others = [

@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from ...ports import Format
 
 EVENTS = (
-    Column("when", 1, 10, keeps_end=True, usual=20),
+    Column("when", usual=20),
     Column("outcome", usual=20, is_coloured=True),
     Column("task id", usual=8, is_id=True),
     Column("task", 3, 14, keeps_end=True, usual=16),
     Column("queue", 2, keeps_end=True, usual=8, leaves=1),
-    Column("details", 4, 20),
+    Column("details", 4, 16),
 )
 
 
@@ -57,7 +57,7 @@ def tail(context: Context, limit: int, *, is_followed: bool) -> None:
             click.echo(events_table(found.events, is_followed=is_followed))
         if found.left:
             newer = counted(found.left, "newer message", "newer messages")
-            say(f"{newer} of the log were not read: export it.", err=True)
+            say(f"{newer} in the log were not read. Export the log first.", err=True)
         for event in found.follow() if is_followed else ():
             if context.as_json:
                 print_json(event.to_dict(), is_line=True)

@@ -51,8 +51,8 @@ CAUSES = (
     Column("reason", 1, 9, is_coloured=True),
     Column("task", 4, 14, keeps_end=True),
     Column("first", leaves=4),
-    Column("last", leaves=2),
-    Column("example", leaves=3, is_id=True),
+    Column("last", leaves=3),
+    Column("example", leaves=2, is_id=True),
     Column("exception", 5, 20),
 )
 

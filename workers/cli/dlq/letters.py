@@ -32,13 +32,13 @@ LETTERS = (
     Column("exception", 3, 20),
 )
 ATTEMPTS = (
-    Column("when", 1, 10, keeps_end=True),
+    "when",
     Column("worker", 2, leaves=1),
     Column("then waited", leaves=2),
     Column("exception", 3, 20),
 )
 DEATHS = (
-    Column("last", 1, 10, keeps_end=True),
+    "last",
     Column("queue", 2, 12, keeps_end=True),
     Column("reason", 3, 9, is_coloured=True),
     "times",

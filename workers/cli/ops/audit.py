@@ -22,17 +22,17 @@ if TYPE_CHECKING:
     from ...operations.runs.audit import Entry
 
 ENTRIES = (
-    Column("when", 1, 10, keeps_end=True),
+    "when",
     Column("who", 2, 6),
     "what",
     Column("queue", 3, 12, keeps_end=True),
     Column("operation", is_id=True, leaves=3),
     Column("on", 5, 12, leaves=4),
-    Column("result", 6, 12, leaves=1),
-    Column("why", 4, 12, leaves=2),
+    Column("result", 6, 10, leaves=1),
+    Column("why", 4, 10, leaves=2),
 )
 EVENTS = (
-    Column("when", 1, 10, keeps_end=True),
+    "when",
     Column("who", 2, 6),
     Column("outcome", is_coloured=True),
     Column("task id", is_id=True),

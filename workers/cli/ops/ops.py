@@ -5,7 +5,7 @@ They are begun by `--detach` (`dlq redrive`, `dlq move`, `dlq purge`, `delayed c
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -99,7 +99,7 @@ def _row(found: Operation, now: int) -> tuple[str, ...]:
 
 
 def _how_far(found: Operation) -> str:
-    return f"{found.moved} of {found.total}" if found.total else str(found.moved)
+    return f"{found.moved:,} of {found.total:,}" if found.total else f"{found.moved:,}"
 
 
 def _moved(found: Operation) -> str:
@@ -129,14 +129,14 @@ def _tell(context: Context, found: Operation) -> None:
         "state": found.state,
         "says": found.message,
         "chosen": _words(found.filter.to_dict()) or "all",
-        "options": _words(found.options.to_dict()),
+        "options": "; ".join(_option(*each) for each in found.options.to_dict().items()),
         "by": found.actor,
         "why": found.why,
         "begun": moment(found.created_ms),
         "ran": "" if found.started_ms is None else span((ended - found.started_ms) / 1000),
         "ended": "" if found.ended_ms is None else moment(found.ended_ms),
         "last heard of": "" if found.has_ended or found.heartbeat_ms is None else age(found.heartbeat_ms, now),
-        "looked at": f"{found.looked_at} of {found.total}",
+        "looked at": f"{found.looked_at:,} of {found.total:,}",
         "chosen so far": found.matched,
         "moved": found.moved,
         "died again": found.died_again or "",
@@ -151,6 +151,13 @@ def _tell(context: Context, found: Operation) -> None:
     if found.deaths:
         rows = [tuple(str(each.get(name) or "-") for name in ("task_id", "queue", "reason", "exception")) for each in found.deaths]
         click.echo("\n" + table(rows, DEATHS))
+
+
+def _option(name: str, value: Any) -> str:
+    """An option, with its unit."""
+    units = {"rate": lambda: f"{value:g}/s", "canary_wait": lambda: span(value), "abort_share": lambda: f"{value:.3g}"}
+    said = units[name]() if name in units else value if isinstance(value, str) else f"{value:,}"
+    return f"{name.replace('_', '-')} {said}" if value is not True else name
 
 
 def _words(values: Mapping[str, object]) -> str:

@@ -134,7 +134,7 @@ def _of_task(runtime: Runtime, task: Task, policy: RedeliveryPolicy) -> Iterator
     if explicit_task_option(task, "reject_on_worker_lost") is False:
         yield "reject_on_worker_lost=False has no effect: a crash counts as an attempt; set enabled=false to keep it"
     if task.max_retries is None and policy.max_delivery_attempts != UNLIMITED:
-        yield f"max_retries=None retried for ever; now it stops after {policy.max_delivery_attempts} attempts"
+        yield f"max_retries=None: until now it retried forever; now it stops after {policy.max_delivery_attempts} attempts"
     autoretry = getattr(task, "autoretry_for", ())
     if autoretry and task.max_retries is not None and policy.max_delivery_attempts != UNLIMITED:
         own, ours = task.max_retries + 1, policy.max_delivery_attempts

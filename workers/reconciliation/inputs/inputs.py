@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """The tables of one run. `base` is the run that it follows, None without a state; `told` says how much was left aside.
+    """The tables of one run. `base` is the run that it follows, None without a state; `told` says what is read and left aside.
 
     Where plain tasks were sorted out, `events` are those of the others, and `all_told` those of all tasks.
     """
@@ -164,8 +164,9 @@ def _listed(files: Files, uri: str, found: list[File], base: Run | None, *, only
 
 
 def _told(base: Run | None, listed: Listing, found: int) -> str:
+    events = "the events" if listed.events is None else counted(listed.events, "event", "events")
     aside = f"; {listed.uncommitted} files are of exports that did not finish, and are left aside" if listed.uncommitted else ""
     if base is None:
-        return f" of {counted(len(listed.files), 'file', 'files')}{aside}"
+        return f"{events} of {counted(len(listed.files), 'file', 'files')}{aside}"
     again = found - len(listed.files) - listed.uncommitted
-    return f" of {len(listed.files)} files; {again} were read before{aside}"
+    return f"{events} of {counted(len(listed.files), 'file', 'files')}; {again} were read before{aside}"

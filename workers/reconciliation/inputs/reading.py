@@ -46,12 +46,21 @@ _DATE: Final = re.compile(r"/date=(\d{4}-\d{2}-\d{2})(?=/)")
 
 @dataclass(slots=True)
 class Listing:
-    """What there is to read: `files` by key, the commits that name them, and how many files were left aside, uncommitted."""
+    """What there is to read: `files` by key, the commits that name them, and how many files were left aside, uncommitted.
+
+    `rows` are the numbers of events in the files whose commits tell it.
+    """
 
     files: dict[str, File] = field(default_factory=dict)
     commits: set[str] = field(default_factory=set)
     uncommitted: int = 0
     gaps: list[dict[str, Any]] = field(default_factory=list)
+    rows: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def events(self) -> int | None:
+        """How many events there are to read, repeats included; None where a file's commit does not say it."""
+        return sum(self.rows[key] for key in self.files) if self.files.keys() <= self.rows.keys() else None
 
 
 def root_of(uri: str) -> str:
@@ -90,6 +99,7 @@ def listing(files: Files, uri: str, found: Iterable[File], *, known: AbstractSet
     for name, found_commit in _commits(files, folder, known, since):
         keys = [str(each["file"]) for each in found_commit["files"]]
         sizes |= {str(each["file"]): int(each["bytes"]) for each in found_commit["files"] if "bytes" in each}
+        result.rows |= {str(each["file"]): each["rows"] for each in found_commit["files"] if isinstance(each.get("rows"), int)}
         result.gaps += found_commit.get("gaps", [])
         inside = [key for key in keys if f"{whole}/{key}".startswith((f"{part}/", part))]
         named |= dict.fromkeys(inside, name)

@@ -238,7 +238,7 @@ def test_each_task_is_listed_with_what_will_change(install: Redelivery) -> None:
         ("plain", "make it idempotent"),
         ("early", "acks_late=False is kept"),
         ("auto", "its limit is 3 attempts, and the policy's 5: its own max_retries stops it"),
-        ("endless", "retried for ever; now it stops after 5 attempts"),
+        ("endless", "until now it retried forever; now it stops after 5 attempts"),
         ("timed", "a hard time limit counts as an attempt"),
     ],
 )
