@@ -50,10 +50,10 @@ def test_a_cell_may_be_cut_elsewhere() -> None:
 
 
 def test_what_is_printed_is_written(here: Shell) -> None:
-    """What has changed is replaced, what is the same but for an id is left as it stands, and the rest is not touched."""
-    text = "Before.\n\n```console\n$ echo one\n$ echo took 3 s\ntook 2 s\n$ echo two\nthree\n```\n\nAfter.\n"
+    """All of it, so that a page tells of one run; what leaves something out stays, and the rest is not touched."""
+    text = "Before.\n\n```console\n$ echo one\n$ echo took 3 s\ntook 2 s\n$ echo two 7\ntwo …\n$ echo two\nthree\n```\n\nAfter.\n"
     new, _ = follow(text, here, write=True)
-    assert new == text.replace("echo one\n", "echo one\none\n").replace("three", "two")
+    assert new == text.replace("echo one\n", "echo one\none\n").replace("took 2 s", "took 3 s").replace("three", "two")
 
 
 def test_an_ellipsis_stands_for_anything(here: Shell) -> None:
