@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import functools
 import threading
+import time
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
+
+import pytest
 
 from redelivery.workers.operations.letters.walk import Walked
 from redelivery.workers.operations.runs.operation import Kind
 from redelivery.workers.operations.runs.preview import Preview
+from redelivery.workers.web.guard import Refused
 from redelivery.workers.web.shared import previews
 from redelivery.workers.web.shared.previews import FRESH, Previews
 from redelivery.workers.web.shared.searches import Searches
@@ -18,8 +22,6 @@ from tests.support.running import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    import pytest
 
     from tests.support.desk import Desk
     from tests.support.page.web_page import WebPage
@@ -67,6 +69,34 @@ def test_a_count_lets_other_searches_go_between_its_pieces(monkeypatch: pytest.M
 
     job = Previews(searches).of("plan", count)
     assert (job.looked_at, job.total, others) == (300, 300, [100])
+
+
+def test_a_dry_run_that_nobody_looks_at_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It makes room for another one, and is begun anew for who asks again; one that is under way holds no request up."""
+    monkeypatch.setattr(previews, "UNREAD", 0.05)
+    monkeypatch.setattr(previews, "RUNNING", 1)
+    waits = threading.Event()
+    monkeypatch.setattr(previews, "TIMEOUT", 0.0)
+    walked = Walked(dead_letter_queue="DLQ.orders", dry_run=True, total=300)
+
+    def count(another_piece: Callable[[Walked], None]) -> Preview:
+        assert waits.wait(30)
+        another_piece(walked)
+        return Preview(kind=Kind.PURGE, queue="DLQ.orders")
+
+    made = Previews(Searches())
+    job = made.of("plan", count)
+    with pytest.raises(Refused, match="Other dry runs are under way"):
+        made.of("another", count)
+    monkeypatch.setattr(previews, "TIMEOUT", 30.0)
+    assert made.of("plan", count) is job
+    until(lambda: time.monotonic() - job.asked > 0.05, 30, "nobody to look")
+    waits.set()
+    assert job.done.wait(30)
+    assert job.preview is None
+    monkeypatch.setattr(previews, "UNREAD", 60.0)
+    assert made.of("another", count).preview is not None
+    assert made.of("plan", count) is not job
 
 
 def test_a_dry_run_that_is_under_way_shows_how_far_it_is(

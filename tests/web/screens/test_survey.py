@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from redelivery.workers.web.shared import survey
@@ -30,6 +31,34 @@ def test_a_count_that_nobody_waited_for_is_made_to_its_end(desk: Desk, monkeypat
     until(lambda: not made._walking, 30, "the walk to end")
     monkeypatch.setattr(survey, "UNREAD", 60.0)
     until(lambda: made.of("", {LETTERS: 20}).causes.looked_at == 20, 30, "all to be counted")
+
+
+def test_a_count_that_was_left_is_not_shown_again(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was of another time: the new one is shown from its beginning on."""
+    copies(desk, 20)
+    monkeypatch.setattr(survey, "PIECE", 5)
+    monkeypatch.setattr(survey, "AT_ONCE", 0.0)
+    monkeypatch.setattr(survey, "UNREAD", 0.0)
+    made = Survey(Source(desk.install), Searches())
+    left = made.of("", {LETTERS: 20})
+    until(lambda: not made._walking, 30, "the walk to end")
+    assert left.ended is None
+    assert made.of("", {LETTERS: 20}) is not left
+
+
+def test_one_walk_serves_all_who_come_at_once(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where nothing was counted before: the others see what is counted by then."""
+    copies(desk, 20)
+    monkeypatch.setattr(survey, "PIECE", 5)
+    turns = Searches()
+    made = Survey(Source(desk.install), turns)
+    with ThreadPoolExecutor(4) as visitors:
+        turns.begin()
+        asked = [visitors.submit(made.of, "", {LETTERS: 20}) for _ in range(4)]
+        until(lambda: len(turns._order) == 2, 30, "a walk to wait")
+        turns.end()
+        found = [each.result(30) for each in asked]
+    assert len({id(each) for each in found}) == 1
 
 
 def test_a_queue_that_is_as_long_as_before_is_counted_again(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:

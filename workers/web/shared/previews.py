@@ -21,8 +21,11 @@ if TYPE_CHECKING:
     from ...operations.runs.preview import Preview
     from .searches import Searches
 
-#: Seconds that a request waits for a count, and that a count holds from its end on; how many are kept, and counted at once.
-TIMEOUT, FRESH, KEPT, RUNNING = 3.0, 30.0, 20, 4
+#: Seconds that the first request waits for a count, that a count holds from its end on, and that it goes on unread.
+TIMEOUT, FRESH, UNREAD = 3.0, 30.0, 60.0
+#: How many are kept, and counted at once.
+KEPT, RUNNING = 20, 4
+UNSEEN = "Nobody looked at this dry run for a minute, so it was given up: ask again."
 
 
 @dataclass(slots=True)
@@ -33,6 +36,7 @@ class Job:
     error: Exception | None = None
     looked_at: int = 0
     total: int = 0
+    asked: float = 0.0
     ended: float = 0.0
     done: threading.Event = field(default_factory=threading.Event)
 
@@ -57,14 +61,18 @@ class Previews:
         """
         with self._lock:
             job = self._jobs.get(key)
-            if job is None or job.is_over:
+            is_new = job is None or job.is_over
+            if job is None or is_new:
                 if sum(not each.done.is_set() for each in self._jobs.values()) >= RUNNING:
                     raise Refused(503, "Other dry runs are under way: ask again.")
-                job = self._jobs[key] = Job()
-                while len(self._jobs) > KEPT:
-                    self._jobs.popitem(last=False)
+                self._jobs.pop(key, None)
+                job = self._jobs[key] = Job(asked=time.monotonic())
+                ended = [each for each, other in self._jobs.items() if other.done.is_set()]
+                for each in ended[: max(len(self._jobs) - KEPT, 0)]:
+                    del self._jobs[each]
                 threading.Thread(target=self._count, args=(job, count), name="redelivery-web-preview", daemon=True).start()
-        job.done.wait(TIMEOUT)
+        job.asked = time.monotonic()
+        job.done.wait(TIMEOUT if is_new else 0)
         if job.error is not None:
             raise job.error
         return job
@@ -72,6 +80,8 @@ class Previews:
     def _count(self, job: Job, count: Callable[[Callable[[Walked], None]], Preview]) -> None:
         def another_piece(walked: Walked) -> None:
             job.looked_at, job.total = walked.looked_at, walked.total
+            if time.monotonic() - job.asked > UNREAD:
+                raise Refused(503, UNSEEN)
             self._turns.end()
             self._turns.begin()
 

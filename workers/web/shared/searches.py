@@ -21,8 +21,9 @@ if TYPE_CHECKING:
     from .asking import Turn
 
 
-#: Seconds that searches may take without a rest, and that one rest may last: a broker may also be slow because of others.
-AT_ONCE, REST = 1.0, 2.0
+#: Seconds that searches may take without a rest, and that one rest may last. No search of a page takes longer, unless its broker
+#: is slow because of others.
+AT_ONCE, REST = 1.0, 4.0
 #: Seconds that a request waits until it is the next one. With a rest and a search it must have time (`asking.SECONDS`).
 WAIT = 4.0
 BUSY = "The page is busy: other searches are under way, and they go one after the other. Nothing was changed; ask again."
@@ -71,7 +72,8 @@ class Searches:
     def end(self) -> None:
         """It is over: the next one may begin, after a rest."""
         with self._moved:
-            took = min(time.monotonic() - self._began, REST)
-            self._free_at = max(self._free_at, self._began - AT_ONCE) + 2 * took
+            now = time.monotonic()
+            owed = max(self._free_at, self._began - AT_ONCE) + 2 * (now - self._began)
+            self._free_at = min(owed, now + REST)
             self._order.popleft()
             self._moved.notify_all()

@@ -36,8 +36,8 @@ FRESH, UNREAD = 10.0, 60.0
 class Counted:
     """A count of the dead letters of some queues. `depths` is how many there were when it began.
 
-    `newest` has the place of the newest dead letter of each cause in each queue, as far as it was counted: an address leads there
-    at once, however many dead letters of other causes lie before it.
+    `first` is set when the first piece is counted. `newest` has the place of the newest dead letter of each cause in each queue, as
+    far as it was counted: an address leads there at once, however many dead letters of other causes lie before it.
     """
 
     depths: Mapping[str, int]
@@ -45,6 +45,7 @@ class Counted:
     at_ms: int
     began: float = field(default_factory=time.monotonic)
     ended: float | None = None
+    first: threading.Event = field(default_factory=threading.Event)
     newest: dict[tuple[str, str], int] = field(default_factory=dict)
 
     @property
@@ -52,10 +53,9 @@ class Counted:
         """How many there were."""
         return sum(self.depths.values())
 
-    @property
-    def is_fresh(self) -> bool:
-        """Whether all were counted, and not long ago."""
-        return self.ended is not None and time.monotonic() - self.ended < FRESH
+    def is_whole_since(self, seconds: float) -> bool:
+        """Whether all were counted, and no longer ago."""
+        return self.ended is not None and time.monotonic() - self.ended < seconds
 
 
 class Survey:
@@ -69,26 +69,40 @@ class Survey:
         self._asked: dict[str, float] = {}
 
     def of(self, queue: str, depths: Mapping[str, int]) -> Counted:
-        """The newest count of this queue (empty: of all), made now as far as it goes at once. Raises what the broker does."""
+        """The newest count of this queue (empty: of all), made now as far as it goes at once. Raises what the broker does.
+
+        A whole count of the last minute is shown until the next one is whole.
+        """
         self._asked[queue] = time.monotonic()
+        made = Counted(depths, Causes(redact=self._source.runtime.settings.redact), self._source.now_ms())
         with self._lock:
             last = self._counts.get(queue)
-            if last is not None and (queue in self._walking or last.is_fresh):
-                return last
-            self._walking.add(queue)
+            walks = queue not in self._walking and (last is None or not last.is_whole_since(FRESH))
+            if walks:
+                self._walking.add(queue)
+                if last is None or not last.is_whole_since(UNREAD):
+                    self._counts[queue] = made
+            shown = self._counts[queue]
+        if walks:
+            self._begin(queue, made)
+        else:
+            shown.first.wait(AT_ONCE)
+        return self._counts.get(queue, shown)
+
+    def _begin(self, queue: str, made: Counted) -> None:
+        """Count the first piece here, and the others in a thread."""
         try:
-            made = Counted(depths, Causes(redact=self._source.runtime.settings.redact), self._source.transport.now_ms())
-            left = self._count(made, dict.fromkeys(depths), AT_ONCE)
+            left = self._count(made, dict.fromkeys(made.depths), AT_ONCE)
         except BaseException:
             self._walking.discard(queue)
             raise
-        if last is None or not left:
-            self._counts[queue] = made
+        finally:
+            made.first.set()
         if left:
             threading.Thread(target=self._go_on, args=(queue, made, left), name="redelivery-web-causes", daemon=True).start()
         else:
+            self._counts[queue] = made
             self._walking.discard(queue)
-        return made if last is None or not left else last
 
     def _count(self, made: Counted, left: dict[str, int | None], seconds: float) -> dict[str, int | None]:
         """Count on for so long, in its turn, queue by queue; what is left, with the place to go on from."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from redelivery.display import word
@@ -18,6 +18,7 @@ from ...operations.runs.audit import Act, Acted, acted, record
 from ...operations.runs.operation import is_kept
 from ...operations.words.numbers import seconds
 from ...operations.words.redaction import seen
+from ...operations.words.short_ids import is_whole
 from ..asked import Go, Shown
 from ..shared.looks import LIMIT, leaves_marks
 
@@ -26,8 +27,8 @@ if TYPE_CHECKING:
     from ..asked import Asked
 
 
-#: Dead letters of one page.
-PAGE = 50
+#: Dead letters of one page, and the most of a queue in which the beginning of an id is looked for.
+PAGE, SEARCHED = 50, 200_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +57,8 @@ class Choice:
 def choice_of(asked: Asked, queue: str, *, is_listed: bool = False) -> Choice:
     """The choice in the address, or in a form. Raises `InputError`.
 
-    An id may be shortened. It is looked up in the queue, unless the choice `is_listed`: a list shows all ids that begin so.
+    An id may be shortened. It is looked up in the queue, unless that is too long, or the choice `is_listed`: a list shows all ids
+    that begin so.
     """
     given: dict[str, Any] = {
         "id": asked.many("id"),
@@ -78,6 +80,11 @@ def choice_of(asked: Asked, queue: str, *, is_listed: bool = False) -> Choice:
     }
     if is_listed:
         return Choice(queue, listing_of(asked.transport, options), given)
+    many = sum(each.letters for each in dead_letters.summaries(asked.runtime) if each.name == queue) > SEARCHED
+    if many or all(map(is_whole, given["id"])):
+        chosen = filter_of(asked.transport, queue, {**options, "task_ids": ()})
+        return Choice(queue, replace(chosen, task_ids=frozenset(given["id"])), given)
+    asked.searching(is_reached=False)
     with asked.search():
         return Choice(queue, filter_of(asked.transport, queue, options), given)
 
