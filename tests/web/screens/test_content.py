@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import pytest
 
 from redelivery.middleware.messages.envelope import Attempt, Envelope
 from redelivery.workers.operations.letters.filter import Filter
+from redelivery.workers.operations.metrics.metrics import Family
 from redelivery.workers.operations.runs.operation import Kind, Options, State, begin, found
+from redelivery.workers.ports import Condition, Gauge
+from redelivery.workers.web.shared.figures import Figures, alarms
 from tests.support.desk import LETTERS, QUEUE, body_of, copies, task_message
 from tests.support.running import until
 
@@ -110,3 +115,43 @@ def test_an_operation_that_has_ended_has_its_figures(desk: Desk, open_page: Call
     )
     for said in (*figures, "1 its bytes were never a message", "by ana: mended", "ana redrive done"):
         assert said in shown, (said, shown)
+
+
+def test_the_overview_says_what_is_late_and_how_old_the_oldest_dead_letter_is(page: WebPage, desk: Desk) -> None:
+    """What is due and nobody moves, with what to do; before that, that nobody would."""
+    desk.die(ago_ms=3 * 3_600_000)
+    desk.delay(task_message())
+    operator = page.operator()
+    before = operator.get("/").read
+    assert "No dispatcher leads, and messages wait for their time. Start a worker, or redelivery dispatcher" in before, before
+    assert "3h oldest dead letter" in before or "oldest dead letter 3h" in before, before
+    late_ms = desk.transport.now_ms() - 120_000
+    for name in (desk.keys.due(QUEUE), desk.keys.destinations):
+        waiting: Any = desk.client.zrange(name, 0, -1)
+        desk.client.zadd(name, dict.fromkeys(waiting, late_ms))
+    until(lambda: "Delayed messages are overdue by 2m" in operator.get("/").read, 30, "it to be overdue")
+    assert "A worker or redelivery dispatcher must run and reach the broker" in operator.get("/").read
+
+
+@pytest.mark.parametrize(
+    ("said", "condition", "alarm"),
+    [
+        ({"outcome_log_max_bytes": 1000, "outcome_log_bytes": 850}, None, "The outcome log is 85% full."),
+        ({"outcome_log_max_bytes": 1000, "outcome_log_bytes": 10}, None, ""),
+        ({"outcome_log_lost_events": 1200}, None, "1,200 events left the full outcome log before an export."),
+        ({"workers": 0}, None, "No worker renews its lease."),
+        ({"workers": 2}, None, ""),
+        ({"dispatchers": 1, "delayed_messages": 5}, None, ""),
+        ({}, Condition(memory=(95, 100)), "The broker is nearly full: it uses 95% of its memory."),
+        ({}, Condition(memory=(100, 100)), "The broker is full: it uses all of its memory."),
+        ({}, Condition(memory=(50, 100)), ""),
+    ],
+)
+def test_an_alarm_follows_from_its_figure_alone(said: dict[str, int], condition: Condition | None, alarm: str) -> None:
+    """One at a time, each with what to do."""
+    families = {}
+    for name, value in said.items():
+        families[f"redelivery_{name}"] = Family(f"redelivery_{name}", "gauge", "", [Gauge(name, float(value), {})])
+    found = alarms(Figures(families, 0, None, condition))
+    assert [title for title, _ in found] == ([alarm] if alarm else [])
+    assert all(todo for _, todo in found)
