@@ -1,6 +1,9 @@
 """A hostile visitor: forged forms, other sites, other hosts, scripts in every field, a reader who writes, many streams, no broker.
 
-Flower's CVE-2022-30034 (its API asked for no login; its forms took any site's) is what must not happen here.
+Flower's CVE-2022-30034 is what must not happen here. Its OAuth login could be passed by (`test_access.py` and `test_proxy.py`:
+names, addresses and headers that are nearly right), its API called tasks and stopped workers for whoever was in
+(`test_nothing_answers_without_a_login`, `test_only_what_is_allowed_is_done`), and its forms took any site's
+(`test_a_form_of_another_site_changes_nothing`, `test_a_forged_form_changes_nothing`).
 """
 
 from __future__ import annotations
