@@ -265,7 +265,11 @@ def test_a_worker_whose_output_nobody_reads_stops(
         heard = worker.process.pid, number
         os.kill(*heard)
         until(lambda: worker.process.poll() is not None or not is_pending(*heard), what="the signal to be heard")  # noqa: B023
-    worker.process.wait(30)
+    try:
+        worker.process.wait(30)
+    except subprocess.TimeoutExpired:
+        waits = [each.read_text() for each in Path(f"/proc/{worker.process.pid}/task").glob("*/wchan")]
+        pytest.fail(f"it waits in {waits}; its log: {(here.folder / 'celery.log').read_text()[-3000:]}")
     os.close(reads)
     os.close(writes)
 
