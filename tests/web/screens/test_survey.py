@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from redelivery.workers.web.shared import survey
 from redelivery.workers.web.shared.searches import Searches
 from redelivery.workers.web.shared.source import Source
-from redelivery.workers.web.shared.survey import Survey
+from redelivery.workers.web.shared.survey import Counted, Survey
 from redelivery.workers.web.views import causes
 from tests.support.desk import LETTERS, copies
 from tests.support.running import until
@@ -20,21 +20,8 @@ if TYPE_CHECKING:
     from tests.support.desk import Desk
 
 
-def test_a_count_that_nobody_waited_for_is_made_to_its_end(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever opens the screen again sees all letters, and not for ever those that were counted by then."""
-    copies(desk, 20)
-    monkeypatch.setattr(survey, "PIECE", 5)
-    monkeypatch.setattr(survey, "AT_ONCE", 0.0)
-    monkeypatch.setattr(survey, "UNREAD", 0.0)
-    made = Survey(Source(desk.install), Searches())
-    assert made.of("", {LETTERS: 20}).causes.looked_at < 20
-    until(lambda: not made._walking, 30, "the walk to end")
-    monkeypatch.setattr(survey, "UNREAD", 60.0)
-    until(lambda: made.of("", {LETTERS: 20}).causes.looked_at == 20, 30, "all to be counted")
-
-
-def test_a_count_that_was_left_is_not_shown_again(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It was of another time: the new one is shown from its beginning on."""
+def left_by_all(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> tuple[Survey, Counted]:
+    """A count of twenty dead letters whose walk has ended before it was whole, for nobody asked again."""
     copies(desk, 20)
     monkeypatch.setattr(survey, "PIECE", 5)
     monkeypatch.setattr(survey, "AT_ONCE", 0.0)
@@ -42,6 +29,20 @@ def test_a_count_that_was_left_is_not_shown_again(desk: Desk, monkeypatch: pytes
     made = Survey(Source(desk.install), Searches())
     left = made.of("", {LETTERS: 20})
     until(lambda: not made._walking, 30, "the walk to end")
+    return made, left
+
+
+def test_a_count_that_nobody_waited_for_is_made_to_its_end(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever opens the screen again sees all letters, and not for ever those that were counted by then."""
+    made, left = left_by_all(desk, monkeypatch)
+    assert left.causes.looked_at < 20
+    monkeypatch.setattr(survey, "UNREAD", 60.0)
+    until(lambda: made.of("", {LETTERS: 20}).causes.looked_at == 20, 30, "all to be counted")
+
+
+def test_a_count_that_was_left_is_not_shown_again(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was of another time: the new one is shown from its beginning on."""
+    made, left = left_by_all(desk, monkeypatch)
     assert left.ended is None
     assert made.of("", {LETTERS: 20}) is not left
 

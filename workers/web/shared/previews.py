@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -51,7 +50,7 @@ class Previews:
 
     def __init__(self, turns: Searches) -> None:
         self._turns = turns
-        self._jobs: OrderedDict[Hashable, Job] = OrderedDict()
+        self._jobs: dict[Hashable, Job] = {}
         self._lock = threading.Lock()
 
     def of(self, key: Hashable, count: Callable[[Callable[[Walked], None]], Preview]) -> Job:

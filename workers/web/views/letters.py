@@ -80,8 +80,9 @@ def choice_of(asked: Asked, queue: str, *, is_listed: bool = False) -> Choice:
     }
     if is_listed:
         return Choice(queue, listing_of(asked.transport, options), given)
-    many = sum(each.letters for each in dead_letters.summaries(asked.runtime) if each.name == queue) > SEARCHED
-    if many or all(map(is_whole, given["id"])):
+    if all(map(is_whole, given["id"])):
+        return Choice(queue, filter_of(asked.transport, queue, options), given)
+    if sum(each.letters for each in dead_letters.summaries(asked.runtime) if each.name == queue) > SEARCHED:
         chosen = filter_of(asked.transport, queue, {**options, "task_ids": ()})
         return Choice(queue, replace(chosen, task_ids=frozenset(given["id"])), given)
     asked.searching(is_reached=False)
