@@ -83,7 +83,7 @@ class Asked:
         """The transitions on its broker. Raises `BrokerUnavailable`, `BrokerError`."""
         return self.desk.source.transport
 
-    def searching(self, *, is_reached: bool = True) -> None:
+    def head_first(self, *, is_reached: bool = True) -> None:
         """To be called before a screen looks for something that may take long.
 
         Unless the broker was reached already, it is asked for its time, so that one that does not answer is told by the status.

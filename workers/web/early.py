@@ -1,7 +1,7 @@
 """The head of a screen that searches: it is sent early, so that the browser shows it while the rest is looked for.
 
-A screen says when it begins to search (`Asked.searching`): the broker has answered then. If the search is not over soon, the answer
-begins with status 200 and the head. What goes wrong afterwards is said where the rest would be.
+A screen says when it begins to search (`Asked.head_first`): the broker has answered then. If the search is not over soon, the
+answer begins with status 200 and the head. What goes wrong afterwards is said where the rest would be.
 """
 
 from __future__ import annotations

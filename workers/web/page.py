@@ -69,7 +69,7 @@ class Page:
         self.allows = User("page", allow)
         self._source, self._login, self._is_live = Source(runtime), login, is_live
         self._desk = Desk(self._source, self.allows, books)
-        self._asking, self._searching, self._reading = Asking(), Asking(), Asking()
+        self._asking, self._slow, self._reading = Asking(), Asking(), Asking()
         self._streams = Streams(self._desk.sampler, self._asking)
         self._beside = Beside(self._source) if carries_out and self.allows.actions else None
         self._templates = environment()
@@ -135,7 +135,7 @@ class Page:
         """Those that draw this screen: a search waits for other searches, and a slow broker holds all but those that only read."""
         if not views.asks_broker(path, asked.query):
             return self._reading
-        return self._searching if path in views.SEARCHES else self._asking
+        return self._slow if path in views.SLOW else self._asking
 
     def _head(self, path: str, asked: Asked) -> bytes:
         """A screen with nothing below its head."""

@@ -5,7 +5,7 @@ They are begun by `--detach` (`dlq redrive`, `dlq move`, `dlq purge`, `delayed c
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -129,7 +129,7 @@ def _tell(context: Context, found: Operation) -> None:
         "state": found.state,
         "says": found.message,
         "chosen": _words(found.filter.to_dict()) or "all",
-        "options": "; ".join(_option(*each) for each in found.options.to_dict().items()),
+        "options": _words({name.replace("_", "-"): said for name, said in found.options.in_words().items()}),
         "by": found.actor,
         "why": found.why,
         "begun": moment(found.created_ms),
@@ -151,13 +151,6 @@ def _tell(context: Context, found: Operation) -> None:
     if found.deaths:
         rows = [tuple(str(each.get(name) or "-") for name in ("task_id", "queue", "reason", "exception")) for each in found.deaths]
         click.echo("\n" + table(rows, DEATHS))
-
-
-def _option(name: str, value: Any) -> str:
-    """An option, with its unit."""
-    units = {"rate": lambda: f"{value:g}/s", "canary_wait": lambda: span(value), "abort_share": lambda: f"{value:.3g}"}
-    said = units[name]() if name in units else value if isinstance(value, str) else f"{value:,}"
-    return f"{name.replace('_', '-')} {said}" if value is not True else name
 
 
 def _words(values: Mapping[str, object]) -> str:

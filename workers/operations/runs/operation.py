@@ -36,12 +36,12 @@ from ..letters.filter import Filter
 from ..letters.redrive.guard import CANARY_WAIT
 from ..letters.running import require_rest, why_it_runs
 from ..queues import declare, require_queue
-from ..words.numbers import SLOWEST
+from ..words.numbers import SLOWEST, span
 from ..words.short_ids import LEAST, MAX_CANDIDATES, hint
 from .audit import Act, Acted, acted
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from redelivery.middleware.runtime import Runtime
 
@@ -133,6 +133,22 @@ class Options:
         """The same for people to see: an archive's address without its user and password."""
         found = self.whole()
         return found if self.archive is None else {**found, "archive": scrubbed(self.archive)}
+
+    def in_words(self) -> dict[str, str]:
+        """The same with units."""
+        return {name: _UNITS.get(name, _plain)(value) for name, value in self.to_dict().items()}
+
+
+def _plain(value: object) -> str:
+    return "yes" if value is True else f"{value:,}" if isinstance(value, int) else str(value)
+
+
+#: How an option is told that is more than a number or a text.
+_UNITS: dict[str, Callable[[Any], str]] = {
+    "rate": lambda value: f"{value:,g}/s",
+    "canary_wait": span,
+    "abort_share": lambda value: f"{100 * value:g}%",
+}
 
 
 def _is_text(value: object) -> bool:

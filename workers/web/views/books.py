@@ -24,7 +24,7 @@ def books(asked: Asked) -> Shown:
     report, after = written(asked.desk.books), asked.number("after", 0) or 0
     verdict = asked.first("verdict")
     chosen = (verdict,) if verdict in report.summary["verdicts"] else tuple(DISCREPANCIES)
-    asked.searching()
+    asked.head_first()
     lives = page_of(asked.desk.books, verdicts=chosen, limit=PAGE, after=after, with_history=True)
     return Shown(
         "books.html",

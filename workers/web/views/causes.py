@@ -29,7 +29,7 @@ def causes(asked: Asked) -> Shown:
         dead_letters.required(asked.runtime, name)
     chosen = {each.name: each.letters for each in queues if each.letters and name in ("", each.name)}
     now_ms, is_marked = asked.transport.now_ms(), leaves_marks(asked.transport)
-    asked.searching()
+    asked.head_first()
     unseen: list[str] = []
     newest: Mapping[tuple[str, str], int] = {}
     if is_marked:

@@ -77,7 +77,7 @@ def found_letter(asked: Asked, name: str, task_id: str) -> tuple[int | None, Let
     near = near or at_place(asked.transport, name, task_id, 0)  # the oldest are what a dry run shows
     if near:
         return near[0]
-    asked.searching()
+    asked.head_first()
     chosen = Filter(task_ids=frozenset({task_id}))
     with asked.search():
         found = browsed(asked.transport, name, chosen, before=None, limit=1, most=SEARCHED, seconds=SECONDS)

@@ -85,7 +85,7 @@ def choice_of(asked: Asked, queue: str, *, is_listed: bool = False) -> Choice:
     if sum(each.letters for each in dead_letters.summaries(asked.runtime) if each.name == queue) > SEARCHED:
         chosen = filter_of(asked.transport, queue, {**options, "task_ids": ()})
         return Choice(queue, replace(chosen, task_ids=frozenset(given["id"])), given)
-    asked.searching(is_reached=False)
+    asked.head_first(is_reached=False)
     with asked.search():
         return Choice(queue, filter_of(asked.transport, queue, options), given)
 
@@ -109,7 +109,7 @@ def letters(asked: Asked) -> Shown:
     if name not in {each.name for each in queues}:
         dead_letters.required(runtime, name)
     choice = choice_of(asked, name, is_listed=True)
-    asked.searching()
+    asked.head_first()
     is_marked = leaves_marks(asked.transport)
     found, at_ms = _found(asked, choice, is_marked=is_marked)
     return Shown(

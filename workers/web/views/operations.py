@@ -89,7 +89,7 @@ def operation(asked: Asked) -> Shown:
             "operation": each,
             "filter": _words(each),
             "deaths": [{name: str(death.get(name) or "") for name in ("task_id", "reason", "exception")} for death in each.deaths],
-            "options": each.options.to_dict(),
+            "options": each.options.in_words(),
             "can": [name for name, (_, state) in TURNS.items() if may and each.state in ALLOWED[state]],
             "records": audit.entries,
             "notes": audit.notes,
@@ -116,7 +116,7 @@ def planned(asked: Asked) -> Shown:
     def count(rest: Callable[[Walked], None]) -> Preview:
         return preview(asked.runtime, kind, choice.queue, choice.chosen, options, on_progress=rest)
 
-    asked.searching(is_reached=False)
+    asked.head_first(is_reached=False)
     job = asked.desk.previews.of((kind, choice.queue, repr(choice.given), options), count)
     return Shown(
         "preview.html",

@@ -32,7 +32,7 @@ def task(asked: Asked) -> Shown:
             f"`redelivery task show {word(given)}` does that"
         )
         raise InputError(msg)
-    asked.searching(is_reached=False)
+    asked.head_first(is_reached=False)
     with asked.search():
         life = life_of(asked.runtime, given, most=LOOKED_AT)
     return Shown(

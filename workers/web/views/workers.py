@@ -20,6 +20,6 @@ def workers(asked: Asked) -> Shown:
     if leaves_marks(asked.transport):
         consumers = asked.desk.sampler.figures().by("queue_consumers", "queue")
         return Shown("workers.html", {"is_here": False, "consumers": consumers, "found": None, "named": NAMED})
-    asked.searching(is_reached=False)  # a worker may take its time to answer
+    asked.head_first(is_reached=False)  # a worker may take its time to answer
     found = holders(asked.runtime, most=LOOKED_AT, named=NAMED, living=asked.desk.sampler.living)
     return Shown("workers.html", {"is_here": True, "consumers": {}, "found": found, "named": NAMED})
