@@ -217,6 +217,15 @@ COMPARISONS: Mapping[str, Comparison] = {
             aims={"overview": 50.0, "causes": 50.0, "letters": 50.0, "letters_in_the_middle": 100.0, "letters_by_cause": 100.0},
         ),
         Comparison(
+            "rabbitmq-web",
+            "RabbitMQ: the operator's page",
+            "benchmarks.web:page_on_rabbitmq",
+            OURS,
+            {"letters": Amount(2000, 20), "delayed": Amount(500, 5)},
+            {"broker": "rabbitmq"},
+            {"overview": 50.0, "causes": 50.0, "letters": 50.0},
+        ),
+        Comparison(
             "inventory",
             "the inventory of very many waiting messages",
             "benchmarks.inventory:inventory",

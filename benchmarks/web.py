@@ -4,7 +4,10 @@ The page is a process of its own, and asked over HTTP, one request after the oth
 byte. One that searches sends its head first, and of it the end is measured, too. Then tasks are published at a steady rate and a
 worker runs them: without a page, with 200 open pages of live figures, while somebody opens a screen each second, and while a dry
 run counts all dead letters. What the broker takes of its processor, and how late tasks begin, is told of each. Then eight people
-ask for one screen again and again, without a pause, beside the same worker: that is the most that it can take of the broker.
+ask for one screen again and again, without a pause, beside the same worker: that is the most that it can take of the broker. At the
+end all of it happens at once: people who search, people who open screens, a dry run, and the 200 open pages.
+
+On RabbitMQ the price is measured in the same way, with far fewer dead letters: the page reads none unless it is told to look.
 
 Three screens cost more than the others, and are measured apart: Task, which searches the newest 20,000 messages of each list and as
 many events; a dry run of all dead letters, from its first byte to its end; and Books, whose every life is wrong, and which asks the
@@ -37,13 +40,13 @@ from redelivery.workers.web.shared.survey import UNREAD
 from tests.support.page.web_page import WebPage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from benchmarks.figures import Figure
     from benchmarks.sides import Side
     from tests.support.page.web_page import Visitor
 
-__all__ = ["page"]
+__all__ = ["page", "page_on_rabbitmq"]
 
 LETTERS = f"DLQ.{QUEUE}"
 #: How often each screen is opened; tasks in a second; open pages; how long each time of load lasts (seconds).
@@ -51,6 +54,26 @@ LOOKS, PER_SECOND, PAGES, SPAN = 40, 250, 200, 15.0
 HOUR = 3600.0
 #: How often a screen is opened that costs much, and how many people ask for one without a pause.
 HEAVY, PEOPLE = 10, 8
+#: What people open who look around. The causes are the last one: they are counted on for a minute after somebody asked for them.
+NEWEST = f"/letters?queue={LETTERS}"
+SCREENS = {
+    "overview": "/",
+    "letters": NEWEST,
+    "delayed": "/delayed",
+    "queues": "/queues",
+    "workers": "/workers",
+    "operations": "/operations",
+    "causes": "/causes",
+}
+#: What searches all that it may: none of it is there.
+NOWHERE = f"/task?id={'0' * 12}"
+SEARCHES = {
+    "letters_none_chosen": f"{NEWEST}&exception=Nothing",
+    "letter_nowhere": f"/letter?queue={LETTERS}&id={'0' * 12}",
+    "task": NOWHERE,
+}
+#: Seconds between two looks into a dead-letter queue of RabbitMQ: what was seen is shown for so long at least.
+LOOKS_APART = 10.0
 #: A dry run of all dead letters; how often it is looked whether it has ended (seconds), and how long it may take.
 DRY_RUN, LOOK, TIMEOUT = f"/operations/preview?kind=redrive&queue={LETTERS}", 0.25, 1800.0
 
@@ -70,7 +93,7 @@ def page(name: str, *, letters: int, delayed: int) -> dict[str, Figure]:
             with here.worker():
                 found |= _looks(operator, "workers", "/workers")
                 found |= _price(here, served, operator)
-                found |= _most(here, operator)
+                found |= _most(here, operator, {**SEARCHES, **SCREENS})
             found |= _task(here, operator)
         books = write_books(here.folder / "books", letters)
         words = ("--allow", "redrive", "--books", str(books))
@@ -80,28 +103,44 @@ def page(name: str, *, letters: int, delayed: int) -> dict[str, Figure]:
             found |= _dry_run(here, operator)
             time.sleep(FRESH)  # until the count is out of date, and the next request begins another one
             with here.worker(), _doing(lambda: _get(operator, DRY_RUN), pause=1.0):
-                return found | _loaded(here, "dry_run")
+                found |= _loaded(here, "dry_run")
+                return found | _together(here, served, operator)
+
+
+def page_on_rabbitmq(name: str, *, letters: int, delayed: int, broker: str) -> dict[str, Figure]:
+    """The price on RabbitMQ, with so many dead letters and delayed messages. Raises `RuntimeError` where a screen is not there."""
+    settings = {"queues": {"#": {"max_delivery_attempts": 1}}}
+    with side(name, settings, broker=broker) as here, here.worker():
+        fail = here.sender("failing")
+        for _ in range(letters):
+            fail()
+        here.wait_until_empty()
+        for _ in range(delayed):
+            here.send_later("noop", HOUR)
+        found = _loaded(here, "without_page")
+        with WebPage("benchmarks.app", here.folder, "--allow", "look", env=dict(os.environ)) as served:
+            operator = served.operator()
+            for screen, path in SCREENS.items():
+                found |= _looks(operator, screen, path)
+            found |= _price(here, served, operator)
+            [look] = operator.get(f"/letters?queue={LETTERS}").forms("/look")
+            with _doing(lambda: operator.post("/look", look), pause=LOOKS_APART):
+                found |= _loaded(here, "looks")
+            return found | _most(here, operator, SCREENS)
 
 
 def _screens(operator: Visitor, letters: int) -> dict[str, Figure]:
     """Milliseconds until each screen's first byte: the median of all looks, and the longest."""
-    newest = f"/letters?queue={LETTERS}"
-    href = _get(operator, newest).text.partition('href="/letter?')[2].partition('"')[0].replace("&amp;", "&")
-    screens = {
-        "overview": "/",
-        "causes": "/causes",
-        "letters": newest,
-        "letters_in_the_middle": f"{newest}&before={letters // 2}",
-        "letters_by_cause": f"{newest}&fingerprint=0123&task=benchmarks.*",
+    href = _get(operator, NEWEST).text.partition('href="/letter?')[2].partition('"')[0].replace("&amp;", "&")
+    screens = {name: path for name, path in SCREENS.items() if name != "workers"} | {
+        "letters_in_the_middle": f"{NEWEST}&before={letters // 2}",
+        "letters_by_cause": f"{NEWEST}&fingerprint=0123&task=benchmarks.*",
         "letter": f"/letter?{href}",
-        "delayed": "/delayed",
-        "queues": "/queues",
-        "operations": "/operations",
     }
     found: dict[str, Figure] = {}
     for name, path in screens.items():
         found |= _looks(operator, name, path)
-    return found | _looks(operator, "letters_none_chosen", f"{newest}&exception=Nothing", HEAVY, searches=True)
+    return found | _looks(operator, "letters_none_chosen", SEARCHES["letters_none_chosen"], HEAVY, searches=True)
 
 
 def _looks(
@@ -177,37 +216,44 @@ def _get(operator: Visitor, path: str) -> Look:
 
 def _price(here: Side, served: WebPage, operator: Visitor) -> dict[str, Figure]:
     """Processor of the broker, and how late tasks begin: with many open pages, and while somebody browses."""
-    with ExitStack() as stack:
-        for _ in range(PAGES):
-            stack.enter_context(_opened(served, operator))
+    with _open_pages(served, operator):
         found = _loaded(here, "open_pages")
-    paths = ("/", "/causes", f"/letters?queue={LETTERS}", "/delayed", "/queues", "/workers", "/operations")
-    screens = itertools.cycle(paths)
+    screens = itertools.cycle(SCREENS.values())
     with _doing(lambda: _get(operator, next(screens)), pause=1.0):
         return found | _loaded(here, "browsing")
 
 
-def _most(here: Side, operator: Visitor) -> dict[str, Figure]:
+@contextmanager
+def _open_pages(served: WebPage, operator: Visitor) -> Iterator[None]:
+    """So many pages whose figures are live."""
+    with ExitStack() as stack:
+        for _ in range(PAGES):
+            stack.enter_context(_opened(served, operator))
+        yield
+
+
+def _most(here: Side, operator: Visitor, screens: Mapping[str, str]) -> dict[str, Figure]:
     """What one screen takes of the broker's processor when people ask for it again as soon as they have it."""
-    newest = f"/letters?queue={LETTERS}"
-    screens = {
-        "overview": "/",
-        "letters": newest,
-        "letters_none_chosen": f"{newest}&exception=Nothing",
-        "letter_nowhere": f"/letter?queue={LETTERS}&id={'0' * 12}",
-        "delayed": "/delayed",
-        "task": f"/task?id={'0' * 12}",
-        "queues": "/queues",
-        "workers": "/workers",
-        "operations": "/operations",
-        "causes": "/causes",  # the last one: it is counted on for a minute after it was asked for
-    }
     found: dict[str, Figure] = {}
     for name, path in screens.items():
         with _doing(functools.partial(operator.get, path), people=PEOPLE):
             loaded = _loaded(here, f"most_{name}")
         found |= {each: loaded[each] for each in (f"most_{name}_broker", f"most_{name}_start_p99")}
     return found
+
+
+def _together(here: Side, served: WebPage, operator: Visitor) -> dict[str, Figure]:
+    """All at once: open pages, a dry run, people who search, and as many who open one screen after the other, without a pause."""
+    screens, lock = itertools.cycle(SCREENS.values()), threading.Lock()
+
+    def look_around() -> None:
+        with lock:
+            path = next(screens)
+        operator.get(path)
+
+    search = functools.partial(operator.get, NOWHERE)
+    with _open_pages(served, operator), _doing(search, people=PEOPLE), _doing(look_around, people=PEOPLE):
+        return _loaded(here, "together")
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode
@@ -12,7 +13,7 @@ from redelivery.errors import InputError
 from .guard import Refused
 from .shared.asking import Turn
 from .shared.last_word import LastWord
-from .shared.looks import Looks
+from .shared.looks import Looks, leaves_marks
 from .shared.previews import Previews
 from .shared.sampler import Sampler
 from .shared.searches import Searches
@@ -97,6 +98,10 @@ class Asked:
         """One search, in its turn, after the others of this page. Raises `Refused` if it waits too long."""
         return self.desk.searches.one(self.turn)
 
+    def screen(self) -> AbstractContextManager[None]:
+        """A whole screen: where each question costs the broker much (RabbitMQ), it is a search. Raises as `search`."""
+        return self.search() if leaves_marks(self.transport) and not self.form else nullcontext()
+
     def first(self, name: str) -> str:
         """A value of the form, or else of the address; empty if there is none."""
         return next(iter(self._given(name)), "").strip()
@@ -111,12 +116,11 @@ class Asked:
     def number(self, name: str, otherwise: int | None = None) -> int | None:
         """A number of the address. Raises `InputError`."""
         given = self.first(name)
-        if not given:
-            return otherwise
-        if not given.isascii() or not given.isdecimal() or len(given) > 18:  # noqa: PLR2004 - digits that any integer of the broker holds
-            msg = f"{name} = {given!r} is not a number"
-            raise InputError(msg)
-        return int(given)
+        return _number(name, given) if given else otherwise
+
+    def numbers(self, name: str) -> list[int]:
+        """All numbers of this name. Raises `InputError`."""
+        return [_number(name, each) for each in self.many(name)]
 
     def href(self, path: str, /, **query: Any) -> str:
         """The address of a screen of this page; what is None or empty is left out."""
@@ -151,3 +155,10 @@ class Asked:
                     403, f"This page may not {action}{where}: it is started with --allow {action}, or mounted with allow=…"
                 )
             raise Refused(403, f"{harmless(self.user.name)} may not {action}{where}: the login of this page gives no such right")
+
+
+def _number(name: str, given: str) -> int:
+    if not given.isascii() or not given.isdecimal() or len(given) > 18:  # noqa: PLR2004 - digits that any integer of the broker holds
+        msg = f"{name} = {given!r} is not a number"
+        raise InputError(msg)
+    return int(given)

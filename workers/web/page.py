@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import re
+from contextlib import nullcontext
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -142,7 +143,8 @@ class Page:
         return bytes(self._html(asked, Shown("head.html", {"here": path, "title": views.TITLES[path]}), "", 0).body)
 
     def _made(self, view: Callable[[Asked], Shown | Go], asked: Asked, cookie: FormCookie, *, asks_broker: bool) -> Response:
-        shown = view(asked)
+        with asked.screen() if asks_broker else nullcontext():
+            shown = view(asked)
         if self._beside is not None and asks_broker:
             self._beside.start()
         if isinstance(shown, Go):

@@ -26,6 +26,7 @@ from .consuming.start_markers import Starts, start_of
 from .delays import waiting
 from .journal.entries import moved_of, word_of
 from .journal.reader import Journal
+from .kept import Kept
 from .messages import message_of
 from .names import AmqpNames
 from .policies import warn_of_bypasses, warn_of_policies
@@ -44,6 +45,7 @@ from .topology import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
+    from contextlib import AbstractContextManager
 
     from celery import Celery
     from celery.worker.consumer import Consumer
@@ -74,6 +76,7 @@ class AmqpTransport(WithoutLeases):
         self.app = app
         self.keys = AmqpNames()
         self.claim: ChannelClaim | None = None
+        self._kept = Kept(self.connect)
         self.publisher = Publisher(self.connect, self.keys, self._declare_outcomes, self._settled)
         self._ready: set[tuple[str, str]] = set()
         self._starts = Starts(self.connect)
@@ -101,6 +104,10 @@ class AmqpTransport(WithoutLeases):
             msg = f"broker {connection.as_uri()} refused the connection: {exc}"
             raise kind(msg) from exc
         return connection
+
+    def asking(self) -> AbstractContextManager[Any]:
+        """A connection for one question that leaves nothing open on it, the same as for the one before. Raises as `connect`."""
+        return self._kept.asking()
 
     # the worker's side
 

@@ -29,8 +29,8 @@ from redelivery.workers.web.guard import form_token_of
 from redelivery.workers.web.shared import streams
 from redelivery.workers.web.shared.asking import Asking
 from redelivery.workers.web.shared.figures import Figures
-from redelivery.workers.web.views import queues
-from tests.support.desk import LETTERS, QUEUE, Desk, copies
+from redelivery.workers.web.views import letters, queues
+from tests.support.desk import LETTERS, QUEUE, Desk, copies, task_message
 from tests.support.running import until
 
 if TYPE_CHECKING:
@@ -269,6 +269,29 @@ def test_the_beginning_of_an_id_lists_all_that_begin_so_without_reading_the_whol
         [older] = [html.unescape(each) for each in linked(shown) if "before=" in each]
         shown = asked(page, older).text
     assert "id=task-00077&amp;at=77" in shown
+
+
+@pytest.mark.parametrize("many", [False, True])
+def test_an_operation_looks_an_id_up_by_its_beginning_unless_there_are_too_many_dead_letters(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, many: bool
+) -> None:
+    """Then the dry run takes it as whole and says so, reads the queue once, and a whole id is found as ever."""
+    task_id = desk.die(task_message("5a1f9c3e-77aa-4f0e-9a55-0d4f6f1c2b3d"))
+    copies(desk, 150)
+    desk.die()
+    page = asgi_app(desk.app, user=by_header, allow=["redrive"], carry_out=False)
+    monkeypatch.setattr(letters, "SEARCHED", 151 if many else 152)
+    kept, said = f"/operations/preview?kind=redrive&queue={LETTERS}", "here the id must be whole"
+    short = asked(page, f"{kept}&id={task_id[:8]}").text
+    assert (said in short, "No dead letter would go: 0 of 152 are chosen." in short, "1 dead letter of 152 would go" in short) == (
+        many,
+        many,
+        not many,
+    )
+    assert "1 dead letter of 152 would go" in asked(page, f"{kept}&id={task_id}").text
+    begun = posted(page, "/operations/begin", "ada", kind="redrive", queue=LETTERS, id=task_id[:8])
+    [made] = operation.listed(desk.install)
+    assert (begun.status_code, set(made.filter.task_ids)) == (303, {task_id[:8] if many else task_id})
 
 
 def runners() -> set[threading.Thread]:

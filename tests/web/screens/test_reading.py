@@ -83,7 +83,37 @@ def test_the_example_of_a_cause_is_opened_in_its_own_queue(page: WebPage, desk: 
     counts = {"3 in DLQ.orders": 3, "1 in DLQ.mail": 1}
     links = re.findall(r'<a href="([^"]*)">([0-9]+ in [^<]*)</a>', causes.text)
     assert {text: operator.get(unescape(href)).text.count("/letter?queue") for href, text in links} == counts
-    assert len(causes.links("/letters?queue=DLQ.orders&fingerprint")) == 1, "the count of all opens no queue that has but some"
+    [everything] = re.findall(r'<a href="([^"]*)">4</a>', causes.text)
+    shown = operator.get(unescape(everything))
+    assert shown.text.count("/letter?queue") == 4, "the count of a cause opens all of it, whatever the queue"
+    assert {
+        operator.get(each).text.count("/letter?queue") for each in shown.links("/letters?queue=DLQ.") if "fingerprint" in each
+    } == {3, 1}
+
+
+def test_one_click_leads_to_everything_of_a_cause_though_many_others_died_later(page: WebPage, desk: Desk) -> None:
+    """In each queue from its newest on; ten of each are shown, with a link to all, and queues beyond the eighth are links alone."""
+    queues = [LETTERS, *(f"DLQ.mail{number}" for number in range(9))]
+    for name in queues:
+        for _ in range(12 if name == LETTERS else 1):
+            desk.die(fingerprint="f-one", into=name)
+    kept = desk.client.lrange(LETTERS, 0, -1)
+    desk.client.delete(LETTERS)
+    copies(desk, 3000)
+    desk.client.rpush(LETTERS, *kept)
+    operator = page.operator()
+    causes = until(lambda: _if_in("2 causes of 3,021", operator.get("/causes")), 60, "all to be counted")
+    [everything] = re.findall(r'<a href="([^"]*)">21</a>', causes.text)
+    shown = operator.get(unescape(everything))
+    assert ("f-one" in shown.read, "Dead letters of 10 queues" in shown.read) == (True, True), shown.read
+    assert (shown.text.count("/letter?queue"), "The newest 10 are shown." in shown.read) == (10 + 7, True), shown.read
+    links = [each for each in shown.links("/letters?queue=DLQ.") if "fingerprint=f-one" in each]
+    assert [operator.get(each).text.count("/letter?queue") for each in links] == [12, *([1] * 9)]
+    many = "&".join(f"queue={LETTERS}" for _ in range(51))
+    refused = operator.get(f"/letters?{many}")
+    assert (refused.status, "51 queues are too many for one screen" in refused.read) == (400, True), refused.read
+    unknown = operator.get(f"/letters?queue={LETTERS}&queue=DLQ.nowhere")
+    assert (unknown.status, "DLQ.nowhere" in unknown.read) == (400, True), unknown.read
 
 
 def test_links_to_a_dead_letter_name_its_place(page: WebPage, desk: Desk) -> None:

@@ -62,14 +62,14 @@ class AmqpAudit:
                 raise BrokerUnavailable(msg) from exc
 
     def records(self, limit: int) -> list[Record]:
-        with self._transport.connect() as connection:
+        with self._transport.asking() as connection:
             end = _end(_read(connection, self.name, "last"))
             # The last file of all may hold nothing yet that is confirmed, while somebody records.
             read = _read(connection, self.name, max(end - limit - MARGIN, 0) if end else "first")
         return [record for _, record in read[::-1]][:limit]
 
     def following(self, record_id: str, position: int) -> Recorded:
-        with self._transport.connect() as connection:
+        with self._transport.asking() as connection:
             read = _read(connection, self.name, max(position - 1, 0))
             is_first = read and read[0][0] == position - 1
             is_another = (is_first and read[0][1].record_id != record_id) or (not read and position > 0)
@@ -93,21 +93,20 @@ def _end(read: list[tuple[int, Record]]) -> int:
 def _read(connection: Any, name: str, since: int | str) -> list[tuple[int, Record]]:
     """What stands in the stream from this place on, each with its place; nothing where there is no stream."""
     found: list[tuple[int, Record]] = []
-    channel = connection.connection.channel()
-    channel.basic_qos(0, MAX_UNREAD, a_global=False)
-    try:
-        channel.basic_consume(name, callback=lambda message: found.append(_record(message)), arguments={OFFSET: since})
-    except NotFound:
-        return []
-    except AccessRefused as exc:
-        log.warning("audit.unread", error=str(exc), why="give this user the right to read it")
-        return []
-    _catch_up(channel, found)
-    if not found:  # a stream is not empty: while somebody records, it may not have begun to send
-        with suppress(TimeoutError):
-            connection.connection.drain_events(timeout=FIRST)
+    with connection.connection.channel() as channel:
+        channel.basic_qos(0, MAX_UNREAD, a_global=False)
+        try:
+            channel.basic_consume(name, callback=lambda message: found.append(_record(message)), arguments={OFFSET: since})
+        except NotFound:
+            return []
+        except AccessRefused as exc:
+            log.warning("audit.unread", error=str(exc), why="give this user the right to read it")
+            return []
         _catch_up(channel, found)
-    channel.close()
+        if not found:  # a stream is not empty: while somebody records, it may not have begun to send
+            with suppress(TimeoutError):
+                connection.connection.drain_events(timeout=FIRST)
+            _catch_up(channel, found)
     return found
 
 

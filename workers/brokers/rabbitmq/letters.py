@@ -63,25 +63,25 @@ class AmqpLetterStore:
 
     def has_queue(self, name: str) -> bool:
         """As `LetterStore.has_queue`."""
-        with self.transport.connect() as connection:
+        with self.transport.asking() as connection:
             return depth_of(connection, name) is not None
 
     def is_consumed(self, name: str) -> bool:
         """As `LetterStore.is_consumed`."""
-        with self.transport.connect() as connection:
+        with self.transport.asking() as connection:
             counts = counts_of(connection, name)
         return counts is not None and counts[1] > 0
 
     def depth(self, name: str) -> int:
         """As `LetterStore.depth`. Needs no management plugin."""
-        with self.transport.connect() as connection:
+        with self.transport.asking() as connection:
             return depth_of(connection, name) or 0
 
     def summaries(self, origins: Mapping[str, str]) -> list[DeadLetterQueue]:
         """As `LetterStore.summaries`: counted, for a look would mark the letters."""
         if not origins:
             return []
-        with self.transport.connect() as connection:
+        with self.transport.asking() as connection:
             return [DeadLetterQueue(name, origin, depth_of(connection, name) or 0) for name, origin in origins.items()]
 
     def open(self, name: str) -> AmqpLetters:

@@ -34,7 +34,7 @@ class AmqpGauges:
     ) -> Iterator[Gauge]:
         """As `Gauges.sample`; a queue that is not there has no sample."""
         transport = self._transport
-        with transport.connect() as connection:
+        with transport.asking() as connection:
             for queue in queues:
                 declared = counts_of(connection, queue)
                 if declared is not None:

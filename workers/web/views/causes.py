@@ -9,6 +9,7 @@ from ...operations.letters import dead_letters
 from ...operations.letters.reading.causes import Causes
 from ..asked import Shown
 from ..shared.looks import LIMIT, leaves_marks
+from .letters import MOST_QUEUES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -66,18 +67,18 @@ def causes(asked: Asked) -> Shown:
 
 
 def _row(asked: Asked, found: Causes, cause: Cause, now_ms: int, newest: Mapping[tuple[str, str], int]) -> dict[str, Any]:
-    places = [
-        {
-            "queue": queue,
-            "count": count,
-            "href": asked.href("/letters", queue=queue, **_choice(cause), before=_before(cause, queue, newest)),
-        }
-        for queue, count in _most(cause.dead_letter_queues)
-    ]
+    def href(*queues: str) -> str:
+        starts: list[int | None] = [_before(cause, each, newest) for each in queues]
+        return asked.href("/letters", queue=queues, **_choice(cause), before=() if None in starts else starts)
+
+    counts = _most(cause.dead_letter_queues)
+    queues = [queue for queue, _ in counts]
+    places = [{"queue": queue, "count": count, "href": href(queue)} for queue, count in counts]
     course = found.course(cause, now_ms, MINUTES, PARTS)
     return {
         "cause": cause,
         "places": places,
+        "href": href(*queues[:MOST_QUEUES]),
         "example": asked.href("/letter", queue=cause.queue, id=cause.task_id, at=cause.place),
         "course": course,
         "recent": sum(course),

@@ -13,7 +13,7 @@ from redelivery.middleware.messages.events import Reason
 from ...operations.letters import dead_letters
 from ...operations.letters.choice import filter_of, listing_of
 from ...operations.letters.filter import Filter
-from ...operations.letters.reading.browse import Browsed, browsed
+from ...operations.letters.reading.browse import SLOW, Browsed, browsed
 from ...operations.runs.audit import Act, Acted, acted, record
 from ...operations.runs.operation import is_kept
 from ...operations.words.numbers import seconds
@@ -29,15 +29,21 @@ if TYPE_CHECKING:
 
 #: Dead letters of one page, and the most of a queue in which the beginning of an id is looked for.
 PAGE, SEARCHED = 50, 200_000
+#: Queues whose dead letters are on one page, how many of each, and the queues that an address may name.
+QUEUES, EACH, MOST_QUEUES = 8, 10, 50
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Which dead letters of which queue, as the command line names it. `given` is kept as it was given, for the address."""
+    """Which dead letters of which queue, as the command line names it. `given` is kept as it was given, for the address.
+
+    `takes_whole`: an id that may be shortened was not looked up, so it names the task only if it is whole.
+    """
 
     queue: str
     chosen: Filter
     given: dict[str, Any]
+    takes_whole: bool = False
 
     @property
     def words(self) -> str:
@@ -84,7 +90,7 @@ def choice_of(asked: Asked, queue: str, *, is_listed: bool = False) -> Choice:
         return Choice(queue, filter_of(asked.transport, queue, options), given)
     if sum(each.letters for each in dead_letters.summaries(asked.runtime) if each.name == queue) > SEARCHED:
         chosen = filter_of(asked.transport, queue, {**options, "task_ids": ()})
-        return Choice(queue, replace(chosen, task_ids=frozenset(given["id"])), given)
+        return Choice(queue, replace(chosen, task_ids=frozenset(given["id"])), given, takes_whole=True)
     asked.head_first(is_reached=False)
     with asked.search():
         return Choice(queue, filter_of(asked.transport, queue, options), given)
@@ -97,9 +103,11 @@ def waiting_choice(queue: str, tasks: tuple[str, ...]) -> Choice:
 
 
 def letters(asked: Asked) -> Shown:
-    """The list of dead letters; without a queue, the list of dead-letter queues."""
+    """The dead letters of one queue, or the newest of several; without a queue, the list of dead-letter queues."""
     runtime = asked.runtime
     queues = dead_letters.summaries(runtime)
+    if len(asked.many("queue")) > 1:
+        return _of_several(asked, {each.name for each in queues})
     name = asked.first("queue")
     if not name:
         full = [each for each in queues if each.letters]
@@ -111,7 +119,7 @@ def letters(asked: Asked) -> Shown:
     choice = choice_of(asked, name, is_listed=True)
     asked.head_first()
     is_marked = leaves_marks(asked.transport)
-    found, at_ms = _found(asked, choice, is_marked=is_marked)
+    found, at_ms = _found(asked, choice, asked.number("before"), is_marked=is_marked)
     return Shown(
         "letters.html",
         {
@@ -131,10 +139,37 @@ def letters(asked: Asked) -> Shown:
     )
 
 
-def _found(asked: Asked, choice: Choice, *, is_marked: bool) -> tuple[Browsed | None, int | None]:
+def _of_several(asked: Asked, known: set[str]) -> Shown:
+    """The newest dead letters of each of these queues, with a link to all of them there. Further queues are links alone."""
+    names, places = asked.many("queue"), asked.numbers("before")
+    if len(names) > MOST_QUEUES:
+        msg = f"{len(names)} queues are too many for one screen: name {MOST_QUEUES} at most"
+        raise InputError(msg)
+    starts = dict(zip(names, places, strict=True)) if len(places) == len(names) else {}
+    for name in names:
+        if name not in known:
+            dead_letters.required(asked.runtime, name)
+    choices = [choice_of(asked, name, is_listed=True) for name in dict.fromkeys(names)]
+    asked.head_first()
+    is_marked = leaves_marks(asked.transport)
+    parts: list[dict[str, Any]] = []
+    for choice in choices:
+        href = asked.href("/letters", queue=choice.queue, before=starts.get(choice.queue), **choice.given)
+        part: dict[str, Any] = {"choice": choice, "href": href}
+        if len(parts) < QUEUES:
+            found, at_ms = _found(asked, choice, starts.get(choice.queue), is_marked=is_marked, limit=EACH, seconds=SLOW / QUEUES)
+            rows = [] if found is None else [row_of(asked, choice.queue, place, letter) for place, letter in found.letters[:EACH]]
+            part |= {"found": found, "looked_ms": at_ms, "rows": rows}
+        parts.append(part)
+    return Shown("letters_of_several.html", {"parts": parts, "shown": QUEUES, "most": LIMIT})
+
+
+def _found(
+    asked: Asked, choice: Choice, before: int | None, *, is_marked: bool, limit: int = PAGE, seconds: float | None = None
+) -> tuple[Browsed | None, int | None]:
     if not is_marked:
         with asked.search() if choice.has_filter else nullcontext():
-            return browsed(asked.transport, choice.queue, choice.chosen, before=asked.number("before"), limit=PAGE), None
+            return browsed(asked.transport, choice.queue, choice.chosen, before=before, limit=limit, seconds=seconds), None
     last = asked.desk.looks.last(choice.queue)
     if last is None:
         return None, None
