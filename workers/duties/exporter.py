@@ -75,7 +75,7 @@ class Exporter(Duty):
         if isinstance(exc, RedeliveryError):
             log.error("outcome_log.export_failed", to=self._destination, error=str(exc))
         elif isinstance(exc, ImportError):
-            why = f"the export needs pyarrow ({exc}): pip install 'redelivery[export]'"
+            why = f"the export needs pyarrow ({exc}): install redelivery[export]"
             log.error("outcome_log.export_failed", to=self._destination, error=why)
         else:
             log.exception("outcome_log.export_failed", to=self._destination)

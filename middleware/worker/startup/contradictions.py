@@ -69,9 +69,9 @@ def found_contradictions(runtime: Runtime) -> list[Contradiction]:
 
 def _extras(runtime: Runtime) -> Iterator[Contradiction]:
     if runtime.settings.metrics_listen is not None and find_spec("prometheus_client") is None:
-        yield Contradiction("metrics_listen", "prometheus_client is not installed", "pip install 'redelivery[metrics]'")
+        yield Contradiction("metrics_listen", "prometheus_client is not installed", "install redelivery[metrics]")
     if runtime.settings.opentelemetry and find_spec("opentelemetry") is None:
-        yield Contradiction("opentelemetry", "its API is not installed", "pip install 'redelivery[otel]'")
+        yield Contradiction("opentelemetry", "its API is not installed", "install redelivery[otel]")
 
 
 def _settings(app: Celery) -> Iterator[Contradiction]:

@@ -26,7 +26,7 @@ def test_list_shows_each_queue_with_its_letters_and_reasons(desk: Desk) -> None:
     done = desk.run("dlq", "list")
     assert done.exit_code == 0
     heading, line = done.output.splitlines()
-    assert heading.split("\t") == ["dead-letter queue", "origin", "letters", "oldest", "newest", "reasons"]
+    assert heading.split("\t") == ["dead-letter queue", "origin", "dead letters", "oldest", "newest", "reasons"]
     old = r"2h(?: \d+s)? ago"  # the clock goes on between the deaths and the look
     assert re.fullmatch(rf"{LETTERS}\t{QUEUE}\t3\t{old}\t{old}\texhausted 2, worker_lost 1", line.strip()), line
 

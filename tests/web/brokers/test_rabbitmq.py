@@ -7,7 +7,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from redelivery.middleware.brokers.rabbitmq.delays import waiting
+from redelivery.middleware.brokers.rabbitmq.messages import message_of
+from redelivery.middleware.brokers.rabbitmq.names import AmqpNames
 from redelivery.middleware.brokers.rabbitmq.peek import Look
+from redelivery.middleware.brokers.rabbitmq.topology import declare_delays
+from redelivery.middleware.messages.steps import sealed
 from redelivery.workers.operations.runs.audit import os_user
 from redelivery.workers.web.guard import FormCookie, form_token_of
 from tests.conformance.brokers import Place, letter
@@ -114,3 +119,30 @@ def test_a_slow_rabbitmq_has_old_figures_and_a_letter_goes_back_once(
     until(lambda: (rabbit.depth(LETTERS), rabbit.depth(QUEUE)) == (0, 1), 60, "the letter to be in its queue")
     again = operator.post("/letter/redrive", form)
     assert again.status == 400, again.read
+
+
+@pytest.mark.full
+def test_of_very_many_delayed_messages_those_that_are_due_first_are_shown(rabbit: Rabbit, opened: Callable[..., WebPage]) -> None:
+    """The page takes 2,000 at most, says so, and gives them back: it opens in time, however many there are."""
+    names = AmqpNames()
+    with rabbit.connection() as connection:
+        connection.default_channel.queue_declare(QUEUE, durable=True, auto_delete=False)
+        declare_delays(connection, names)
+        channel = connection.connection.channel()
+        for number in range(2_100):
+            late = number % 21 == 20  # 100 wait in a higher level than the others
+            task_id, delay_ms = (f"late-{number:05}", 7_200_000) if late else (f"soon-{number:05}", 4_000_000)
+            waits = waiting(names, QUEUE, sealed(task_message(task_id)), delay_ms)
+            assert waits is not None
+            channel.basic_publish(message_of(waits.message, target=waits.target), *waits.target)
+        channel.close()
+    levels = [names.level(bit) for bit in (11, 12)]
+    until(lambda: [rabbit.depth(each) for each in levels] == [2_000, 100], 60, "all to wait")
+    operator = opened().operator()
+    for _ in range(2):
+        shown = operator.get("/delayed")
+        assert shown.status == 200, shown.read
+        assert "2,100 messages wait" in shown.read
+        assert "So it took 2,000 of them, which are due first." in shown.read
+        assert ("soon-" in shown.text, "late-" in shown.text) == (True, False)
+    assert [rabbit.depth(each) for each in levels] == [2_000, 100]

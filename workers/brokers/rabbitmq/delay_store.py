@@ -8,7 +8,8 @@ A message that is cancelled, promoted or rescheduled is taken from its level by 
 goes, recorded, and then acknowledged. Its due time is what its own header says; a level tells nobody when it lets go.
 
 Limits: due times are whole seconds, rounded up. What a level holds beyond `MAX_HELD` messages is not seen, and a search reads all
-levels: there is no index.
+levels: there is no index. A glance takes `GLANCED` messages at most, of the lowest levels, which are due first; one that moves down
+meanwhile may be missed.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from redelivery.middleware.brokers.rabbitmq.delays import waiting
 from redelivery.middleware.brokers.rabbitmq.names import BITS, address
-from redelivery.middleware.brokers.rabbitmq.peek import Look, depth_of
+from redelivery.middleware.brokers.rabbitmq.peek import MAX_HELD, Look, depth_of
 from redelivery.middleware.ports import Answer
 
 from ...letters import Contents
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
 
 #: Characters of a routing key before the address: a digit and a point for each bit.
 BEFORE_ADDRESS = 2 * BITS
+#: Messages that one glance takes: some two seconds of a busy machine.
+GLANCED = 2_000
 
 
 class AmqpDelayStore:
@@ -48,7 +51,7 @@ class AmqpDelayStore:
 
     def glance(self, limit: int, parts: int, queue: str | None = None, within_ms: int | None = None) -> Glance:
         """As `DelayStore.glance`, of one look at all that waits."""
-        every = self._each_once()
+        every, unseen = self._glimpsed()
         found, now_ms = _sorted(every, queue), self._transport.now_ms()
         until_ms = now_ms + within_ms if within_ms is not None else max(found[-1].due_ms if found else 0, now_ms + 1)
         course, later = [0] * parts, 0
@@ -57,7 +60,7 @@ class AmqpDelayStore:
                 later += 1
             else:
                 course[max(-(-(each.due_ms - now_ms) * parts // (until_ms - now_ms)) - 1, 0)] += 1
-        return Glance(_totals(every), found[:limit], course, until_ms, later)
+        return Glance(_totals(every), found[:limit], course, until_ms, later, unseen)
 
     def totals(self) -> dict[str, int]:
         return _totals(self._each_once())
@@ -92,21 +95,41 @@ class AmqpDelayStore:
 
     def walk(self, connection: Connection) -> Iterator[Delayed]:
         """Everything that waits, in no order, some of it perhaps twice."""
+        for bit in self._levels(connection):
+            yield from self._look(connection, bit, MAX_HELD)
+
+    def _levels(self, connection: Connection) -> dict[int, int]:
+        """The levels that hold messages, from the highest down, and how many."""
+        depths = {bit: depth_of(connection, self._names.level(bit)) or 0 for bit in reversed(range(BITS))}
+        return {bit: depth for bit, depth in depths.items() if depth}
+
+    def _look(self, connection: Connection, bit: int, most: int) -> Iterator[Delayed]:
         names = {address(queue): queue for queue in self._transport.app.amqp.queues}
-        for bit in reversed(range(BITS)):
-            level = self._names.level(bit)
-            if not depth_of(connection, level):
-                continue
-            with Look(connection, level) as look:
-                for found in look:
-                    goes_to = found.routing_key[BEFORE_ADDRESS:]
-                    contents = Contents.of(found.raw)
-                    queue = names.get(goes_to, goes_to)
-                    yield Delayed(contents, queue, queue, _due_ms(contents), _ident(bit, found.raw))
+        with Look(connection, self._names.level(bit), most=most) as look:
+            for found in look:
+                goes_to = found.routing_key[BEFORE_ADDRESS:]
+                contents = Contents.of(found.raw)
+                queue = names.get(goes_to, goes_to)
+                yield Delayed(contents, queue, queue, _due_ms(contents), _ident(bit, found.raw))
+
+    def _glimpsed(self) -> tuple[list[Delayed], int]:
+        """What waits, or as much of it as a glance takes, and how much it does not."""
+        with self._transport.connect() as connection:
+            levels = self._levels(connection)
+            total = sum(levels.values())
+            if total <= GLANCED:
+                return _once(each for bit in levels for each in self._look(connection, bit, MAX_HELD)), 0
+            found: list[Delayed] = []
+            for bit in reversed(levels):
+                found += self._look(connection, bit, GLANCED - len(found))
+                if len(found) >= GLANCED:
+                    break
+        seen = _once(found)
+        return seen, max(total - len(seen), 0)
 
     def _each_once(self) -> list[Delayed]:
         with self._transport.connect() as connection:
-            return list({each.contents.raw: each for each in self.walk(connection)}.values())
+            return _once(self.walk(connection))
 
     def _carried(self, ident: str, event: Event, message: bytes | None = None, target: tuple[str, str] = ("", "")) -> Answer:
         """Take one message from its level, for good, or to go to `target` instead; `ALREADY` where it waits there no more."""
@@ -124,6 +147,10 @@ class AmqpDelayStore:
                             look.take(found)
                         return answer
         return Answer.ALREADY
+
+
+def _once(every: Iterable[Delayed]) -> list[Delayed]:
+    return list({each.contents.raw: each for each in every}.values())
 
 
 def _totals(every: Iterable[Delayed]) -> dict[str, int]:

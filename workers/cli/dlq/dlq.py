@@ -40,13 +40,13 @@ MAX_REASONS = 3
 QUEUES = (
     Column("dead-letter queue", 2, 20, keeps_end=True),
     Column("origin", 1, keeps_end=True, leaves=2),
-    "letters",
+    "dead letters",
     Column("oldest", leaves=3),
     Column("newest", leaves=1),
     Column("reasons", 3, 16),
 )
 CAUSES = (
-    "letters",
+    "count",
     Column("fingerprint", 3, leaves=1),
     Column("reason", 1, 9, is_coloured=True),
     Column("task", 4, 14, keeps_end=True),

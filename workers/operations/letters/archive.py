@@ -156,7 +156,7 @@ def row_of(letter: Letter, name: str, *, now_ms: int, why: str) -> dict[str, Any
 def _write_lines(rows: Sequence[dict[str, Any]], uri: str, folder: str, file: str) -> str:
     """JSON lines below a local path, named when they are on the disk."""
     if "://" in uri:
-        msg = f"{scrubbed(uri)!r} needs pyarrow, which is not installed: pip install 'redelivery[export]', or give a path"
+        msg = f"{scrubbed(uri)!r} needs pyarrow, which is not installed: install redelivery[export], or give a path"
         raise InputError(msg)
     place = Path(uri) / folder
     unfinished = place / f".{file}.{uuid.uuid4().hex}"

