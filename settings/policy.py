@@ -83,8 +83,8 @@ class RedeliveryPolicy:
     Each field with its unit, its default, and whose word it is. `redelivery.middleware.policy.backoff` has the formula of the
     delays.
 
-    - `max_delivery_attempts` (deliveries; 10): a message dies when so many deliveries have failed. A crash
-      counts, too. -1 is no limit. Artemis.
+    - `max_delivery_attempts` (deliveries; 10): a message dies when this many deliveries have failed. A crash
+      of a task's process counts. -1 is no limit. Artemis.
     - `redelivery_delay` (seconds; 1): how long a message waits before the second attempt. Artemis.
     - `redelivery_delay_multiplier` (factor; 2): each further wait is the wait before it, multiplied by this. Below 1
       the waits become shorter. Artemis.

@@ -29,8 +29,9 @@ Every setting, with its unit, its default and the variable that sets it.
 Durations are seconds, or a `timedelta` in Python. 0 is a value and never means "unset". If None is a value, write `"none"` for it
 in TOML and in the environment. An unknown name is an error, which names the nearest known one.
 
-Settings come from four sources; a later one overrides an earlier one: the built-in default, the TOML file that `{CONFIG}` names,
-`app.conf.redelivery`, the environment. A variable's value is JSON, or plain text. This is such a file:
+Settings come from four sources, and a later one overrides an earlier one: the built-in defaults; the TOML file that `{CONFIG}`
+names; the app, by `app.conf.redelivery` or by `Redelivery(app, {{...}})`, which replaces it; the environment. A variable's value is
+JSON, or plain text. This is an example of the TOML file:
 
 ```toml
 lease = 10
@@ -46,8 +47,8 @@ dead_letter_queue = "none"
 
 You can set them in four places. A later place overrides an earlier one, field by field:
 
-1. a row of `queues`, named by a pattern (`{PREFIX}QUEUES` is the whole table, in JSON). The variable of a field sets it for the row
-   `#`;
+1. a row of `queues`, named by a pattern (`{PREFIX}QUEUES` is the whole table, in JSON). The variable of a
+   field, below, sets it for all queues (the row `#`);
 2. a row of `tasks`, named by a pattern (`{PREFIX}TASKS`);
 3. `@redeliver(...)` on the task;
 4. `override` (`{PREFIX}OVERRIDE`), which has tables `queues` and `tasks` of its own. Only what a task raises overrides it.

@@ -19,6 +19,7 @@ from ...operations.runs.operation import (
     State,
     abort,
     begin,
+    check,
     found,
     is_kept,
     listed,
@@ -116,6 +117,7 @@ def planned(asked: Asked) -> Shown:
     def count(rest: Callable[[Walked], None]) -> Preview:
         return preview(asked.runtime, kind, choice.queue, choice.chosen, options, on_progress=rest)
 
+    check(asked.runtime, kind, choice.queue, choice.chosen, options)  # while the status can still say that it cannot be done
     asked.head_first(is_reached=False)
     job = asked.desk.previews.of((kind, choice.queue, repr(choice.given), options), count)
     return Shown(
