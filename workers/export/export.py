@@ -76,7 +76,7 @@ def export_outcomes(client: Redis, keys: Keys, destination: str, *, format: Form
 
 def _write(client: Redis, keys: Keys, batch: Batch, result: ExportResult, format: Format) -> None:  # noqa: A002
     """One batch: whatever it holds is on the disk before the log lets go of it."""
-    write_gaps(batch, result)
+    write_gaps(batch, result, keys.outcomes)
     ending = ending_of(keys.outcomes)
     refused = write_refused(batch, result, ending)
     files = write_events(batch, result, format, ending)
@@ -85,11 +85,11 @@ def _write(client: Redis, keys: Keys, batch: Batch, result: ExportResult, format
     _finish(client, keys, batch)
 
 
-def write_gaps(batch: Batch, result: ExportResult) -> None:
-    """Note the gaps before a batch beside the events."""
+def write_gaps(batch: Batch, result: ExportResult, name: str) -> None:
+    """Note the gaps before a batch of the log of this name beside the events."""
     if not batch.gaps:
         return
-    note(batch.gaps, result.destination)
+    note(batch.gaps, result.destination, name)
     result.gaps += batch.gaps
     for gap in batch.gaps:
         log.warning("outcome_log.gap_found", after=gap.after, before=gap.before, lost=gap.lost, why=gap.why)

@@ -1,4 +1,7 @@
-"""Gaps: what left the broker before it was exported, noted in `_gaps.jsonl` of the folder that it is missing from."""
+"""Gaps: what left the broker before it was exported, noted in `_gaps.jsonl` of the folder that it is missing from.
+
+An app with a key prefix has a file of its own, `_gaps-<eight digits>.jsonl`: another app may export to the same folder.
+"""
 
 from __future__ import annotations
 
@@ -8,23 +11,28 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from ..ports import Gap
-from .tables import read_lines, write_rows
+from .commits import ending_of
+from .tables import names, read_lines, write_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+#: What the names of their files begin with. Spark skips such names.
+NAME = "_gaps"
 GAPS = pa.schema({"after": pa.string(), "before": pa.string(), "lost": pa.int64(), "why": pa.string(), "noticed_ms": pa.int64()})
 
 
-def note(gaps: Iterable[Gap], folder: str) -> None:
-    """Add these to what is noted in this folder. Raises `InputError` where it cannot be read or written."""
-    known = {row["after"]: row for row in read_lines(folder, "_gaps.jsonl")}
+def note(gaps: Iterable[Gap], folder: str, log: str) -> None:
+    """Add these gaps of a log (or audit) to those that are noted in this folder. Raises `InputError` where that fails."""
+    name = f"{NAME}{ending_of(log)}"
+    known = {row["after"]: row for row in read_lines(folder, f"{name}.jsonl")}
     # After a crash the same gap is noticed again: it begins where it began.
     known |= {gap.after: asdict(gap) for gap in gaps}
-    write_rows(known.values(), folder, GAPS, name="_gaps", format="jsonl")
+    write_rows(known.values(), folder, GAPS, name=name, format="jsonl")
 
 
 def noted(folder: str) -> list[Gap]:
-    """What is noted in this folder. Raises `InputError` where it cannot be read."""
-    rows: list[dict[str, Any]] = [{"lost": None, **row} for row in read_lines(folder, "_gaps.jsonl")]
+    """What is noted in this folder, of any log. Raises `InputError` where it cannot be read."""
+    files = [each for each in names(folder) if each.startswith(NAME) and each.endswith(".jsonl")]
+    rows: list[dict[str, Any]] = [{"lost": None, **row} for file in files for row in read_lines(folder, file)]
     return [Gap(**{name: row[name] for name in GAPS.names}) for row in rows]

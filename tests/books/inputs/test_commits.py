@@ -10,7 +10,9 @@ import pytest
 from redelivery.errors import InputError
 from redelivery.middleware.brokers.redis.keys import Keys
 from redelivery.workers.export.export import export_outcomes
-from redelivery.workers.reconciliation.inputs.reading import key_of, listing, root_of
+from redelivery.workers.export.gaps import note, noted
+from redelivery.workers.ports import Gap
+from redelivery.workers.reconciliation.inputs.reading import key_of, listing, not_noted, read_gaps, root_of
 from redelivery.workers.reconciliation.spark.files import Files
 from tests.support.books.recorded import KEYS, record
 from tests.support.books.spark_session import spark
@@ -106,7 +108,20 @@ def test_the_gaps_of_a_commit_are_read_with_it(spark: SparkSession, out: Path) -
     [commit] = out.glob("_commits/*/*.json")
     told = json.loads(commit.read_text())
     commit.write_text(json.dumps({**told, "gaps": [{"after": "1-0", "lost": 3}]}))
-    assert listed(spark, out).gaps == [{"after": "1-0", "lost": 3}]
+    assert listed(spark, out).gaps == [(KEYS.outcomes, {"after": "1-0", "lost": 3})]
+
+
+def test_two_apps_have_a_gap_each_behind_the_same_entry(spark: SparkSession, out: Path) -> None:
+    """Each notes its own, in a file of its own; where a file has lost one, the commit of that app has it still."""
+    last = f"{MORNING}-1"
+    for keys in (KEYS, Keys(prefix="other:")):
+        note([Gap(last, f"{MORNING}-9", 7, "cap", MORNING)], str(out), keys.outcomes)
+    files = Files(spark)
+    gaps = read_gaps(files, str(out))
+    assert ([each["after"] for each in gaps], len({*out.glob("_gaps*.jsonl")})) == ([last, last], 2)
+    assert [each.lost for each in noted(str(out))] == [7, 7]
+    of_commits = [(name, {"after": last, "lost": 7}) for name in ("a", "b", "b")]
+    assert [len(not_noted(gaps[:many], of_commits)) for many in range(3)] == [2, 1, 0]
 
 
 def test_a_folder_and_a_file_have_a_root_and_a_key() -> None:

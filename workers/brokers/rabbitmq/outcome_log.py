@@ -82,7 +82,7 @@ def export_outcomes(
             if not messages:
                 return result
             taken.gaps += publishers.gaps((each for each in taken.entries if not isinstance(each, Refused)), now_ms)
-            write_gaps(taken, result)
+            write_gaps(taken, result, names.outcomes)
             write_refused(taken, result)
             write_events(taken, result, format)
             publishers.write(destination, now_ms)

@@ -45,7 +45,7 @@ def export_audit(store: AuditStore | None, destination: str) -> ExportedAudit:
     if not found.records:
         return done
     if (gap := found.gap) is not None:
-        note([gap], below(destination, AUDIT))
+        note([gap], below(destination, AUDIT), store.name)
         done.gaps.append(gap)
         log.warning("audit.gap_found", after=gap.after, before=gap.before, lost=gap.lost, why=gap.why)
     done.files = write_records(destination, [_row(store.name, each) for each in found.records])

@@ -16,7 +16,7 @@ from ..lives.plain import ANNOUNCED, NOTHING_TOLD, announced
 from ..report.wording import counted
 from ..spark.few import side_by_side
 from ..spark.texts import row_of
-from .reading import Listing, Taken, date_of, find, listing, paths_of, read_events, read_gaps, read_inventory, read_taken
+from .reading import Listing, Taken, date_of, find, listing, not_noted, paths_of, read_events, read_gaps, read_inventory, read_taken
 from .state import Run
 
 if TYPE_CHECKING:
@@ -131,8 +131,7 @@ def gather(  # noqa: PLR0917 - what is given, and what is known of it
         raise InputError(msg)
     paths = paths_of(listed.files.values())
     # Two exports at once may have written one list of gaps over the other's: each commit has its own too.
-    told = {gap.get("after") for gap in gaps}
-    gaps += [gap for after, gap in {gap.get("after"): gap for gap in listed.gaps}.items() if after not in told]
+    gaps += not_noted(gaps, listed.gaps)
     known = [] if base is None else base.gaps
     read: list[Callable[[], DataFrame]] = [
         lambda: read_events(spark, paths, outcomes if len(paths) == len(found) else ""),

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from dataclasses import dataclass, field
 from functools import reduce
 from typing import TYPE_CHECKING, Any, Final
@@ -48,13 +49,13 @@ _DATE: Final = re.compile(r"/date=(\d{4}-\d{2}-\d{2})(?=/)")
 class Listing:
     """What there is to read: `files` by key, the commits that name them, and how many files were left aside, uncommitted.
 
-    `rows` are the numbers of events in the files whose commits tell it.
+    `rows` are the numbers of events in the files whose commits tell it; `gaps` those of the commits, each with the name of its log.
     """
 
     files: dict[str, File] = field(default_factory=dict)
     commits: set[str] = field(default_factory=set)
     uncommitted: int = 0
-    gaps: list[dict[str, Any]] = field(default_factory=list)
+    gaps: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     rows: dict[str, int] = field(default_factory=dict)
 
     @property
@@ -100,7 +101,7 @@ def listing(files: Files, uri: str, found: Iterable[File], *, known: AbstractSet
         keys = [str(each["file"]) for each in found_commit["files"]]
         sizes |= {str(each["file"]): int(each["bytes"]) for each in found_commit["files"] if "bytes" in each}
         result.rows |= {str(each["file"]): each["rows"] for each in found_commit["files"] if isinstance(each.get("rows"), int)}
-        result.gaps += found_commit.get("gaps", [])
+        result.gaps += [(str(found_commit.get("log")), gap) for gap in found_commit.get("gaps", [])]
         inside = [key for key in keys if f"{whole}/{key}".startswith((f"{part}/", part))]
         named |= dict.fromkeys(inside, name)
         if len(inside) == len(keys):
@@ -149,8 +150,9 @@ def _missing(uri: str, missing: list[str]) -> str:
     )
 
 
-#: Where the export notes what left the outcome log before it was exported, one JSON object a line. Spark skips such names.
-GAPS: Final = "_gaps.jsonl"
+#: What the names of files begin with where exports note what left the outcome log before it was exported, one JSON object a line.
+#: An app with a key prefix has a file of its own. Spark skips such names.
+GAPS: Final = "_gaps"
 
 #: Where an inventory notes when it was taken, which one without a row would not say, and how large its file is.
 TAKEN: Final = "_taken.json"
@@ -209,14 +211,30 @@ def read_inventory(spark: SparkSession, files: Files, uri: str) -> DataFrame:
 
 
 def read_gaps(files: Files, uri: str) -> list[dict[str, Any]]:
-    """The gaps that the export left beside its events."""
-    text = files.read(f"{root_of(uri)}/{GAPS}") if not _format_of(uri) else None
+    """The gaps that exports noted beside their events."""
+    names = [] if _format_of(uri) else [each for each in files.beginning(root_of(uri), GAPS) if each.endswith(".jsonl")]
+    return [gap for name in names for gap in _gaps_of(files, uri, name)]
+
+
+def _gaps_of(files: Files, uri: str, name: str) -> list[dict[str, Any]]:
+    text = files.read(f"{root_of(uri)}/{name}")
     try:
         gaps = [json.loads(line) for line in (text or "").splitlines() if line.strip()]
     except ValueError as exc:
-        msg = f"{uri}/{GAPS} holds a line that is not JSON ({exc}): it is written by `redelivery outcomes export` alone"
+        msg = f"{uri}/{name} holds a line that is not JSON ({exc}): it is written by `redelivery outcomes export` alone"
         raise InputError(msg) from exc
     return [gap if isinstance(gap, dict) else {"gap": gap} for gap in gaps]
+
+
+def not_noted(noted: Iterable[dict[str, Any]], of_commits: Iterable[tuple[str, dict[str, Any]]]) -> list[dict[str, Any]]:
+    """The gaps of commits that no file of gaps has. One of each log may begin behind the same entry."""
+    left, missing = Counter(gap.get("after") for gap in noted), []
+    for (_, after), gap in {(log, gap.get("after")): gap for log, gap in of_commits}.items():
+        if left[after]:
+            left[after] -= 1
+        else:
+            missing.append(gap)
+    return missing
 
 
 def read_taken(files: Files, uri: str, held: Iterable[File]) -> Taken:
