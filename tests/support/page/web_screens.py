@@ -55,6 +55,7 @@ SCREENS = {
     "overview": "Overview",
     "causes": "Causes",
     "letters": "Dead letters",
+    "letters-of-several": "Dead letters of a cause in two queues",
     "letter": "A dead letter",
     "dry-run": "A dry run",
     "operations": "Operations and the audit",
@@ -229,6 +230,15 @@ def paths_of(page: WebPage, known: Mapping[str, str]) -> dict[str, str]:
     }
 
 
+def in_two_queues(desk: Desk) -> str:
+    """Three more dead letters of one cause, in another queue; the address of both."""
+    task, exception, said, fingerprint = CAUSES[2]
+    for number in range(3):
+        words = {"exception": exception, "said": said.format(number=1200 + number), "fingerprint": fingerprint}
+        desk.die(task_message(task=task), into="DLQ.parcels", ago_ms=(4 - number) * 900_000, **words)
+    return f"/letters?queue={LETTERS}&queue=DLQ.parcels&fingerprint={fingerprint}"
+
+
 def drawn(browser: Browser, name: str, address: str | Path, folder: Path = FOLDER) -> None:
     """One screen, in each size and colour."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -286,6 +296,8 @@ def main(words: list[str]) -> None:
                     for each, path in paths_of(page, known).items():
                         if each in chosen:
                             drawn(browser, each, page.address + path)
+                    if "letters-of-several" in chosen:
+                        drawn(browser, "letters-of-several", page.address + in_two_queues(desk))
                 server.kill()
                 if "gone" in chosen:
                     drawn(browser, "gone", f"{page.address}/causes")

@@ -121,6 +121,7 @@ def test_axe_finds_nothing_and_nothing_is_wider_than_the_window(
     desk.delay(task_message())
     task_id = desk.die(task_message(task="shop.charge"), exception="shop.CardRefused", said="refused " * 40)
     desk.die()
+    desk.die(into="DLQ.mail")
     desk.client.set(desk.keys.operator, "another")
     made = operation.begin(
         desk.install, Kind.REDRIVE, LETTERS, Filter(tasks=("shop.*",)), Options(canary=1), actor="ada", why="mended"
@@ -131,7 +132,15 @@ def test_axe_finds_nothing_and_nothing_is_wider_than_the_window(
     assert findings(browser) == [], "the login"
     browser.open(f"{page.address}/login?token={TOKEN}")
     previews = (f"/operations/preview?kind=redrive&queue={LETTERS}", "/operations/preview?kind=cancel")
-    more = (f"/letter?queue={LETTERS}&id={task_id}", f"/task?id={task_id}", f"/operation?id={made.id}", *previews, "/nowhere")
+    several = f"/letters?queue={LETTERS}&queue=DLQ.mail&reason=exhausted"
+    more = (
+        f"/letter?queue={LETTERS}&id={task_id}",
+        f"/task?id={task_id}",
+        f"/operation?id={made.id}",
+        several,
+        *previews,
+        "/nowhere",
+    )
     for path in (*SCREENS, *more):
         for width in (390, 2560, 1280):
             browser.open(page.address + path, width=width, scheme=scheme)
