@@ -8,7 +8,7 @@ by a fork, is not used again. It is closed when the process ends.
 from __future__ import annotations
 
 import os
-import select
+import selectors
 import threading
 import time
 import weakref
@@ -34,9 +34,9 @@ class _Last:
     def is_usable(self) -> bool:
         if self.connection is None or self.pid != os.getpid() or time.monotonic() - self.used > IDLE:
             return False
-        heard = select.poll()
-        heard.register(self.connection.connection.transport.sock, select.POLLIN)
-        return not heard.poll(0)  # nothing was asked: all that can come is the end
+        with selectors.DefaultSelector() as heard:  # whatever the pool has: eventlet takes `poll` away
+            heard.register(self.connection.connection.transport.sock, selectors.EVENT_READ)
+            return not heard.select(0)  # nothing was asked: all that can come is the end
 
     def drop(self) -> None:
         connection, self.connection = self.connection, None

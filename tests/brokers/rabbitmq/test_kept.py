@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import select
+import selectors
 import threading
 from typing import TYPE_CHECKING
 
@@ -94,6 +96,16 @@ def test_a_connection_that_the_broker_has_closed_or_that_is_old_is_not_used_agai
     monkeypatch.setattr(kept, "IDLE", -1.0)
     counted.ask()
     assert len(counted.made) == 3
+
+
+def test_a_pool_that_takes_poll_away_keeps_its_connection_too(counted: Counted, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eventlet does."""
+    for name in ("poll", "epoll"):
+        monkeypatch.delattr(select, name)
+    monkeypatch.setattr(selectors, "DefaultSelector", selectors.SelectSelector)
+    for _ in range(2):
+        counted.ask()
+    assert len(counted.made) == 1
 
 
 def test_a_question_that_hangs_holds_up_no_other(counted: Counted, rabbit: Rabbit) -> None:
