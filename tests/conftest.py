@@ -17,6 +17,7 @@ from tests.support.built import built
 from tests.support.control.pooled import floors, on
 from tests.support.desk import desk
 from tests.support.documents.proofs import pytest_runtest_logreport, pytest_sessionfinish, pytest_terminal_summary
+from tests.support.forked import ForkedProcess
 from tests.support.lanes import first_quick
 from tests.support.rabbit import managed_node, private_rabbit, rabbit, rabbit_node
 from tests.support.rabbitmq.amqp_taking import opened
@@ -54,11 +55,13 @@ __all__ = [
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(call: pytest.CallInfo[None]) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Below a test that fails stands the end of what its workers have logged."""
+    """Below a test that fails stands the end of what its workers have logged, with what their threads were doing."""
     report = yield
     if call.when == "call" and report.failed:
         for worker in (each for each in LAST_STARTED if each.log.exists()):
-            report.sections.append((f"{worker.log} (exit code {worker.process.poll()})", worker.text[-8000:]))
+            if isinstance(worker.process, ForkedProcess):
+                worker.process.dump_stacks()
+            report.sections.append((f"{worker.log} (exit code {worker.process.poll()})", worker.text[-30_000:]))
     return report
 
 

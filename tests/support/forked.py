@@ -8,6 +8,7 @@ until it is told that somebody knows, so that no signal meets another process wi
 from __future__ import annotations
 
 import atexit
+import faulthandler
 import importlib
 import json
 import os
@@ -16,6 +17,8 @@ import signal
 import subprocess
 import sys
 import threading
+import time
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -65,6 +68,14 @@ class ForkedProcess:
         """Nothing where it has ended."""
         if self.poll() is None:
             os.kill(self.pid, number)
+
+    def dump_stacks(self) -> None:
+        """Have it and its children write into the log where each of their threads is, one after the other."""
+        for pid in (int(each.name) for each in Path("/proc").iterdir() if each.name.isdigit() and self.poll() is None):
+            with suppress(ProcessLookupError):
+                if os.getpgid(pid) == self.pid:
+                    os.kill(pid, signal.SIGUSR2)
+                    time.sleep(0.1)
 
     def terminate(self) -> None:
         """SIGTERM."""
@@ -194,6 +205,7 @@ def become(order: dict[str, Any]) -> None:
         os.dup2(target, number)
     os.close(null)
     os.close(log)
+    faulthandler.register(signal.SIGUSR2, all_threads=True)  # for a test that fails, of the worker and its children
     os.chdir(order["cwd"])
     os.environ.clear()
     os.environ.update(order["env"])
