@@ -26,7 +26,7 @@ from .consuming.start_markers import Starts, start_of
 from .delays import waiting
 from .journal.entries import moved_of, word_of
 from .journal.reader import Journal
-from .kept import Kept
+from .kept_connection import KeptConnection
 from .messages import message_of
 from .names import AmqpNames
 from .policies import warn_of_bypasses, warn_of_policies
@@ -76,7 +76,7 @@ class AmqpTransport(WithoutLeases):
         self.app = app
         self.keys = AmqpNames()
         self.claim: ChannelClaim | None = None
-        self._kept = Kept(self.connect)
+        self._kept = KeptConnection(self.connect)
         self.publisher = Publisher(self.connect, self.keys, self._declare_outcomes, self._settled)
         self._ready: set[tuple[str, str]] = set()
         self._starts = Starts(self.connect)

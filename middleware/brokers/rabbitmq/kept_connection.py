@@ -45,7 +45,7 @@ class _Last:
                 connection.release()
 
 
-class Kept:
+class KeptConnection:
     """The connection; `connect` makes a new one."""
 
     def __init__(self, connect: Callable[[], Any]) -> None:

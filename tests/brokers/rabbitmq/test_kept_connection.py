@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 from amqp.exceptions import PreconditionFailed
 
-from redelivery.middleware.brokers.rabbitmq import kept
-from redelivery.middleware.brokers.rabbitmq.kept import Kept
+from redelivery.middleware.brokers.rabbitmq import kept_connection
+from redelivery.middleware.brokers.rabbitmq.kept_connection import KeptConnection
 from redelivery.middleware.brokers.rabbitmq.names import AUDIT
 from redelivery.middleware.brokers.rabbitmq.peek import depth_of
 from redelivery.workers.brokers.broker import broker_of, needed
@@ -33,7 +33,7 @@ class Counted:
 
     def __init__(self, rabbit: Rabbit) -> None:
         self.rabbit, self.made = rabbit, []  # type: ignore[var-annotated]
-        self.kept = Kept(self._connect)
+        self.kept = KeptConnection(self._connect)
 
     def _connect(self) -> Connection:
         made = self.rabbit.connection()
@@ -93,7 +93,7 @@ def test_a_connection_that_the_broker_has_closed_or_that_is_old_is_not_used_agai
     rabbit.node.evaluate(f'[rabbit_networking:close_connection(C, "bye") || C <- {ours(rabbit)}], ok.')
     until(lambda: clients(rabbit) == 0, 30, "the connection to be closed")
     counted.ask()
-    monkeypatch.setattr(kept, "IDLE", -1.0)
+    monkeypatch.setattr(kept_connection, "IDLE", -1.0)
     counted.ask()
     assert len(counted.made) == 3
 
