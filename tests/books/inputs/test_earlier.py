@@ -24,6 +24,7 @@ from redelivery.workers.operations.runs.audit_export import export_audit
 from redelivery.workers.reconciliation.job import Books, reconcile
 from tests.support.books.spark_session import spark
 from tests.support.desk import Desk
+from tests.support.lanes import first_quick
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -46,13 +47,14 @@ def _copied(form: str, folder: Path) -> Books:
     return Books(outcomes=str(folder / "outcomes"), inventory=str(folder / "inventory"), output=str(folder / "books"))
 
 
-@pytest.mark.parametrize("form", ["parquet", "lines"])
+@pytest.mark.parametrize("form", first_quick(["parquet", "lines"]))
 def test_the_files_of_the_version_before_reconcile(spark: SparkSession, tmp_path: Path, form: str) -> None:
     """Parquet and JSON lines: every life is balanced."""
     summary = reconcile(spark, _copied(form, tmp_path))
     assert (summary.balanced, summary.events, summary.lives) == (True, 17, 7)
 
 
+@pytest.mark.full
 def test_files_of_both_versions_lie_side_by_side(spark: SparkSession, tmp_path: Path) -> None:
     """What is written now has more columns than its neighbours."""
     books = _copied("parquet", tmp_path)
@@ -77,6 +79,7 @@ def test_files_of_both_versions_lie_side_by_side(spark: SparkSession, tmp_path: 
     assert (summary.balanced, summary.events, summary.lives) == (True, 19, 8)
 
 
+@pytest.mark.full
 def test_an_audit_beside_the_events_changes_no_books(spark: SparkSession, server: Server, tmp_path: Path) -> None:
     """Neither those of a folder whose files are named by commits, nor those of one that is read as it stands."""
     desk, told = Desk(server), []

@@ -9,7 +9,6 @@ import pytest
 from redelivery.workers.reconciliation.job import reconcile
 from redelivery.workers.reconciliation.spark.files import Files
 from tests.support.books.spark_session import NOON, Histories, rows, spark, write_lines
-from tests.support.lanes import first_quick
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -32,7 +31,8 @@ def test_what_lies_beside_an_output_is_known_by_its_whole_name(spark: SparkSessi
     assert files.beginning(str(tmp_path / "nowhere"), f".{name}.new-") == []
 
 
-@pytest.mark.parametrize("name", first_quick(["books[1]", "{a,b}", "*?", "bo\\oks", "bücher 100%20"]))
+@pytest.mark.full
+@pytest.mark.parametrize("name", ["books[1]", "{a,b}", "*?", "bo\\oks", "bücher 100%20"])
 def test_books_may_lie_wherever_a_file_system_lets_them(spark: SparkSession, tmp_path: Path, name: str) -> None:
     """Events, inventory, state and output in a folder whose name would be a pattern, beside what that pattern would find."""
     told, elsewhere = Histories(), Histories()

@@ -21,7 +21,7 @@ from tests.books.lives.test_oracle import told_at_random
 from tests.books.lives.test_plain import AGAIN, HOUR, SECOND, SUCCEEDED, twins
 from tests.books.lives.test_state import parts_of
 from tests.support.books.spark_session import NOON, Histories, Row, rows, spark, write_lines
-from tests.support.lanes import first_quick, seed
+from tests.support.lanes import seed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -215,7 +215,8 @@ REDRIVEN: dict[str, tuple[Steps, Steps]] = {
 }
 
 
-@pytest.mark.parametrize("of", first_quick([UNNAMED, REDRIVEN, {}]), ids=["unnamed", "redriven", "neither"])
+@pytest.mark.full
+@pytest.mark.parametrize("of", [UNNAMED, REDRIVEN, {}], ids=["unnamed", "redriven", "neither"])
 def test_what_a_state_does_not_say_of_its_lives_is_looked_for(
     spark: SparkSession, tmp_path: Path, of: dict[str, tuple[Steps, Steps]]
 ) -> None:
@@ -271,6 +272,7 @@ def test_both_ways_say_the_same_day_by_day(spark: SparkSession, tmp_path: Path, 
     assert said["short"] == said["many"]
 
 
+@pytest.mark.full
 def test_an_announced_task_is_not_closed_by_the_end_of_one_whose_id_has_its_hash(spark: SparkSession, tmp_path: Path) -> None:
     """One was published and never ended; the other ends the next day, and was never published."""
     one, other = twins()

@@ -143,6 +143,7 @@ def twins() -> tuple[str, str]:
     raise AssertionError
 
 
+@pytest.mark.full
 def test_tasks_whose_ids_share_a_hash_are_not_taken_for_one(spark: SparkSession, tmp_path: Path) -> None:
     """One was published and never ended, the other ended and was never published: together they would look plain."""
     one, other = twins()
@@ -183,6 +184,7 @@ def _lines(folder: Path, name: str) -> list[str]:
     return sorted(json.dumps(row, default=str, sort_keys=True) for row in rows(folder, name))
 
 
+@pytest.mark.full
 def test_planted_faults_are_found_the_short_way(spark: SparkSession, tmp_path: Path) -> None:
     """Recall and precision are 1.0 for each verdict, with events twice, late, by wrong clocks and in any order."""
     found = prove(spark, tmp_path, tasks=1500, rates=0.008, seed=11, all_lives=False)

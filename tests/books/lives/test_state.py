@@ -227,6 +227,7 @@ def test_a_state_of_somebody_elses_is_refused(spark: SparkSession, tmp_path: Pat
     assert not (tmp_path / "books").exists()
 
 
+@pytest.mark.full
 def test_a_state_whose_name_was_on_its_way_is_not_forgotten(spark: SparkSession, tmp_path: Path) -> None:
     """Where nothing is renamed over a file, the old name goes first: a run that died then has left the new one beside it."""
     told = Histories()

@@ -59,6 +59,7 @@ def functions() -> dict[tuple[str, str], list[ast.FunctionDef]]:
 
 
 @pytest.mark.parametrize(("suite", "name"), sorted({each for document in DOCUMENTS for each in named(document)}))
+@pytest.mark.xdist_group("parity")
 def test_a_test_that_is_named_exists(suite: str, name: str) -> None:
     """As one function that pytest collects, and that nothing skips unconditionally."""
     [found] = functions()[suite, name]

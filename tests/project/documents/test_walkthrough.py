@@ -171,11 +171,14 @@ exit code 1
 
 
 def test_on_a_bare_machine_a_clone_is_followed_with_pythons_own_modules_alone(tmp_path: Path) -> None:
-    """In an environment that the document makes; no block is left to others."""
+    """In an environment that the document makes; no block is left to others. It says how long each command took."""
     (tmp_path / "bare.md").write_text(BARE)
     command = [sys.executable, "-S", "-m", "tests.support.documents.walkthrough", "--bare", str(tmp_path / "bare.md")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)
-    assert (done.returncode, done.stderr) == (0, f"{tmp_path}/bare.md: as it says\n")
+    *timed, last = done.stderr.splitlines()
+    assert (done.returncode, last) == (0, f"{tmp_path}/bare.md: as it says")
+    assert timed
+    assert all(re.fullmatch(r"\d\d:\d\d:\d\d +\d+\.\d s  \S.*", line) for line in timed), timed
 
 
 def test_colours_are_kept_for_the_picture_alone() -> None:

@@ -2,7 +2,8 @@
 
 `./dev follow` runs this for the README, the tutorial, the examples, the runbooks and the page about migrating, or for those that
 are named behind it; `./dev follow --write` puts in what is printed now, and draws the README's picture. On a bare machine
-`python3 -m tests.support.documents.walkthrough --bare README.md` needs Python alone, and installs the rest.
+`python3 -m tests.support.documents.walkthrough --bare README.md` needs Python alone, installs the rest, and says how long each command
+took.
 
 - A `python` or `toml` block whose first line is `# shop.py` is that file; `# at the end of shop.py` is added to it. One that begins
   with `# never run` is only compiled.
@@ -336,7 +337,10 @@ def carry_out(command: Command, here: Shell, *, bare: bool, write: bool) -> None
     """Run a command, and compare or take over what it prints."""
     if not command.is_compared and not bare:
         return
+    began = time.monotonic()
     code, command.printed, said = here.run(command.typed)
+    if bare:  # a reader's hour: what took how long
+        sys.stderr.write(f"{time.strftime('%H:%M:%S')} {time.monotonic() - began:6.1f} s  {command.typed.splitlines()[0]}\n")
     if code:
         msg = f"{command.typed} ended with {code}:\n{command.printed}{said}"
         raise Deviation(msg)
