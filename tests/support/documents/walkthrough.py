@@ -2,8 +2,8 @@
 
 `./dev follow` runs this for the README, the tutorial, the examples, the runbooks and the page about migrating, or for those that
 are named behind it; `./dev follow --write` puts in what is printed now, and draws the README's picture. On a bare machine
-`python3 -m tests.support.documents.walkthrough --bare README.md` needs Python alone, installs the rest, and says how long each command
-took.
+`python3 -m tests.support.documents.walkthrough --bare README.md` needs Python alone. It installs the rest, and says how long each
+command took.
 
 - A `python` or `toml` block whose first line is `# shop.py` is that file; `# at the end of shop.py` is added to it. One that begins
   with `# never run` is only compiled.
