@@ -17,7 +17,6 @@ from tests.support.built import built
 from tests.support.control.pooled import floors, on
 from tests.support.desk import desk
 from tests.support.documents.proofs import pytest_runtest_logreport, pytest_sessionfinish, pytest_terminal_summary
-from tests.support.forked import ForkedProcess
 from tests.support.lanes import first_quick
 from tests.support.rabbit import managed_node, private_rabbit, rabbit, rabbit_node
 from tests.support.rabbitmq.amqp_taking import opened
@@ -59,8 +58,7 @@ def pytest_runtest_makereport(call: pytest.CallInfo[None]) -> Generator[None, py
     report = yield
     if call.when == "call" and report.failed:
         for worker in (each for each in LAST_STARTED if each.log.exists()):
-            if isinstance(worker.process, ForkedProcess):
-                worker.process.dump_stacks()
+            worker.dump_stacks()
             report.sections.append((f"{worker.log} (exit code {worker.process.poll()})", worker.text[-30_000:]))
     return report
 

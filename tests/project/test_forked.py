@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from tests.support.running import Shop
+
 #: The app of a process that says what it is, and then waits.
 APP = """
 import json, os, sys
@@ -64,3 +66,17 @@ def test_its_end_is_told_as_a_childs_is(run: Callable[..., ForkedProcess], tmp_p
     os.killpg(worker.pid, signal.SIGKILL)  # it is still there
     assert (worker.wait(), worker.poll(), worker.returncode) == (-signal.SIGKILL,) * 3
     worker.kill()
+
+
+def test_it_says_where_its_threads_and_its_childrens_are_and_goes_on(shop: Callable[..., Shop]) -> None:
+    """In the loop, in the task, and waiting for one; what stands in the log is read below a test that fails."""
+    here = shop()
+    worker = here.start(concurrency=2)
+    gate = here.folder / "gate"
+    task_id = here.send("waits", str(gate))
+    until(lambda: here.runs(task_id))
+    worker.dump_stacks()
+    for where in (" in waits\n", " in asynloop\n", " in get_payload\n"):
+        assert where in worker.text, worker.text[-5000:]
+    gate.touch()
+    here.ended(task_id, "succeeded")

@@ -17,8 +17,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from contextlib import suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -68,14 +66,6 @@ class ForkedProcess:
         """Nothing where it has ended."""
         if self.poll() is None:
             os.kill(self.pid, number)
-
-    def dump_stacks(self) -> None:
-        """Have it and its children write into the log where each of their threads is, one after the other."""
-        for pid in (int(each.name) for each in Path("/proc").iterdir() if each.name.isdigit() and self.poll() is None):
-            with suppress(ProcessLookupError):
-                if os.getpgid(pid) == self.pid:
-                    os.kill(pid, signal.SIGUSR2)
-                    time.sleep(0.1)
 
     def terminate(self) -> None:
         """SIGTERM."""
@@ -205,7 +195,7 @@ def become(order: dict[str, Any]) -> None:
         os.dup2(target, number)
     os.close(null)
     os.close(log)
-    faulthandler.register(signal.SIGUSR2, all_threads=True)  # for a test that fails, of the worker and its children
+    faulthandler.register(signal.SIGUSR2, all_threads=True)  # `Worker.dump_stacks`, of its children too
     os.chdir(order["cwd"])
     os.environ.clear()
     os.environ.update(order["env"])

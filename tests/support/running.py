@@ -9,20 +9,22 @@ import subprocess
 import sys
 import time
 from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from celery import Celery
 
 from redelivery import Redelivery
-from tests.support.forked import forked_worker
+from tests.support.forked import ForkedProcess, forked_worker
+from tests.support.signals import is_handled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from redelivery.middleware.messages.events import Event
-    from tests.support.forked import ForkedProcess
     from tests.support.servers import Server
 
 __all__ = ["Shop", "Worker", "until"]
@@ -69,6 +71,16 @@ class Worker:
         if self.process.poll() is None:
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait(30)
+
+    def dump_stacks(self) -> None:
+        """Have it and its children log where each of their threads is, one after the other; nothing where it was not forked."""
+        if not isinstance(self.process, ForkedProcess) or self.process.poll() is not None:
+            return
+        for pid in (int(each.name) for each in Path("/proc").iterdir() if each.name.isdigit()):
+            with suppress(ProcessLookupError, AssertionError):  # it has ended, or is stopped
+                if os.getpgid(pid) == self.process.pid:
+                    os.kill(pid, signal.SIGUSR2)
+                    until(partial(is_handled, pid, signal.SIGUSR2), 2)
 
     @property
     def text(self) -> str:

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import socket
 import sys
+import threading
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -84,12 +85,16 @@ def _calls() -> set[str]:
 
 
 def spare_the_handler(consumer: Consumer, runtime: Runtime) -> None:
-    """The consumer has connected: on every pool, the handler of a cold shutdown does not talk to the broker.
+    """The consumer has connected: on every pool, a signal's handler does not talk to the broker, and does not wait for another one.
 
     Waiting for an answer there, it would be handed the next messages, in the middle of whatever it has interrupted: of a task, of
     another question to the broker, with a lock in its hands. Celery closes the consumer again when its loop has ended; what comes
     until then stays held, and goes back.
+
+    Each handler tells the receivers of `worker_shutting_down`, and finds them under a lock. A second signal may come just then: its
+    handler would wait for ever for the one that it has interrupted.
     """
+    signals.worker_shutting_down.lock = threading.RLock()
     cancel = consumer.task_consumer.cancel
 
     def cancel_later() -> None:

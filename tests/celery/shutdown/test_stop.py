@@ -16,6 +16,7 @@ from redelivery.middleware.messages.envelope import HEADER, Envelope
 from redelivery.middleware.worker.pool_patches.threads import GRACE
 from tests.support.control.pooled import POOLS, pool_param
 from tests.support.running import ROOT, Shop, until
+from tests.support.signals import is_pending
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -148,6 +149,17 @@ def test_a_celery_that_a_stop_does_not_know_stops_as_its_own_does_and_a_line_say
         until(lambda: here.leftovers() == {}, what="nothing to be held")
 
 
+@pytest.mark.parametrize("pool", POOLS)
+def test_a_signal_in_the_middle_of_another_ones_handler_holds_nobody_up(shop: Callable[..., Shop], pool: str) -> None:
+    """Celery's handler holds a lock while it looks for who is to be told: the second one asks for the same lock."""
+    here = shop(module="tests.support.stops.impatient_shop")
+    worker = here.start(pool=pool)
+    worker.process.send_signal(signal.SIGINT)
+    worker.process.wait(30)
+    assert COLD in worker.text
+    assert "stop.overdue" not in worker.text
+
+
 def test_what_is_received_after_a_cold_shutdown_has_begun_is_not_begun(rabbit: Rabbit, folder: Path) -> None:
     """It was read together with the message in whose middle the signal comes, and takes none of the stop's time."""
     here = Shop(cast("Any", rabbit), folder)
@@ -272,11 +284,3 @@ def test_a_worker_whose_output_nobody_reads_stops(
         pytest.fail(f"it waits in {waits}; its log: {(here.folder / 'celery.log').read_text()[-3000:]}")
     os.close(reads)
     os.close(writes)
-
-
-def is_pending(pid: int, number: int) -> bool:
-    """Whether a process has not taken this signal yet."""
-    with suppress(FileNotFoundError):
-        lines = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
-        return bool(int(lines["ShdPnd"], 16) >> (number - 1) & 1)
-    return False
