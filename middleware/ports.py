@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -94,6 +94,18 @@ class Successor(StrEnum):
 
 def ignore(*_: Any, **__: Any) -> None:
     """What is called where nothing is to be done."""
+
+
+class TaskResult(NamedTuple):
+    """What a task's result backend is to store of its success: the key there, its bytes, for how many seconds (None: for good).
+
+    `database` is the number of the backend's database on the broker's server.
+    """
+
+    key: bytes
+    stored: bytes
+    seconds: int | None
+    database: int
 
 
 @dataclass(slots=True, eq=False)
@@ -233,8 +245,8 @@ class Names(Protocol):
 class Moves(Protocol):
     """What may become of a message that is held; with `ATOMIC_MOVES`, each is one step, which happens whole or not at all."""
 
-    def acknowledge(self, tag: str, event: Event | None) -> Answer:
-        """End the message."""
+    def acknowledge(self, tag: str, event: Event | None, result: TaskResult | None = None) -> Answer:
+        """End the message; the `result` of its task, where there is one, is stored in the same step (`FastPath.stores_results`)."""
 
     def defer(
         self,
@@ -307,6 +319,9 @@ class FastPath(Protocol):
 
     def pipeline(self, hub: Any, wait_for: Callable[..., None]) -> Pipeline | None:
         """Transitions whose answers this event loop reads; None where each is waited for. `wait_for` is `Carrier.carry_out`."""
+
+    def stores_results(self, app: Celery) -> bool:
+        """Whether the results of this app's tasks can be stored by `acknowledge`: tried, on the broker."""
 
 
 class Registry(Protocol):

@@ -73,6 +73,8 @@ class Runtime:
         self.shares_process = False
         #: Whether a cold shutdown has begun.
         self.is_ending = False
+        #: Whether the worker stores the result of a task with the acknowledgement of its message.
+        self.stores_results = False
         #: The task that decides about the dead letters of each origin queue.
         self.letter_handlers: dict[str, str] = {}
         #: Who is told of each event that this worker has recorded, if anybody is.

@@ -33,6 +33,8 @@ class GeneralSettings:
       receives them.
     - `fast_publish` (flag; true): whether groups, chunks, chords and `publishing()` blocks publish in batches. With false, each
       message is published by itself.
+    - `fast_results` (flag; true): whether a worker stores the result of a task in the step that acknowledges its message, where
+      result backend and broker are one Redis or Valkey server. With false, the task's process stores it before, as Celery does.
     - `eta_threshold` (seconds; 1): a message that is due later than this waits in the delay store, not in the worker.
     - `dispatcher` (flag; true): whether every worker runs a dispatcher. Set false if you run it as a process of its own.
     - `redact` (flag; false): whether commands, logs and JSON hide the arguments of tasks, and the texts and tracebacks of
@@ -61,6 +63,7 @@ class GeneralSettings:
     outcome_archive: str | None = setting(values.optional(values.name), default=None)
     fast_receive: bool = setting(values.flag, default=True)
     fast_publish: bool = setting(values.flag, default=True)
+    fast_results: bool = setting(values.flag, default=True)
     eta_threshold: float = setting(values.duration, default=1.0)
     dispatcher: bool = setting(values.flag, default=True)
     redact: bool = setting(values.flag, default=False)

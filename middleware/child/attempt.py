@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from celery.app.task import Context
 
     from ..policy.decision import Decision
+    from ..ports import TaskResult
     from ..runtime import Runtime
 
 #: Where a request carries its `DeliveryFacts`; in the pool's child, its `Attempt`.
@@ -102,12 +103,14 @@ class Decided(NamedTuple):
 class Attempt:
     """One attempt of one task, and how far it has come."""
 
-    __slots__ = ("facts", "gave_up", "has_begun", "has_returned", "runtime", "task")
+    __slots__ = ("facts", "gave_up", "has_begun", "has_returned", "result", "runtime", "task")
 
     def __init__(self, task: Task, runtime: Runtime, facts: DeliveryFacts) -> None:
         self.task, self.runtime, self.facts = task, runtime, facts
         #: Whether the task's own code has begun, and has returned; and whether it has used up its own `max_retries`.
         self.has_begun = self.has_returned = self.gave_up = False
+        #: Its result, where that is left to the worker to store.
+        self.result: TaskResult | None = None
 
     @property
     def decider(self) -> Decider:

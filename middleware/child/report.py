@@ -27,6 +27,7 @@ from ..messages.events import Reason
 from ..policy.task_exceptions import DeadLetter
 from ..transitions.facts import DeliveryFacts
 from .attempt import DECIDED, DELIVERY, Attempt, Decided
+from .result import Carried, leave_to_worker
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -148,14 +149,20 @@ def _honest(task: Any, trace: Any) -> Any:
     """Celery's tracer, which reports a task that it could not begin (its keywords are a list, say) as one that succeeded."""
 
     def honest(uuid: Any, args: Any, kwargs: Any, request: Any = None) -> Any:
+        attempt = None
         if request and DELIVERY in request:  # one for both contexts that are made of this request
-            request = {**request, DELIVERY: Attempt(task, task.app.redelivery, DeliveryFacts._make(request[DELIVERY]))}
+            attempt = Attempt(task, task.app.redelivery, DeliveryFacts._make(request[DELIVERY]))
+            request = {**request, DELIVERY: attempt}
+            if attempt.facts.carries_result:
+                leave_to_worker(task)
         began = time.monotonic()
         traced = trace(uuid, args, kwargs, request)
         if traced[2] is None:  # Celery tells how long a task ran where it succeeded
             traced = (*traced[:2], time.monotonic() - began, *traced[3:])
         if isinstance(traced[0], ExceptionInfo) and hasattr(traced[1], "reported"):
             return traced[1].reported, *traced[1:]  # Celery reports the exception itself, where its own code raised it
+        if traced[1] is None and attempt is not None and attempt.result is not None:
+            return *traced[:3], Carried.of(traced[3], attempt.result)
         if traced[1] is not None or not isinstance(traced[0], ExceptionInfo):
             return traced
         failure = Info(FAILURE, traced[0].exception)

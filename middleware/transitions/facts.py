@@ -27,7 +27,8 @@ class DeliveryFacts(NamedTuple):
     """One delivery, as far as a decision needs it. It never changes, and goes to the pool's child as a plain tuple.
 
     `age` and `waited` are seconds at `received` (monotonic, which all processes of a machine share): since the message was first
-    seen, and spent on earlier delays. `received_ms` and `expires_ms` are by the broker's clock.
+    seen, and spent on earlier delays. `received_ms` and `expires_ms` are by the broker's clock. With `carries_result`, the result
+    of a success goes to the worker, which stores it.
     """
 
     queue: str
@@ -43,6 +44,7 @@ class DeliveryFacts(NamedTuple):
     expires_ms: int | None = None
     must_start: bool = False
     has_events: bool = False
+    carries_result: bool = False
 
     @classmethod
     def of(cls, held: Held, envelope: Envelope, headers: Mapping[str, Any], *more: Any) -> Self:

@@ -115,6 +115,8 @@ class Ingress(bootsteps.StartStopStep):
         if self.runtime.enforces and (session := self.runtime.transport.session) is not None:
             _attach(session, consumer)
         self._use_loop(consumer)
+        path = self.runtime.transport.fast_path if self.runtime.enforces and self.runtime.settings.fast_results else None
+        self.runtime.stores_results = path is not None and path.stores_results(consumer.app)
         if self._stop is not None:
             self._stop.watch(consumer)
         if self.runtime.enforces:

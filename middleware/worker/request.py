@@ -17,6 +17,7 @@ from celery.worker import state
 from celery.worker.request import Request
 
 from ..child.attempt import DELIVERY
+from ..child.result import Carried
 from ..messages.envelope import ANNOUNCED, COPIES, DELIVERED, EXPIRATION, HEADER, RELEASED, Envelope
 from ..messages.ttl import PUBLISHED
 from .deliveries.held_delivery import HeldDelivery
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
     from billiard.einfo import ExceptionInfo
 
+    from ..ports import TaskResult
     from ..runtime import Runtime
 
 #: What Celery does not count among a task's own headers (`celery.app.task.Context`), and what is ours.
@@ -46,6 +48,8 @@ class Egress(Request):
     #: When the pool's child took the task (monotonic), and for how many seconds it then ran; None where that is not known.
     accepted: float | None = None
     ran: float | None = None
+    #: The task's result, where the child has left it to the worker to store.
+    result: TaskResult | None = None
     _future: Future[Any] | None = None
     _apply_result: Any
 
@@ -72,7 +76,7 @@ class Egress(Request):
             self._watch_success()
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Keep the run time of each report: Celery's generated class alone is told of it, by an `on_success` of its own."""
+        """Keep what a report brings, the run time and the result: Celery's generated class has an `on_success` of its own."""
         super().__init_subclass__(**kwargs)
         told = vars(cls).get("on_success")
         if told is None:
@@ -80,10 +84,15 @@ class Egress(Request):
 
         @functools.wraps(told)
         def on_success(self: Egress, failed__retval__runtime: tuple[Any, ...], **kwargs: Any) -> Any:
-            self.ran = failed__retval__runtime[2]
+            self._keep_report(failed__retval__runtime)
             return told(self, failed__retval__runtime, **kwargs)
 
-        cls.on_success = on_success
+        cls.on_success = on_success  # type: ignore[method-assign]
+
+    def _keep_report(self, report: tuple[Any, ...]) -> None:
+        _, returned, self.ran = report
+        if isinstance(returned, Carried):
+            self.result = returned.result
 
     def _watch_success(self) -> None:
         """Have the delivery told of a success: Celery only says that it acknowledges."""
@@ -95,7 +104,7 @@ class Egress(Request):
             if not result[0]:
                 self.delivery.succeeded(self)
 
-        self.on_success: Any = watched
+        self.__dict__["on_success"] = watched
 
     @property
     def _context(self) -> Context:
@@ -151,6 +160,11 @@ class Egress(Request):
         self._future = getattr(result, "f", None)
 
     # what Celery tells and asks
+
+    def on_success(self, failed__retval__runtime: tuple[Any, ...], **kwargs: Any) -> Any:
+        """As Celery's, where a `Strategy` of the task's own does without the generated class."""
+        self._keep_report(failed__retval__runtime)
+        return super().on_success(failed__retval__runtime, **kwargs)
 
     def on_accepted(self, pid: int, time_accepted: float) -> None:
         """As Celery's; remembers when that was."""

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from ...messages.events import Event
     from ...policy.resolver import Pace
-    from ...ports import Held, Session
+    from ...ports import Held, Session, TaskResult
 
 #: Properties that the channel which publishes writes anew.
 OF_THE_CHANNEL = ("body_encoding", "delivery_tag", "delivery_info", "priority")
@@ -101,7 +101,7 @@ class GenericTransport(WithoutLeases):
 
     # transitions of a message that a worker holds
 
-    def acknowledge(self, tag: str, event: Event | None) -> Answer:
+    def acknowledge(self, tag: str, event: Event | None, result: TaskResult | None = None) -> Answer:  # noqa: ARG002 - no `FastPath`
         return self._carry(tag, event)
 
     def defer(

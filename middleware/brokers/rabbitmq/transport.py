@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
     from ...messages.events import Event
     from ...policy.resolver import Pace
-    from ...ports import Held, Redeliveries, Session
+    from ...ports import Held, Redeliveries, Session, TaskResult
 
 #: Seconds that a letter whose queue may not be made by us is waited for.
 MAX_LOOK = 30.0
@@ -144,7 +144,7 @@ class AmqpTransport(WithoutLeases):
 
     # transitions of a message that a worker holds
 
-    def acknowledge(self, tag: str, event: Event | None) -> Answer:
+    def acknowledge(self, tag: str, event: Event | None, result: TaskResult | None = None) -> Answer:  # noqa: ARG002 - no `FastPath`
         return self._carry(self._made(tag, event))
 
     def defer(

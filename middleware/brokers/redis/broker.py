@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import uuid
 from typing import TYPE_CHECKING, Any
 
 from redis.exceptions import RedisError
 
 from ...known import is_known, known_of, version_of, warn_unless_known
 from ...logs import log
+from ...ports import TaskResult
 from .pipeline import UnderWay
 from .receiving.channel import Receiving
 from .receiving.owner import Owner
@@ -18,10 +20,15 @@ from .transport import RedisTransport
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from celery import Celery
     from celery.worker.consumer import Consumer
 
     from ...ports import Deliveries, FastPath, Held, Pipeline, Registry
 
+#: How the address of Celery's result backend for one Redis or Valkey begins.
+REDIS_ADDRESSES = ("redis://", "rediss://", "socket://", "redis+socket://")
+#: What follows where the broker refuses to store a result.
+APART = "each result is stored by its task's process before the message is acknowledged, as Celery does it"
 NO_EVICTION = "noeviction"
 #: What follows from any other policy of a server with a limit.
 EVICTS = "a full server deletes messages without a record: set maxmemory-policy noeviction"
@@ -63,6 +70,26 @@ class RedisBroker(RedisTransport):
         if getattr(self.client, "replicas", None) is not None or not is_known("redis"):
             return None
         return UnderWay(self, hub, wait_for)
+
+    def stores_results(self, app: Celery) -> bool:
+        """Whether the app's result backend is Celery's own for Redis, on this server, and this user may write there, too."""
+        address = app.conf.result_backend
+        if not (isinstance(address, str) and address.startswith(REDIS_ADDRESSES)):
+            return False
+        from celery.backends.redis import RedisBackend  # noqa: PLC0415 - the app has it, then
+
+        backend, ours = app.backend, self.client.connection_pool.connection_kwargs
+        if type(backend) is not RedisBackend or backend.serializer != "json":
+            return False
+        if any(backend.connparams.get(name) != ours.get(name) for name in ("host", "port", "path")):
+            return False
+        key, database = backend.get_key_for_task(f"redelivery-{uuid.uuid4()}"), backend.connparams["db"]
+        try:
+            self.try_result(TaskResult(key, b"", 1, database))
+        except RedisError as exc:
+            log.info("results.apart", error=f"{type(exc).__name__}: {exc}", why=APART)
+            return False
+        return True
 
     def is_driver_error(self, exc: BaseException) -> bool:
         return isinstance(exc, RedisError | ConnectionError)

@@ -40,7 +40,20 @@ def _file(name: str) -> str:
 
 #: No replica is waited for by these: what is lost of theirs is done again from what is still there, or changes nothing.
 UNCONFIRMED = frozenset(
-    {"lead", "resign", "renew", "extend", "fence", "unregister", "promote", "bound", "read_log", "read_audit", "find_events"}
+    {
+        "lead",
+        "resign",
+        "renew",
+        "extend",
+        "fence",
+        "unregister",
+        "promote",
+        "bound",
+        "read_log",
+        "read_audit",
+        "find_events",
+        "try_result",
+    }
 )
 
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from ...messages.events import Event
     from ...policy.resolver import Pace
-    from ...ports import Answer, Held
+    from ...ports import Answer, Held, TaskResult
 
 #: How long one call may take before it counts as not answered, in seconds; the outbox then asks again.
 SOCKET_TIMEOUT = 5.0
@@ -55,6 +55,7 @@ _DEFER = Script("defer")
 _DEAD_LETTER = Script("dead_letter")
 _START = Script("start")
 _RELEASE = Script("release")
+_TRY_RESULT = Script("try_result")
 
 
 class RedisTransport:
@@ -97,8 +98,9 @@ class RedisTransport:
 
     # transitions of a message that a worker holds
 
-    def acknowledge(self, tag: str, event: Event | None) -> Answer:
-        return self._take(_ACKNOWLEDGE, [self.keys.outcomes], [tag, _token(tag)], event)
+    def acknowledge(self, tag: str, event: Event | None, result: TaskResult | None = None) -> Answer:
+        more = [] if result is None else self._result_args(result)
+        return self._take(_ACKNOWLEDGE, [self.keys.outcomes], [tag, _token(tag)], event, more)
 
     def defer(
         self,
@@ -184,9 +186,18 @@ class RedisTransport:
             raise ResponseError(text_of(error))
         return int(count)
 
-    def _take(self, script: Script, names: list[str], args: list[Any], event: Event | None) -> Answer:
+    def try_result(self, result: TaskResult) -> None:
+        """Store it as `acknowledge` does. Raises what redis-py raises where the server refuses that."""
+        _TRY_RESULT(self.client, [], self._result_args(result))
+
+    def _result_args(self, result: TaskResult) -> list[Any]:
+        args = [result.key, result.stored, "" if result.seconds is None else result.seconds]
+        ours = int(self.client.connection_pool.connection_kwargs.get("db") or 0)
+        return args if result.database == ours else [*args, result.database, ours]
+
+    def _take(self, script: Script, names: list[str], args: list[Any], event: Event | None, more: Sequence[Any] = ()) -> Answer:
         entry = [] if event is None else encoded(event)
-        return self._ask(script, [*self._held_keys, *names], [*args, *entry])
+        return self._ask(script, [*self._held_keys, *names], [*args, *entry, *more])
 
     def _ask(self, script: Script, keys: list[str], args: list[Any]) -> Answer:
         return answer_of(script(self.client, keys, args))

@@ -9,7 +9,8 @@
 4. *It was revoked, expired or ignored*, Celery's own words: recorded as such; an expired one is a death.
 
 Whatever Celery stores for the caller (`AsyncResult`), it stores before the message leaves; a worker that dies in between has the
-message delivered again.
+message delivered again. The result that the child of a success has sent along (`redelivery.middleware.child.result`) is stored in
+the step with which the message leaves.
 """
 
 from __future__ import annotations
@@ -85,7 +86,9 @@ class HeldDelivery:
         #: Whether the start is recorded before the task runs: a crash has touched the message, or its policy says so.
         self.must_start = self.envelope.suspect or policy.persist_delivery_count == "always"
         self._take_times(request, message, policy)
-        more = runtime.owner.now_ms(), self.deadline.at_ms, self.must_start and runtime.shares_process, request.has_events
+        told = request.has_events
+        carries = runtime.stores_results and request.task.acks_late and not (told or envelope.is_letter)
+        more = runtime.owner.now_ms(), self.deadline.at_ms, self.must_start and runtime.shares_process, told, carries
         self.facts = DeliveryFacts.of(held, envelope, request.request_dict, *more)
 
     def _take_times(self, request: Any, message: Any, policy: RedeliveryPolicy) -> None:
@@ -117,8 +120,11 @@ class HeldDelivery:
         if self.ending is None and has_end and not request.task.acks_late:
             self.settlement.accept_early(request)
             return
-        unless_told = Outcome.SUCCEEDED if has_end else Outcome.UNOBSERVED
-        self.settle(request, unless_told if self.ending is None else self.ending)
+        if self.ending is None:
+            outcome = Outcome.SUCCEEDED if has_end else Outcome.UNOBSERVED
+            self.settlement.acknowledge(request, self._event(request, outcome), request.result)
+        else:
+            self.settle(request, self.ending)
 
     def succeeded(self, request: Any) -> None:
         """A task that was acknowledged before it ran has succeeded."""

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from ...messages.events import Event
     from ...policy.resolver import Pace
-    from ...ports import Held, Moves
+    from ...ports import Held, Moves, TaskResult
     from ...runtime import Runtime
 
 #: How long a message waits that the pool could not take, for a reason that is not its own.
@@ -38,10 +38,10 @@ class Settlement:
         self.runtime, self.held, self.tag = runtime, held, held.tag
         self.is_done = False
 
-    def acknowledge(self, request: Any, event: Event | None) -> None:
-        """The task is over; without an event, that is recorded already."""
+    def acknowledge(self, request: Any, event: Event | None, result: TaskResult | None = None) -> None:
+        """The task is over; without an event, that is recorded already. `result` is to be stored with it."""
         tag = self.tag
-        self._ask(request, lambda transport: transport.acknowledge(tag, event), event)
+        self._ask(request, lambda transport: transport.acknowledge(tag, event, result), event)
 
     def defer(
         self, request: Any, name: str, raw: bytes, task_id: str, event: Event | None, *, delay_ms: int, pace: Pace | None = None

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from redelivery.middleware.brokers.deliveries import Claim, WithoutLeases
 from redelivery.middleware.brokers.kombu.generic import QueueNames, held_until
 from redelivery.middleware.messages.events import Numbering
-from redelivery.middleware.ports import Answer, Capability, Held
+from redelivery.middleware.ports import Answer, Capability, Held, TaskResult
 from tests.support.skeleton_broker.tables import Tables
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ class SkeletonTransport(WithoutLeases):
 
     # the moves
 
-    def acknowledge(self, tag: str, event: Event | None) -> Answer:
+    def acknowledge(self, tag: str, event: Event | None, result: TaskResult | None = None) -> Answer:  # noqa: ARG002 - no `FastPath`
         return self._move(tag, event)
 
     def defer(

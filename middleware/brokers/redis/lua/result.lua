@@ -1,0 +1,19 @@
+-- Shared by the scripts that store a task's result: what Celery's Redis backend does in two calls.
+-- `first` is the place in ARGV of the key, the text, the seconds until it expires ('' for never), and, where the backend has another
+-- database than the broker, the numbers of the backend's and the broker's. The key is another one for each task, so it is not in KEYS.
+-- A success that is stored already stays as it is, as Celery leaves it. Whoever waits for the result is told.
+local function is_success(stored)
+  local read, meta = pcall(cjson.decode, stored)
+  return read and type(meta) == 'table' and meta.status == 'SUCCESS'
+end
+
+local function store_result(first)
+  local key, text, seconds, theirs = ARGV[first], ARGV[first + 1], ARGV[first + 2], ARGV[first + 3]
+  if theirs then redis.call('SELECT', theirs) end
+  local stored = redis.call('GET', key)
+  if not (stored and is_success(stored)) then
+    if seconds == '' then redis.call('SET', key, text) else redis.call('SET', key, text, 'EX', seconds) end
+    redis.call('PUBLISH', key, text)
+  end
+  if theirs then redis.call('SELECT', ARGV[first + 4]) end
+end

@@ -1,0 +1,102 @@
+"""The result of a success: it goes to the worker with the report, and is stored in the step that acknowledges the message.
+
+Celery's child asks the backend what it has stored of the task, stores the result, and waits for both answers. Where backend and
+broker are one server, the worker is about to write there anyway. So the child makes the bytes, and the worker's script stores them:
+a message that is acknowledged has its result, and one that is delivered again has none.
+
+The child stores the result itself, as Celery does, where somebody may ask for it before the message is acknowledged: code that
+runs behind the task (`on_success`, `after_return`, receivers of `task_success` and `task_postrun`), a chord, the next task of a
+chain, or who listens to events. So it does with a large one, which is not to go through the pool's pipe, and with a task's own
+backend.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Self
+
+from celery import signals
+from celery.app.trace import task_has_custom
+from celery.states import SUCCESS
+from kombu.utils.encoding import bytes_to_str
+
+from ..ports import TaskResult
+from .attempt import DELIVERY, Attempt
+
+if TYPE_CHECKING:
+    from celery import Task
+    from celery.utils.dispatch import Signal
+
+#: Bytes from which on a result is stored by the child.
+MAX_SIZE = 64 * 1024
+#: Whose receivers of signals do not look at results.
+WELL_KNOWN = ("celery.", "opentelemetry.", "redelivery.")
+_STORE = "_store_result"
+
+
+class Carried(str):
+    """What Celery reports of a result, its text, with what is to be stored."""
+
+    __slots__ = ("result",)
+
+    result: TaskResult
+
+    @classmethod
+    def of(cls, text: str, result: TaskResult) -> Self:
+        """The report."""
+        made = cls(text)
+        made.result = result
+        return made
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _carried, (str(self), *self.result)
+
+
+def _carried(text: str, *result: Any) -> Carried:
+    return Carried.of(text, TaskResult(*result))
+
+
+def leave_to_worker(task: Task) -> None:
+    """From here on the app's backend, in this thread, leaves results to the worker; a task's own backend is left as it is."""
+    backend: Any = task.backend
+    if _STORE not in vars(backend) and backend is task.app.backend:
+        setattr(backend, _STORE, _Storing(backend))
+
+
+class _Storing:
+    """In place of what stores a result in this backend."""
+
+    def __init__(self, backend: Any) -> None:
+        self._backend, self._store = backend, getattr(backend, _STORE)
+
+    def __call__(self, task_id: Any, result: Any, state: str, traceback: Any = None, request: Any = None, **more: Any) -> Any:
+        attempt = None if request is None else getattr(request, DELIVERY, None)
+        if state == SUCCESS and isinstance(attempt, Attempt) and attempt.facts.carries_result:
+            kept = None if _is_awaited(attempt.task, request) else self._result(task_id, result, request)
+            if kept is not None and len(kept.stored) < MAX_SIZE:
+                attempt.result = kept
+                return result
+        return self._store(task_id, result, state, traceback, request=request, **more)
+
+    def _result(self, task_id: Any, result: Any, request: Any) -> TaskResult:
+        """As Celery's `_store_result` makes it."""
+        backend = self._backend
+        meta = backend._get_result_meta(result=result, state=SUCCESS, traceback=None, request=request)  # noqa: SLF001 - Celery's
+        stored = backend.encode({**meta, "task_id": bytes_to_str(task_id)}).encode()
+        return TaskResult(backend.get_key_for_task(task_id), stored, backend.expires, backend.connparams["db"])
+
+
+def _is_awaited(task: Task, request: Any) -> bool:
+    """Whether somebody may ask for the result before the message is acknowledged."""
+    if request.chord or request.chain or request.callbacks:
+        return True
+    if task_has_custom(task, "on_success") or task_has_custom(task, "after_return"):
+        return True
+    return any(_has_own(signal, task) for signal in (signals.task_success, signals.task_postrun))
+
+
+def _has_own(signal: Signal, task: Task) -> bool:
+    """Whether somebody listens whom we do not know."""
+    if not signal.receivers:
+        return False
+    heard = signal._live_receivers(task)  # noqa: SLF001 - Celery's
+    return any(not str(getattr(each, "__module__", "")).startswith(WELL_KNOWN) for each in heard)
