@@ -28,6 +28,7 @@ NO_STEP = {
     "advance": "moves time on in its users' tests",
     **dict.fromkeys(("read_log", "read_audit", "find_events"), "changes nothing"),
     "record": "keeps a record of the audit, which is no message's outcome",
+    "try_result": "a worker that starts stores a result that nobody asks for",
     **dict.fromkeys(("operation_begin", "operation_turn", "operation_report"), AN_OPERATION),
 }
 #: Where the product does without a script what kombu does, in kombu's name: no step, as kombu's own calls are none.
