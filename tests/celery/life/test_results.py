@@ -159,8 +159,9 @@ def test_chords_chains_and_links_know_the_results_that_they_follow(asking: Shop,
         assert (chained.get(timeout=60), joined.get(timeout=60), linked.get(timeout=60)) == (1, [0, 1, 2], 2)
         until(lambda: linked.children, what="what it has called")
         assert linked.children[0].get(timeout=60) == 2
+        until(chained.parent.ready, what="the first of the chain, which calls the next task before it is stored")
     for first in (chained.parent, linked, *joined.parent):
-        assert BY_CHILD in seen.of(first.id)
+        assert stored_by(seen, first.id) == [BY_CHILD], seen.of(first.id)
     assert ("lua", "SET") in seen.of(chained.id)
 
 
