@@ -97,7 +97,7 @@ def ignore(*_: Any, **__: Any) -> None:
 
 
 class TaskResult(NamedTuple):
-    """What a task's result backend is to store of its success: the key there, its bytes, for how many seconds (None: for good).
+    """What a backend is to store of a task's success: the key there, its bytes, for how many seconds (None or 0: for good).
 
     `database` is the number of the backend's database on the broker's server.
     """
@@ -246,7 +246,7 @@ class Moves(Protocol):
     """What may become of a message that is held; with `ATOMIC_MOVES`, each is one step, which happens whole or not at all."""
 
     def acknowledge(self, tag: str, event: Event | None, result: TaskResult | None = None) -> Answer:
-        """End the message; the `result` of its task, where there is one, is stored in the same step (`FastPath.stores_results`)."""
+        """End the message; with the event, the `result` of its task is stored in that step (`FastPath.stores_results`)."""
 
     def defer(
         self,

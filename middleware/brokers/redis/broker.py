@@ -79,7 +79,7 @@ class RedisBroker(RedisTransport):
         from celery.backends.redis import RedisBackend  # noqa: PLC0415 - the app has it, then
 
         backend, ours = app.backend, self.client.connection_pool.connection_kwargs
-        if type(backend) is not RedisBackend or backend.serializer != "json":
+        if type(backend) is not RedisBackend or backend.serializer != "json" or (backend.expires or 0) < 0:
             return False
         if any(backend.connparams.get(name) != ours.get(name) for name in ("host", "port", "path")):
             return False

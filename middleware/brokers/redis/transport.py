@@ -191,7 +191,7 @@ class RedisTransport:
         _TRY_RESULT(self.client, [], self._result_args(result))
 
     def _result_args(self, result: TaskResult) -> list[Any]:
-        args = [result.key, result.stored, "" if result.seconds is None else result.seconds]
+        args = [result.key, result.stored, result.seconds or ""]
         ours = int(self.client.connection_pool.connection_kwargs.get("db") or 0)
         return args if result.database == ours else [*args, result.database, ours]
 

@@ -120,11 +120,8 @@ class HeldDelivery:
         if self.ending is None and has_end and not request.task.acks_late:
             self.settlement.accept_early(request)
             return
-        if self.ending is None:
-            outcome = Outcome.SUCCEEDED if has_end else Outcome.UNOBSERVED
-            self.settlement.acknowledge(request, self._event(request, outcome), request.result)
-        else:
-            self.settle(request, self.ending)
+        unless_told = Outcome.SUCCEEDED if has_end else Outcome.UNOBSERVED
+        self.settle(request, unless_told if self.ending is None else self.ending)
 
     def succeeded(self, request: Any) -> None:
         """A task that was acknowledged before it ran has succeeded."""
@@ -319,7 +316,8 @@ class HeldDelivery:
         if isinstance(ending, Dying):
             self._bury(request, *ending)
         else:
-            self.settlement.acknowledge(request, self._event(request, ending))
+            result = request.result if self.ending is None else None  # a task that was revoked meanwhile has none
+            self.settlement.acknowledge(request, self._event(request, ending), result)
 
     def _bury(self, request: Any, decided: DeadLetter | Discard, failed: Failed | None) -> None:
         runtime, held, worker, now, attempt = self.runtime, self.held, request.hostname, self.runtime.owner.now_ms(), None

@@ -289,11 +289,12 @@ def test_a_success_that_is_stored_stays(any_server: Server) -> None:
     desk.transport.close()
 
 
-def test_a_result_without_an_end_stays(any_server: Server) -> None:
-    """`result_expires = None`."""
+@pytest.mark.parametrize("seconds", [None, 0])
+def test_a_result_without_an_end_stays(any_server: Server, seconds: int | None) -> None:
+    """`result_expires`: Celery takes both for never."""
     desk = Desk(any_server)
     desk.publish()
-    desk.transport.acknowledge(desk.hold(), EVENT, result(seconds=None))
+    assert desk.transport.acknowledge(desk.hold(), EVENT, result(seconds=seconds)) is Answer.DONE
     assert desk.client.ttl(key_of("t")) == -1
     desk.transport.close()
 
