@@ -9,6 +9,7 @@ import base64
 import pickle
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
@@ -18,7 +19,7 @@ from redelivery import Letter, Redelivery
 from redelivery.errors import ConfigurationError, EnvelopeError, RedriveError
 from redelivery.middleware.messages.envelope import HEADER, Attempt, Failed
 from redelivery.middleware.messages.steps import dead, sealed
-from redelivery.middleware.worker.deliveries.letter_handler import handlers_of
+from redelivery.middleware.worker.deliveries.letter_handler import LetterDelivery, handlers_of
 from redelivery.workers.brokers.redis.transport import redis_of
 from redelivery.workers.operations.inventory.inventory import take as inventory
 from redelivery.workers.operations.letters.filter import Filter
@@ -360,6 +361,18 @@ def test_what_cannot_be_edited_says_so_in_the_handler() -> None:
     assert letter(body="%%%").redrive(queue="elsewhere").queue == "elsewhere"
     with pytest.raises(EnvelopeError):
         Letter.of(b"garbage")
+
+
+@pytest.mark.parametrize("has_begun", [True, False])
+def test_an_acknowledgement_without_a_decision_parks(monkeypatch: pytest.MonkeyPatch, *, has_begun: bool) -> None:
+    """Whoever acknowledges a handler's message, a `Strategy` of its own say: that ends no dead letter."""
+    parked: list[Any] = []
+    monkeypatch.setattr(LetterDelivery, "_bury", lambda _, __, decided, ___: parked.append(decided.reason))
+    delivery = LetterDelivery.__new__(LetterDelivery)
+    delivery.ending = None
+    task = SimpleNamespace(acks_late=True)
+    delivery.acknowledge(SimpleNamespace(acknowledged=False, is_told=has_begun, time_start=None, task=task, result=None))
+    assert parked == ["rejected"]
 
 
 def test_one_queue_has_one_handler() -> None:
