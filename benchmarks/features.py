@@ -41,7 +41,9 @@ FEATURES: Mapping[str, tuple[dict[str, Any], dict[str, str]]] = {
     "instrumentation_1_in_100": ({}, {**FEW, **INSTRUMENTED}),
     "instrumentation_all": ({}, {**ALL, **INSTRUMENTED}),
 }
-PROCESSES = ("producer", "main", "children")
+PROCESSES = ("producer", "main", "children", "broker")
+#: What is compared of the processor: each kind of process, and all of them together, from `delay()` to the outcome.
+PARTS = (*PROCESSES, "path")
 #: What is measured in the same rounds as without any; ours against another one of the same rounds, where there is one.
 TOGETHER: Mapping[str, str | None] = {
     "metrics": None,
@@ -54,7 +56,7 @@ _Told = dict[str, dict[str, float]]
 
 
 def features(name: str, *, tasks: int) -> dict[str, Figure]:
-    """The medians of the rounds: tasks a second with each feature, of those without; and processor of each kind of process."""
+    """The medians of the rounds: tasks a second with each feature, of those without; and processor of each process, and of all."""
     found: dict[str, Figure] = {}
     for ours, theirs in TOGETHER.items():
         together, rounds = ["", ours, *([theirs] if theirs else [])], list[_Told]()
@@ -74,7 +76,7 @@ def _compared(rounds: list[_Told], one: str, other: str, name: str, unit: str) -
     def median(figure: str) -> float:
         return statistics.median(told[one][figure] / told[other][figure] for told in rounds)
 
-    parts = {f"{name}_{part}": less(median(f"{part}_processor"), unit) for part in PROCESSES}
+    parts = {f"{name}_{part}": less(median(f"{part}_processor"), unit) for part in PARTS}
     return {f"{name}_rate": more(median("tasks_per_second"), unit), **parts}
 
 
@@ -88,7 +90,7 @@ def _run(name: str, feature: str, tasks: int) -> dict[str, float]:
             msg = f"{feature or 'off'}: {done.stderr.strip()[-3000:]}"
             raise RuntimeError(msg)
         figures |= json.loads(done.stdout.splitlines()[-1])
-    return figures
+    return {**figures, "path_processor": sum(figures[f"{each}_processor"] for each in PROCESSES)}
 
 
 def main() -> None:

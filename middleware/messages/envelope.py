@@ -168,6 +168,11 @@ class Envelope:
             unknown={} if header.keys() <= KNOWN else {name: value for name, value in header.items() if name not in KNOWN},
         )
 
+    @staticmethod
+    def origin_of(headers: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The `origin` alone, read from a message's headers."""
+        return _fields(mapping(headers.get(HEADER)).get("origin"), ORIGIN)
+
     @property
     def is_letter(self) -> bool:
         """Whether the message has died, lies in a dead-letter queue, and has not been given another life since."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from .envelope import Envelope, count, text
 from .events import Event, Outcome
@@ -16,9 +16,17 @@ if TYPE_CHECKING:
 MAX_TEXT = 256
 
 
-def recorded_id(said: object, raw: bytes) -> str:
+class HasBytes(Protocol):
+    """What has the bytes of a message, and may make them only when it is asked."""
+
+    @property
+    def raw(self) -> bytes:
+        """The bytes."""
+
+
+def recorded_id(said: object, of: bytes | HasBytes) -> str:
     """The id under which a message is recorded that says this of its id: cut, or made from its bytes, where it is none."""
-    return text(said, MAX_TEXT) or raw_id(raw)
+    return text(said, MAX_TEXT) or raw_id(of if isinstance(of, bytes) else of.raw)
 
 
 def raw_id(raw: bytes) -> str:
@@ -38,15 +46,16 @@ def wrapped(raw: bytes) -> dict[str, Any]:
 
 
 def about(
-    headers: Mapping[str, Any], queue: str, raw: bytes, outcome: Outcome, envelope: Envelope | None = None, **facts: Any
+    headers: Mapping[str, Any], queue: str, of: bytes | HasBytes, outcome: Outcome, envelope: Envelope | None = None, **facts: Any
 ) -> Event:
     """The event of a step of this message of this queue, whatever its headers are; `facts` are fields of `Event`.
 
-    `envelope` is the headers' own, where it has been read already.
+    `of` is the message's bytes, or has them; they are looked at only where the headers have no id. `envelope` is the headers'
+    own, where it has been read already.
     """
     envelope = Envelope.of(headers) if envelope is None else envelope
     return Event(
-        task_id=recorded_id(headers.get("id"), raw),
+        task_id=recorded_id(headers.get("id"), of),
         outcome=outcome,
         generation=facts.pop("generation", envelope.generation),
         task=_text(headers.get("task")),

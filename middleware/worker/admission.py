@@ -114,7 +114,7 @@ class Arrivals:
         if known is not None and known.is_letter:
             return self._meet_letter(message, held, known)
         if headers.get(HEADER) is None:
-            self._note_arrival(headers, message.properties, held.queue, held.raw)
+            self._note_arrival(headers, message.properties, held.queue, held)
         if not _is_sound(headers):
             failed = Failed(type="redelivery.InvalidHeaders", message="timelimit or retries is not a number", fingerprint="headers")
             bury(self.runtime, held, Reason.INVALID, failed, told=False)
@@ -202,14 +202,14 @@ class Arrivals:
             event,
         )
 
-    def _note_arrival(self, headers: dict[str, Any], properties: Any, queue: str, raw: bytes) -> None:
+    def _note_arrival(self, headers: dict[str, Any], properties: Any, queue: str, of: bytes | Held) -> None:
         """Record what the books could not know otherwise: nobody recorded the publication, or some other client put it back."""
         delivery_info = properties.get("delivery_info") if isinstance(properties, dict) else None
         was_restored = isinstance(delivery_info, dict) and delivery_info.get("redelivered") is True
         is_announced = ANNOUNCED in headers
         reasons = [name for name, holds in (("unannounced", not is_announced), ("redelivered", was_restored)) if holds]
         for reason in reasons:
-            event = about(headers, queue, raw, Outcome.RECEIVED, reason=reason, worker=self.runtime.worker)
+            event = about(headers, queue, of, Outcome.RECEIVED, reason=reason, worker=self.runtime.worker)
             then = self.runtime.telling(None, event) or ignore
             self.runtime.outbox.carry_out("", partial(self.runtime.transport.acknowledge, "", event), then)
 
@@ -260,7 +260,7 @@ class Arrivals:
         except EnvelopeError:
             message = {"headers": {}, "properties": {}}
         if message["headers"].get(HEADER) is None:
-            self._note_arrival(message["headers"], message["properties"], held.queue, held.raw)  # under the id that its death has
+            self._note_arrival(message["headers"], message["properties"], held.queue, held)  # under the id that its death has
         bury(self.runtime, held, Reason.UNDECODABLE, self.runtime.failed_of(exc))
 
 

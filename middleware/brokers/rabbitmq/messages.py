@@ -184,7 +184,7 @@ def _is_broker(name: object) -> bool:
 
 def _origin(headers: Mapping[str, Any]) -> Mapping[str, Any]:
     """Where our own header says that the message was published to; empty where it says nothing."""
-    origin = Envelope.of(headers).origin if HEADER in headers else {}
+    origin = Envelope.origin_of(headers) if HEADER in headers else {}
     return origin if origin.get("queue") else {}
 
 

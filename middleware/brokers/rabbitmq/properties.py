@@ -108,6 +108,8 @@ def is_deep(value: Any, left: int = MAX_DEPTH) -> bool:
 def _readable(method: tuple[int, int], content: bytes) -> bytes:
     """A method's arguments; an exchange or a routing key that is not UTF-8 has `?` for what is not."""
     at = WITH_A_MESSAGE[method](content)
+    if content[at:].isascii():  # nearly all: names of less than 128 bytes, which say their length
+        return content
     for _ in range(2):
         name, end = _short(content, at)
         content = content[: at + 1] + name.encode("utf-8", "surrogatepass") + content[end:]

@@ -355,7 +355,7 @@ class HeldDelivery:
     def _event(self, request: Any, outcome: Outcome, **facts: Any) -> Event:
         held, headers = self.held, self.headers(request)
         facts |= self._times(request)
-        return about(headers, held.queue, held.raw, outcome, self.envelope, worker=request.hostname, **facts)
+        return about(headers, held.queue, held, outcome, self.envelope, worker=request.hostname, **facts)
 
     def _times(self, request: Any) -> dict[str, Any]:
         """When the attempt ran, for the event that ends it."""

@@ -213,7 +213,7 @@ class LetterDelivery(HeldDelivery):
         return super()._event(request, outcome, **{"attempt": self.envelope.attempt, "delivery": 0, **facts})
 
     def _task_id(self, request: Any) -> str:
-        return recorded_id(self.headers(request).get("id"), self.held.raw)
+        return recorded_id(self.headers(request).get("id"), self.held)
 
 
 def _parked(reason: Reason, detail: str) -> Dying:

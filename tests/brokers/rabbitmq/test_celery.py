@@ -207,6 +207,20 @@ def test_a_publication_is_dated_where_the_policy_of_a_queue_needs_it(rabbit: Rab
             assert (PUBLISHED in message.headers) == (name != "calm")
 
 
+def test_the_bytes_of_a_message_are_made_only_where_it_moves_on(rabbit: Rabbit, folder: Path) -> None:
+    """What succeeds costs no envelope; what fails has one made."""
+    server: Any = rabbit
+    shop = Shop(server, folder, settings=SETTINGS, module="tests.support.rabbitmq.bytes_shop")
+    try:
+        shop.start()
+        sent = [str(shop.app.send_task(f"tests.support.shop.{name}", args).id) for name, args in (("ok", ()), ("fails", (1,)))]
+        for task_id in sent:
+            shop.ended(task_id, "succeeded")
+        assert {each["id"] for each in shop.runs() if "made" in each} == {sent[1]}
+    finally:
+        shop.stop()
+
+
 def test_nothing_is_left_behind(floor: Floor) -> None:
     """When all have ended, nothing waits, and nothing is held."""
     for name, queue in (("native delay", "orders"), ("direct delay", "mails"), ("like-named delay", "eu.mails")):

@@ -10,7 +10,7 @@ import hashlib
 import json
 from dataclasses import dataclass, replace
 from struct import Struct
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import amqp
 
@@ -18,7 +18,7 @@ from redelivery.errors import EnvelopeError
 
 from ....messages.envelope import HEADER, RELEASED, Envelope, count
 from ....messages.events import Outcome
-from ....messages.steps import opened
+from ....messages.steps import Raw, opened
 from ..events import events_of, packed
 
 if TYPE_CHECKING:
@@ -40,10 +40,13 @@ TURNS = frozenset({Outcome.DEAD_LETTERED, Outcome.REDRIVEN})
 
 def word_of(message: bytes, queue: str) -> bytes:
     """The word of a message (an envelope's bytes) as it is delivered from this queue."""
-    raw = opened(message)
-    headers = raw["headers"]
+    return _word(opened(message), queue)
+
+
+def _word(message: Raw, queue: str) -> bytes:
+    headers = message["headers"]
     said = [headers.get(name) for name in ("id", "replaced_task_nesting", HEADER, RELEASED)]
-    known = [queue, *said, raw.get("body")]
+    known = [queue, *said, message.get("body")]
     return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).digest()[:WORD]
 
 
@@ -128,22 +131,22 @@ def moved_of(
     `target` is the queue where the successor arrives, `events` what is recorded of the move. The events of a death or a redrive get
     ids that are made of the successor's word, where they have none: if two readers record one, it counts once.
     """
-    before, after = opened(message)["headers"], opened(successor)["headers"]
-    if _steps(before) >= _steps(after):
+    before, after = opened(message), opened(successor)
+    envelope = Envelope.of(after["headers"])
+    if _steps(before, Envelope.of(before["headers"])) >= _steps(after, envelope):
         return None
-    word, known = word_of(message, queue), word_of(successor, target)
-    is_letter, told = Envelope.of(after).is_letter, tuple(events)
+    word, known, told = _word(before, queue), _word(after, target), tuple(events)
     if not TURNS & {event.outcome for event in told}:
         told = ()
     said = tuple(
         replace(event, event_id=event.event_id or f"{now_ms}-turn{known.hex()}.{number}") for number, event in enumerate(told)
     )
-    return Moved(word, known, seconds, target if is_letter else "", said, now_ms)
+    return Moved(word, known, seconds, target if envelope.is_letter else "", said, now_ms)
 
 
-def _steps(headers: dict[str, Any]) -> tuple[bool, int, int, int]:
+def _steps(message: Raw, envelope: Envelope) -> tuple[bool, int, int, int]:
     """How far a message has come: it never comes back to where it was."""
-    envelope = Envelope.of(headers)
+    headers = message["headers"]
     return HEADER in headers, envelope.generation, envelope.delivery, count(headers.get(RELEASED))
 
 
