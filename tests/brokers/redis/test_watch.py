@@ -266,6 +266,23 @@ def test_an_idle_worker_takes_what_comes_while_another_one_is_busy(shop: Callabl
     here.ended(long, "succeeded")
 
 
+def test_a_worker_that_hears_a_push_asks_for_the_message_and_looks_at_its_queue_behind_it(shop: Callable[..., Shop]) -> None:
+    """One answer lies between the push and the message."""
+    here = shop()
+    here.start(pool="solo")
+    here.ended(here.send("ok"), "succeeded")
+    with here.server.client.monitor() as heard:
+        task_id, named = here.send("ok"), []
+        while "EXISTS" not in named:
+            seen = heard.next_command()
+            command, *said = seen["command"].split()
+            is_receive = Keys().watch("celery") in said and seen["client_type"] != "lua"
+            if is_receive or (command == "EXISTS" and "celery" in said):
+                named.append(command)
+    assert named == ["EVALSHA", "EXISTS"]
+    here.ended(task_id, "succeeded")
+
+
 def test_what_comes_after_the_watcher_was_killed_is_taken_by_the_others(shop: Callable[..., Shop]) -> None:
     """Before its lease has ended: the others look for themselves."""
     here = shop(settings={"lease": 600})
