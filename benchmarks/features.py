@@ -3,7 +3,7 @@
 Each feature is measured in rounds, off and on turn about, each run in a process and on a broker of its own. The spans are made by
 OpenTelemetry's SDK and serialized as for a collector, in batches, and then thrown away. What `opentelemetry-instrumentation-celery`
 costs with the same SDK and the same sampler is measured in the same rounds: it tells a publication and a run, and ours a receipt
-and a move besides.
+and a move besides. `sdk` is the SDK that an application has set up, with nothing that tells.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ INSTRUMENTED = {"BENCH_INSTRUMENTED": "1"}
 FEATURES: Mapping[str, tuple[dict[str, Any], dict[str, str]]] = {
     "": ({}, {}),
     "metrics": ({"metrics_listen": "127.0.0.1:9549"}, {}),
+    "sdk_1_in_100": ({}, FEW),
     "traces_1_in_100": ({"opentelemetry": True}, FEW),
     "traces_alone_1_in_100": ({"opentelemetry": True}, {**FEW, "BENCH_METERS": "none"}),
     "traces_all": ({"opentelemetry": True}, ALL),
@@ -47,6 +48,7 @@ PARTS = (*PROCESSES, "path")
 #: What is measured in the same rounds as without any; ours against another one of the same rounds, where there is one.
 TOGETHER: Mapping[str, str | None] = {
     "metrics": None,
+    "sdk_1_in_100": None,
     "traces_alone_1_in_100": None,
     "traces_1_in_100": "instrumentation_1_in_100",
     "traces_all": "instrumentation_all",
