@@ -166,7 +166,7 @@ class Receiving:
             else:
                 self._hand_over()
             return
-        if receiver.must_look() and not receiver.is_woken:  # who is woken asks, and looks behind what it was given
+        if receiver.must_look() and not receiver.is_woken:  # one that was woken asks first, and looks after the answer
             self._send(self._looks(receiver.watched, "watched"))
             return
         budget = self._budget()
