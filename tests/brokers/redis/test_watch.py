@@ -10,6 +10,7 @@ from redis import ConnectionPool, Redis, UnixDomainSocketConnection
 
 from redelivery.middleware.brokers.redis.keys import Keys
 from tests.support.bench import QUEUE, Bench
+from tests.support.lanes import first_quick
 from tests.support.running import until
 
 if TYPE_CHECKING:
@@ -252,7 +253,7 @@ def test_who_hears_no_pushes_never_watches(bench: Bench, owners: Callable[..., l
     assert one.was_woken()
 
 
-@pytest.mark.parametrize("pool", ["solo", "prefork"])
+@pytest.mark.parametrize("pool", first_quick(["solo", "prefork"]))
 def test_an_idle_worker_takes_what_comes_while_another_one_is_busy(shop: Callable[..., Shop], pool: str) -> None:
     """A worker that runs a task in its main process hears no push meanwhile: it has handed the watch on before."""
     here = shop()

@@ -16,7 +16,7 @@ from tests.faults.fuzz.test_hostile import HEADERS
 from tests.faults.fuzz.test_lies import HOSTILE
 from tests.support.desk import task_message
 from tests.support.hostile.wire import ODD, deep, wired
-from tests.support.lanes import first_quick
+from tests.support.lanes import FULL, first_quick
 from tests.support.running import Shop, until
 
 if TYPE_CHECKING:
@@ -115,6 +115,7 @@ def test_no_message_of_another_client_ends_a_worker(here: Shop, rabbit: Rabbit, 
     assert worker.stop() == 0
 
 
+@FULL
 @pytest.mark.slow
 def test_no_letter_of_another_client_ends_a_command(here: Shop, rabbit: Rabbit, tmp_path: Path) -> None:
     """Every command that reads or changes answers while such letters lie there."""

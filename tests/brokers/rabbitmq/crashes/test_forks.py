@@ -49,7 +49,7 @@ QUORUM = {"task_default_queue_type": "quorum", "task_create_missing_queue_type":
 KNOWN = "event=message.moved_already"
 
 
-@pytest.fixture(params=["classic", "quorum"])
+@pytest.fixture(params=first_quick(["classic", "quorum"]))
 def here(request: pytest.FixtureRequest, rabbit: Rabbit, folder: Path) -> Iterator[Shop]:
     """A shop on each type of queue."""
     conf: dict[str, Any] = {"broker_transport_options": {"confirm_publish": True}}

@@ -37,7 +37,7 @@ QUORUM = {"task_default_queue_type": "quorum", "task_create_missing_queue_type":
 CLASSIC = pytest.mark.parametrize("here", ["classic"], indirect=True)
 
 
-@pytest.fixture(params=["classic", "quorum"])
+@pytest.fixture(params=first_quick(["classic", "quorum"]))
 def here(request: pytest.FixtureRequest, rabbit: Rabbit, folder: Path) -> Iterator[Shop]:
     """A shop on each type of queue, with one attempt for each task, and a journal. A task succeeds at its second attempt."""
     conf: dict[str, Any] = {"broker_transport_options": {"confirm_publish": True}}

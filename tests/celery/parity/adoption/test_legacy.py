@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.support.lanes import FULL
 from tests.support.running import ROOT
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ LEGACY = ROOT / "tests" / "support" / "legacy"
 TESTS = 29
 
 
-@pytest.mark.parametrize("redelivery", ["", "1"], ids=["plain", "with two lines"])
+@pytest.mark.parametrize("redelivery", [pytest.param("", id="plain", marks=FULL), pytest.param("1", id="with two lines")])
 def test_the_applications_own_tests_pass(tmp_path: Path, redelivery: str) -> None:
     """By a real worker; the plain run proves that the tests are Celery's truth, not ours."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("PYTEST", "REDELIVERY_", "STORE_"))}
