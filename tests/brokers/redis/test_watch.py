@@ -267,7 +267,7 @@ def test_an_idle_worker_takes_what_comes_while_another_one_is_busy(shop: Callabl
     here.ended(long, "succeeded")
 
 
-def test_a_worker_that_hears_a_push_asks_for_the_message_and_looks_at_its_queue_behind_it(shop: Callable[..., Shop]) -> None:
+def test_a_worker_that_hears_a_push_asks_for_the_message_before_it_looks_at_its_queue(shop: Callable[..., Shop]) -> None:
     """One answer lies between the push and the message."""
     here = shop()
     here.start(pool="solo")
