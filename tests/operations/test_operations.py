@@ -156,6 +156,14 @@ def test_the_oldest_that_ended_are_forgotten(desk: Desk, monkeypatch: pytest.Mon
     assert {each.id for each in operation.listed(desk.install)} == {first.id, *others[-2:], last.id}
 
 
+def test_operations_are_in_the_order_in_which_they_were_begun(desk: Desk) -> None:
+    """The broker's clock is put back, and several are begun within one millisecond."""
+    first = begun(desk)
+    desk.client.zadd(desk.keys.operations, {first.id: first.created_ms + 3_600_000})
+    others = [begun(desk) for _ in range(20)]
+    assert [each.id for each in operation.listed(desk.install)] == [each.id for each in (*others[::-1], first)]
+
+
 # the preview
 
 

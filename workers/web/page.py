@@ -29,7 +29,7 @@ from .asked import Asked, Desk, Go, Shown
 from .beside import Beside
 from .early import Early
 from .guard import FAILURE, FormCookie, Guard, Refused, form_of, is_same_origin
-from .shared.asking import Asking
+from .shared.asking import Asking, Turn
 from .shared.source import Source
 from .shared.streams import Streams
 from .words import environment
@@ -111,7 +111,7 @@ class Page:
         except Refused as exc:
             log.warning("web.form_refused", path=request.url.path, user=user.name, why=exc.why)
             return self._failed(request, asked, exc.status, exc.why)
-        asked = Asked(self._desk, user, asked.root, asked.path, asked.query, form or {"": [""]})
+        asked = Asked(self._desk, user, asked.root, asked.path, asked.query, form or {"": [""]}, Turn(asked.path, user.name))
         return await self._drawn(request, view, asked, FormCookie(request), self._asking)
 
     async def _drawn(

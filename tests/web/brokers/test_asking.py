@@ -6,10 +6,35 @@ import asyncio
 import threading
 
 import pytest
+from structlog.testing import capture_logs
 
 from redelivery.workers.web.guard import Refused
 from redelivery.workers.web.shared import asking
 from redelivery.workers.web.shared.asking import UNDONE, UNKNOWN, Asking, Turn
+from tests.support.running import until
+
+
+@pytest.mark.parametrize(("error", "said"), [("", "web.late_done"), ("TimeoutError: no answer", "web.late_failed")])
+def test_how_a_change_ended_that_nobody_waits_for_is_logged(monkeypatch: pytest.MonkeyPatch, error: str, said: str) -> None:
+    """Its visitor was told that it may be carried out all the same."""
+    monkeypatch.setattr(asking, "SECONDS", 0.05)
+    turn, is_given_up = Turn("/letter/redrive", "ada"), threading.Event()
+
+    def act() -> None:
+        turn.begin()
+        is_given_up.wait(30)
+        if error:
+            msg = "no answer"
+            raise TimeoutError(msg)
+
+    with capture_logs() as lines:
+        with pytest.raises(Refused, match=UNKNOWN):
+            asyncio.run(Asking().run(turn, act))
+        assert lines == []
+        is_given_up.set()
+        until(lambda: lines, 30, "the end to be logged")
+    [line] = lines
+    assert (line["event"], line["path"], line["user"], line.get("error", "")) == (said, "/letter/redrive", "ada", error)
 
 
 @pytest.mark.parametrize(("begins", "said"), [(False, UNDONE), (True, UNKNOWN)])

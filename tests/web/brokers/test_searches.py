@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
@@ -96,7 +96,7 @@ def test_one_that_waits_too_long_is_refused_and_the_next_ones_go_on(monkeypatch:
     made.end()
     assert begun.wait(30)
     counting.join(30)
-    given_up.give_up()
+    given_up.give_up(Future())
     with pytest.raises(Refused, match="does not answer in time"), made.one(given_up):
         pytest.fail("it searches")
     with made.one(Turn()):

@@ -6,12 +6,16 @@ import asyncio
 import functools
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+from redelivery.display import harmless
+from redelivery.middleware.logs import log
 
 from ..guard import Refused
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from concurrent.futures import Future
 
 
 P = ParamSpec("P")
@@ -25,9 +29,10 @@ BUSY = "The page is busy: the broker answers slowly, and other requests wait for
 
 
 class Turn:
-    """One request, which changes something before it is given up, or not at all."""
+    """One request of a user, which changes something before it is given up, or not at all."""
 
-    def __init__(self) -> None:
+    def __init__(self, path: str = "", user: str = "") -> None:
+        self._path, self._user = path, user
         self._lock = threading.Lock()
         self._has_begun = self._is_over = False
 
@@ -42,11 +47,21 @@ class Turn:
         if self._is_over:
             raise Refused(503, LATE + UNDONE)
 
-    def give_up(self) -> Refused:
-        """The request is late: from here on it begins no change."""
+    def give_up(self, work: Future[Any]) -> Refused:
+        """The request is late: from here on it begins no change. How a change ends that had begun is logged."""
         with self._lock:
             self._is_over = True
+        if self._has_begun:
+            work.add_done_callback(self._log_end)
         return Refused(503, LATE + self.result)
+
+    def _log_end(self, work: Future[Any]) -> None:
+        """Nobody waits for this answer any more."""
+        exc = work.exception()
+        if exc is None:
+            log.info("web.late_done", path=self._path, user=self._user)
+        else:
+            log.warning("web.late_failed", path=self._path, user=self._user, error=harmless(f"{type(exc).__name__}: {exc}"))
 
     @property
     def result(self) -> str:
@@ -74,7 +89,7 @@ class Asking:
                 raise Refused(503, BUSY) from exc
             if future.done():  # at this moment, or it took too long itself
                 return future.result()
-            raise turn.give_up() from exc
+            raise turn.give_up(future) from exc
         except asyncio.CancelledError:  # whoever asked has gone
-            turn.give_up()
+            turn.give_up(future)
             raise
