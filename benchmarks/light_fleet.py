@@ -139,7 +139,7 @@ class Client:
             tag, raw = messages[0], messages[2]
             self.fleet.took(raw)
             names = [self.keys.unacked, self.keys.unacked_index, self.keys.starts, self.keys.leases, self.keys.outcomes]
-            self.send(packed(ACKNOWLEDGE.sha, names, [tag, self.token]), None)
+            self.send(packed(ACKNOWLEDGE.sha, names, [tag, self.token, ""]), None)
             self.ask()
             return
         self.look_at = time.monotonic() + abs(look_ms) / 1000

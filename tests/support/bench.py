@@ -29,7 +29,7 @@ class Bench:
         self.keys = Keys(prefix)
         self.transport = RedisTransport(self.client, self.keys)
         self.transport.leases.register("w", {"worker": "w@test"})
-        self.receive_script = Script("receive")
+        self.receive_script, self.acknowledge_script = Script("receive"), Script("acknowledge")
         self.calls = 0
 
     def publish(self, *bodies: str, priority: int = 0, queue: str = QUEUE) -> None:

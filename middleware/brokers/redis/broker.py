@@ -62,7 +62,8 @@ class RedisBroker(RedisTransport):
         channel, pool = consumer.task_consumer.channel, consumer.pool
         if not (isinstance(channel, Receiving) and isinstance(owner, Owner) and is_known("kombu")):
             return False
-        channel.arm(Receiver(owner, limit, lambda: int(pool.num_processes), on_garbage))
+        self.receiver = Receiver(owner, limit, lambda: int(pool.num_processes), on_garbage)
+        channel.arm(self.receiver)
         return True
 
     def pipeline(self, hub: Any, wait_for: Callable[..., None]) -> Pipeline | None:

@@ -27,7 +27,7 @@ from redis.exceptions import RedisError, ResponseError
 from ...logs import log
 from ...ports import Answer
 from ...transitions.outbox import tell
-from .scripts import answer_of, packed
+from .scripts import packed
 from .transport import SOCKET_TIMEOUT, RedisTransport
 
 if TYPE_CHECKING:
@@ -147,7 +147,7 @@ class UnderWay:
         if isinstance(answer, Exception):  # it has changed nothing
             self._repeat(asked)
         else:
-            tell(asked.then, answer_of(answer), asked.tag)
+            tell(asked.then, self._transport.answered(answer), asked.tag)
 
     def _watch(self) -> None:
         """Look again when the oldest should have been answered."""
@@ -201,7 +201,10 @@ class Asking(RedisTransport):
 
     def __init__(self, transport: RedisTransport, send: Callable[[Script, list[str], list[Any]], None]) -> None:
         super().__init__(transport.client, transport.keys)
-        self._send = send
+        self._transport, self._send = transport, send
+
+    def _place_of(self, tag: str) -> tuple[tuple[str, ...], str]:
+        return self._transport._place_of(tag)  # noqa: SLF001 - its own class
 
     def _ask(self, script: Script, keys: list[str], args: list[Any]) -> Answer:
         self._send(script, keys, args)

@@ -6,7 +6,7 @@ Limits: an asynchronous replica that becomes the master may have lost what was a
 from __future__ import annotations
 
 import uuid
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from kombu.exceptions import OperationalError
 from redis import exceptions
@@ -16,7 +16,7 @@ from redis.retry import Retry
 
 from redelivery.errors import BrokerError
 
-from ...ports import ACCEPTED, Capability
+from ...ports import ACCEPTED, Answer, Capability
 from ..broker_url import unanswered
 from .keys import SEPARATOR, Keys
 from .leases import Leases
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from ...messages.events import Event
     from ...policy.resolver import Pace
-    from ...ports import Answer, Held, TaskResult
+    from ...ports import Held, TaskResult
 
 #: How long one call may take before it counts as not answered, in seconds; the outbox then asks again.
 SOCKET_TIMEOUT = 5.0
@@ -58,6 +58,14 @@ _RELEASE = Script("release")
 _TRY_RESULT = Script("try_result")
 
 
+class Waiting(Protocol):
+    """A worker that may wait for its next messages while it still runs some: see `Receiver`."""
+
+    def place_of(self, tag: str) -> tuple[tuple[str, ...], str]: ...
+
+    def waits_as_free(self, number: int) -> None: ...
+
+
 class RedisTransport:
     """The transitions of what a worker holds, and with `leases` and `stores` all others; safe to call from any thread."""
 
@@ -66,6 +74,8 @@ class RedisTransport:
 
     #: The app whose broker this is; None for one that was made by hand.
     app: Celery | None = None
+    #: What this worker knows of its receiving; None where it receives in another way, or not at all.
+    receiver: Waiting | None = None
 
     def __init__(self, client: Redis, keys: Keys) -> None:
         self.client, self.keys = client, keys
@@ -100,7 +110,8 @@ class RedisTransport:
 
     def acknowledge(self, tag: str, event: Event | None, result: TaskResult | None = None) -> Answer:
         more = [] if result is None else self._result_args(result)
-        return self._take(_ACKNOWLEDGE, [self.keys.outcomes], [tag, _token(tag)], event, more)
+        names, number = ((), "") if event is None else self._place_of(tag)
+        return self._take(_ACKNOWLEDGE, [self.keys.outcomes, *names], [tag, _token(tag), number], event, more)
 
     def defer(
         self,
@@ -200,7 +211,17 @@ class RedisTransport:
         return self._ask(script, [*self._held_keys, *names], [*args, *entry, *more])
 
     def _ask(self, script: Script, keys: list[str], args: list[Any]) -> Answer:
-        return answer_of(script(self.client, keys, args))
+        return self.answered(script(self.client, keys, args))
+
+    def _place_of(self, tag: str) -> tuple[tuple[str, ...], str]:
+        return ((), "") if self.receiver is None else self.receiver.place_of(tag)
+
+    def answered(self, value: Any) -> Answer:
+        """What a script has answered about a message that this worker holds, or held."""
+        if isinstance(value, int) and self.receiver is not None:
+            self.receiver.waits_as_free(value)
+            return Answer.DONE
+        return answer_of(value)
 
     def now_ms(self) -> int:
         """The server's time, milliseconds since the epoch."""

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from redis import ConnectionPool, Redis, UnixDomainSocketConnection
 
 from redelivery.middleware.brokers.redis.keys import Keys
+from redelivery.middleware.brokers.redis.scripts import encoded
+from redelivery.middleware.messages.events import Event, Outcome
 from tests.support.bench import QUEUE, Bench
 from tests.support.lanes import first_quick
 from tests.support.running import until
@@ -45,7 +48,7 @@ class Owner:
     """An owner without a worker: a connection that hears pushes, as a worker's does."""
 
     def __init__(self, bench: Bench, server: Server, token: str, processes: int = 1) -> None:
-        self.bench, self.token, self.free, self.calls, self.pushes = bench, token, processes, 0, 0
+        self.bench, self.token, self.free, self.calls, self.pushes, self.held = bench, token, processes, 0, 0, list[str]()
         bench.transport.leases.register(token, {})
         pool = OneConnection(server.socket)
         self.client: Any = Redis(connection_pool=pool)
@@ -64,16 +67,30 @@ class Owner:
     def ask(self, budget: int = 10, *, is_look: bool = False, queues: tuple[str, ...] = (QUEUE,)) -> tuple[list[str], int]:
         """The messages that it was given, and when it looks again; each message keeps a process busy."""
         self.calls, keys = self.calls + 1, self.bench.keys
+        self.bench.let_pass(1)  # what woke it has gone: a key that goes later is news, too
         self._look(keys.woken(self.token))
         answer = self.bench.receive(
             budget, number=self.calls, token=self.token, queues=queues, free=self.free, is_look=is_look, client=self.client
         )
         bodies = self.bench.bodies(answer)
+        self.held += [answer[at].decode() for at in range(4, len(answer), 3)]
         self.free -= len(bodies)
         watched = [queue for queue, flag in zip(queues, answer[3].decode(), strict=True) if flag == "1"]
         if watched:
             assert not self._look(*(keys.list(each) for queue in watched for each in keys.list_names(queue)))
         return bodies, int(answer[2])
+
+    def acknowledge(self) -> bool:
+        """End a message, which frees a process; whether this owner waits as a free one from then on, and need not ask."""
+        keys, tag = self.bench.keys, self.held.pop(0)
+        held = [keys.unacked, keys.unacked_index, keys.starts, keys.leases, keys.outcomes]
+        names = [*held, keys.received(self.token), keys.watch(QUEUE), keys.idle(QUEUE)]
+        event = Event(task_id=tag, outcome=Outcome.SUCCEEDED, queue=QUEUE)
+        answer = self.bench.acknowledge_script(self.bench.client, names, [tag, self.token, self.calls, *encoded(event)])
+        self.free += 1
+        assert answer in {b"done", self.calls}
+        assert not self.bench.client.hexists(keys.unacked, tag)
+        return answer == self.calls
 
     def was_woken(self) -> bool:
         """Whether the server has pushed since it was asked last."""
@@ -180,6 +197,63 @@ def test_a_busy_owner_watches_where_all_are_busy_and_the_first_free_one_instead(
     assert two[0].ask()[0] == ["c"]
 
 
+def test_who_is_free_again_says_so_with_its_acknowledgement(bench: Bench, owners: Callable[..., list[Owner]]) -> None:
+    """It is the last of the free ones from then on, before all that are busy, and asks for nothing."""
+    four = owners(4)
+    for number in range(2):  # 0 and 1 are busy, 2 watches, and 3 waits
+        bench.publish(f"message {number}")
+        assert four[number].ask() == ([f"message {number}"], -LOOK)
+        assert four[number + 1].ask() == ([], LOOK)
+    assert four[3].ask() == ([], SECOND_LOOK)
+    woken(four)
+    bench.let_pass(1)
+    assert four[1].acknowledge()
+    assert woken(four) == []
+    for number, after in ((2, 3), (3, 1), (1, 0)):
+        bench.publish(f"for {number}")
+        assert woken(four) == [number]
+        bodies, look = four[number].ask()
+        assert bodies == [f"for {number}"]
+        if after:
+            assert woken(four) == [after]
+            assert four[after].ask()[0] == []
+        else:
+            assert look == LOOK  # all are busy: it watches all the same
+
+
+def test_who_is_needed_asks_when_it_is_free_again(bench: Bench, owners: Callable[..., list[Owner]]) -> None:
+    """Nobody is the deputy, the watcher is busy, or it was woken or has asked since: its acknowledgement says nothing."""
+    three = owners(3)
+    bench.publish("a", "b", "c", "d")
+    assert three[0].ask(1)[0] == ["a"]
+    assert three[1].ask(1)[0] == ["b"]
+    assert not three[0].acknowledge()  # it was the watcher when it asked, and waits for nothing
+    assert three[0].ask(1) == (["c"], 0)
+    assert three[2].ask() == (["d"], LOOK)  # all are busy, and this one watches
+    assert three[1].ask() == ([], -LOOK)
+    assert not three[1].acknowledge()
+    assert three[1].ask() == ([], LOOK)
+    assert three[0].ask() == ([], -LOOK)
+    assert not three[0].acknowledge()  # nobody is the deputy
+    assert three[0].ask() == ([], SECOND_LOOK)
+    assert three[2].ask() == ([], -LOOK)
+    bench.client.hset(bench.keys.received("o2"), "number", three[2].calls + 1)
+    assert not three[2].acknowledge()
+
+
+@pytest.mark.parametrize("key", ["watch", "idle", "received"])
+def test_keys_of_another_type_end_no_acknowledgement(bench: Bench, owners: Callable[..., list[Owner]], key: str) -> None:
+    """The message is ended and recorded, and its worker asks."""
+    three = owners(3)
+    bench.publish("a")
+    assert three[0].ask()[0] == ["a"]
+    assert three[2].ask()[1] == SECOND_LOOK
+    names = {"watch": bench.keys.watch(QUEUE), "idle": bench.keys.idle(QUEUE), "received": bench.keys.received("o0")}
+    bench.client.set(names[key], "another type")
+    assert not three[0].acknowledge()
+    assert [each.outcome for each in bench.events] == [Outcome.SUCCEEDED]
+
+
 def test_a_watcher_whose_lease_has_ended_has_lost_the_watch(bench: Bench, owners: Callable[..., list[Owner]]) -> None:
     """The next one that asks has it."""
     two = owners(2)
@@ -282,6 +356,24 @@ def test_a_worker_that_hears_a_push_asks_for_the_message_before_it_looks_at_its_
                 named.append(command)
     assert named == ["EVALSHA", "EXISTS"]
     here.ended(task_id, "succeeded")
+
+
+@pytest.mark.parametrize("pool", ["solo", "prefork", "threads"])
+def test_a_task_costs_a_fleet_that_waits_one_asking(shop: Callable[..., Shop], pool: str) -> None:
+    """Who has run it waits again with its acknowledgement; but for who is the deputy next. The deputy looks each second."""
+    here, count = shop(), 40
+    for _ in range(6):
+        here.start(pool=pool, concurrency=1)
+    until(lambda: here.server.client.zcard(Keys().idle("celery")) == 5, what="all to wait")
+    asked, began = 0, time.monotonic()
+    with here.server.client.monitor() as heard:
+        for _ in range(count):
+            here.ended(here.send("ok"), "succeeded")
+        here.server.client.echo("over")
+        while not (seen := heard.next_command())["command"].startswith("ECHO"):
+            words = seen["command"].split()
+            asked += seen["client_type"] != "lua" and Keys().watch("celery") in words and Keys().woken("") in seen["command"]
+    assert count <= asked <= count * 1.6 + 1.5 * (time.monotonic() - began), asked
 
 
 def test_what_comes_after_the_watcher_was_killed_is_taken_by_the_others(shop: Callable[..., Shop]) -> None:

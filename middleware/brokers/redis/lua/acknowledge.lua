@@ -1,13 +1,31 @@
 -- Ends a message that a worker holds, and records how; the result of its task, where there is one, is stored first.
--- KEYS[1] unacked, KEYS[2] unacked_index, KEYS[3] starts, KEYS[4] leases, KEYS[5] outcome log.
--- ARGV[1] tag, ARGV[2] owner token, ARGV[3..23] event, or nothing where nothing is to be recorded, ARGV[24..28] as `result.lua` has it.
--- Returns 'done', 'already' or 'refused'. Bound: one message.
+-- KEYS[1] unacked, KEYS[2] unacked_index, KEYS[3] starts, KEYS[4] leases, KEYS[5] outcome log; where the end frees a process of a
+-- worker that waits as a busy one for its one queue, KEYS[6] received:<token>, KEYS[7] watch:<queue>, KEYS[8] idle:<queue>.
+-- ARGV[1] tag, ARGV[2] owner token, ARGV[3] the number of the call of `receive.lua` since which it waits so, or nothing,
+-- ARGV[4..24] event, or nothing where nothing is to be recorded, ARGV[25..29] as `result.lua` has it.
+-- Returns 'done', 'already' or 'refused'; or that number: it is done, and the worker waits as a free one. Bound: one message.
 -- Checked: it is recorded before it is ended, so that a log which refuses the event, or a key which refuses the result, leaves the
 -- message held.
--- uses: append take result
+-- uses: append clock take result
 local refusal = why_not()
 if refusal then return refusal end
-if ARGV[24] then store_result(24) end
-if ARGV[3] then append(KEYS[5], 3) end
+if ARGV[25] then store_result(25) end
+if ARGV[4] then append(KEYS[5], 4) end
 let_go()
+
+-- Whether the worker waits as a free one from now on. Otherwise it asks again: it may be needed as the watcher or the deputy, it was
+-- woken meanwhile, or it has asked since.
+local function waits_as_free()
+  if redis.call('HGET', KEYS[6], 'number') ~= ARGV[3] then return false end
+  local now = now_ms()
+  local known = redis.call('HMGET', KEYS[7], 'free', 'until', 'deputy', 'deputy_until')
+  if known[1] ~= '1' or tonumber(known[2]) <= now then return false end
+  if not known[3] or known[3] == ARGV[2] or tonumber(known[4]) <= now then return false end
+  return redis.call('ZADD', KEYS[8], 'XX', 'CH', now, ARGV[2]) == 1
+end
+
+if KEYS[6] then
+  local ok, waits = pcall(waits_as_free) -- keys of another type: it asks
+  if ok and waits then return tonumber(ARGV[3]) end
+end
 return 'done'

@@ -11,7 +11,9 @@ if not counter then return {0} end
 redis.call('HDEL', KEYS[1], ARGV[1])
 redis.call('HSET', KEYS[1], ARGV[1], counter + 1)
 local watches, place = 0, nil
-if tonumber(ARGV[2]) > 0 then
+local watchers = redis.call('MGET', KEYS[2], KEYS[3]) -- without those of another type
+local others_watch = watchers[1] and watchers[2] and watchers[1] ~= ARGV[1] and watchers[2] ~= ARGV[1]
+if tonumber(ARGV[2]) > 0 and not others_watch then
   for slot = 2, 3 do
     local watcher = redis.pcall('GET', KEYS[slot])
     if type(watcher) == 'table' then
@@ -26,5 +28,7 @@ if place then
   redis.call('SET', place, ARGV[1], 'PX', ARGV[2])
   watches = 1
 end
-local function exists(key) return redis.call('EXISTS', key) end
-return {1, watches, exists(KEYS[4]), 1 - exists(KEYS[5]), exists(KEYS[6]) * (1 - exists(KEYS[7]))}
+local function exists(...) return redis.call('EXISTS', ...) end
+local undispatched = 1 - exists(KEYS[5])
+if exists(KEYS[4], KEYS[6]) == 0 then return {1, watches, 0, undispatched, 0} end
+return {1, watches, exists(KEYS[4]), undispatched, exists(KEYS[6]) * (1 - exists(KEYS[7]))}

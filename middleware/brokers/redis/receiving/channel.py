@@ -313,6 +313,9 @@ class Receiving:
         receiver.watched = frozenset(each for at, flag in enumerate(watches) if flag == ord("1") for each in self._lists_of(at))
         waits = receiver.is_tracking and look_ms and watches == b"0"
         receiver.waits_for = frozenset(self._lists_of(0)) if waits else frozenset()
+        if waits:
+            names, _ = self._names_of(tuple(receiver.queues), receiver.asked_as)
+            receiver.place = (names[2], names[5], names[6])
         if not is_empty:
             receiver.told_of &= {receiver.own}  # what this connection changes itself it is not told of, nor what changes next
         if receiver.is_tracking and look_ms:

@@ -1,8 +1,9 @@
 """The receiver: what an armed channel knows of its receiving: whose messages they are, what is in line, and when to ask next.
 
 Where the server pushes, it asks when it is woken, and again after as long as the script says, to be safe. One push wakes one
-worker: the script says which (`receive.lua`). A worker that was busy when it last asked asks again when a process is free, so that
-it is woken before those that are busy. Where the server does not push at all, it polls, the less often the longer there is nothing.
+worker: the script says which (`receive.lua`). A worker that was busy when it last asked is to be woken before those that are busy
+as soon as a process is free: the acknowledgement that frees one says so (`acknowledge.lua`), or the worker asks again. Where the
+server does not push at all, it polls, the less often the longer there is nothing.
 
 Under load there is always more to receive: while its pool has its next tasks already, it waits up to 20 ms for free slots, rather
 than ask for every single message.
@@ -57,6 +58,8 @@ class Receiver:
         self.own = b""
         #: The lists of the one queue that it waits for: it watches them when it is woken by its own key, and need not ask first.
         self.waits_for: frozenset[bytes] = frozenset()
+        #: The keys by which the server knows that it waits for this queue: `received`, `watch` and `idle`.
+        self.place: tuple[str, ...] = ()
         #: Of which commands the answers are under way, in their order.
         self.under_way: deque[str] = deque()
         self.names: dict[tuple[tuple[str, ...], str], tuple[list[str], list[str]]] = {}
@@ -132,6 +135,21 @@ class Receiver:
         if not self.is_woken:
             self._was_busy = look_ms < 0
             self._ask_in(abs(look_ms) / 1000)
+
+    def place_of(self, tag: str) -> tuple[tuple[str, ...], str]:
+        """Where this worker waits, and the number of its last asking, for the step that ends this message; any thread may ask.
+
+        Nothing where that step frees no process, or the worker does not wait as a busy one.
+        """
+        owner = self.owner
+        if not (self._was_busy and self.waits_for and len(owner.held) <= self.processes() and owner.holds(tag)):
+            return (), ""
+        return self.place, str(owner.calls)
+
+    def waits_as_free(self, number: int) -> None:
+        """The server knows that a process is free, which was busy after the asking of this number."""
+        if number == self.owner.calls:
+            self._was_busy = False
 
     def polls(self) -> None:
         """Nothing, and the server does not push: choose when to ask next; at once where something has changed since it asked."""
