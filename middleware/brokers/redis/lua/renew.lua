@@ -11,9 +11,7 @@ if not counter then return {0} end
 redis.call('HDEL', KEYS[1], ARGV[1])
 redis.call('HSET', KEYS[1], ARGV[1], counter + 1)
 local watches, place = 0, nil
-local watchers = redis.call('MGET', KEYS[2], KEYS[3]) -- without those of another type
-local others_watch = watchers[1] and watchers[2] and watchers[1] ~= ARGV[1] and watchers[2] ~= ARGV[1]
-if tonumber(ARGV[2]) > 0 and not others_watch then
+if tonumber(ARGV[2]) > 0 then
   for slot = 2, 3 do
     local watcher = redis.pcall('GET', KEYS[slot])
     if type(watcher) == 'table' then
