@@ -62,7 +62,7 @@ class RedisBroker(RedisTransport):
         channel, pool = consumer.task_consumer.channel, consumer.pool
         if not (isinstance(channel, Receiving) and isinstance(owner, Owner) and is_known("kombu")):
             return False
-        self.receiver = Receiver(owner, limit, lambda: int(pool.num_processes), on_garbage)
+        self.receiver = Receiver(owner, limit, lambda: _processes(pool), on_garbage)
         channel.arm(self.receiver)
         return True
 
@@ -116,6 +116,14 @@ class RedisBroker(RedisTransport):
         if eviction is not None:
             policy, maxmemory = eviction
             log.warning("broker.evicts", maxmemory_policy=policy, maxmemory=maxmemory, why=EVICTS)
+
+
+def _processes(pool: Any) -> int:
+    """How many tasks this pool of Celery's runs at once; none once it has stopped, when Celery's prefork pool cannot say."""
+    try:
+        return int(pool.num_processes)
+    except AttributeError:
+        return 0
 
 
 def eviction_of(memory: Any) -> tuple[str, int] | None:

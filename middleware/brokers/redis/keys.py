@@ -129,7 +129,7 @@ class Keys:
     trimmed = Own("outcomes:trimmed")
 
     def received(self, token: str) -> str:
-        """Hash: the last batch that an owner was given (its number, first and last tag)."""
+        """Hash: the last batch that an owner was given (its number, its first tag, and the next one)."""
         return self._own(f"received:{token}")
 
     def published(self, token: str) -> str:

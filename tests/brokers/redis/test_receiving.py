@@ -168,7 +168,7 @@ def test_what_changes_while_it_asks_is_asked_about_at_once() -> None:
 
 def test_a_busy_worker_asks_again_when_a_process_is_free() -> None:
     """Then it is woken before those that are still busy."""
-    owner: Any = type("Owner", (), {"held": {"w:1": None, "w:2": None}})()
+    owner: Any = type("Owner", (), {"held": {"w:1": None, "w:2": None}, "calls": 7})()
     receiver = Receiver(owner, lambda: 8, lambda: 2, lambda *_: None)
     receiver.asked()
     receiver.waits(-5000)
@@ -178,3 +178,27 @@ def test_a_busy_worker_asks_again_when_a_process_is_free() -> None:
     receiver.asked()
     receiver.waits(5000)
     assert receiver.seconds_to_wait() > 3
+
+
+def test_a_busy_worker_lets_the_server_know_with_the_end_that_frees_a_process() -> None:
+    """Of a message that it holds, while it waits for its queue; and it does not ask after the answer, unless it has asked since."""
+    owner: Any = type("Owner", (), {"held": {"w:1": None, "w:2": None, "w:3": None}, "calls": 7})()
+    receiver = Receiver(owner, lambda: 2, lambda: 2, lambda *_: None)
+    nothing: tuple[tuple[str, ...], str] = (), ""
+    receiver.asked()
+    receiver.waits_for, receiver.place = frozenset((b"orders",)), ("received", "watch", "idle", "orders")
+    receiver.waits(-5000)
+    assert receiver.place_of("w:1") == nothing  # it has two others
+    del owner.held["w:1"]
+    assert receiver.place_of("w:1") == receiver.place_of("") == nothing
+    assert receiver.place_of("w:2") == (receiver.place, "7")
+    receiver.waits_as_free(6)
+    del owner.held["w:2"]
+    assert receiver.seconds_to_wait() == 0
+    receiver.waits_as_free(7)
+    assert receiver.seconds_to_wait() > 3
+    receiver.leaves()
+    assert receiver.place_of("w:3") == nothing
+    receiver.asked()
+    receiver.waits(-5000)
+    assert receiver.seconds_to_wait() == 0

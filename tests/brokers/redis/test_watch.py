@@ -84,7 +84,8 @@ class Owner:
         """End a message, which frees a process; whether this owner waits as a free one from then on, and need not ask."""
         keys, tag = self.bench.keys, self.held.pop(0)
         held = [keys.unacked, keys.unacked_index, keys.starts, keys.leases, keys.outcomes]
-        names = [*held, keys.received(self.token), keys.watch(QUEUE), keys.idle(QUEUE)]
+        lists = [keys.list(name) for name in keys.list_names(QUEUE)]
+        names = [*held, keys.received(self.token), keys.watch(QUEUE), keys.idle(QUEUE), *lists]
         event = Event(task_id=tag, outcome=Outcome.SUCCEEDED, queue=QUEUE)
         answer = self.bench.acknowledge_script(self.bench.client, names, [tag, self.token, self.calls, *encoded(event)])
         self.free += 1
@@ -219,6 +220,34 @@ def test_who_is_free_again_says_so_with_its_acknowledgement(bench: Bench, owners
             assert four[after].ask()[0] == []
         else:
             assert look == LOOK  # all are busy: it watches all the same
+
+
+def _leave(bench: Bench, owner: Owner) -> None:
+    bench.transport.leases.unregister(owner.token)
+
+
+@pytest.mark.parametrize("gone", ["watcher", "deputy", "both", "nobody"])
+def test_who_may_be_needed_for_one_that_has_left_asks(bench: Bench, owners: Callable[..., list[Owner]], gone: str) -> None:
+    """Workers that have stopped are still known as the watcher and the deputy."""
+    three = owners(3)
+    bench.publish("a")
+    assert three[0].ask()[0] == ["a"]
+    assert (three[1].ask(), three[2].ask()) == (([], LOOK), ([], SECOND_LOOK))
+    for number, name in ((1, "watcher"), (2, "deputy")):
+        if gone in {name, "both"}:
+            _leave(bench, three[number])
+    assert three[0].acknowledge() is (gone == "nobody")
+
+
+def test_who_is_free_again_takes_what_lies_there(bench: Bench, owners: Callable[..., list[Owner]]) -> None:
+    """The watcher may have died, or may be taken up by something else."""
+    three = owners(3)
+    bench.publish("a")
+    assert three[0].ask()[0] == ["a"]
+    assert (three[1].ask(), three[2].ask()) == (([], LOOK), ([], SECOND_LOOK))
+    bench.publish("urgent", priority=9)
+    assert not three[0].acknowledge()
+    assert three[0].ask()[0] == ["urgent"]
 
 
 def test_who_is_needed_asks_when_it_is_free_again(bench: Bench, owners: Callable[..., list[Owner]]) -> None:
@@ -360,7 +389,7 @@ def test_a_worker_that_hears_a_push_asks_for_the_message_before_it_looks_at_its_
 
 @pytest.mark.parametrize("pool", ["solo", "prefork", "threads"])
 def test_a_task_costs_a_fleet_that_waits_one_asking(shop: Callable[..., Shop], pool: str) -> None:
-    """Who has run it waits again with its acknowledgement; but for who is the deputy next. The deputy looks each second."""
+    """Who has run it waits again with its acknowledgement, except one that becomes the deputy. The deputy looks each second."""
     here, count = shop(), 40
     for _ in range(6):
         here.start(pool=pool, concurrency=1)

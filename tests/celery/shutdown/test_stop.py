@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -38,6 +39,26 @@ def told(worker: Worker, signals: tuple[signal.Signals, ...]) -> None:
         worker.process.send_signal(number)
         words = COLD if at == len(signals) - 1 else HEARD[number]
         until(lambda words=words: words in worker.text or worker.process.poll() is not None, what=words)  # type: ignore[misc]
+
+
+def test_a_worker_whose_pool_has_ended_tells_the_broker_what_it_could_not_tell_before(shop: Callable[..., Shop]) -> None:
+    """The broker is away while one worker of several stops: what has ended there does not run again."""
+    here = shop()
+    here.server.keep_everything()
+    workers = [here.start(concurrency=1) for _ in range(3)]
+    task_id = here.send("naps", 3)
+    until(lambda: here.runs(task_id), what="it to begin")
+    (busy,) = [each for each in workers if f"[{task_id}] received" in each.text]
+    busy.process.terminate()
+    until(lambda: HEARD[signal.SIGTERM] in busy.text, what="it to stop")
+    here.server.kill()
+    until(lambda: "transition.postponed" in busy.text, what="the end of the task")
+    time.sleep(1)  # the pool ends
+    here.server.start()
+    busy.process.wait(60)
+    here.ended(task_id, "succeeded")
+    assert [run["event"] for run in here.runs(task_id)] == ["start", "end"]
+    assert "transition.failed" not in busy.text
 
 
 @pytest.mark.parametrize("goes_on", [True, False], ids=["child-goes-on", "child-stands-still"])

@@ -1,6 +1,7 @@
 -- Ends a message that a worker holds, and records how; the result of its task, where there is one, is stored first.
 -- KEYS[1] unacked, KEYS[2] unacked_index, KEYS[3] starts, KEYS[4] leases, KEYS[5] outcome log; where the end frees a process of a
--- worker that waits as a busy one for its one queue, KEYS[6] received:<token>, KEYS[7] watch:<queue>, KEYS[8] idle:<queue>.
+-- worker that waits as a busy one for its one queue, KEYS[6] received:<token>, KEYS[7] watch:<queue>, KEYS[8] idle:<queue>, and then
+-- the lists of the queue.
 -- ARGV[1] tag, ARGV[2] owner token, ARGV[3] the number of the call of `receive.lua` since which it waits so, or nothing,
 -- ARGV[4..24] event, or nothing where nothing is to be recorded, ARGV[25..29] as `result.lua` has it.
 -- Returns 'done', 'already' or 'refused'; or that number: it is done, and the worker waits as a free one. Bound: one message.
@@ -13,14 +14,18 @@ if ARGV[25] then store_result(25) end
 if ARGV[4] then append(KEYS[5], 4) end
 let_go()
 
--- Whether the worker waits as a free one from now on. Otherwise it asks again: it may be needed as the watcher or the deputy, it was
--- woken meanwhile, or it has asked since.
+-- Whether the worker waits as a free one from now on. Otherwise it asks again: it has asked since, it does not wait any more (it was
+-- woken), something lies there, or it may be needed as the watcher or the deputy.
 local function waits_as_free()
   if redis.call('HGET', KEYS[6], 'number') ~= ARGV[3] then return false end
+  if redis.call('EXISTS', unpack(KEYS, 9)) > 0 then return false end
   local now = now_ms()
-  local known = redis.call('HMGET', KEYS[7], 'free', 'until', 'deputy', 'deputy_until')
-  if known[1] ~= '1' or tonumber(known[2]) <= now then return false end
-  if not known[3] or known[3] == ARGV[2] or tonumber(known[4]) <= now then return false end
+  local known = redis.call('HMGET', KEYS[7], 'watcher', 'until', 'free', 'deputy', 'deputy_until')
+  local watcher, deputy = known[1], known[4]
+  if not watcher or known[3] ~= '1' or tonumber(known[2]) <= now then return false end
+  if not deputy or deputy == ARGV[2] or tonumber(known[5]) <= now then return false end
+  local leases = redis.call('HMGET', KEYS[4], watcher, deputy)
+  if not leases[1] or not leases[2] then return false end
   return redis.call('ZADD', KEYS[8], 'XX', 'CH', now, ARGV[2]) == 1
 end
 

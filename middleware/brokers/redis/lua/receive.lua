@@ -18,9 +18,10 @@
 -- One push wakes one worker. For each queue one owner, its watcher, looks at the lists behind this call (EXISTS, with tracking on),
 -- so that the server pushes a line to its connection when one of them changes. The others wait in `idle`, the free ones first, each
 -- of which has looked at its own `woken` key. A watcher that becomes busy, or cannot take all there is, makes the first of them the
--- watcher, and wakes it by writing its key. One that becomes free says so with its acknowledgement (`acknowledge.lua`), or asks. A
--- watcher whose lease has ended, or that does not come, has lost the watch: another one, the deputy, looks each second. A queue that
--- nobody has looked at for MEMORY is forgotten; only who is not woken renews that, so that a task costs no command more.
+-- watcher, and wakes it by writing its key. A busy owner of `idle` that has a process free again says so with its acknowledgement
+-- (`acknowledge.lua`), or asks. A watcher whose lease has ended, or that does not come, has lost the watch: another one, the deputy,
+-- looks each second. A queue that nobody has looked at for MEMORY is forgotten; only who is not woken renews that, so that a task
+-- costs no command more.
 -- uses: clock
 local token, number = ARGV[1], tonumber(ARGV[2])
 local now = now_ms()

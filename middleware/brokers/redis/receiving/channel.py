@@ -315,7 +315,7 @@ class Receiving:
         receiver.waits_for = frozenset(self._lists_of(0)) if waits else frozenset()
         if waits:
             names, _ = self._names_of(tuple(receiver.queues), receiver.asked_as)
-            receiver.place = (names[2], names[5], names[6])
+            receiver.place = (names[2], *names[5:])
         if not is_empty:
             receiver.told_of &= {receiver.own}  # what this connection changes itself it is not told of, nor what changes next
         if receiver.is_tracking and look_ms:
@@ -413,9 +413,16 @@ class Receiving:
             self.receiver.wake()
         return answer
 
+    def basic_cancel(self: Any, consumer_tag: str) -> Any:
+        """As kombu's; an armed channel waits no longer for its queue."""
+        if self.receiver is not None:
+            self.receiver.leaves()
+        return super().basic_cancel(consumer_tag)  # type: ignore[misc]
+
     def close(self: Any) -> None:
         """As kombu's; a reply that is still under way is not waited for: the owner gives its messages back."""
         if self.receiver is not None:
+            self.receiver.leaves()
             self._in_poll = None
         super().close()  # type: ignore[misc]
         if self._receive_pool is not None:

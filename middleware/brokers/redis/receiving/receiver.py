@@ -1,8 +1,8 @@
 """The receiver: what an armed channel knows of its receiving: whose messages they are, what is in line, and when to ask next.
 
 Where the server pushes, it asks when it is woken, and again after as long as the script says, to be safe. One push wakes one
-worker: the script says which (`receive.lua`). A worker that was busy when it last asked is to be woken before those that are busy
-as soon as a process is free: the acknowledgement that frees one says so (`acknowledge.lua`), or the worker asks again. Where the
+worker: the script says which (`receive.lua`), and those that have a process free come first. A worker that had none when it last
+asked lets the server know when it has one: with the acknowledgement that frees it (`acknowledge.lua`), or it asks again. Where the
 server does not push at all, it polls, the less often the longer there is nothing.
 
 Under load there is always more to receive: while its pool has its next tasks already, it waits up to 20 ms for free slots, rather
@@ -58,7 +58,7 @@ class Receiver:
         self.own = b""
         #: The lists of the one queue that it waits for: it watches them when it is woken by its own key, and need not ask first.
         self.waits_for: frozenset[bytes] = frozenset()
-        #: The keys by which the server knows that it waits for this queue: `received`, `watch` and `idle`.
+        #: While it waits for one queue, the keys by which the server knows that: `received`, `watch`, `idle`, and the lists.
         self.place: tuple[str, ...] = ()
         #: Of which commands the answers are under way, in their order.
         self.under_way: deque[str] = deque()
@@ -68,11 +68,13 @@ class Receiver:
         self._poll = FIRST_POLL
         self._rest_until: float | None = None
         self.is_woken = True
+        #: It had no process free when it last asked; and the number of an asking after which the server knows that it has one.
         self._was_busy = False
+        self._is_free_since: int | None = None
 
     def seconds_to_wait(self) -> float:
         """Until the next asking is due; 0 where it is due now."""
-        if self._was_busy and self.free() > 0:
+        if self._was_busy and self._is_free_since != self.owner.calls and self.free() > 0:
             return 0.0
         return max(self._ask_at - time.monotonic(), 0.0)
 
@@ -117,7 +119,7 @@ class Receiver:
 
     def asked(self) -> None:
         """An asking is under way: the next one is another."""
-        self._rest_until, self.is_woken, self._was_busy = None, False, False
+        self._rest_until, self.is_woken, self._was_busy, self._is_free_since = None, False, False, None
 
     def free(self) -> int:
         """How many processes of the pool have nothing to do."""
@@ -139,17 +141,21 @@ class Receiver:
     def place_of(self, tag: str) -> tuple[tuple[str, ...], str]:
         """Where this worker waits, and the number of its last asking, for the step that ends this message; any thread may ask.
 
-        Nothing where that step frees no process, or the worker does not wait as a busy one.
+        Nothing where the worker does not wait as a busy one, or does not hold this message, or the step frees no process.
         """
         owner = self.owner
-        if not (self._was_busy and self.waits_for and len(owner.held) <= self.processes() and owner.holds(tag)):
+        number, place = owner.calls, self.place
+        if not (self._was_busy and self.waits_for and tag in owner.held and len(owner.held) <= self.processes()):
             return (), ""
-        return self.place, str(owner.calls)
+        return place, str(number)
 
     def waits_as_free(self, number: int) -> None:
-        """The server knows that a process is free, which was busy after the asking of this number."""
-        if number == self.owner.calls:
-            self._was_busy = False
+        """The server knows that a process is free; `number` is that of the asking after which none was. Any thread may say so."""
+        self._is_free_since = number
+
+    def leaves(self) -> None:
+        """It consumes a queue less, or none, and is no longer to be woken for what it waits for."""
+        self.waits_for = frozenset()
 
     def polls(self) -> None:
         """Nothing, and the server does not push: choose when to ask next; at once where something has changed since it asked."""

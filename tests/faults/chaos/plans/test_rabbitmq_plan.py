@@ -62,6 +62,7 @@ NO_STEP = {
     "workers/brokers/rabbitmq/outcome_log.py:follow": "a queue of one's own, that goes with its connection",
     "workers/brokers/rabbitmq/outcome_log.py:heard": "as before",
     "middleware/brokers/redis/receiving/channel.py:basic_consume": "kombu's on Redis",
+    "middleware/brokers/redis/receiving/channel.py:basic_cancel": "as before",
     "middleware/brokers/redis/publishing/producer.py:publish_together": "as before",
     "middleware/brokers/kombu/generic.py:_publish": "other brokers'",
     "workers/brokers/rabbitmq/watching.py:begin": "a queue of one's own, that goes with its connection",
