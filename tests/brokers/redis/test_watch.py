@@ -91,7 +91,7 @@ class Owner:
         self.free += 1
         assert answer in {b"done", self.calls}
         assert not self.bench.client.hexists(keys.unacked, tag)
-        return answer == self.calls
+        return bool(answer == self.calls)
 
     def was_woken(self) -> bool:
         """Whether the server has pushed since it was asked last."""
