@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -53,7 +52,8 @@ def test_a_worker_whose_pool_has_ended_tells_the_broker_what_it_could_not_tell_b
     until(lambda: HEARD[signal.SIGTERM] in busy.text, what="it to stop")
     here.server.kill()
     until(lambda: "transition.postponed" in busy.text, what="the end of the task")
-    time.sleep(1)  # the pool ends
+    children = Path(f"/proc/{busy.process.pid}/task/{busy.process.pid}/children")
+    until(lambda: not children.read_text(), what="the pool to end")
     here.server.start()
     busy.process.wait(60)
     here.ended(task_id, "succeeded")

@@ -1,7 +1,7 @@
 -- Stores a new operation, which waits until it is carried out, and records that it was begun.
 -- KEYS[1] operation:<id>, KEYS[2] operations, KEYS[3] operations:open, KEYS[4] audit.
 -- ARGV[1] id, ARGV[2] what is to be done (JSON), ARGV[3] the record (JSON), ARGV[4] how many records are kept.
--- Their order is that in which they were begun, also within one millisecond, and where the clock was put back.
+-- Operations stand in the order in which they were begun, also within one millisecond, and where the clock was put back.
 -- Returns 'done', or 'already' where it is there. Its first write frees nothing, and lets a full server take the others.
 -- uses: clock
 if redis.call('EXISTS', KEYS[1]) == 1 then return 'already' end
