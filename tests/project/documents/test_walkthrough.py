@@ -49,6 +49,14 @@ def test_a_cell_may_be_cut_elsewhere() -> None:
     assert not Command("dlq causes", cut.expected, "1  TypeError: the ba…  celery\n").is_as_said()
 
 
+def test_an_export_may_cross_a_full_hour() -> None:
+    """It writes a file for each hour; more files than two are none of a run that takes minutes."""
+    said = Command("export", ["3 events written to books in 1 file."], "3 events written to books in 2 files.\n")
+    assert said.is_as_said()
+    assert not Command("export", said.expected, "3 events written to books in 3 files.\n").is_as_said()
+    assert not Command("export", said.expected, "4 events written to books in 1 file.\n").is_as_said()
+
+
 def test_what_is_printed_is_written(here: Shell) -> None:
     """All of it, so that a page tells of one run; what leaves something out stays, and the rest is not touched."""
     text = "Before.\n\n```console\n$ echo one\n$ echo took 3 s\ntook 2 s\n$ echo two 7\ntwo …\n$ echo two\nthree\n```\n\nAfter.\n"

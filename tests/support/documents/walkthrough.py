@@ -61,6 +61,7 @@ VARIABLE = (
     (re.compile(r"\b[0-9a-f]{6,40}\b(…)?"), "ID"),
     DURATION,
     (re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d([.,]\d+)?)?Z?|\b\d\d:\d\d(:\d\d)?([.,]\d+)?Z?"), "TIME"),
+    (re.compile(r"\bin (1 file|2 files)\b"), "in FILES"),  # an export writes one for each hour, and a run may cross a full one
     (re.compile(r"\bfinge\w*…?"), "fingerprint"),  # a head that is cut where the ages beside it are longer
     (re.compile(r"(\S{4})\S*(?: \S+)*…"), r"\1…"),  # a cell that is cut: where, depends on its neighbours' width
     (re.compile(r"[─━═╌-]{3,}"), "---"),
