@@ -112,9 +112,9 @@ def duties_of(runtime: Runtime) -> tuple[Duty, ...]:
         if renewal.recovering:
             recoverer.wake()
         if renewal.no_dispatcher and dispatcher is not None:
-            dispatcher.look_now()
+            dispatcher.wake()
         if renewal.no_operator:
-            runner.look_now()
+            runner.wake()
 
     dispatchers = () if dispatcher is None else (dispatcher,)
     keepers = QueueKeeper(runtime), Retention(runtime), LetterWatch(runtime), runner

@@ -7,7 +7,6 @@ the server's clock's word. Two leaders at once would only share the work: a mess
 
 from __future__ import annotations
 
-import threading
 import time
 import uuid
 from typing import TYPE_CHECKING, Any
@@ -26,7 +25,7 @@ BATCH = 500
 
 
 class Dispatcher(Duty):
-    """One dispatcher. A step of it lasts until it is stopped, or the broker does not answer."""
+    """One dispatcher. A step of the leader lasts until it is stopped, another one leads, or the broker does not answer."""
 
     title = "dispatcher"
     line_if_unanswered = "warning", "dispatcher.waiting"
@@ -34,52 +33,34 @@ class Dispatcher(Duty):
     begins_at_once = True
 
     def __init__(self, transport: RedisTransport, *, standing_by: float = MAX_SLEEP) -> None:
-        """`standing_by`: seconds between two tries to lead, where nobody calls `look_now`."""
-        super().__init__(MAX_SLEEP)
+        """`standing_by`: seconds between two tries to lead, where nobody calls `wake`."""
+        super().__init__(standing_by)
         self._transport, self._standing_by = transport, standing_by
-        self._vacant = threading.Event()
         self._token = uuid.uuid4().hex
         self._leads = False
 
-    def look_now(self) -> None:
-        """Nobody leads: try to."""
-        self._vacant.set()
-
-    def ask_to_stop(self) -> None:
-        """End after the look that is under way."""
-        super().ask_to_stop()
-        self._vacant.set()
+    def leads(self) -> bool:
+        """One does, by a lease on the broker."""
+        leads = self._transport.leases.lead(self._transport.keys.dispatcher, self._token, LEAD)
+        if leads and not self._leads:
+            log.info("dispatcher.leads")
+        self._leads, self._every = leads, MAX_SLEEP if leads else self._standing_by
+        return leads
 
     def step(self) -> None:
-        """Stand by, then dispatch until stopped, and hand the lead on. Raises whatever the broker does."""
-        while not self._stopped.is_set():
-            if self._lead():
-                self._dispatch()
-            else:
-                self._vacant.wait(self._standing_by)
-                self._vacant.clear()
+        """Dispatch until stopped, and hand the lead on; or until another one leads. Raises whatever the broker does.
 
-    def _dispatch(self) -> None:
-        """Dispatch until stopped, or until another one leads. Who leads alone is woken by what becomes due earlier."""
+        Only the leader is woken by what becomes due earlier.
+        """
         with self._transport.client.pubsub() as wake:
             wake.subscribe(self._transport.keys.wake)
-            while not self._stopped.is_set() and self._lead():
+            while not self._stopped.is_set() and self.leads():
                 moved, missing, next_due = self._transport.stores.promote(BATCH)
                 if missing:
                     log.error("delayed.missing", count=missing, why="the delay store lists messages that it does not hold")
                 if moved and next_due == 0:
                     continue
                 _wait(wake, MAX_SLEEP if next_due is None else min(next_due, MAX_SLEEP))
-        self._resign()
-
-    def _lead(self) -> bool:
-        leads = self._transport.leases.lead(self._transport.keys.dispatcher, self._token, LEAD)
-        if leads and not self._leads:
-            log.info("dispatcher.leads")
-        self._leads = leads
-        return leads
-
-    def _resign(self) -> None:
         if self._leads:
             self._transport.leases.resign(self._transport.keys.dispatcher, self._token)
 

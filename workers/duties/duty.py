@@ -30,7 +30,7 @@ class Duty(ABC):
     def __init__(self, every: float) -> None:
         self._every = every
         self._offset = 0.0
-        self._stopped = threading.Event()
+        self._stopped, self._woken = threading.Event(), threading.Event()
         self._thread: threading.Thread | None = None
 
     def start(self, offset: float = 0.0) -> None:
@@ -40,9 +40,14 @@ class Duty(ABC):
             self._thread = threading.Thread(target=self._run, name=f"redelivery-{self.title}", daemon=True)
             self._thread.start()
 
+    def wake(self) -> None:
+        """Take the next step now."""
+        self._woken.set()
+
     def ask_to_stop(self) -> None:
         """End after the step that is under way; nobody waits for it."""
         self._stopped.set()
+        self.wake()
 
     def stop(self, seconds: float = TIMEOUT) -> None:
         """End after the step that is under way, and wait for that so long at most."""
@@ -68,8 +73,9 @@ class Duty(ABC):
         return True
 
     def rest(self) -> None:
-        """Wait for the next step, or for the end."""
-        self._stopped.wait(self._every)
+        """Wait for the next step, until it is woken or ends."""
+        self._woken.wait(self._every)
+        self._woken.clear()
 
     def _run(self) -> None:
         self._stopped.wait(self._offset)

@@ -45,9 +45,9 @@ class OperationRunner(Duty):
     begins_at_once = True
 
     def __init__(self, runtime: Runtime, *, standing_by: float = STANDING_BY) -> None:
-        """`standing_by`: seconds between two looks of who does not lead, where nobody calls `look_now`."""
-        super().__init__(EVERY)
-        self._standing_by, self._needed = standing_by, threading.Event()
+        """`standing_by`: seconds between two looks of who does not lead, where nobody calls `wake`."""
+        super().__init__(standing_by)
+        self._standing_by = standing_by
         self._runtime = runtime
         self._store = store_of(runtime.transport)
         self._token = uuid.uuid4().hex
@@ -61,21 +61,8 @@ class OperationRunner(Duty):
             log.info("operations.leads")
         elif led and not self._leads:
             self._store.resign(self._token)
+        self._every = EVERY if self._leads else self._standing_by
         return self._leads
-
-    def look_now(self) -> None:
-        """There are operations, and nobody leads: try to."""
-        self._needed.set()
-
-    def ask_to_stop(self) -> None:
-        """End after the look that is under way."""
-        super().ask_to_stop()
-        self._needed.set()
-
-    def rest(self) -> None:
-        """Wait for the next look; who stands by looks less often."""
-        self._needed.wait(EVERY if self._leads else self._standing_by)
-        self._needed.clear()
 
     def unanswered(self, exc: Exception) -> None:
         """It looks again."""

@@ -7,7 +7,6 @@ How is told in `operations.fleet.recovery`.
 
 from __future__ import annotations
 
-import threading
 from typing import TYPE_CHECKING
 
 from ..operations.fleet.recovery import Recovery
@@ -21,7 +20,7 @@ EVERY = 10.0
 
 
 class Recoverer(Duty):
-    """Recovers the messages of all fenced owners."""
+    """Recovers the messages of all fenced owners. It ends after the message that is under way; another worker's goes on."""
 
     title = "recoverer"
     line_if_unanswered = "warning", "recoverer.waiting"
@@ -29,22 +28,7 @@ class Recoverer(Duty):
 
     def __init__(self, runtime: Runtime) -> None:
         super().__init__(EVERY)
-        self._woken = threading.Event()
         self._recovery = Recovery(runtime, self._stopped.is_set)
-
-    def wake(self) -> None:
-        """Somebody is to be recovered: look now."""
-        self._woken.set()
-
-    def ask_to_stop(self) -> None:
-        """End after the message that is under way; another worker's recoverer goes on."""
-        super().ask_to_stop()
-        self._woken.set()
-
-    def rest(self) -> None:
-        """Wait until somebody is to be recovered."""
-        self._woken.wait(self._every)
-        self._woken.clear()
 
     def step(self) -> None:
         """Recover all that were fenced. Raises what the broker does where it is away."""

@@ -31,12 +31,13 @@ _RESIGN = Script("resign")
 
 @dataclass(frozen=True, slots=True)
 class Renewal:
-    """A lease was renewed. `watches`: its owner is one of the two that watch the leases of all.
+    """A lease was renewed. `leases`: how many there are. `watches`: its owner is one of the two that watch the leases of all.
 
     `recovering`: somebody was fenced whose messages are not given back yet. `no_dispatcher`: no dispatcher leads. `no_operator`:
     there are operations, and nobody carries them out.
     """
 
+    leases: int
     watches: bool
     recovering: bool
     no_dispatcher: bool
@@ -61,8 +62,8 @@ class Leases:
         keys = self.keys
         asked = keys.recovering, keys.dispatcher, keys.open_operations, keys.operator
         names = [keys.leases, keys.lease_watcher, keys.second_lease_watcher, *asked]
-        alive, *needs = _RENEW(self.client, names, [token, int(watch_seconds * 1000)])
-        return Renewal(*map(bool, needs)) if alive else None
+        alive, *answer = _RENEW(self.client, names, [token, int(watch_seconds * 1000)])
+        return Renewal(answer[0], *map(bool, answer[1:])) if alive else None
 
     def fence(self, token: str, counter: bytes) -> bool:
         """End a lease whose counter did not move; False where it moved after all."""

@@ -54,6 +54,24 @@ def test_two_watch_the_leases_of_all_and_each_is_replaced(fleet: list[Desk]) -> 
     assert 0 < fleet[0].client.pttl(fleet[0].keys.lease_watcher) <= 10_000
 
 
+def test_a_large_fleet_renews_half_as_often_but_for_the_watchers(fleet: list[Desk]) -> None:
+    """Of nine workers somebody renews all the time. As soon as they are eight, each renews once a second again."""
+    duties = [Lease(desk.install) for desk in fleet]
+    leases = fleet[0].transport.leases
+
+    def pauses() -> list[float]:
+        for duty in duties:
+            duty.step()
+        return [duty._every / LEASE * 8 for duty in duties]
+
+    assert pauses() == [1, 1, 1, 1]
+    for number in range(4, 9):
+        leases.register(f"more{number}", {})
+    assert pauses() == [1, 1, 2, 2]
+    leases.unregister("more8")
+    assert pauses() == [1, 1, 1, 1]
+
+
 def test_a_watch_that_is_not_renewed_ends_by_itself(fleet: list[Desk]) -> None:
     """Whatever its worker does."""
     assert [renewed(desk, 0.2).watches for desk in fleet[:3]] == [True, True, False]
@@ -64,11 +82,11 @@ def test_a_renewal_says_what_is_needed(fleet: list[Desk]) -> None:
     """Somebody who recovers, dispatches, or carries operations out."""
     desk = fleet[0]
     client, keys = desk.client, desk.keys
-    assert renewed(desk) == Renewal(watches=True, recovering=False, no_dispatcher=True, no_operator=False)
+    assert renewed(desk) == Renewal(leases=4, watches=True, recovering=False, no_dispatcher=True, no_operator=False)
     client.hset(keys.recovering, "dead", 1)
     client.set(keys.dispatcher, "another")
     client.sadd(keys.open_operations, "one")
-    assert renewed(desk) == Renewal(watches=True, recovering=True, no_dispatcher=False, no_operator=True)
+    assert renewed(desk) == Renewal(leases=4, watches=True, recovering=True, no_dispatcher=False, no_operator=True)
     client.set(keys.operator, "another")
     assert not renewed(desk).no_operator
 
@@ -124,16 +142,16 @@ def test_who_stands_by_leads_as_soon_as_it_is_told_that_nobody_does(fleet: list[
     assert desk.transport.leases.lead(desk.keys.operator, "another", 600)
     dispatcher, runner = Dispatcher(desk.transport, standing_by=600), OperationRunner(desk.install, standing_by=600)
     monkeypatch.setattr(type(desk.transport.leases), "lead", seen)
-    both = (desk.keys.dispatcher, dispatcher, dispatcher.look_now), (desk.keys.operator, runner, runner.look_now)
+    both = (desk.keys.dispatcher, dispatcher, dispatcher.wake), (desk.keys.operator, runner, runner.wake)
     for _, duty, _ in both:
         duty.start()
     try:
-        for name, _, look_now in both:
-            look_now()
+        for name, _, wake in both:
+            wake()
             until(functools.partial(tried.__contains__, (name, False)), 60, "it to look, and to find that another one leads")
             assert desk.client.get(name) == b"another"
             desk.client.delete(name)
-            look_now()
+            wake()
             until(functools.partial(tried.__contains__, (name, True)), 60, f"{name} to be taken")
     finally:
         began = time.monotonic()

@@ -147,6 +147,18 @@ def test_who_becomes_busy_wakes_the_one_that_has_waited_longest(bench: Bench, ow
         assert four[number + 1].ask() == ([], LOOK)
 
 
+def test_where_many_wait_each_looks_half_as_often(owners: Callable[..., list[Owner]]) -> None:
+    """The watcher looks as often as in a small fleet, and so does the deputy."""
+    ten = owners(10)
+    assert [each.ask()[1] for each in (*ten[:3], ten[9])] == [LOOK, SECOND_LOOK, 2 * LOOK, 2 * LOOK]
+    assert [each.ask()[1] for each in owners(1)] == [2 * LOOK]
+
+
+def test_where_few_wait_each_looks_as_often(owners: Callable[..., list[Owner]]) -> None:
+    """Eight wait, and one watches."""
+    assert [each.ask()[1] for each in owners(9)] == [LOOK, SECOND_LOOK, *[LOOK] * 7]
+
+
 def test_who_has_a_process_left_goes_on_watching(bench: Bench, owners: Callable[..., list[Owner]]) -> None:
     """With two processes the first message wakes nobody else."""
     two = owners(2, processes=2)

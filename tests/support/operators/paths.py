@@ -21,7 +21,6 @@ from redelivery.middleware.messages.steps import sealed
 from redelivery.middleware.policy.resolver import Pace
 from redelivery.middleware.worker.lifecycle import begin
 from redelivery.workers.brokers.redis.outcome_log import bound
-from redelivery.workers.duties.dispatcher import Dispatcher
 from redelivery.workers.duties.lease import Lease
 from redelivery.workers.duties.recoverer import Recoverer
 from tests.support.desk import LETTERS, QUEUE, Desk, task_message
@@ -122,12 +121,11 @@ def _be_refused(desk: Desk) -> None:
 
 
 def _lead_and_listen(desk: Desk) -> None:
-    dispatcher = Dispatcher(desk.transport)
-    dispatcher._lead()
+    assert desk.transport.leases.lead(desk.keys.dispatcher, "one", 5)
     with desk.client.pubsub() as wake:
         wake.subscribe(desk.keys.wake)
         until(lambda: wake.get_message(timeout=1))
-    dispatcher._resign()
+    desk.transport.leases.resign(desk.keys.dispatcher, "one")
 
 
 def _die(desk: Desk) -> None:

@@ -34,17 +34,12 @@ class LogKeeper(Duty):
         self._transport = transport
         self._max_bytes = max_bytes
         self._quiet = 0
-        self._pause = EVERY
-
-    def rest(self) -> None:
-        """Wait for the next look."""
-        self._stopped.wait(self._pause)
 
     def step(self) -> None:
         """Look once. Raises whatever the broker does."""
-        self._pause = EVERY  # whatever this look meets
+        self._every = EVERY  # whatever this look meets
         found = bound(self._transport.client, self._transport.keys, int(self._max_bytes * ACT_AT))
-        self._pause = min(max((found.cap - found.bytes) / GROWTH, EVERY), AT_MOST)
+        self._every = min(max((found.cap - found.bytes) / GROWTH, EVERY), AT_MOST)
         self._quiet = max(self._quiet - 1, 0)
         if found.removed:
             log.warning("outcome_log.trimmed", entries=found.removed, bytes=found.bytes, cap=self._max_bytes)

@@ -20,8 +20,8 @@
 -- of which has looked at its own `woken` key. A watcher that becomes busy, or cannot take all there is, makes the first of them the
 -- watcher, and wakes it by writing its key. A busy owner of `idle` that has a process free again says so with its acknowledgement
 -- (`acknowledge.lua`), or asks. A watcher whose lease has ended, or that does not come, has lost the watch: another one, the deputy,
--- looks each second. A queue that nobody has looked at for MEMORY is forgotten; only who is not woken renews that, so that a task
--- costs no command more.
+-- looks each second. The others look every LOOK, and half as often where more than SMALL wait. A queue that nobody has looked at
+-- for MEMORY is forgotten; only who is not woken renews that, so that a task costs no command more.
 -- uses: clock
 local token, number = ARGV[1], tonumber(ARGV[2])
 local now = now_ms()
@@ -88,7 +88,7 @@ redis.call('HSET', KEYS[3], 'number', number, 'first', first, 'next', next_tag)
 
 -- Milliseconds: until the next look; until a deputy's; how long a watch lasts; and how long a queue is remembered, thirty days.
 -- BUSY is added to when an owner began to wait: those that have a process free come before all that have none.
-local LOOK, SECOND_LOOK, WATCH, MEMORY, BUSY = 5000, 1000, 10000, 2592000000, 1e15
+local LOOK, SECOND_LOOK, WATCH, MEMORY, BUSY, SMALL = 5000, 1000, 10000, 2592000000, 1e15, 8
 local took, is_empty = next_tag - first, budget > 0 and room > 0 and not refused
 local free, is_look, hears = tonumber(ARGV[6]) - took, ARGV[7] == '1', ARGV[6] ~= '-1'
 
@@ -153,8 +153,9 @@ local function place_of(q)
     redis.call('PEXPIRE', key, MEMORY)
     redis.call('PEXPIRE', idle, MEMORY)
   end
-  if free <= 0 then return -LOOK, '0' end
-  if known[4] and known[4] ~= token and tonumber(known[5]) > now then return LOOK, '0' end
+  local look = redis.call('ZCARD', idle) > SMALL and 2 * LOOK or LOOK
+  if free <= 0 then return -look, '0' end
+  if known[4] and known[4] ~= token and tonumber(known[5]) > now then return look, '0' end
   redis.call('HSET', key, 'deputy', token, 'deputy_until', now + 3 * SECOND_LOOK)
   return SECOND_LOOK, '0'
 end

@@ -2,8 +2,8 @@
 -- KEYS[1] leases, KEYS[2] and KEYS[3] lease_watcher, KEYS[4] recovering, KEYS[5] dispatcher, KEYS[6] operations:open, KEYS[7] operator.
 -- ARGV[1] token, ARGV[2] how long (ms) the owner watches the leases of others if it is one of the two who do, 0 where it does not
 -- offer to.
--- Returns 0 where the lease is gone: the owner is fenced. Else 1; whether the owner watches; whether anybody is to be recovered;
--- whether nobody dispatches; whether nobody carries out the operations that there are. Bound: constant.
+-- Returns 0 where the lease is gone: the owner is fenced. Else 1; how many leases there are; whether the owner watches; whether
+-- anybody is to be recovered; whether nobody dispatches; whether nobody carries out the operations that there are. Bound: constant.
 -- What else is read here must not keep a lease from being renewed, whichever type it has.
 -- On a full server a script whose first write frees is let through, so that a worker which empties it keeps its lease.
 local counter = redis.call('HGET', KEYS[1], ARGV[1])
@@ -27,6 +27,6 @@ if place then
   watches = 1
 end
 local function exists(...) return redis.call('EXISTS', ...) end
-local undispatched = 1 - exists(KEYS[5])
-if exists(KEYS[4], KEYS[6]) == 0 then return {1, watches, 0, undispatched, 0} end
-return {1, watches, exists(KEYS[4]), undispatched, exists(KEYS[6]) * (1 - exists(KEYS[7]))}
+local leases, undispatched = redis.call('HLEN', KEYS[1]), 1 - exists(KEYS[5])
+if exists(KEYS[4], KEYS[6]) == 0 then return {1, leases, watches, 0, undispatched, 0} end
+return {1, leases, watches, exists(KEYS[4]), undispatched, exists(KEYS[6]) * (1 - exists(KEYS[7]))}
