@@ -1,9 +1,9 @@
 """The wake-up protocol with more workers than a machine can hold: `./dev python -m benchmarks.light_fleet --clients 16,1000,10000`.
 
 A light client is a connection that does what a waiting worker's does: it looks at keys, asks for messages, acknowledges them, and
-renews its lease; the two that watch look at all leases. It runs no Celery, and all of them live in one process, so the figures are
-the broker's alone. Messages are pushed at an even rate, as a plain producer pushes them. A line for each number of clients; with
-`--json` one object at the end.
+renews its lease; the two that watch look at all leases. Plain ones do what a plain worker's connection does. No client runs Celery,
+and all of them live in one process, so the figures are the broker's alone. Messages are pushed at an even rate, as a plain producer
+pushes them. A line for each number of clients and each side; with `--json` one object at the end.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import heapq
 import json
+import random
 import selectors
 import socket
 import statistics
@@ -21,6 +22,10 @@ from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import matplotlib as mpl
+from matplotlib.figure import Figure as Canvas
+
+from benchmarks.plots import COLOURS, SETTINGS, svg
 from benchmarks.processor import broker_seconds
 from redelivery.middleware.brokers.redis.keys import Keys, unacked_suffix
 from redelivery.middleware.brokers.redis.scripts import Script, command, packed
@@ -32,8 +37,15 @@ if TYPE_CHECKING:
 __all__ = ["Fleet", "measured"]
 
 QUEUE: Final = "celery"
-#: Seconds between two renewals, and how long a watcher watches without one, as a worker's lease has it (milliseconds).
-RENEW, WATCH_MS = 1.0, 3000
+#: As `workers/duties/lease.py` has it: seconds between two renewals, how long a watcher watches without one (milliseconds), and how
+#: many workers are a small fleet.
+RENEW, WATCH_MS, SMALL = 1.0, 3000, 8
+SIDES: Final = ("redelivery", "plain")
+#: The figures of the curves.
+CURVES: Final = {
+    "idle_broker_ms_per_second": "broker's processor while nothing comes, ms/s",
+    "broker_us_per_task": "broker's processor for a task besides, µs",
+}
 RECEIVE, ACKNOWLEDGE, RENEWAL, REGISTER = Script("receive"), Script("acknowledge"), Script("renew"), Script("register")
 
 
@@ -63,23 +75,17 @@ def parsed(data: bytearray, at: int) -> tuple[Any, int]:
     return (("push", values) if kind == b">" else values), after
 
 
-class Client:
-    """One connection: a worker that waits, without a worker."""
+class Connection:
+    """A connection that waits for no answer: each is given to who asked."""
 
     def __init__(self, fleet: Fleet, number: int) -> None:
-        self.fleet, self.token, self.calls = fleet, f"w{number}", 0
-        self.keys, keys = fleet.keys, fleet.keys
+        self.fleet, self.token = fleet, f"w{number}"
+        self.lists = [fleet.keys.list(name) for name in fleet.keys.list_names(QUEUE)]
         self.socket = socket.socket(socket.AF_UNIX)
         self.socket.connect(fleet.server.socket)
         self.socket.settimeout(0)
         self.read, self.expected, self.written = bytearray(), deque[Any](), bytearray()
-        self.lists = [keys.list(name) for name in keys.list_names(QUEUE)]
-        fixed = [keys.unacked, keys.unacked_index, keys.received(self.token), keys.leases, keys.woken(self.token)]
-        self.names = [*fixed, keys.watch(QUEUE), keys.idle(QUEUE), *self.lists]
-        self.woken = self.is_asking = False
-        self.look_at = 0.0
-        for words in (b"HELLO 3", b"CLIENT TRACKING ON OPTIN NOLOOP"):
-            self.send(command(*words.split()), None)
+        self.send(command(b"HELLO", b"3"), None)
 
     def send(self, words: bytes, answered: Callable[[Any], None] | None) -> None:
         """Send a command; `answered` is called with its answer."""
@@ -105,7 +111,7 @@ class Client:
             except Incomplete:
                 break
             if isinstance(value, tuple):
-                self.wake()
+                self.pushed(value[1][1])
                 continue
             if isinstance(value, RuntimeError):
                 raise value
@@ -114,88 +120,152 @@ class Client:
                 answered(value)
         del self.read[:at]
 
-    def wake(self) -> None:
-        """A key that it looked at has changed."""
-        self.woken = True
-        if not self.is_asking:
-            self.ask()
+    def begin(self, after: float) -> None:
+        """Begin to wait for messages, so many seconds later."""
+        raise NotImplementedError
+
+    def pushed(self, changed: list[bytes]) -> None:
+        """Keys that it looked at have changed."""
+        raise NotImplementedError
+
+
+class PlainClient(Connection):
+    """What a plain worker does, as kombu has it: it waits a second at a time, notes what it holds, and takes the note out."""
+
+    def begin(self, after: float) -> None:
+        """Wait."""
+        self.fleet.at(time.monotonic() + after, self.ask)
+
+    def ask(self) -> None:
+        """Wait for a message, a second at the most."""
+        self.send(command(b"BRPOP", *(name.encode() for name in self.lists), b"1"), self.received)
+
+    def received(self, answer: list[bytes] | None) -> None:
+        """Hold what came, end it, and ask on."""
+        if answer:
+            keys, tag = self.fleet.keys, self.token.encode()
+            self.fleet.took(answer[1])
+            held, ended = ([b"ZADD", b"0", tag], [b"HSET", tag, answer[1]]), ([b"ZREM", tag], [b"HDEL", tag])
+            for index, note in (held, ended):
+                index.insert(1, keys.unacked_index.encode())
+                note.insert(1, keys.unacked.encode())
+                for words in ([b"MULTI"], index, note, [b"EXEC"]):
+                    self.send(command(*words), None)
+        self.ask()
+
+
+class Client(Connection):
+    """A worker that waits, without a worker."""
+
+    def __init__(self, fleet: Fleet, number: int) -> None:
+        super().__init__(fleet, number)
+        self.calls, self.keys, keys = 0, fleet.keys, fleet.keys
+        self.place = [keys.received(self.token), keys.watch(QUEUE), keys.idle(QUEUE), *self.lists]
+        self.own = keys.woken(self.token)
+        self.names = [keys.unacked, keys.unacked_index, self.place[0], keys.leases, self.own, *self.place[1:]]
+        #: An answer is under way; it is to ask; it is to look at the lists, which it watches then; another may make it the watcher.
+        self.is_busy = self.must_ask = self.must_look = self.waits = False
+        self.look_at = 0.0
+        self.send(command(*b"CLIENT TRACKING ON OPTIN NOLOOP".split()), None)
+
+    def begin(self, after: float) -> None:
+        """Renew the lease from then on, and ask."""
+        self.fleet.at(time.monotonic() + after, self.renew)
+        self.fleet.at(time.monotonic() + after, self.look_again)
+
+    def pushed(self, changed: list[bytes]) -> None:
+        """Keys that it looked at have changed. Who was made the watcher looks at the lists; who watches asks."""
+        if self.waits and self.own.encode() in changed:
+            self.waits, self.must_look = False, True
+        else:
+            self.must_ask = True
+        self.go_on()
 
     def look(self, names: list[str], answered: Callable[[int], None] | None = None) -> None:
         """The server is to say when one of these changes; `answered` is called with how many there are."""
         self.send(command(b"CLIENT", b"CACHING", b"YES"), None)
         self.send(command(b"EXISTS", *(name.encode() for name in names)), answered)
 
-    def ask(self) -> None:
+    def go_on(self) -> None:
+        """Do what is to be done next, unless an answer is under way."""
+        if self.is_busy:
+            return
+        if self.must_ask:
+            self.ask(is_look=False)
+        elif self.must_look:
+            self.is_busy, self.must_look = True, False
+            self.look(self.lists, self.looked)
+
+    def ask(self, *, is_look: bool) -> None:
         """Ask for a message."""
-        self.is_asking, self.calls, is_look, self.woken = True, self.calls + 1, not self.woken, False
-        self.look([self.keys.woken(self.token)])
+        self.is_busy, self.must_ask, self.calls = True, False, self.calls + 1
+        self.look([self.own])
         args = [self.token, self.calls, 1, 10**6, 1, 1, int(is_look), unacked_suffix(QUEUE), 1]
         self.send(packed(RECEIVE.sha, self.names, args), self.received)
 
     def received(self, answer: list[Any]) -> None:
-        """Acknowledge what came, and ask on; or watch, or wait."""
+        """Acknowledge what came; watch, or wait."""
         _, _, look_ms, watched, *messages = answer
+        self.must_ask, self.must_look = not look_ms, watched == b"1"
+        self.waits = bool(look_ms) and not self.must_look
+        self.look_at = time.monotonic() + abs(look_ms) / 1000 * random.uniform(0.8, 1.0)  # noqa: S311 - spreads looks, keeps no secret
+        self.fleet.at(self.look_at, self.look_again)
+        place = self.place if look_ms < 0 else []
         if messages:
             tag, raw = messages[0], messages[2]
             self.fleet.took(raw)
             names = [self.keys.unacked, self.keys.unacked_index, self.keys.starts, self.keys.leases, self.keys.outcomes]
-            self.send(packed(ACKNOWLEDGE.sha, names, [tag, self.token, ""]), None)
-            self.ask()
-            return
-        self.look_at = time.monotonic() + abs(look_ms) / 1000
-        self.fleet.at(self.look_at, self.look_again)
-        if watched == b"1":
-            self.look(self.lists, self.looked)
-        else:
-            self.rest()
+            args = [tag, self.token, self.calls if place else ""]
+            self.send(packed(ACKNOWLEDGE.sha, [*names, *place], args), self.acknowledged if place else None)
+        if not (messages and place):
+            self.is_busy = False
+            self.go_on()
+
+    def acknowledged(self, answer: bytes | int) -> None:
+        """It waits as a free one, or asks."""
+        self.must_ask, self.is_busy = self.must_ask or answer != self.calls, False
+        self.go_on()
 
     def looked(self, found: int) -> None:
         """Something may have come before the look."""
-        self.woken = self.woken or bool(found)
-        self.rest()
-
-    def rest(self) -> None:
-        """Wait, but for what came meanwhile."""
-        self.is_asking = False
-        if self.woken:
-            self.ask()
+        self.must_ask, self.is_busy = self.must_ask or bool(found), False
+        self.go_on()
 
     def look_again(self) -> None:
         """It is time, unless it has asked since."""
-        if not self.is_asking and time.monotonic() >= self.look_at - 0.001:
-            self.ask()
+        if not self.is_busy and time.monotonic() >= self.look_at - 0.001:
+            self.ask(is_look=True)
 
     def renew(self) -> None:
-        """Renew the lease, and look at all leases where it is this one's turn."""
-        self.fleet.at(time.monotonic() + RENEW, self.renew)
+        """Renew the lease."""
         keys = self.keys
         needs = [keys.recovering, keys.dispatcher, keys.open_operations, keys.operator]
         names = [keys.leases, keys.lease_watcher, keys.second_lease_watcher, *needs]
         self.send(packed(RENEWAL.sha, names, [self.token, WATCH_MS]), self.renewed)
 
     def renewed(self, answer: list[int]) -> None:
-        """Two of all watch."""
-        if answer[1]:
+        """Two of all watch: they look at all leases. The others renew half as often in a fleet that is not small."""
+        _, leases, watches, *_ = answer
+        if watches:
             self.send(command(b"INFO", b"server"), None)
             self.send(command(b"HGETALL", self.keys.leases.encode()), None)
+        self.fleet.at(time.monotonic() + RENEW * (1 if watches or leases <= SMALL else 2), self.renew)
 
 
 class Fleet:
-    """So many clients of one server."""
+    """So many clients of one server, of redelivery or plain."""
 
-    def __init__(self, server: Server, count: int) -> None:
+    def __init__(self, server: Server, count: int, side: str) -> None:
         self.server, self.keys, self.timers = server, Keys(), list[Any]()
-        self.selector, self.blocked, self.taken, self.number = selectors.DefaultSelector(), set[Client](), list[float](), 0
+        self.selector, self.blocked, self.taken, self.number = selectors.DefaultSelector(), set[Connection](), list[float](), 0
         for script in (RECEIVE, ACKNOWLEDGE, RENEWAL):
             server.client.script_load(script.text)
-        for number in range(count):
-            REGISTER(server.client, [self.keys.leases, self.keys.owners], [f"w{number}", "{}"])
-        self.clients = [Client(self, number) for number in range(count)]
-        now = time.monotonic()
+        kind: type[Connection] = PlainClient if side == "plain" else Client
+        self.clients = [kind(self, number) for number in range(count)]
         for number, client in enumerate(self.clients):
+            REGISTER(server.client, [self.keys.leases, self.keys.owners], [client.token, "{}"])
             self.selector.register(client.socket, selectors.EVENT_READ, client)
-            self.at(now + RENEW * number / count, client.renew)
-            self.at(now + RENEW * number / count, client.ask)
+            client.begin(RENEW * number / count)
 
     def at(self, when: float, work: Callable[[], None]) -> None:
         """Do this then."""
@@ -230,12 +300,12 @@ class Fleet:
         self.selector.close()
 
 
-def measured(kind: str, count: int, seconds: float, per_second: float) -> dict[str, float]:
+def measured(kind: str, side: str, count: int, seconds: float, per_second: float) -> dict[str, Any]:
     """What so many clients cost the broker while nothing comes, and what a task costs beside that."""
     with tempfile.TemporaryDirectory(prefix="rd-") as name:
         server = Server(Path(name), binaries()[kind], {"maxclients": "19900"}).start()
         try:
-            fleet = Fleet(server, count)
+            fleet = Fleet(server, count, side)
             fleet.run(4 + count / 1000)  # until all have asked and wait
             spent = [broker_seconds(server.client)]
             began = time.monotonic()
@@ -256,6 +326,7 @@ def measured(kind: str, count: int, seconds: float, per_second: float) -> dict[s
     per_idle = (spent[1] - spent[0]) / idle
     waits = sorted(fleet.taken)
     return {
+        "side": side,
         "clients": count,
         "idle_broker_ms_per_second": round(per_idle * 1e3, 1),
         "idle_broker_us_per_client_and_second": round(per_idle * 1e6 / count, 1),
@@ -266,6 +337,22 @@ def measured(kind: str, count: int, seconds: float, per_second: float) -> dict[s
     }
 
 
+def curves(rows: list[dict[str, Any]]) -> str:
+    """The plot: what the clients take while nothing comes, and what a task takes beside that."""
+    with mpl.rc_context(SETTINGS):
+        canvas = Canvas(figsize=(7.2, 2.8), layout="constrained")
+        for axes, (name, title) in zip(canvas.subplots(1, 2), CURVES.items(), strict=True):
+            for side in SIDES:
+                mine = [row for row in rows if row["side"] == side]
+                axes.plot([row["clients"] for row in mine], [row[name] for row in mine], "o-", color=COLOURS[side], label=side)
+            axes.set_xscale("log")
+            axes.set_ylim(bottom=0)
+            axes.set_xlabel("workers")
+            axes.set_title(title, loc="left", fontsize=9)
+            axes.legend()
+        return svg(canvas)
+
+
 def main() -> None:
     """The command."""
     parser = argparse.ArgumentParser(prog="./dev python -m benchmarks.light_fleet")
@@ -274,15 +361,21 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=10, help="how long without messages, and with (10)")
     parser.add_argument("--per-second", type=float, default=250, help="messages a second (250)")
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the curves into this SVG file")
     said = parser.parse_args()
     rows = []
     for count in map(int, said.clients.split(",")):
-        rows.append(measured(said.server, count, said.seconds, said.per_second))
-        if not said.json:
-            sys.stdout.write("  ".join(f"{name} {value:,}" for name, value in rows[-1].items()) + "\n")
-            sys.stdout.flush()
+        for side in SIDES:
+            rows.append(measured(said.server, side, count, said.seconds, said.per_second))
+            if not said.json:
+                sys.stdout.write(
+                    "  ".join([side, *(f"{name} {value:,}" for name, value in rows[-1].items() if name != "side")]) + "\n"
+                )
+                sys.stdout.flush()
     if said.json:
         sys.stdout.write(json.dumps({"server": said.server, "rows": rows}) + "\n")
+    if said.plot:
+        said.plot.write_text(curves(rows))
 
 
 if __name__ == "__main__":

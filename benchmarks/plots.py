@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from benchmarks.results import Result
     from benchmarks.summary import Ratio, Row
 
-__all__ = ["OVERVIEW", "comparison_plot", "ratio_plot", "write_plots"]
+__all__ = ["COLOURS", "OVERVIEW", "SETTINGS", "comparison_plot", "ratio_plot", "svg", "write_plots"]
 
 OVERVIEW = "ratios.svg"
 #: Stands for the colour of text until the file is written.
@@ -61,7 +61,7 @@ def comparison_plot(result: Result) -> str:
         canvas.suptitle(result.title)
         for axes, row in zip(canvas.subplots(len(rows), 1, squeeze=False)[:, 0], rows, strict=True):
             _bars(axes, row, result)
-        return _svg(canvas)
+        return svg(canvas)
 
 
 def ratio_plot(results: Mapping[str, Result]) -> str:
@@ -79,7 +79,7 @@ def ratio_plot(results: Mapping[str, Result]) -> str:
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
         axes.xaxis.set_minor_formatter("")
         axes.set_xlabel("times as good as plain Celery: median and spread")
-        return _svg(canvas)
+        return svg(canvas)
 
 
 def _bars(axes: Any, row: Row, result: Result) -> None:
@@ -113,7 +113,8 @@ def _turned(ratio: Ratio, *, more: bool) -> tuple[float, float, float]:
     return 1 / ratio.highest, 1 / ratio.median, 1 / ratio.lowest
 
 
-def _svg(canvas: Canvas) -> str:
+def svg(canvas: Canvas) -> str:
+    """The file's text."""
     drawn = io.StringIO()
     canvas.savefig(drawn, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     text = drawn.getvalue().replace(INK, "currentColor")
