@@ -82,7 +82,7 @@ class Lease(Duty):
             self._seen.clear()
             return
         self._every = self._shortest * (1 if renewed.watches or renewed.leases <= SMALL else 2)
-        if not renewed.watches:
+        if not renewed.watches or renewed.leases == 1:
             self._seen.clear()
         elif self._watch(owner.token.encode()):
             renewed = replace(renewed, recovering=True)

@@ -68,6 +68,8 @@ class Stores:
         Returns how many moved, how many ids had no message, and the seconds until the next one is due (None: nothing waits).
         """
         lists = [text_of(name) for name in self.client.zrange(self.keys.destinations, 0, -1)]
+        if not lists:
+            return 0, 0, None
         names = [name for each in lists for name in (self.keys.due(each), self.keys.waiting(each), self.keys.list(each))]
         keys = [self.keys.destinations, self.keys.delayed_tasks, *names]
         moved, missing, next_ms, error = _PROMOTE(self.client, keys, [limit, SEPARATOR, *lists])

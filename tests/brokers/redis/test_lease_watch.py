@@ -72,6 +72,24 @@ def test_a_large_fleet_renews_half_as_often_but_for_the_watchers(fleet: list[Des
     assert pauses() == [1, 1, 1, 1]
 
 
+def test_a_worker_that_is_alone_looks_at_no_lease(any_server: Server) -> None:
+    """It does as soon as there is another one."""
+    desk = Desk(any_server, settings={"lease": LEASE})
+    begin(desk.install, "w0@desk")
+    duty = Lease(desk.install)
+
+    def looks() -> int:
+        before = desk.client.info("commandstats").get("cmdstat_hgetall", {"calls": 0})["calls"]
+        duty.step()
+        return int(desk.client.info("commandstats").get("cmdstat_hgetall", {"calls": 0})["calls"] - before)
+
+    assert [looks(), looks()] == [0, 0]
+    desk.transport.leases.register("another", {})
+    assert [looks(), looks()] == [1, 1]
+    desk.transport.leases.unregister("another")
+    assert looks() == 0
+
+
 def test_a_watch_that_is_not_renewed_ends_by_itself(fleet: list[Desk]) -> None:
     """Whatever its worker does."""
     assert [renewed(desk, 0.2).watches for desk in fleet[:3]] == [True, True, False]
