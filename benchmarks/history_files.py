@@ -3,9 +3,9 @@
 Some events are exported twice, some come a day late, some have the time of a worker whose clock is up to an hour off, and all of
 them lie in the files in an arbitrary order. It imports nothing of the project either.
 
-Enters: the number of tasks, rates and a seed. Leaves: `outcomes/` and `inventory/` (Parquet) and `truth.parquet` (task_id,
-generation, verdict); on request also what the broker held at an earlier moment, for books that are kept in two runs. Memory: a few
-buffers, whatever the number of tasks.
+From the number of tasks, rates and a seed it writes `outcomes/` and `inventory/` (Parquet) and `truth.parquet` (task_id,
+generation, verdict); on request also what the broker held at an earlier moment, for books that are kept in two runs. It needs a few
+buffers of memory, whatever the number of tasks.
 """
 
 from __future__ import annotations

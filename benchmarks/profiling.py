@@ -1,6 +1,7 @@
 """A flame graph of a worker while it is measured, by py-spy, where that is asked for (`./dev bench --profile`).
 
-Enters: the environment's `BENCH_PROFILE` (`main` or `child`) and `BENCH_PROFILE_INTO` (an SVG file). py-spy is no dependency.
+The environment says what to profile: `BENCH_PROFILE` (`main` or `child`) and `BENCH_PROFILE_INTO` (an SVG file). py-spy is no
+dependency.
 """
 
 from __future__ import annotations

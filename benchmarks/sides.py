@@ -1,7 +1,7 @@
 """A side of a comparison: one producer and one worker, on a fresh private broker of the same kind as every other side's.
 
-Enters: a side's name and what its app is to be told. Leaves: how to send a task to it, how to start its worker, and how much still
-waits. The measures know no more of a side than this, so that each of them is the same work for all.
+A side's name and its app's settings give a way to send a task, to start a worker, and to count what still waits. The measures know
+no more of a side than this, so that each of them is the same work for all.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The moments at which the sides of a comparison publish: random ones, at which sides that run beside each other take turns.
 
-Message by message, so that whatever else the machine does weighs on all of them alike. Enters: the environment's `BENCH_TURNS`, the
-sides of this run and a folder in which each says that it is at hand. No side hears more of another: all draw the same moments from
-the same seed, counted from when the last of them was at hand.
+They do so message by message, so that whatever else the machine does weighs on all of them alike. `BENCH_TURNS` in the environment
+has the sides of this run, and a folder in which each says that it is ready. No side learns more of another: all draw the same
+moments from the same seed, counted from when the last of them was ready.
 """
 
 from __future__ import annotations

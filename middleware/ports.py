@@ -76,7 +76,7 @@ class Answer(StrEnum):
     MISSING = "missing"
     #: It was only asked for (`Pipeline`).
     ASKED = "asked"
-    #: Whoever moved it before has died, and nobody knows whether it went: nothing was changed.
+    #: A worker or command that was to move it has died, and it is not known whether the message moved. Nothing was changed.
     UNSURE = "unsure"
 
 
@@ -112,12 +112,12 @@ class TaskResult(NamedTuple):
 class Held:
     """A message that this worker holds: the tag it is held under, where it came from, its bytes, and when it came (server's ms).
 
-    `release_credit` gives its place in the prefetch window back; the receiver sets it. `request` is Celery's, once there is one and
-    until the message `has_left`: the two refer to each other, and are to go away without the help of a garbage collector.
-    `handed_over_before` is how often the broker says that it has handed the message over before, to somebody who has not ended it;
-    `was_cut` says that a connection which broke explains that: this worker's did, too, and it lives. `was_moved` says that one of
-    us has moved the message before. `trace` is the W3C context of this delivery's span: empty where it is not told of, None where
-    it was not handed to the pool. `move_trace` is that of the span of its move then, where that is told of.
+    `release_credit` gives its place in the prefetch window back; the receiver sets it. `request` is Celery's request. It is set
+    until the message `has_left`, and not longer: message and request refer to each other, and only the garbage collector would
+    remove them. `handed_over_before` is how often the broker has delivered the message before without an acknowledgement.
+    `was_cut`: such a delivery does not prove a crash, because this worker's connection broke too, and the worker lives.
+    `was_moved`: a worker or command of redelivery has moved the message before. `trace` is the W3C context of this delivery's
+    span: empty if it has no span, None if it was not handed to the pool. `move_trace` is the context of its move's span, if any.
     """
 
     tag: str

@@ -1,6 +1,6 @@
 """Somebody at the shop's web application: logs in at Django, and works on the operator's page by its links and forms.
 
-Enters: the socket that uvicorn listens on. Leaves: nothing.
+It connects to the socket that uvicorn listens on, and leaves nothing behind.
 """
 
 from __future__ import annotations

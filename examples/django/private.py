@@ -1,6 +1,6 @@
 """Private processes for one run: a Valkey server on a unix socket, and a Celery worker; both end with the run.
 
-Enters: a temporary folder, and the environment of the processes. Leaves: nothing. It listens on no port.
+They work in a temporary folder and leave nothing behind. They listen on no port.
 """
 
 from __future__ import annotations

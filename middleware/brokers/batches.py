@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from celery import Celery
     from kombu import Connection
 
-#: What is collected at the most: messages of a block, and bytes (and one message more); and seconds after which the next message
-#: takes all along.
+#: The limits of a batch: the messages of a block; bytes, which one message more may pass; and the age in seconds at which the next
+#: message sends the batch.
 MAX_MESSAGES, MAX_BYTES, MAX_WAIT = 500, 1024 * 1024, 1.0
 #: So many ids of what was not published are named in a line of the log, and kept by a block.
 MAX_NAMED, MAX_KEPT = 20, 10_000
@@ -117,7 +117,7 @@ class Collecting:
             self.flush()
 
     def producer(self) -> Producer:
-        """A real producer, held until `let_go`: for whoever needs its channel."""
+        """A real producer, for callers that need its channel. It is held until `let_go`."""
         if self._producer is None:
             self._producer = self._held.enter_context(self._acquire())
         return self._producer
@@ -146,8 +146,8 @@ class Collecting:
     def end(self, exc: BaseException | None) -> None:
         """The code that published has ended, with this exception or without: what was collected is published.
 
-        Where that fails, its exception takes the place of the other, but for one that must reach its own handler (an interrupt, a
-        cancelled coroutine).
+        If publishing fails, its exception replaces `exc`, unless `exc` must reach its own handler (an interrupt, a cancelled
+        coroutine).
         """
         try:
             self.flush()

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 READ_DATABASE: Any = getattr(Channel, "_prepare_virtual_host", None)
 LOOKS_LIKE = "broker_url looks like redis://host:6379/0, rediss://… or redis+socket:///path"
 ENCODE = "write the characters / ? # @ of a password as %2F %3F %23 %40"
-CUT_SHORT = "there is an @ behind its host"
+CUT_SHORT = "there is an @ after its host"
 #: Addresses that have one host; others name files, databases or accounts.
 _OF_A_HOST = re.compile(r"(py)?amqps?|(redis|rediss|valkey|valkeys|sentinel)")
 
@@ -33,7 +33,7 @@ _OF_A_HOST = re.compile(r"(py)?amqps?|(redis|rediss|valkey|valkeys|sentinel)")
 def check_broker_url(app: Celery) -> None:
     """Read the addresses that the app connects to. Raises `ConfigurationError`, which repeats no part of them but the scheme."""
     if any("://" not in each and {*"@/:?#"} & {*each} for each in _addresses(app)):  # kombu takes all of it for a host
-        why = "it begins with no scheme such as redis://"
+        why = "it does not begin with a scheme such as redis://"
         raise _refused(why)
     is_cut_short = any(map(_is_cut_short, _addresses(app)))
     for connect in (app.connection_for_read, app.connection_for_write):
@@ -43,15 +43,15 @@ def check_broker_url(app: Celery) -> None:
             made.get_transport_cls()
             is_redis = (made.transport_cls or "").startswith("redis") and "://" not in (made.hostname or "")
             if is_redis and READ_DATABASE is not None:
-                said = "its last part is to be the number of a database"
+                said = "its last part must be the number of a database"
                 READ_DATABASE(None, made.virtual_host)
         except KeyError:
             why = f"No such transport: {_scheme(app)}"
             raise _refused(why) from None  # the cause repeats a part of the address
         except ValueError:
-            raise _refused(said or "its port is to be a number") from None  # as above
+            raise _refused(said or "its port must be a number") from None  # as above
         except TypeError:
-            why = CUT_SHORT if is_cut_short else "what stands behind its ? is no option of kombu's"
+            why = CUT_SHORT if is_cut_short else "the part after its ? is not an option of kombu"
             raise _refused(why) from None  # as above
         except ImportError as exc:
             msg = f"broker_url cannot be used: {exc}; install what kombu needs to speak to such a broker"

@@ -44,8 +44,8 @@ MISSING = "auto_create_dead_letter_resources is off: declare the queue; until th
 class Death:
     """How one message dies: of what, where it goes, what its dead letter says of it, and the event.
 
-    `cause` is the reason in the dead letter; it differs from the event's where a letter dies once more that is not eligible, which
-    is kept all the same. `must_exist`: the queue may not be made by us (`auto_create_dead_letter_resources`).
+    `cause` is the reason in the dead letter. It differs from the event's reason in one case: a dead letter that is not eligible
+    dies once more, and is kept all the same. `must_exist`: the queue must be there already (`auto_create_dead_letter_resources`).
     """
 
     queue: str

@@ -110,7 +110,7 @@ def _reach(runtime: Runtime) -> None:
 def _standing(owner: Deliveries) -> tuple[set[str], list[Held]]:
     """The tags of what runs here, and the messages that may run: handed to the pool, not known to have begun.
 
-    The newest comes first: each that goes back is the next to be taken, and they are to be taken in their order.
+    The newest comes first: each message goes back to the head of its queue, so that the oldest ends there and is taken first.
     """
     requests = [(held, held.request) for held in reversed(list(owner.held.values())) if held.request is not None]
     running = {held.tag for held, request in requests if request.is_running()}

@@ -1,7 +1,7 @@
 """A duty: what a worker does beside its tasks, again and again, in a native thread of its own.
 
 A native thread, because a task on a solo pool blocks every timer of the event loop. A duty goes on whatever fails: a broker that
-does not answer is asked again at the next step, and a fault of ours is a line of the log. It ends after the step that is under way.
+does not answer is asked again at the next step, and any other exception is a bug and is logged. A stop waits for the current step.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What became of every webhook: the books on one side, the receiver's own journal on the other.
 
-Enters: the plan, the exported outcome events, the verdicts, the journal. Leaves: an `Account` with the figures, and one sentence
-for each id on which the two sides differ. It believes neither side.
+From the plan, the exported outcome events, the verdicts and the journal it makes an `Account`: the figures, and one sentence for
+each id on which the two sides differ. It believes neither side.
 """
 
 from __future__ import annotations

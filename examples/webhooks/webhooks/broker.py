@@ -1,7 +1,7 @@
 """The private brokers of the demo: what it asks of either, and which there are.
 
-Enters: a name of `BROKERS`. Leaves: a `Broker`, to be used in a `with` block: it runs for as long, listens to nobody but this
-machine, and takes its files with it. The application itself knows nothing of this: it is given a URL.
+A name of `BROKERS` gives a `Broker`, to be used in a `with` block. It runs as long as the block, is reachable from this machine
+only, and removes its files. The application knows nothing of this: it is given a URL.
 """
 
 from __future__ import annotations

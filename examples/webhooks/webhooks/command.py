@@ -1,7 +1,7 @@
 """The operator's side: the `redelivery` command, run as an operator runs it, in a process of its own.
 
-Enters: an environment and a directory for the outputs. Leaves: files and exit codes. Refuses: an exit code that the command's
-contract does not have at this place, with what the command said.
+It is given an environment and a directory for the outputs. An exit code that the command must not have here is an error, which
+repeats what the command said.
 """
 
 from __future__ import annotations

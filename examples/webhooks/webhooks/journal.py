@@ -1,6 +1,6 @@
 """The receiver's own log: one line of JSON for each request, written by nobody else. It is the witness against the books.
 
-Enters: what the receiver did. Leaves: an append-only file, and its lines read back. Refuses: a line that it did not write.
+The file is only appended to. A line that the receiver did not write is an error when the file is read.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A private RabbitMQ: a node of Debian's package, on ports of the loopback, in a directory of its own.
 
-Enters: nothing but a temporary directory. Leaves: a URL for Celery, and what the demo asks of a broker. It is ended by its process
-id, with its epmd, and takes its directory with it. Refuses: a machine without RabbitMQ, in a line that says what to install.
+It offers what the demo asks of a broker, and a URL for Celery. It is ended by its process id, with its epmd, and removes its
+directory. On a machine without RabbitMQ, an error says what to install.
 """
 
 from __future__ import annotations

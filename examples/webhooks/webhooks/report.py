@@ -1,6 +1,6 @@
 """What the demo shows: progress while it runs, and a table or one JSON object at the end.
 
-Enters: what happens, and an `Account`. Leaves: lines for people on one stream; the JSON object alone goes to standard output. On a
+Lines for people go to one stream; the JSON object alone goes to standard output. On a
 terminal the progress is one line that changes; elsewhere it is a plain line now and then.
 """
 

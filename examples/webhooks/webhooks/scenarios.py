@@ -1,6 +1,6 @@
 """How the receiver treats a webhook: decided by the webhook's id and a seed alone, so that a run can be repeated and foretold.
 
-Enters: a seed, an id. Leaves: a `Scenario` and the number of tries that it spoils. Nothing here is random.
+A seed and an id give a `Scenario` and the number of tries that it spoils. Nothing here is random.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The receiver: an HTTP server on the loopback that treats each webhook as its scenario says, as real endpoints do.
 
-Enters: `POST /webhooks` with a signature, and `POST /repair`, by which the operator of the broken endpoints repairs them. Leaves:
-answers good and bad, and a line in the journal for each request, written before the answer. Refuses: a wrong signature (401).
+It takes `POST /webhooks` with a signature, and `POST /repair`, by which the operator of the broken endpoints repairs them. It
+writes a line into the journal for each request, before it answers. A wrong signature is refused (401).
 """
 
 from __future__ import annotations

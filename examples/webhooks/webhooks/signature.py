@@ -1,7 +1,7 @@
 """The signature of a webhook: HMAC-SHA256 over its timestamp and body, so that neither can be changed or sent again much later.
 
-Enters: a secret, a timestamp, a body. Leaves: the value of the `Webhook-Signature` header, or whether such a value is right.
-Refuses: a timestamp further than `TOLERANCE` from the receiver's clock.
+Makes the value of the `Webhook-Signature` header from a secret, a timestamp and a body, and checks such a value. It refuses a
+timestamp that is further than `TOLERANCE` from the receiver's clock.
 """
 
 from __future__ import annotations

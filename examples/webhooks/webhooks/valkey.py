@@ -1,7 +1,7 @@
 """A private Redis: the Valkey server from PyPI, on a unix socket in a directory of its own, with its append-only file on.
 
-Enters: nothing but a temporary directory. Leaves: a URL for Celery, and what the demo asks of a broker. It listens on no port, is
-ended by its process id, and takes its directory with it.
+It offers what the demo asks of a broker, and a URL for Celery. It listens on no port, is ended by its process id, and removes its
+directory.
 """
 
 from __future__ import annotations

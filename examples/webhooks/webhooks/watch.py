@@ -1,7 +1,7 @@
 """The progress of a run, told by the outcome events while they are recorded.
 
-Enters: the broker. Leaves: how many tasks have ended, wait or died, and whether anything is left to wait for. It only reads; the
-log is exported when the run has ended.
+It tells how many tasks have ended, wait or died, and whether anything is left to wait for. It only reads the broker; the log is
+exported when the run has ended.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The worker: Celery's own command with two pool children, in a process group of its own, to be killed in part or whole.
 
-Enters: where the broker is and where to log. Leaves: nothing; every child that it made is gone when it is stopped.
+It is given the broker's address and a log file. When it is stopped, all its children are gone.
 """
 
 from __future__ import annotations

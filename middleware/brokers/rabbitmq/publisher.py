@@ -300,7 +300,7 @@ class Publisher:
                 move.end(Answer.MISSING)
                 continue
             if not move.may_wait and move.moved is not None:
-                # By itself: whoever meets the message again leaves it alone because of this word, until more is known.
+                # Written alone, before the message: a worker that gets the message again leaves it until more is known.
                 self._note(IS_TURNING, [move.moved.turning])
             try:
                 sent.append((self._publish(move.message, move.target), move))

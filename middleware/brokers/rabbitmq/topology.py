@@ -103,7 +103,7 @@ def declare_journal(connection: Any, name: str) -> bool:
     try:
         _declare_stream(connection, name, JOURNAL_BYTES, {"x-max-age": JOURNAL_AGE})
     except (AMQPError, OSError) as exc:
-        why = "what a worker has moved when it dies may be delivered once more"
+        why = "if a worker dies, messages that it has moved may be delivered once more"
         log.warning("journal.missing", error=f"{type(exc).__name__}: {exc}", why=why)
         return False
     return True

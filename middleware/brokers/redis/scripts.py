@@ -57,8 +57,8 @@ UNCONFIRMED = frozenset(
 )
 
 
-#: Goes in front of a script that a producer calls. A server writes first to whom it has had something to say last: without it that
-#: is the producer, and the worker that waits for the message is told a sixth of a millisecond later.
+#: Goes in front of a script that a producer calls. Without this PING, Redis answers the producer before it notifies the waiting
+#: worker, which is then told 0.17 ms later.
 WORD = b"*1\r\n$4\r\nPING\r\n"
 
 

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
     from ...runtime import Runtime
 
-CRASH = "a crash is a counted attempt here, and its message is delivered again or dead-lettered"
-ENDED = "a failed message is dead-lettered and ended in one step here, and must not be rejected beside it"
-TWICE = "Celery would publish the task again, and Redelivery deliver it again: it would run twice"
+CRASH = "with redelivery a crash counts as an attempt, and the message is delivered again or dead-lettered"
+ENDED = "redelivery dead-letters and acknowledges a failed message in one step, so Celery must not reject it as well"
+TWICE = "the task would run twice: Celery would publish it again, and redelivery would deliver it again"
 
 #: Setting, the value that cannot be, why, and what to do.
 REFUSED: tuple[tuple[str, Any, str, str], ...] = (
@@ -34,7 +34,7 @@ REFUSED: tuple[tuple[str, Any, str, str], ...] = (
     (
         "worker_cancel_long_running_tasks_on_connection_loss",
         True,
-        "a task runs on when the connection is lost, and its lease stays valid: nobody would deliver a cancelled task again",
+        "if the connection is lost, the worker keeps its lease and its tasks: a cancelled task would not be delivered again",
         "remove the setting",
     ),
     ("task_protocol", 1, "its messages have no headers to count attempts in", "remove the setting, or set it to 2"),
@@ -140,7 +140,7 @@ def _on_rabbitmq(app: Celery) -> Iterator[Contradiction]:
 
 
 def _elsewhere(app: Celery, broker: str) -> Iterator[Contradiction]:
-    """The same for a broker that is neither Redis nor RabbitMQ (`transports.generic`)."""
+    """The same for a broker that is neither Redis nor RabbitMQ (`brokers.kombu.generic`)."""
     settings, rows = app.redelivery.settings, _rows(app)
     yield from _not_kept(app, broker, ELSEWHERE)
     if any(fields.get("persist_delivery_count") == "always" for fields in rows):

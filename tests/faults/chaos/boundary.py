@@ -6,10 +6,10 @@ the scripts, by their names, and what is no script: `receive` (the batch has bee
 to its consumers), `run` (the task's own code), `recover` (one message of a dead worker), `write` (a file: of the outcome log, of
 an inventory, of an archive) and in the middle of it `name` (its bytes are on the disk, and it gets its name).
 
-Enters: an order in the environment, `CHAOS_ORDER=<boundary>:<n>` for the process that is started, and for the children of its pool
-`CHAOS_CHILDREN=<seed>:<most>:<boundary>,...`: each of them draws one, and the number where it often comes by. Leaves: a line in
-`CHAOS_KILLS` and a SIGKILL of the process by itself, at the n-th time that it comes there with a message in hand. The product knows
-nothing of it: a process that no test has told so runs the product as it is.
+The order is in the environment: `CHAOS_ORDER=<boundary>:<n>` for the process that is started, and for the children of its pool
+`CHAOS_CHILDREN=<seed>:<most>:<boundary>,...`: each of them draws a boundary, and a number if it comes by there often. When the
+process comes there for the n-th time with a message in hand, it writes a line into `CHAOS_KILLS` and kills itself by SIGKILL. The
+product knows nothing of this: a process without an order runs the product as it is.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The verdict on a run: what the outcome log, the broker and the tasks' own notes say, read by plain Python.
 
-Enters: the exported events, what is left on the broker, what the tasks noted, what the producers were told. Leaves: a list of
+From the exported events, what is left on the broker, what the tasks noted and what the producers were told, it makes a list of
 faults, each a sentence. It shares nothing with the reconciliation but the names of the outcomes; a run asks that too.
 """
 

@@ -1,11 +1,11 @@
-"""Copies of dead letters: a command, or a worker, that died had moved them on already, as the journal of moves knows.
+"""Copies of dead letters: those that a command or a worker had already moved on when it died. The journal of moves knows them.
 
-Enters: the dead letters of a queue that were taken before. Leaves: the fate of each that is in the journal. A letter that was moved
-may go; one that was to be moved, and of which nobody knows more, is in doubt: it stays until more is known, for `DOUBT` at most. A
-letter's new place is looked into where it is a dead-letter queue of the app, or the target of this command: anybody may write into
-the journal.
+For each dead letter of a queue that was taken before, this finds its fate in the journal. A letter that was moved may go. One that
+was to be moved, and of which nothing more is known, is in doubt: it stays until more is known, for `DOUBT` at most. The new place
+of a letter is looked into only if it is a dead-letter queue of the app or the target of this command, because anybody may write
+into the journal.
 
-Limits: without a journal, or where it cannot be read, no copy is known.
+Limits: without a journal, or if it cannot be read, no copy is known.
 """
 
 from __future__ import annotations

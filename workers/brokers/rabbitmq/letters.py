@@ -5,7 +5,7 @@ and so leaves its queue (the publisher's moves, `publisher`). A crash in between
 well: the next command that would move it knows it by the journal of moves, and takes it away (`copies`). It is never nowhere.
 
 While a queue is looked at its letters are held, so that no other tool and no handler is given them; then they are given back in
-their order (`amqp_look`, which says what that costs). Nothing is held when nothing is looked at: counts come from the queue itself.
+their order (`peek`, which says what that costs). Nothing is held when nothing is looked at: counts come from the queue itself.
 
 Refuses, letter by letter, what cannot be routed: an origin whose queue is gone. Limits: which dead-letter queues there may be is
 what the app's settings say, for RabbitMQ lists its queues to nobody but its management plugin; a look holds `MAX_HELD` letters.

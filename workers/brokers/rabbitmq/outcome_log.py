@@ -9,7 +9,7 @@ The log is a durable queue, bound to one of the broker's own topic exchanges by 
   the rest.
 
 One export runs at a time: it holds an exclusive queue, which goes with its connection, and a second one is refused. What
-left the log before it was exported is seen by its publishers' numbers (`amqp_gaps`).
+left the log before it was exported is seen by its publishers' numbers (`gaps`).
 """
 
 from __future__ import annotations

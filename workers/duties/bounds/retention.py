@@ -79,7 +79,7 @@ class Retention(Duty):
         return transport.leases.lead(transport.keys.letter_keeper, self._token, LEAD)
 
     def failed(self, exc: Exception) -> None:
-        """The archive cannot be written, or a fault of ours."""
+        """The archive cannot be written; any other exception is a bug."""
         if isinstance(exc, RedeliveryError):
             log.error("retention.failed", error=str(exc))
         else:

@@ -1,7 +1,7 @@
-"""The metrics as Prometheus' own client library has them: it writes the text, and speaks the formats that a scrape asks for.
+"""Makes a collector of Prometheus' client library from families of samples; the library writes the pages, in the format asked for.
 
-Enters: families of samples. Leaves: a collector, and pages of it. A label's value is what `safe` makes of it, for a queue's name
-may be a stranger's. `prometheus_client` is an extra (`metrics`): nothing else here needs it.
+A label's value is what `safe` makes of it, because a stranger may have chosen a queue's name. `prometheus_client` is an extra
+(`metrics`): nothing else here needs it.
 """
 
 from __future__ import annotations

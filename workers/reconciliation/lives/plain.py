@@ -4,10 +4,10 @@ Nearly every task is published once, perhaps redelivered, and succeeds. To see t
 no text, so that Spark keeps it in a small hash table and sorts nothing. What is plain is counted into cells (`metrics.py`) at once;
 only the events of all other tasks go the whole way, through `lives.py` and `verdicts.py`.
 
-Tasks are told apart by a hash of their id, which is a quarter of its size. Tasks that share it are looked at as if they were one;
-but further bits, of another hash, show that they are several, and all of them go the whole way, where the ids themselves count. So
-two tasks are taken for one only where 80 bits agree, and queue and name, and where one was published and never ended, and the other
-ended and was never published: two that both ended make no plain one.
+Tasks are told apart by a hash of their id, which is a quarter of its size. If two tasks share the hash, further bits of another
+hash show it, and both go the whole way, which compares the ids themselves. So two tasks are taken for one only if all of this
+holds: 80 bits agree; queue and name agree; one was published and never ended; the other ended and was never published. Two tasks
+that both ended are never taken for one plain task.
 
 A task is plain when all of this holds; whatever else it is, the whole way finds out:
 

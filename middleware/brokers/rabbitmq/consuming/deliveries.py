@@ -1,9 +1,10 @@
 """What one worker holds on RabbitMQ: its deliveries, under the channel that brought them.
 
-There is no lease: what a worker held, the broker delivers again by itself as soon as its connection is gone. A tag is
-`<channel>.<delivery tag>`; once the consumer has connected anew, the tags of the channel before are no longer ours to end: but for
-those of a queue that was deleted under its consumer, which nobody delivers again. What a worker had of it then is all there is.
-Acknowledging is done on the consumer's channel, in the consumer's own thread, for as many as have ended by then.
+There is no lease: what a worker held, the broker delivers again by itself as soon as its connection is gone. A tag is `<connection
+token>.<delivery tag>`. When the consumer has connected anew, tags of the old connection are refused, because the broker delivers
+their messages again. One exception: if a queue was deleted under its consumer, nobody delivers its messages again, and the worker
+ends those that it has. Acknowledging is done on the consumer's channel, in the consumer's own thread, for as many as have ended by
+then.
 
 What has ended and waits for its event to be confirmed is not yet acknowledged, and takes a place in the prefetch window all the
 same (`window`). So the broker is asked for as many messages more, 128 at the most: what may run twice when the worker dies. A

@@ -100,7 +100,7 @@ class Starts:
         self._drop()
         if is_last:
             error = f"{type(exc).__name__}: {exc}"
-            log.warning("start.unsure", error=error, why="a crash may not count, or once too often")
+            log.warning("start.unsure", error=error, why="a crash may not be counted, or may be counted once too often")
 
     def _drop(self) -> None:
         kombu, self._kombu, self._channel = self._kombu, None, None

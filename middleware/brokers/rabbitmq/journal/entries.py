@@ -145,7 +145,7 @@ def moved_of(
 
 
 def _steps(message: Raw, envelope: Envelope) -> tuple[bool, int, int, int]:
-    """How far a message has come: it never comes back to where it was."""
+    """How far a message has come. Each move makes this greater."""
     headers = message["headers"]
     return HEADER in headers, envelope.generation, envelope.delivery, count(headers.get(RELEASED))
 

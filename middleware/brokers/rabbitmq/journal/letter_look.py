@@ -1,10 +1,11 @@
 """The look for dead letters whose worker died before their event was recorded (`journal`).
 
-Enters: a connection, a dead-letter queue, and the words of the letters. Leaves: which of them lie there. The look takes the letters
-and gives them back, as an operator's does (`peek`). Two looks at once would hide letters from each other, so each holds an
-exclusive queue while it lasts; an operator's command begins when no worker looks. Limits: a queue that somebody consumes is not
-looked into, because its letters may have gone; nor is one that is longer than `MAX_LETTERS`. A letter that an operator's command
-holds is not found.
+It is given the words of some dead letters, and finds which of them a dead-letter queue holds. It takes the letters and gives them
+back, as an operator's look does (`peek`). Two looks at once would hide letters from each other, so each holds an exclusive queue
+while it lasts; an operator's command begins when no worker looks.
+
+Limits: it does not look into a queue that has a consumer, because the letters may have gone, nor into one that is longer than
+`MAX_LETTERS`. It does not find a letter that an operator's command holds.
 """
 
 from __future__ import annotations

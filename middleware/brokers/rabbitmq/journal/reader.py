@@ -221,9 +221,10 @@ class Reading:
         return waiting > 0
 
     def may_show(self, asked: Question, waited: float) -> bool:
-        """Whether a successor of this message may yet show, which was waited for so many seconds.
+        """Whether the reader should go on waiting for this message's successor, after `waited` seconds.
 
-        It may wait in its queue for as long as others do. A queue that is never empty does not tell.
+        The successor may lie in its queue for as long as other messages do. The wait ends after `LOOK_BACK` at the latest, because
+        a queue may never be empty.
         """
         moving = self._moving.get(asked.word, ())
         turning = [self._patience_of(turn) for turn in self._turning.get(asked.word, ())]

@@ -67,7 +67,7 @@ class QoS(kombu_redis.QoS):
             virtual.QoS.append(self, message, delivery_tag)
 
     def ack(self, delivery_tag: str) -> None:
-        """End a message that nothing is recorded about: Celery's own acknowledging, where our egress is off."""
+        """End a message without an event: Celery itself acknowledges it."""
         owner = self._owner_of(delivery_tag)
         if owner is None:
             super().ack(delivery_tag)
@@ -137,7 +137,7 @@ class Receiving:
         self.receiver.connected()
 
     def _track(self: Any, connection: Any) -> str:
-        """Have the server push what changes of what is looked at; empty, or why it does not. What nobody hears is not asked for."""
+        """Have the server push changes of the keys that are read. Returns why it does not, or nothing. Needs a known redis-py."""
         hear = getattr(getattr(connection, "_parser", None), "set_invalidation_push_handler", None)
         if hear is None or not is_known("redis"):
             return "this redis-py hears no pushes that we know of"

@@ -1,7 +1,7 @@
 """The fleet: a private broker behind a proxy, and the processes of a run, which a nursery forks.
 
-Enters: what to start, and with which order. Leaves: the processes in their slots (`worker-0`, `dispatcher`, ...), and a count of
-the kills that no order asked for.
+It starts what it is told to, each process in a slot (`worker-0`, `dispatcher`, ...) and with its order, and counts the kills that
+no order asked for.
 """
 
 from __future__ import annotations

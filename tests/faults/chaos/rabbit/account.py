@@ -4,8 +4,8 @@ A transition is three steps there, so that a crash may have a task end twice. No
 once has to be named: by the same word here and in the books, for the same life. The account shares nothing with the reconciliation
 but its words.
 
-Enters: the exported events, the letters that lie in dead-letter queues, the ledger of the producers, what the tasks noted. Leaves:
-a word for each life that is not `balanced`, and the faults: sentences that say what must not be.
+From the exported events, the letters in dead-letter queues, the ledger of the producers and what the tasks noted, it finds a word
+for each life that is not `balanced`, and the faults: sentences that say what must not be.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The fleet on RabbitMQ: a node behind a proxy, and the processes of a run.
 
-Enters: what to start, and a node, where it need not be the run's own. Leaves: as `tests.faults.chaos.processes.fleet`; what is on
-the broker is asked of the node itself, past the proxy.
+As `tests.faults.chaos.processes.fleet`, on a node of its own or on one that it is given. It asks the node itself, not the proxy,
+what is on the broker.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The faults: what is done to a fleet beside the orders, each a method, drawn from a shuffled deck until that is through.
 
-Enters: the fleet, which faults, and how far apart. Leaves: how often each was done, and until when nobody should be asked anything.
+It counts how often each was done, and says until when nobody should be asked anything.
 """
 
 from __future__ import annotations

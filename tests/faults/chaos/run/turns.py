@@ -1,6 +1,6 @@
 """The turns of a run, on any broker: who has died is started anew, with an order where to die, until all has come to rest.
 
-Enters: a fleet, a plan, faults. Leaves: what was killed and where, and what the tasks and the product's own books say of it.
+The result of a fleet, a plan and faults is what was killed and where, and what the tasks and the product's own books say of it.
 What is published, which commands are run and how it is judged differs from one broker to the next.
 """
 
