@@ -3,9 +3,9 @@
 The host application's own logging is left alone: nothing is configured here. Where the host has configured structlog, our lines go
 through its processors; where it has not, they are written as `event key=value` lines. `docs/logging.md` lists the events.
 
-A line moves no cursor and ends where it ends: control characters in what strangers wrote are shown as escapes. No URL in it has a
-user or a password. Where an app of this process asks for it (`redact`), it has no text of an exception either: of a traceback the
-places are kept, and the types. Celery's own lines about tasks are treated alike then (`celery_lines`).
+A line cannot move the cursor or break into two lines: control characters in texts of strangers are shown as escapes. No URL in it
+has a user or a password. If an app of this process sets `redact`, a line has no text of an exception either: of a traceback only
+the places and the types are kept. Celery's own lines about tasks are then treated in the same way (`celery_lines`).
 
 What a task writes carries the task's id, attempt, queue and generation: they are bound as structlog context variables while it
 runs, and `TaskContext` is a standard `logging.Filter` that puts the same values on records of the standard library.

@@ -4,10 +4,10 @@ Celery's child asks the backend what it has stored of the task, stores the resul
 broker are one server, the worker is about to write there anyway. So the child makes the bytes, and the worker's script stores them:
 a message that is acknowledged has its result, and one that is delivered again has none.
 
-The child stores the result itself, as Celery does, where somebody may ask for it before the message is acknowledged: code that
-runs behind the task (`on_success`, `after_return`, receivers of `task_success` and `task_postrun`), a chord, the next task of a
-chain, or who listens to events. So it does with a large one, which is not to go through the pool's pipe, and with a task's own
-backend.
+The child stores the result itself, as Celery does, where somebody may ask for it before the message is acknowledged: code that runs
+behind the task (`on_success`, `after_return`, receivers of `task_success` and `task_postrun`), a chord, the next task of a chain,
+or a listener to events. It also does so with a large result, which should not go through the pool's pipe, and for a task with a
+backend of its own.
 """
 
 from __future__ import annotations

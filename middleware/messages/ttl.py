@@ -2,13 +2,13 @@
 
 Times are milliseconds since the epoch, by the broker's clock; no clock is read here. A header that cannot be read counts as absent.
 
-A message counts from its publication, where one of our producers noted it (`PUBLISHED`, by the broker's clock), else from its first
-sight in a worker. Then:
+Times count from the publication, if a producer with redelivery noted it (`PUBLISHED`, by the broker's clock), otherwise from the
+moment when a worker first saw the message. Then:
 
 - it *expires* at the earliest of: the producer's `expires` (Celery), its `TIME_TO_LIVE` header, and the queue's `max_time_to_live`
   (Solace: the lesser applies, the queue's where the message has none). Without `respect_time_to_live` only the queue's counts;
-- it is *due* at the latest of: its ETA, its `DELIVERY_DELAY` header and the queue's `delivery_delay`. Each life waits once: what is
-  delivered again, or sent back from a dead-letter queue, does not wait for its publication's delay again;
+- it is *due* at the latest of: its ETA, its `DELIVERY_DELAY` header and the queue's `delivery_delay`. Each message waits for this
+  once: a redelivery, or a redriven dead letter, does not wait for its publication's delay again;
 - a dead letter does not expire, whichever queue it lies in.
 """
 

@@ -3,14 +3,14 @@
 The rules, the first that holds:
 
 1. the task raised `DeadLetter`: it dies, `non_retryable`, with the text it gave;
-2. the exception is of a class that the task declares in `throws` or the policy calls non-retryable: `non_retryable`. A task that
-   asked for redelivery itself is above this where it raised `RedeliverAfter`, and above `throws` where it called `retry`;
+2. the exception is of a class that the task declares in `throws` or the policy calls non-retryable: `non_retryable`. Two
+   exceptions: this rule does not apply if the task raised `RedeliverAfter`, and `throws` does not apply if it called `retry`;
 3. the policy's `max_delivery_attempts` are used up: `exhausted`, or `worker_lost` or `time_limit` where that ended the last one;
 4. the task's own retry limit is used up: `exhausted`;
 5. the delay would end after `max_age`: `max_age`;
 6. otherwise the message is delivered again, after the delay that was asked for, or the policy's own.
 
-Whatever dies is kept as a dead letter, or discarded: where it is not eligible, or the policy names no dead-letter queue.
+A message that dies is kept as a dead letter. It is discarded if it is not eligible, or if the policy names no dead-letter queue.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """Forked processes: their figures are their own, and are told before they end.
 
-A pool's child is forked from a process whose SDK runs. The SDK (1.45) gives it an id and an exporting thread of its own, and keeps
-what the parent has measured, and the locks that a thread of the parent held just then: the child would tell the parent's histograms
-again, or wait for ever before it tells anything. So each forked process begins with nothing measured and with locks of its own
-(`begin_anew`). The SDK has no public way to do that: where it is built otherwise than the versions known here, it is left alone.
+A pool's child is forked from a process whose SDK runs. The SDK (1.45) gives it an id and an exporting thread of its own. But the
+child also has the parent's measurements, and any lock that a thread of the parent held during the fork: it would export the
+parent's histograms again, or wait for ever. So each forked process begins with nothing measured and with locks of its own
+(`begin_anew`). The SDK has no public way to do that, so other versions than those known here are not changed.
 
 A child that ends in order tells what it has (`flush`): a pool ends it without the handlers that an SDK has registered for that.
-Limits: a child that is killed takes with it what it has measured since the last export.
+Limits: if a child is killed, its measurements since the last export are lost.
 """
 
 from __future__ import annotations

@@ -6,10 +6,11 @@ move that follows: what was recorded, why, and with which delay. The receive and
 and to the attempt before, which the message's history names (`attempts[].trace`). A redrive keeps the history, and so goes on in
 the trace; it is a *settle* itself, with its actor.
 
-What is not sampled when it is published costs a look at one header, and no span. Where `opentelemetry-instrumentation-celery` is
-active in a process, its spans stand in place of *publish* and *process*; they get the attempt's number and links.
+A message that was not sampled when it was published costs a look at one header, and has no span. Where
+`opentelemetry-instrumentation-celery` is active in a process, its spans stand in place of *publish* and *process*; they get the
+attempt's number and links.
 
-What fails here is a line of the log: no message ends differently because nobody could be told.
+A failure here is only logged: it never changes how a message ends.
 
 Limits: an attempt whose process dies has no *process*; its *settle* says why. A message that was published without a trace begins
 one when it is received.

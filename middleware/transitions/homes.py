@@ -1,15 +1,15 @@
-"""Destinations: where a message may be sent that somebody wants sent, and where a dead letter's home is.
+"""Destinations: the places to which a message may be sent, and the home of a dead letter.
 
 A `Home` is a place that this app uses: named by a person or a handler, or the origin that a letter's header names. Anybody who can
-publish may have written that header, so it is believed only where something else says the same:
+publish may have written that header, so it is believed only if one of these says the same:
 
 - the queue is declared by the app (`task_queues`, what a worker consumes), or named in `task_routes`, as the `queue` of a task, or
   without wildcards in the policies' tables;
 - or the dead-letter queue where the letter lies is named after it, as the policies name dead-letter queues;
 - or a worker of ours, which consumed that queue, used this dead-letter queue last (Redis).
 
-Exchange and routing key are believed where the app's own declaration of that queue has them; else the letter goes to its queue
-alone.
+Exchange and routing key are used only if the app's own declaration of that queue has them. Otherwise the letter goes to the queue
+itself.
 
 Any other origin is refused with `EnvelopeError`, and so is each name that `settings.names` refuses, or under which Redis holds
 something other than a queue.

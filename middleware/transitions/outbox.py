@@ -9,9 +9,9 @@ A transition is tried at once. One that fails is dealt with by its cause:
   error line, and tried again at growing intervals until somebody has repaired the cause. It blocks nothing: the message's prefetch
   slot is given back, except for quarantined transitions beyond the first thousand.
 
-Where an event loop can read the answer later, nothing waits for it (`pipeline`); a failure there is dealt with as above.
+If an event loop can read the answer later, the caller does not wait for it (`pipeline`). A failure there is dealt with as above.
 
-What waits here dies with the process. Its messages are then still held on the broker, and are delivered again.
+If the process dies, the waiting transitions are gone. Their messages are still held on the broker, and are delivered again.
 """
 
 from __future__ import annotations

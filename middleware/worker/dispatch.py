@@ -6,11 +6,11 @@ restarted, and its message is held as long. Here each exception ends the message
 - An error that the message causes (headers that cannot be pickled, or that Celery cannot read) is its death, reason `invalid`.
 - Any other (a pool that is going down, a broker or a result backend that does not answer) gives it back, uncounted, after a second
   in the delay store, so that a broken worker does not receive it again at once.
-- What escapes from a task in a pool of threads, or in the worker itself (`solo`), is an attempt that counts: `SystemExit` and
-  `KeyboardInterrupt` are a lost worker, as they are where the pool has processes.
+- An exception that escapes from a task in a pool of threads, or in the worker itself (`solo`), is an attempt that counts:
+  `SystemExit` and `KeyboardInterrupt` are a lost worker, as they are where the pool has processes.
 - A worker that is told to stop while a message waits for a slot in a pool of greenlets gives that message back, uncounted.
-- A greenlet that was killed from outside has not succeeded, although its pool says so: what killed it reports the end. None begins
-  any more once a cold shutdown kills greenlets.
+- A greenlet that was killed from outside has not succeeded, although its pool says so: the code that killed it reports the end.
+  Once a cold shutdown kills greenlets, no further one begins.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 1. *It succeeded.* Celery acknowledges: acknowledged, and recorded as `succeeded`; or as `unobserved`, where a `Strategy` of the
    task's own ran it (`own_strategy`), so that its end is not known.
-2. *It is delivered again.* The child raised `Redelivering`; or a child was lost, or ran out of time, and it is decided here:
+2. *It is delivered again.* The child raised `Redelivering`; or a child was lost or ran out of time, and this class decides. It is
    moved to the delay store (or back to its queue), and recorded as `redelivery_scheduled`.
 3. *It died.* The exception carries the decision, or it is taken here: moved to the dead-letter queue and recorded as
    `dead_lettered`; or recorded as `discarded`, where its policy keeps no dead letters.

@@ -7,10 +7,10 @@ rejecting are left as they are; after each, one event says what Celery did:
 - `redelivery_scheduled`, where it put the message back (a lost worker, `Reject(requeue=True)`); what `Task.retry` publishes is
   recorded by the publication;
 - `unobserved`, where a `Strategy` of the task's own acknowledged the message;
-- `discarded`, where it ended the message in any other way, for it is kept nowhere: reason `exhausted` after a failure, `rejected`,
-  `time_limit` or `worker_lost`.
+- `discarded`, where it ended the message in any other way, because the message is then kept nowhere: reason `exhausted` after a
+  failure, `rejected`, `time_limit` or `worker_lost`.
 
-In `mode="observe"` a line `decision.observed` says beside it what the policy would have decided.
+In `mode="observe"` the log line `decision.observed` also says what the policy would have decided.
 
 Limits: the age of a message is not known here, nor what a task's `retry=` would say of a result. A task that dies with its whole
 worker leaves no event; an early-acknowledged one is then `lost` in the books, as it is in truth.

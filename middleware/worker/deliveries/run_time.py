@@ -1,13 +1,13 @@
 """When an attempt ran, as the event that ends it tells: begun, for how long, and how long its message had waited before.
 
-The pool's child says by the monotonic clock, which all processes of a machine share, when it took the task, and how long the task
-took: both come back with its report, so that nothing more is sent. How far the broker's clock is ahead of the monotonic one is what
-this worker knows of it (`owner.now_ms`), so a clock of this machine that is set meanwhile changes nothing. A child that was killed
-reports no time: then it is known when the attempt began, and not for how long it ran.
+The pool's child tells when it took the task, and how long the task took. Both come back with its report, so nothing more is sent.
+It reads the monotonic clock, which all processes of a machine share. The worker knows the difference between that clock and the
+broker's (`owner.now_ms`), so the result does not change if somebody sets the clock of this machine. A child that was killed reports
+no time: then it is known when the attempt began, and not for how long it ran.
 
 A message has waited since it was due: since its ETA, since the end of the delay before this attempt, or since its publication,
-where its producer noted that. A first delivery whose message says none of these has waited since an event `published`, and for how
-long is not known here.
+where its producer noted that. If the message of a first delivery says none of these, its wait is not known here: it began with the
+event `published`.
 """
 
 from __future__ import annotations

@@ -1,17 +1,16 @@
-"""The children of Celery's pool of processes: what one that died had said is read, and one that is idle gets its task at once.
+"""Children of Celery's process pool: the reports of a dead child are read, and an idle child gets its task at once.
 
-1. *The result pipe of a dead child is drained before its task is given to another child.* A child says when it begins a task, and
-   when that has ended; what a dead one had still said, Celery reads when it is at that child's death. But of one that dies while
-   Celery is at the death of another it asks only whether it lives: what it had begun, or even ended, would begin again in another
-   child, and no attempt would be counted.
+1. *The result pipe of a dead child is drained before its task is given to another child.* A child reports when it begins a task,
+   and when the task has ended. Celery reads the last reports of a dead child when it handles that child's death. But if a second
+   child dies meanwhile, Celery only notices that it is gone, and does not read its reports: a task that it had begun, or even
+   ended, would begin again in another child, and no attempt would be counted.
 2. *A child that has ended, and cannot be waited for yet, is asked for again soon.* A child closes its files a moment before the
-   kernel lets its parent wait for it. Celery hears of the first, asks about the second once, and no longer watches that child: the
-   pool has one child less until Celery's timer comes round, in five seconds. And where the worker loses its connection then, the
-   new event loop is to watch a file that is gone, and the whole worker ends with `ValueError: file descriptor is None`.
-3. *An idle child gets its task at once.* Celery's pool keeps what it is given until its loop has found that a child's pipe can be
-   written to. That of a child with nothing to do can be: this saves a turn of the loop, a tenth of a millisecond or two, and a
-   message that comes with others does not wait until all of them have been looked at. A pipe that takes no more is left to the
-   loop, as is a child that has just died.
+   kernel lets its parent wait for it. Celery sees the closed files, tries once to wait for the child, and then no longer watches
+   it: the pool has one child less until Celery's timer runs, five seconds later. If the worker loses its connection meanwhile, the
+   new event loop tries to watch a closed file, and the whole worker ends with `ValueError: file descriptor is None`.
+3. *An idle child gets its task at once.* Celery's pool keeps a task until its loop has found that a child's pipe can be written to.
+   The pipe of an idle child can be. Writing at once saves a turn of the loop, 0.1 to 0.2 ms, and a message that comes with others
+   does not wait until all of them have been looked at. If the pipe is full, or the child has just died, the loop does it.
 
 Limits: pools of processes in an event loop, as they are in Celery 5.6 and 5.7; where a part is missing, nothing is done.
 """

@@ -1,22 +1,21 @@
-"""The stop of a worker whose pool has processes or threads: a signal is only noted, and what it asks for is done at a safe moment.
+"""The stop of a worker whose pool has processes or threads: a signal is only noted, and the worker stops at a safe moment.
 
-Celery does a cold shutdown inside the signal's handler, wherever that has interrupted the main thread: in the middle of a task that
-is being written to a child, of a frame to the broker, with a lock in its hands. Whatever the handler then touches is half done, and
-the worker may wait for ever. Here the handler's calls only note that they were made. Celery itself looks at its flags between two
-turns of its loop, and wherever it waits for the broker; it then closes the consumer and stops the pool, in this order:
+Celery does a cold shutdown inside the signal's handler, which may interrupt the main thread anywhere: while it writes a task to a
+child or a frame to the broker, or while it holds a lock. The handler then uses something that is half done, and the worker may wait
+for ever. Here the handler's calls only note that they were made. Celery itself looks at its flags between two turns of its loop,
+and wherever it waits for the broker; it then closes the consumer and stops the pool, in this order:
 
 1. *What was given to the pool goes on*, nothing more is given: to its end in a warm stop, and in a soft one for as long as
    `worker_soft_shutdown_timeout` says, or until the next signal.
 2. *A cold stop ends what runs*, and what has not ended in `GRACE` is killed.
 3. *What no child had begun* goes back uncounted; what had begun, and was ended, is a suspect.
 
-A third signal ends the children at once. Where the main thread does not come so far, because a library or a hook of the application
-holds it, the process ends itself `LAST` seconds after the cold stop was asked for (`last_resort`): its lease then ends as that of
-any dead worker, and others go on.
+A third signal ends the children at once. If a library or a hook of the application blocks the main thread, the process ends itself
+`LAST` seconds after the cold stop was asked for (`last_resort`). Its lease then ends as that of any dead worker, and other workers
+take over its messages.
 
-Limits: Celery's pools of processes and threads, with an event loop, and a `celery.apps.worker` that asks for a cold shutdown as
-that of 5.6 and 5.7 does; on any other all is Celery's own, and a line says so (`stop.unknown`). Threads cannot be ended: what runs
-runs on, and Python waits for it.
+Limits: this is for Celery's pools of processes and threads with an event loop, in 5.6 and 5.7. In any other version Celery alone
+stops the worker, and a line says so (`stop.unknown`). Threads cannot be ended: a task in one goes on, and Python waits for it.
 """
 
 from __future__ import annotations
