@@ -134,7 +134,7 @@ def test_the_table_has_its_place_in_the_readme_and_keeps_the_rest(tmp_path: Path
     assert once.startswith("# Before\n")
     assert once.endswith("after\n")
     assert "old" not in once
-    assert "| tasks per second, tasks/s | 1,000 | 1,200 | 1.50 (1.20 to 2.00) | ≥ 1.30 ✓ |  | 70.0 |" in once
+    assert "| tasks per second, tasks/s | 1,000 | 1,200 | 1.50 (1.20 to 2.00) | ≥ 3.50 ✗ |  | 70.0 |" in once
     fill(readme, {"noop": result(*ROUNDS)})
     assert readme.read_text() == once
     readme.write_text("# No place\n")
