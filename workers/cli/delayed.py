@@ -31,7 +31,8 @@ from .dlq import letters
 from .dlq.choosing import require_tasks
 from .ops.acting import NEEDS_YES, acting, detaching, is_terminal
 from .ops.ops import tell_begun
-from .terminal.output import SECONDS, Column, facts, lines, print_json, say, table
+from .terminal.options import SECONDS
+from .terminal.output import Column, facts, lines, print_json, say, table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -1,7 +1,7 @@
 """The command `redelivery`, alone (`redelivery -A shop …`) and as one of Celery's (`celery -A shop redelivery …`).
 
-Every error that a user can meet is one line on stderr and exit code 2; a traceback is a fault of ours. Interrupted: 130. The module
-of a command is imported when the command is used, so that nobody waits for Spark who does not ask for it.
+Every error that a user can meet is one line on stderr and exit code 2; a traceback is a bug. Interrupted: 130. The module of a
+command is imported when the command is used, so that only the commands that need Spark wait for it.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class _Errors:
 
 
 def message_of(exc: BaseException) -> str | None:
-    """The line that tells a user of this error; None for what is a fault of ours."""
+    """The line that tells a user of this error; None for a bug."""
     if isinstance(exc, RedeliveryError):
         return str(exc)
     if isinstance(exc, click.ClickException):

@@ -15,7 +15,8 @@ from ...operations.doctor.examination import examine
 from ...operations.doctor.finding import NAMES
 from ...operations.words.numbers import counted
 from ..context import Context, json_option, pass_context
-from ..terminal.output import SECONDS, OneOf, print_json, table, wrapped
+from ..terminal.options import SECONDS
+from ..terminal.output import OneOf, print_json, table, wrapped
 from ..terminal.screen import coloured
 
 if TYPE_CHECKING:

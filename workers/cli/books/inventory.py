@@ -23,7 +23,9 @@ def inventory() -> None:
 @inventory.command()
 @click.option("--to", "uri", required=True, metavar="URI", help="Folder for the file: a path, or a URI such as s3://bucket/prefix.")
 @click.option("--format", "kind", type=click.Choice(["parquet", "jsonl"]), default="parquet", show_default=True)
-@click.option("--look", is_flag=True, help="RabbitMQ: list the messages in queues, too. That counts as a delivery of each.")
+@click.option(
+    "--look", is_flag=True, help="RabbitMQ: list the messages in queues, too. Each of them then counts as delivered once more."
+)
 @click.option(
     "--messages/--no-messages",
     default=None,

@@ -15,7 +15,8 @@ from ...operations.runs.audit_export import export_audit
 from ...operations.words.numbers import counted, moment, span
 from ..context import Context, json_option, pass_context
 from ..servers.serving import served
-from ..terminal.output import SECONDS, Column, print_json, say, table
+from ..terminal.options import SECONDS
+from ..terminal.output import Column, print_json, say, table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -27,6 +27,7 @@ from ...operations.words.numbers import counted
 from ..context import Context, json_option, pass_context
 from ..ops.acting import NEEDS_YES, acting, detaching, is_terminal
 from ..ops.ops import tell_begun
+from ..terminal.options import together
 from ..terminal.output import print_json, say
 from ..terminal.progress import Progress
 from .choosing import choosing, require_choice, require_tasks
@@ -40,14 +41,12 @@ if TYPE_CHECKING:
 MAX_TARGETS = 20
 
 
-def changing(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The options of whatever changes something."""
-    options = (
-        click.option("--dry-run", is_flag=True, help="Count the dead letters, and change nothing."),
-        click.option("--limit", type=click.IntRange(1), help="At most this many dead letters, the oldest first."),
-        click.option("--yes", is_flag=True, help="Do not ask."),
-    )
-    return functools.reduce(lambda decorated, option: option(decorated), reversed(options), command)
+#: The options of every command that changes something.
+changing = together(
+    click.option("--dry-run", is_flag=True, help="Count the dead letters, and change nothing."),
+    click.option("--limit", type=click.IntRange(1), help="At most this many dead letters, the oldest first."),
+    click.option("--yes", is_flag=True, help="Do not ask."),
+)
 
 
 def is_agreed(options: dict[str, Any], expect: Callable[[], Walked], question: str, *, is_asked: bool) -> bool:

@@ -5,7 +5,6 @@ Refuses no choice at all, and `--all` beside a filter.
 
 from __future__ import annotations
 
-import functools
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -13,35 +12,33 @@ import click
 from redelivery.errors import InputError
 from redelivery.settings.values import suggestion
 
-from ..terminal.output import SECONDS
+from ..terminal.options import SECONDS, together
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from ..context import Context
 
 
-def choosing(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The options that choose among letters, in the order in which the help shows them."""
-    options = (
-        click.option(
-            "--id",
-            "task_ids",
-            multiple=True,
-            metavar="TASK_ID",
-            help="The dead letters of this task, by its id or its beginning; may be repeated.",
-        ),
-        click.option("--all", "everything", is_flag=True, help="All dead letters."),
-        click.option("--reason", "reasons", multiple=True, help="Dead letters with this reason; may be repeated."),
-        click.option("--task", "tasks", multiple=True, help="Dead letters of this task; a shell pattern."),
-        click.option(
-            "--exception", "exceptions", multiple=True, help="Dead letters that raised this class: its full name or its last word."
-        ),
-        click.option("--fingerprint", "fingerprints", multiple=True, help="Dead letters with this fingerprint, or its beginning."),
-        click.option("--older-than", type=SECONDS, help="Dead letters that died longer ago than this: 90s, 15m, 2h, 3d."),
-        click.option("--newer-than", type=SECONDS, help="Dead letters that died within this time."),
-    )
-    return functools.reduce(lambda decorated, option: option(decorated), reversed(options), command)
+#: The options that choose among dead letters, in the order in which the help shows them.
+choosing = together(
+    click.option(
+        "--id",
+        "task_ids",
+        multiple=True,
+        metavar="TASK_ID",
+        help="The dead letters of this task, by its id or its beginning; may be repeated.",
+    ),
+    click.option("--all", "everything", is_flag=True, help="All dead letters."),
+    click.option("--reason", "reasons", multiple=True, help="Dead letters with this reason; may be repeated."),
+    click.option("--task", "tasks", multiple=True, help="Dead letters of this task; a shell pattern."),
+    click.option(
+        "--exception", "exceptions", multiple=True, help="Dead letters that raised this class: its full name or its last word."
+    ),
+    click.option("--fingerprint", "fingerprints", multiple=True, help="Dead letters with this fingerprint, or its beginning."),
+    click.option("--older-than", type=SECONDS, help="Dead letters that died longer ago than this: 90s, 15m, 2h, 3d."),
+    click.option("--newer-than", type=SECONDS, help="Dead letters that died within this time."),
+)
 
 
 def require_choice(options: dict[str, Any], *, dry_run: bool = False) -> None:

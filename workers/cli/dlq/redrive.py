@@ -7,7 +7,7 @@ export NAME --id ID` prints is one.
 from __future__ import annotations
 
 import functools
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from typing import IO, TYPE_CHECKING, Any
 
 import click
@@ -20,23 +20,23 @@ from ...operations.letters import dead_letters
 from ...operations.letters.choice import filter_of
 from ...operations.letters.redrive.edits import changed, edit_of_json
 from ...operations.letters.redrive.fates import watched
-from ...operations.letters.redrive.guard import Guard
 from ...operations.letters.redrive.redrive import Edit, Redrive, redrive
 from ...operations.letters.running import why_it_runs
 from ...operations.queues import declare, require_queue
 from ...operations.runs.audit import Act, recording, result_of
-from ...operations.runs.operation import Kind, Options, begin, canary_wait_of
-from ...operations.words.numbers import counted, rate_of, share_of
+from ...operations.runs.operation import Kind, Options, begin, guard_of
+from ...operations.words.numbers import counted
 from ..context import Context, json_option, pass_context
 from ..ops.acting import acting, detaching
 from ..ops.ops import tell_begun
-from ..terminal.output import SECONDS, print_json, say
+from ..terminal.options import RATE, SECONDS, SHARE, together
+from ..terminal.output import print_json, say
 from ..terminal.progress import Progress
 from .changes import changing, is_agreed, targets_of, tell_walk
 from .choosing import choosing, require_choice, require_tasks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Sequence
+    from collections.abc import Collection, Sequence
 
     from ...ports import Transitions
 
@@ -51,76 +51,25 @@ def edit_of(file: IO[str] | None, task_ids: Sequence[str], queue: str | None) ->
     return edit_of_json(file.read(), file.name, task_ids[0], queue)
 
 
-class _Share(click.ParamType[float]):
-    """A part of all, in percent: `5%`, `0.5%`."""
-
-    name = "share"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Read it. Raises click's usage error."""
-        try:
-            return value if isinstance(value, float) else share_of(str(value))
-        except InputError as exc:
-            self.fail(str(exc), param, ctx)
-
-
-class _Rate(click.ParamType[float]):
-    """Letters a second: `50`, `50/s`, `600/m`, `1000/h`."""
-
-    name = "rate"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Read it. Raises click's usage error."""
-        try:
-            return value if isinstance(value, float) else rate_of(str(value))
-        except InputError as exc:
-            self.fail(str(exc), param, ctx)
-
-
-def _guarding(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The options of a redrive that stops when its dead letters die again."""
-    options = (
-        click.option(
-            "--canary",
-            type=click.IntRange(1),
-            metavar="N",
-            help="Send N dead letters first, and the others if none of these died again.",
-        ),
-        click.option("--canary-wait", type=SECONDS, help="How long to wait for the canary to end: 90s, 5m; 1 minute if not given."),
-        click.option(
-            "--abort-after", type=click.IntRange(1), metavar="N", help="Stop when N dead letters of this redrive have died again."
-        ),
-        click.option(
-            "--abort-share",
-            type=_Share(),
-            metavar="P%",
-            help="Stop when P percent of those that ended have died again; 20 must have ended.",
-        ),
-    )
-    return functools.reduce(lambda decorated, option: option(decorated), reversed(options), command)
-
-
-@contextmanager
-def _guard(
-    transport: Transitions,
-    name: str,
-    *,
-    wanted: Options,
-    on_wait: Callable[[str], None],
-) -> Iterator[Guard | None]:
-    """A guard for a redrive of this queue, where one is asked for."""
-    if not wanted.is_guarded:
-        yield None
-        return
-    with watched(transport, name) as fates:
-        yield Guard(
-            fates=fates,
-            canary=wanted.canary or 0,
-            canary_wait=canary_wait_of(wanted),
-            abort_after=wanted.abort_after,
-            abort_share=wanted.abort_share,
-            on_wait=on_wait,
-        )
+#: The options of a redrive that stops when its dead letters die again.
+_guarding = together(
+    click.option(
+        "--canary",
+        type=click.IntRange(1),
+        metavar="N",
+        help="Send N dead letters first, and the others if none of these died again.",
+    ),
+    click.option("--canary-wait", type=SECONDS, help="How long to wait for the canary to end: 90s, 5m; 1 minute if not given."),
+    click.option(
+        "--abort-after", type=click.IntRange(1), metavar="N", help="Stop when N dead letters of this redrive have died again."
+    ),
+    click.option(
+        "--abort-share",
+        type=SHARE,
+        metavar="P%",
+        help="Stop when P percent of those that ended have died again; 20 must have ended.",
+    ),
+)
 
 
 @click.command("redrive")
@@ -131,7 +80,7 @@ def _guard(
 @click.option(
     "--with", "changes", type=click.File("r"), metavar="FILE", help="Replace task, args or kwargs by those in this JSON file."
 )
-@click.option("--rate", type=_Rate(), help="Send at most this many in a second or a minute: 50/s, 600/m.")
+@click.option("--rate", type=RATE, help="Send at most this many in a second or a minute: 50/s, 600/m.")
 @_guarding
 @changing
 @detaching
@@ -200,16 +149,12 @@ def redrive_(
         declare(context.runtime, queue)
     asked = wanted.to_dict() | _edited(transport, name, edit, chosen.task_ids)
     recorded = recording(transport, Act.REDRIVE, name, actor=actor, why=why, chosen=chosen, options=asked, dry_run=dry_run)
-    guard_of = functools.partial(_guard, wanted=wanted)
-    with (
-        recorded as result,
-        Progress() as progress,
-        nullcontext() if dry_run else guard_of(transport, name, on_wait=progress.say) as guard,
-    ):
+    is_guarded = wanted.is_guarded and not dry_run
+    with recorded as result, Progress() as progress, watched(transport, name) if is_guarded else nullcontext() as fates:
         done = send(
             dry_run=dry_run,
             rate=rate,
-            guard=guard,
+            guard=None if fates is None else guard_of(wanted, fates, progress.say),
             on_progress=lambda so_far: progress.say(f"{so_far.moved} sent back, {so_far.looked_at} of {so_far.total} looked at"),
         )
         result.update(result_of(done))

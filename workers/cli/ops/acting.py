@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import sys
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from ...operations.runs.audit import os_user
+from ..terminal.options import together
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,15 +22,11 @@ def is_terminal() -> bool:
     return sys.stdin.isatty()
 
 
-def acting(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The options `--as` and `--why`; without `--as` it is the user of the operating system."""
-    options = (
-        click.option(
-            "--as", "actor", metavar="NAME", default=os_user, help="Who does it, for the audit. By default your user name."
-        ),
-        click.option("--why", default="", metavar="TEXT", help="Why, for the audit."),
-    )
-    return functools.reduce(lambda decorated, option: option(decorated), reversed(options), command)
+#: The options `--as` and `--why`; without `--as` it is the user of the operating system.
+acting = together(
+    click.option("--as", "actor", metavar="NAME", default=os_user, help="Who does it, for the audit. By default your user name."),
+    click.option("--why", default="", metavar="TEXT", help="Why, for the audit."),
+)
 
 
 def detaching(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -2,40 +2,22 @@
 
 from __future__ import annotations
 
-import ipaddress
-from typing import Any
-
 import click
 
 from redelivery.errors import InputError
-from redelivery.settings.values import host_and_port
 
 from ...operations.metrics.metrics import Living, measured
 from ...operations.metrics.server import MetricsServer
 from ..context import Context, json_option, pass_context
+from ..terminal.options import ADDRESS
 from ..terminal.output import print_json
-from .serving import served
-
-
-class _Address(click.ParamType[tuple[str, int]]):
-    """Where to listen: `9540` and `:9540` on the loopback, `10.0.0.5:9540`, `[::]:9540`; port 0 means any free port."""
-
-    name = "address"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, int]:
-        """Read it. Raises click's usage error."""
-        if isinstance(value, tuple):
-            return value
-        try:
-            return host_and_port(str(value))
-        except ValueError as exc:
-            self.fail(str(exc), param, ctx)
+from .serving import is_loopback, served
 
 
 @click.command()
 @click.option(
     "--listen",
-    type=_Address(),
+    type=ADDRESS,
     metavar="HOST:PORT",
     help="Serve /metrics at this address until stopped; without a host, on the loopback.",
 )
@@ -78,14 +60,7 @@ def _serve(context: Context, host: str, port: int) -> int:
     def begin() -> None:
         server.begin()
         click.echo(f"metrics: {server.url}; SIGTERM or Ctrl-C ends it", err=True)
-        if not _is_loopback(host):
+        if not is_loopback(host):
             click.echo("metrics: there is no password: everybody who can reach this address can read them", err=True)
 
     return served(begin, server.end)
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

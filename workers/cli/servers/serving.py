@@ -1,7 +1,8 @@
-"""Commands that run until a signal ends them: SIGTERM with exit code 0, SIGINT (Ctrl-C) with 130."""
+"""Commands that serve until a signal ends them: SIGTERM with exit code 0, SIGINT (Ctrl-C) with 130."""
 
 from __future__ import annotations
 
+import ipaddress
 import logging
 import signal
 from typing import TYPE_CHECKING
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+#: The signals that end such a command.
 ENDING = {signal.SIGINT, signal.SIGTERM}
 
 
@@ -24,3 +26,11 @@ def served(start: Callable[[], object], stop: Callable[[], object]) -> int:
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     return 0 if number == signal.SIGTERM else 130
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach that address."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import secrets
 import socket
 from contextlib import nullcontext
@@ -18,6 +17,7 @@ from ...operations.runs.audit import os_user
 from ...web.access import ACTIONS
 from ..context import Context, pass_context
 from ..terminal.output import say
+from .serving import is_loopback
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -93,7 +93,7 @@ def web(
     allowed = ", ".join(sorted(page.allows.actions))
     may = f"do {allowed}" if allowed else "only read (--allow redrive,… lets it change things)"
     say(f"it may {may}; SIGTERM or Ctrl-C ends it", err=True)
-    if not _is_loopback(host):
+    if not is_loopback(host):
         say("it is reached from other machines over plain http: put a proxy with TLS before it", err=True)
     with carried_out(context.runtime) if page.allows.actions else nullcontext():
         serve(page.asgi, listening)
@@ -111,14 +111,7 @@ def _token(file: Path | None) -> str:
 
 def _names(host: str) -> set[str]:
     """The names that a page on this address is asked by; its addresses need no name."""
-    return {"localhost", host} if _is_loopback(host) else {"localhost", host, socket.gethostname(), socket.getfqdn()}
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
+    return {"localhost", host} if is_loopback(host) else {"localhost", host, socket.gethostname(), socket.getfqdn()}
 
 
 def _shown(host: str) -> str:

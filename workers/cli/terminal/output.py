@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from redelivery.display import harmless, safe
-from redelivery.errors import InputError
 from redelivery.settings.values import suggestion
 
-from ...operations.words.numbers import plain, seconds
+from ...operations.words.numbers import plain
 from .screen import USUAL, coloured, cut, screen_width, width_of
 
 if TYPE_CHECKING:
@@ -44,22 +43,6 @@ def lines(text: str) -> str:
 def sentence(text: str) -> str:
     """As `lines`; on a terminal each line is wrapped between two words."""
     return "\n".join(wrapped(line, len(INDENT)) for line in lines(text).splitlines())
-
-
-class _Seconds(click.ParamType[float]):
-    """A duration as click takes it."""
-
-    name = "duration"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Read it. Raises click's usage error."""
-        try:
-            return value if isinstance(value, float) else seconds(str(value))
-        except InputError as exc:
-            self.fail(str(exc), param, ctx)
-
-
-SECONDS = _Seconds()
 
 
 class OneOf(click.Choice[str]):

@@ -30,7 +30,7 @@ MEANINGS: Mapping[str, Mapping[str, object]] = {
     **dict.fromkeys(("REFUSED", "error:", "danger"), _LOUD),
     **dict.fromkeys(("discarded", "expired", "revoked", "cancelled", "purged", "ignored", "unobserved", "stuck"), _ODD),
     **dict.fromkeys(("non_retryable", "rejected", "max_length", "invalid", "not_eligible", "operator", "look at", "warning"), _ODD),
-    **dict.fromkeys(("published", "received", "deferred", "redelivery_scheduled", "snoozed", "in_flight"), _QUIET),
+    **dict.fromkeys(("published", "received", "deferred", "redelivery_scheduled", "in_flight"), _QUIET),
 }
 
 

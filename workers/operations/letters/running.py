@@ -53,8 +53,8 @@ def require_rest(transport: Transitions, queue: str) -> None:
     why = why_it_runs(transport, queue)
     if why is not None:
         msg = (
-            f"{queue!r} {why}: dead letters that are moved there would not stay dead. If they are to run there, that is a redrive, "
-            f"and takes the right to redrive: `redelivery dlq redrive … --to {word(queue)}`. A move goes to a dead-letter queue"
+            f"{queue!r} {why}: workers would run the dead letters there. To have them run, use `redelivery dlq redrive … --to "
+            f"{word(queue)}`, which needs the right to redrive. To keep them dead, name a dead-letter queue"
         )
         raise InputError(msg)
 

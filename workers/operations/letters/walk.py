@@ -31,8 +31,8 @@ BEAT = 0.1
 
 #: Why a letter stays that the broker cannot route.
 UNROUTABLE = "its origin queue does not exist: start a worker that declares it, or send it to another queue with --to"
-#: Why a letter stays that a command had in hand when it died.
-UNSURE = "a command that died may have moved it: run this again when the queue that it went to is empty, or in ten minutes"
+#: Why a letter stays that a command was moving when the command died.
+UNSURE = "a command that died may have moved it: run this again when the queue that it was sent to is empty, or after ten minutes"
 
 Job = TypeVar("Job")
 

@@ -32,11 +32,10 @@ from redelivery.middleware.ports import Answer
 
 from ...ports import Claim, Halted
 from ..letters.redrive.fates import watched
-from ..letters.redrive.guard import Guard
 from ..letters.redrive.redrive import Redrive
 from ..letters.walk import Pace
 from .audit import Act, Acted, acted
-from .operation import Kind, Operation, State, canary_wait_of, readable, reported
+from .operation import Kind, Operation, State, guard_of, readable, reported
 from .preview import walk_of
 
 if TYPE_CHECKING:
@@ -45,6 +44,7 @@ if TYPE_CHECKING:
     from redelivery.middleware.runtime import Runtime
 
     from ...ports import OperationStore
+    from ..letters.redrive.guard import Guard
     from ..letters.walk import Walked
 
 #: Seconds between two reports, and the longest of one sleep.
@@ -239,16 +239,7 @@ class Execution:
             fates.died_before = self._died_before
             for life in self._store.followed(self._id):
                 fates.sent(Event(task_id=life.task_id, generation=life.generation, queue=life.queue, outcome=Outcome.REDRIVEN))
-            self._guard = Guard(
-                fates=fates,
-                canary=options.canary or 0,
-                canary_wait=canary_wait_of(options),
-                abort_after=options.abort_after,
-                abort_share=options.abort_share,
-                on_wait=self._waits,
-                sent=operation.moved,
-                may_follow=self._has_canary_passed,
-            )
+            self._guard = guard_of(options, fates, self._waits, sent=operation.moved, may_follow=self._has_canary_passed)
             yield
 
     # its end

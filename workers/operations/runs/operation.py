@@ -1,8 +1,8 @@
 """An operation: a redrive, a move, a purge or a bulk cancel that the broker keeps, and that a process of the fleet carries out.
 
-It is begun with its filter, who asked and why, and then belongs to no process: any worker (or `redelivery dispatcher`, or page)
-leads carries it out, and where that process dies another one goes on (`execution`). It may be paused, resumed and aborted by
-anybody, while it is carried out and before.
+It is begun with its filter, who asked and why, and then belongs to no process. Of all workers, dispatchers and pages one leads, and
+carries it out. If that process dies, another one goes on (`execution`). Anybody may pause, resume and abort it, before it begins
+and while it is carried out.
 
     waiting -> running -> done                   all that was chosen has been looked at
        ^          |-----> stopped                its own guard stopped it: its letters died again
@@ -33,7 +33,7 @@ from ...brokers.broker import broker_of
 from ..letters import dead_letters
 from ..letters.archive import require_place
 from ..letters.filter import Filter
-from ..letters.redrive.guard import CANARY_WAIT
+from ..letters.redrive.guard import CANARY_WAIT, Guard
 from ..letters.running import require_rest, why_it_runs
 from ..queues import declare, require_queue
 from ..words.numbers import SLOWEST, span
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from redelivery.middleware.runtime import Runtime
 
     from ...ports import OperationStore, StoredOperation, Transitions
+    from ..letters.redrive.fates import Fates
 
 #: What a broker without operations says, and what to do there.
 NOT_HERE = (
@@ -469,6 +470,14 @@ def readable(exc: BaseException) -> str:
     return str(exc) if isinstance(exc, RedeliveryError) else f"{type(exc).__name__}: {exc}"
 
 
-def canary_wait_of(options: Options) -> float:
-    """How long the canary has (seconds)."""
-    return CANARY_WAIT if options.canary_wait is None else options.canary_wait
+def guard_of(options: Options, fates: Fates, on_wait: Callable[[str], None], **so_far: Any) -> Guard:
+    """The guard of a redrive with these options. `so_far` is what another process has reached: `sent` and `may_follow`."""
+    return Guard(
+        fates=fates,
+        canary=options.canary or 0,
+        canary_wait=CANARY_WAIT if options.canary_wait is None else options.canary_wait,
+        abort_after=options.abort_after,
+        abort_share=options.abort_share,
+        on_wait=on_wait,
+        **so_far,
+    )

@@ -74,7 +74,8 @@ class Guard:
     ) -> list[Answer | Exception]:
         """Send these letters back, as far as they may go; `events` opens the life of each.
 
-        An answer for each. From the first on that may not go it is why (`RedriveError`), or the broker's error.
+        Returns an answer for each. If one may not go, its answer and those behind it are the reason (`RedriveError`). An answer may
+        also be the broker's error.
         """
         answers: list[Answer | Exception] = []
         while (at := len(answers)) < len(moves):

@@ -1,0 +1,47 @@
+"""Options: types of their values, and several options as one decorator."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from redelivery.errors import InputError
+from redelivery.settings.values import host_and_port
+
+from ...operations.words.numbers import rate_of, seconds, share_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+Value = TypeVar("Value")
+
+
+class Read(click.ParamType[Value]):
+    """A value that `read` makes of a text. `read` raises `InputError` or `ValueError` for a text that it cannot read."""
+
+    def __init__(self, name: str, read: Callable[[str], Value]) -> None:
+        self.name, self._read = name, read
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Value:
+        """Read it. Raises click's usage error."""
+        try:
+            return self._read(value) if isinstance(value, str) else value
+        except (InputError, ValueError) as exc:
+            self.fail(str(exc), param, ctx)
+
+
+#: `90s`, `15m`, `2h`, `3d`.
+SECONDS = Read("duration", seconds)
+#: A part of all, in percent: `5%`, `0.5%`.
+SHARE = Read("share", share_of)
+#: Dead letters a second: `50`, `50/s`, `600/m`, `1000/h`.
+RATE = Read("rate", rate_of)
+#: Where to listen: `9540` and `:9540` on the loopback, `10.0.0.5:9540`, `[::]:9540`; port 0 means any free port.
+ADDRESS = Read("address", host_and_port)
+
+
+def together(*options: Callable[..., Any]) -> Callable[..., Any]:
+    """One decorator for several options, in the order in which the help shows them."""
+    return lambda command: functools.reduce(lambda decorated, option: option(decorated), reversed(options), command)
