@@ -58,9 +58,9 @@ class GeneralSettings:
     mode: Literal["enforce", "observe"] = setting(values.choice("enforce", "observe"), default="enforce")
     lease: float = setting(values.duration_from(LEAST_LEASE), default=10.0)
     outcome_log_max_bytes: int = setting(values.count(1), default=256 * 1024 * 1024)
-    outcome_export: str | None = setting(values.optional(values.name), default=None)
+    outcome_export: str | None = setting(values.optional(values.some_text), default=None)
     outcome_export_every: float = setting(values.duration_from(1.0), default=60.0)
-    outcome_archive: str | None = setting(values.optional(values.name), default=None)
+    outcome_archive: str | None = setting(values.optional(values.some_text), default=None)
     fast_receive: bool = setting(values.flag, default=True)
     fast_publish: bool = setting(values.flag, default=True)
     fast_results: bool = setting(values.flag, default=True)
@@ -69,11 +69,11 @@ class GeneralSettings:
     redact: bool = setting(values.flag, default=False)
     store_failure_texts: bool = setting(values.flag, default=True)
     wait_replicas: int = setting(values.count(0), default=0)
-    dead_letter_archive: str | None = setting(values.optional(values.name), default=None)
+    dead_letter_archive: str | None = setting(values.optional(values.some_text), default=None)
     management_url: str | None = setting(values.optional(values.http_url), default=None)
     metrics_listen: str | None = setting(values.optional(values.address), default=None)
     opentelemetry: bool = setting(values.flag, default=False)
-    release: str | None = setting(values.optional(values.name), default=None)
+    release: str | None = setting(values.optional(values.some_text), default=None)
 
     @property
     def known_release(self) -> str | None:

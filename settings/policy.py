@@ -118,9 +118,10 @@ class RedeliveryPolicy:
     - `max_time_to_live` (seconds; None): the queue's time to live. If the message has one, too, the lower of the two applies.
       Solace.
     - `delivery_delay` (seconds; 0): the shortest time between publication and consumption. Solace.
-    - `max_length` (messages; None): how many messages may wait in a queue; None is no limit. RabbitMQ.
+    - `max_length` (messages; None): how many messages may wait in a queue; None is no limit. It belongs to a queue, not to a
+      task. RabbitMQ.
     - `overflow` (word; "dead_letter_oldest"): what happens beyond `max_length`. "dead_letter_oldest": the oldest message
-      dies. "refuse_publish": the new message is refused. RabbitMQ.
+      dies. "refuse_publish": the new message is refused. It belongs to a queue, not to a task. RabbitMQ.
     - `dead_letter_time_to_live` (seconds; None): how long a dead letter of this queue is kept before it is moved to the
       archive. None is for ever. It belongs to a queue, not to a task.
     - `max_dead_letters` (letters; None): how many dead letters the dead-letter queue may hold. The oldest ones beyond it are
@@ -255,6 +256,8 @@ class RedeliveryPolicy:
 _CHECKS = checks_of(RedeliveryPolicy)
 #: The fields of a policy, in the order in which they are shown.
 FIELDS: tuple[str, ...] = tuple(_CHECKS)
+#: Fields that belong to a queue: in a row of `tasks`, or in a decorator, they have no effect.
+OF_QUEUES = frozenset({"redeliveries_per_second", "max_length", "overflow", "dead_letter_time_to_live", "max_dead_letters"})
 _IN_RULES = {each.name: _CHECKS[each.name] for each in fields(RedeliveryPolicy) if each.metadata.get("in_rules")}
 _IN_RULES["non_retryable"] = values.flag
 

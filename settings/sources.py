@@ -15,6 +15,7 @@ not ours and are passed over.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import tomllib
@@ -26,9 +27,9 @@ from typing import TYPE_CHECKING, Any
 from redelivery.errors import ConfigurationError
 
 from . import values
-from .general import GENERAL, read_general
+from .general import GENERAL, GeneralSettings, read_general
 from .matching import AddressPattern
-from .policy import FIELDS, read_fields
+from .policy import FIELDS, RedeliveryPolicy, read_fields
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,6 +38,13 @@ if TYPE_CHECKING:
 QUEUES, TASKS, OVERRIDE = "queues", "tasks", "override"
 OVERRIDE_QUEUES, OVERRIDE_TASKS = "override.queues", "override.tasks"
 TOP_LEVEL = (*GENERAL, QUEUES, TASKS, OVERRIDE)
+#: Settings that are text.
+TEXTS = {
+    each.name
+    for settings in (GeneralSettings, RedeliveryPolicy)
+    for each in dataclasses.fields(settings)
+    if each.type in {"str", "str | None"}
+}
 
 PREFIX = "REDELIVERY_"
 DEFAULT = "DEFAULT_"
@@ -155,9 +163,9 @@ def environment(environ: Mapping[str, str]) -> Source:
         key = variable.removeprefix(PREFIX).lower()
         field = key.removeprefix(DEFAULT.lower())
         if key in TOP_LEVEL:
-            raw[key] = _value(variable, environ[variable])
+            raw[key] = _value(variable, environ[variable], is_text=key in TEXTS)
         elif field != key and field in FIELDS:
-            default[field] = _value(variable, environ[variable])
+            default[field] = _value(variable, environ[variable], is_text=field in TEXTS)
         else:
             named = [CONFIG, *(PREFIX + each.upper() for each in TOP_LEVEL), *(PREFIX + DEFAULT + each.upper() for each in FIELDS)]
             raise values.unknown(ENVIRONMENT, variable, named)
@@ -176,13 +184,17 @@ def _add_default(raw: dict[str, Any], default: dict[str, Any]) -> None:
     raw[QUEUES] = {**queues, "#": {**row, **default}}
 
 
-def _value(variable: str, text: str) -> Any:
-    """JSON, or else the text itself; a table that is broken JSON is refused, because text is never a table."""
+def _value(variable: str, text: str, *, is_text: bool) -> Any:
+    """JSON, or else the text itself; a table that is broken JSON is refused, because text is never a table.
+
+    With `is_text` a number, true and false are text, too: the release of an app may be called 4711.
+    """
     lowered = text.strip().lower()
-    if lowered in {"true", "false"}:
+    if lowered in {"true", "false"} and not is_text:
         return lowered == "true"
     try:
-        return json.loads(text, object_pairs_hook=_each_key_once)
+        read = json.loads(text, object_pairs_hook=_each_key_once)
+        return text.strip() if is_text and isinstance(read, (int, float)) else read
     except json.JSONDecodeError as error:
         if lowered.startswith(("{", "[")) or variable.removeprefix(PREFIX).lower() in {QUEUES, TASKS, OVERRIDE}:
             msg = f"environment: {variable} is not valid JSON (line {error.lineno}, column {error.colno}): {error.msg}"

@@ -100,6 +100,7 @@ attempts = _where(lambda value: _is_whole(value) and (value >= 1 or value == -1)
 flag = _where(lambda value: isinstance(value, bool), "must be true or false")
 #: Any string, the empty one too.
 text = _where(lambda value: isinstance(value, str), "must be text")
+some_text = _where(lambda value: isinstance(value, str) and value != "", "must be text, and not empty")
 name = _where(lambda value: isinstance(value, str) and value != "", "must be a queue's name")
 
 

@@ -19,6 +19,7 @@ from redelivery.settings import RedeliverySettings
 
 from ..brokers.broker import Broker, broker_of, needed
 from ..operations.reach import reached
+from .terminal.options import PLACE
 from .terminal.screen import screen_options
 
 if TYPE_CHECKING:
@@ -144,7 +145,7 @@ pass_context = click.make_pass_decorator(Context)
 def exported_option(what: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """`--outcomes URI`, as `uri`: where an export is, of which a command reads the events or records, too."""
     said = f"Read exported {what}, too. By default those in outcome_archive or outcome_export."
-    return click.option("--outcomes", "uri", metavar="URI", help=said)
+    return click.option("--outcomes", "uri", type=PLACE, metavar="URI", help=said)
 
 
 def json_option(command: Callable[..., Any]) -> Callable[..., Any]:

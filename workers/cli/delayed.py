@@ -71,11 +71,11 @@ def list_(context: Context, queue: str | None, limit: int) -> None:
     if queue is not None:
         totals = {queue: totals.get(queue, 0)}
     waiting, now = store.soonest(limit, queue), context.transport.now_ms()
+    if queue is not None and not totals[queue]:
+        require_queue(context.runtime, queue)
     if context.as_json:
         print_json({"totals": totals, "now_ms": now, "messages": [each.to_row() for each in waiting]})
         return
-    if queue is not None and not totals[queue]:
-        require_queue(context.runtime, queue)
     if not any(totals.values()):
         say("No message is delayed." if queue is None else f"No message is delayed for {safe(queue)}.")
         return
@@ -295,7 +295,7 @@ def reschedule(
 def _moment(text: str) -> int:
     try:
         read = datetime.fromisoformat(text)
-    except ValueError as exc:
+        return round((read if read.tzinfo is not None else read.replace(tzinfo=UTC)).astimezone(UTC).timestamp() * 1000)
+    except (ValueError, OverflowError) as exc:
         msg = f"{text!r} is not a time: write it as 2026-07-01T08:00:00Z"
         raise InputError(msg) from exc
-    return round((read if read.tzinfo is not None else read.replace(tzinfo=UTC)).timestamp() * 1000)

@@ -10,6 +10,8 @@ import importlib
 import importlib.metadata
 import os
 import sys
+import traceback
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -106,13 +108,23 @@ class _Errors:
         if isinstance(exc, (KeyboardInterrupt, click.Abort)):
             self._ctx.exit(INTERRUPTED)
         if isinstance(exc, BrokenPipeError):
-            # Nobody reads any more: nothing is left to be written, at the interpreter's end neither.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            _write_no_more()
             self._ctx.exit(0)
         line = message_of(exc)
+        if line is None and isinstance(exc, Exception):
+            traceback.print_exception(exc)
+            line = "this is a bug in redelivery: please report it with the lines above"
         if line is not None:
+            if isinstance(exc, OSError):
+                _write_no_more()
             tell_error(line)
             self._ctx.exit(ERROR)
+
+
+def _write_no_more() -> None:
+    """Nobody reads any more, or nothing can be written: nothing is left to be written at the interpreter's end."""
+    with suppress(ValueError, OSError):  # of a stream that is no file
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def message_of(exc: BaseException) -> str | None:
@@ -125,7 +137,8 @@ def message_of(exc: BaseException) -> str | None:
         return f"this command needs {exc.name}, which is not installed: install redelivery[{extra}]"
     if isinstance(exc, OSError) and not isinstance(exc, ConnectionError) and exc.filename is not None:
         return f"{exc.filename}: {exc.strerror}"
-    return broker_message(exc)
+    line = broker_message(exc)
+    return f"cannot write or read: {exc.strerror or exc}" if line is None and isinstance(exc, OSError) else line
 
 
 def _version(ctx: click.Context, _: click.Parameter, value: bool) -> None:
@@ -154,6 +167,10 @@ redelivery.params += screen_options()
 def main() -> None:
     """The console script."""
     run: Callable[..., Any] = redelivery
+    sys.stdin, sys.stdout, sys.stderr = (
+        stream or open(os.devnull, mode)  # noqa: PTH123, SIM115 - for the whole process: the shell has closed the stream
+        for stream, mode in ((sys.stdin, "r"), (sys.stdout, "w"), (sys.stderr, "w"))
+    )
     try:
         run(prog_name="redelivery")
     except KeyboardInterrupt:

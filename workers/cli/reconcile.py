@@ -27,6 +27,7 @@ from redelivery.display import harmless
 from redelivery.errors import InputError, RedeliveryError
 
 from ..reconciliation.report.wording import counted, lives_told
+from .terminal.options import PLACE, at_least
 from .terminal.output import tell_error, usage_message
 from .terminal.screen import screen_width
 
@@ -57,13 +58,18 @@ class Moment(click.ParamType[int]):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         """The time in milliseconds since the epoch."""
-        if isinstance(value, int) or value.isdigit():
-            return int(value)
+        if isinstance(value, int):
+            return value
         try:
-            moment = datetime.fromisoformat(value)
-        except ValueError:
+            read = int(value) if value.isdecimal() else _milliseconds(datetime.fromisoformat(value))
+            datetime.fromtimestamp(read / 1000, UTC)
+        except (ValueError, OverflowError, OSError):
             self.fail(f"{value!r} is not a time: write 2026-01-31T12:00:00Z, or milliseconds since the epoch", param, ctx)
-        return round((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
+        return read
+
+
+def _milliseconds(moment: datetime) -> int:
+    return round((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
 
 
 class _ByItself(click.Command):
@@ -86,21 +92,27 @@ class _ByItself(click.Command):
 
 
 @click.command(cls=_ByItself)
-@click.option("--outcomes", required=True, metavar="URI", help="Exported outcome events: a folder or file, Parquet or JSON lines.")
-@click.option("--inventory", required=True, metavar="URI", help="The inventory. Take it just before you export the outcomes.")
-@click.option("--output", required=True, metavar="URI", help="Folder for the report, tables and summary.json. It is replaced.")
-@click.option("--state", metavar="URI", help="Folder that carries open lives from one run to the next.")
+@click.option(
+    "--outcomes", type=PLACE, required=True, metavar="URI", help="Exported outcome events: a folder or file, Parquet or JSON lines."
+)
+@click.option(
+    "--inventory", type=PLACE, required=True, metavar="URI", help="The inventory. Take it just before you export the outcomes."
+)
+@click.option(
+    "--output", type=PLACE, required=True, metavar="URI", help="Folder for the report, tables and summary.json. It is replaced."
+)
+@click.option("--state", type=PLACE, metavar="URI", help="Folder that carries open lives from one run to the next.")
 @click.option("--as-of", "as_of_ms", type=Moment(), help="Count ages up to this time.  [default: the latest time in the inputs]")
 @click.option(
     "--grace",
-    type=click.FloatRange(min=0),
+    type=at_least(0),
     default=600,
     show_default=True,
     help="Age in seconds at which an open life counts as wrong.",
 )
 @click.option(
     "--keep",
-    type=click.FloatRange(min=1),
+    type=at_least(1),
     default=35,
     show_default=True,
     help="For how many days late events may correct a verdict.",

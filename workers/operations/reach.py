@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from kombu.exceptions import OperationalError
 
-from redelivery.errors import BrokerError
+from redelivery.errors import BrokerError, ConfigurationError
 from redelivery.middleware.brokers import kind_of
 from redelivery.middleware.brokers.broker_url import check_broker_url, unanswered
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from redelivery.middleware.runtime import Runtime
 
 
-#: Seconds that a broker may take to accept a connection.
+#: Seconds that a broker may take to accept a connection, and to answer on it for the first time.
 TIMEOUT = 5.0
 
 
@@ -42,15 +42,19 @@ def _reach(app: Celery) -> None:
     with app.connection_for_write() as connection:
         if getattr(connection.transport, "driver_type", None) != "redis":
             return
-        connection.transport_options = {"socket_connect_timeout": TIMEOUT, **(connection.transport_options or {})}
+        limits = {"socket_connect_timeout": TIMEOUT, "socket_timeout": TIMEOUT}
+        connection.transport_options = {**limits, **(connection.transport_options or {})}
         try:
             connection.ensure_connection(max_retries=1, interval_start=0.1, timeout=TIMEOUT)
         except OperationalError as exc:
             raise _refusal(connection, exc) from exc
+        except ValueError as exc:  # of a Sentinel without the name of its master, for instance
+            msg = f"broker {connection.as_uri()} cannot be used: {exc}; correct broker_url or broker_transport_options"
+            raise ConfigurationError(msg) from exc
 
 
 def _refusal(connection: Connection, exc: OperationalError) -> BrokerError:
     where = connection.as_uri()
-    if any(word in str(exc) for word in ("uthentication", "NOAUTH", "WRONGPASS", "NOPERM")):
+    if any(word in str(exc) for word in ("uthentication", "NOAUTH", "WRONGPASS", "NOPERM", "username-password")):
         return BrokerError(f"broker {where} refused the connection: {exc}; check the user and the password in broker_url")
     return unanswered(where, exc)

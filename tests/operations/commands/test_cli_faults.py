@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
+import time
 import tomllib
 from typing import TYPE_CHECKING
 
@@ -166,3 +168,126 @@ def test_a_fault_of_ours_keeps_its_traceback() -> None:
     """Only what a user can meet is one line."""
     assert message_of(ValueError("ours")) is None
     assert message_of(ModuleNotFoundError("other", name="other")) is None
+
+
+@pytest.mark.parametrize("option", ["--id", "--task", "--exception", "--fingerprint"])
+@pytest.mark.parametrize("name", ["purge", "redrive", "move"])
+def test_an_empty_filter_chooses_nothing(desk: Desk, name: str, option: str) -> None:
+    """A shell variable was not set. It must not mean all dead letters."""
+    task_id = desk.die()
+    words = ("--to", "DLQ.other", "--create") if name == "move" else ()
+    done = desk.run("dlq", name, LETTERS, option, "", "--yes", *words)
+    assert (done.exit_code, "is empty, and chooses no dead letter" in done.stderr) == (2, True), done.stderr
+    assert desk.ids(LETTERS) == [task_id]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("outcomes", "export", "--to", ""),
+        ("inventory", "export", "--to", " "),
+        ("dlq", "export", LETTERS, "--all", "--to", ""),
+        ("dlq", "purge", LETTERS, "--all", "--yes", "--archive", ""),
+        ("task", "show", "x", "--outcomes", ""),
+        ("reconcile", "--outcomes", "", "--inventory", "x", "--output", "y"),
+        ("reconcile", "--outcomes", "x", "--inventory", "x", "--output", "y", "--state", ""),
+    ],
+)
+def test_an_empty_place_is_refused(desk: Desk, words: tuple[str, ...]) -> None:
+    """It would be the folder in which the command runs, or the root of the disk."""
+    desk.die()
+    recorded = len(desk.events)
+    done = desk.run(*words)
+    assert (done.exit_code, "it is empty: name a folder, or a URI" in done.stderr) == (2, True), done.stderr
+    assert (len(desk.ids(LETTERS)), len(desk.events)) == (1, recorded)
+
+
+@pytest.mark.parametrize("ident", ["abc", "00000000-0000-4000-8000-000000000000"])
+@pytest.mark.parametrize("name", ["purge", "redrive"])
+def test_an_id_that_is_not_there_is_an_error(desk: Desk, name: str, ident: str) -> None:
+    """A command that was to act on one dead letter, and did not, must not report success."""
+    desk.die()
+    done = desk.run("dlq", name, LETTERS, "--id", ident, "--yes")
+    assert (done.exit_code, f"holds no dead letter of task {ident}" in done.stderr) == (2, True), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("reconcile", "--outcomes", "x", "--inventory", "x", "--output", "y", "--grace", "inf"), "not in the range"),
+        (("reconcile", "--outcomes", "x", "--inventory", "x", "--output", "y", "--keep", "nan"), "not in the range"),
+        (("reconcile", "--outcomes", "x", "--inventory", "x", "--output", "y", "--as-of", "²"), "is not a time"),
+        (("reconcile", "--outcomes", "x", "--inventory", "x", "--output", "y", "--as-of", "9" * 30), "is not a time"),
+        (("books", "show", "x", "--after", "9" * 30), "not in the range"),
+        (("delayed", "reschedule", "x", "--at", "9999-12-31T23:59:59-12:00"), "is not a time"),
+        (("delayed", "reschedule", "x", "--at", "0001-01-01T00:00:00+12:00"), "is not a time"),
+        (("delayed", "list", "--queue", "nope", "--json"), "there is no queue 'nope'"),
+    ],
+)
+def test_a_value_that_cannot_be_is_one_line(desk: Desk, words: tuple[str, ...], said: str) -> None:
+    """Exit code 2. Code 1 would say that the books do not balance."""
+    done = desk.run(*words)
+    assert (done.exit_code, said in done.stderr, len(done.stderr.splitlines())) == (2, True, 1), done.stderr
+
+
+def test_a_file_that_is_not_text_is_one_line(command: Command, desk: Desk, folder: Path) -> None:
+    """The dead letter stays."""
+    task_id = desk.die()
+    (folder / "edit").write_bytes(b"\xff\xfe{")
+    refused(
+        command.run("-A", "shopfront", "dlq", "redrive", LETTERS, "--id", task_id, "--with", "edit"), "edit: is not text in UTF-8"
+    )
+    assert desk.ids(LETTERS) == [task_id]
+
+
+@pytest.mark.parametrize(("redirected", "code"), [(">/dev/full", 2), (">&-", 0), ("<&-", 0), ("<&- 2>&-", 0)])
+def test_streams_that_are_full_or_closed_end_no_command_in_a_traceback(
+    command: Command, desk: Desk, redirected: str, code: int
+) -> None:
+    """A full disk is one line; a stream that the shell has closed is as good as `/dev/null`."""
+    desk.die()
+    words = f"{sys.executable} -m redelivery -A shopfront dlq list {redirected}"
+    done = subprocess.run(
+        ["bash", "-c", words],
+        cwd=command.folder,
+        env=command.environment(),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert (done.returncode, "Traceback" in done.stderr) == (code, False), done.stderr
+    if code:
+        refused(done, "No space left on device")
+
+
+def test_a_bug_has_a_traceback_and_the_exit_code_of_an_error(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Code 1 means that `doctor` or `reconcile` found something."""
+    monkeypatch.setattr("redelivery.workers.cli.dlq.dlq.counted", None)
+    monkeypatch.setattr("redelivery.workers.cli.dlq.dlq.table", None)
+    desk.die()
+    done = desk.run("dlq", "list")
+    assert done.exit_code == 2
+    assert "Traceback" in done.stderr
+    assert "this is a bug in redelivery" in done.stderr.splitlines()[-1]
+
+
+def test_a_broker_that_accepts_and_does_not_answer_is_one_line(folder: Path) -> None:
+    """A server that was stopped, or a port of something else: the command does not wait for ever."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        broker = f"redis://127.0.0.1:{silent.getsockname()[1]}/0"
+        began = time.monotonic()
+        refused(Command(folder, broker).run("-A", "shopfront", "dlq", "list"), "does not answer")
+        assert time.monotonic() - began < 60
+
+
+def test_a_sentinel_without_the_name_of_its_master_is_one_line(folder: Path) -> None:
+    """What kombu raises there says what is missing."""
+    refused(Command(folder, "sentinel://127.0.0.1:1").run("-A", "shopfront", "dlq", "list"), "cannot be used")
+
+
+def test_a_wrong_user_is_refused_and_not_away(server: Server, folder: Path) -> None:
+    """The server runs."""
+    server.client.config_set("requirepass", "sesame")
+    wrong = server.url.replace("redis+socket://", "redis+socket://:wrong@")
+    refused(Command(folder, wrong).run("-A", "shopfront", "dlq", "list"), "refused the connection")

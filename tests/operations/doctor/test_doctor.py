@@ -188,6 +188,7 @@ FAULTS = {
     "an override's pattern": Fault(
         "policy.matches_nothing", before=settings(override={"tasks": {"shop.pakc": {"enabled": False}}})
     ),
+    "a queue's field in a row of tasks": Fault("policy.not_for_tasks", before=settings(tasks={"#": {"max_length": 5}})),
     "retention without archive": Fault("retention.no_archive", before=settings(queues={"#": {"max_dead_letters": 5}})),
     "result_expires": Fault("results.expire_early", before=short_results),
     "always eager": Fault("app.always_eager", before=conf(task_always_eager=True)),

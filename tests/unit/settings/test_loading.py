@@ -196,6 +196,14 @@ def test_precedence_agrees_with_brute_force(
         assert getattr(policy, field) == next((each for each in candidates if each is not None), None)
 
 
+@pytest.mark.parametrize("text", ["4711042", "12345e7", "1.10", "true", "v2"])
+def test_text_in_the_environment_stays_text(text: str) -> None:
+    """A release may be called like a number."""
+    environ = {"REDELIVERY_RELEASE": text, "REDELIVERY_DEFAULT_DEAD_LETTER_QUEUE": text}
+    settings = RedeliverySettings.load(environ=environ)
+    assert (settings.release, settings.policy_for("q").policy.dead_letter_queue) == (text, text)
+
+
 @pytest.mark.parametrize(
     ("conf", "told"),
     [

@@ -12,6 +12,9 @@ from ..context import Context, json_option, pass_context
 from ..terminal.output import OneOf, print_json
 from ..terminal.screen import screen_width
 
+#: The highest number of a life that may be asked for.
+MAX_LIVES = 10**12
+
 
 @click.group()
 def books() -> None:
@@ -23,10 +26,10 @@ def books() -> None:
 @click.option(
     "--verdict", "verdicts", type=OneOf("verdict", VERDICTS), multiple=True, help="Only lives with this verdict; may be repeated."
 )
-@click.option("--limit", type=click.IntRange(1), default=20, show_default=True, help="At most this many lives.")
+@click.option("--limit", type=click.IntRange(1, MAX_LIVES), default=20, show_default=True, help="At most this many lives.")
 @click.option(
     "--after",
-    type=click.IntRange(0),
+    type=click.IntRange(0, MAX_LIVES),
     default=0,
     metavar="NUMBER",
     help="Skip this many lives. The last line of a page says the next number.",

@@ -12,6 +12,7 @@ from ...operations.inventory.deadlines import deadlines_of
 from ...operations.inventory.inventory import take
 from ...operations.words.numbers import counted
 from ..context import Context, json_option, pass_context
+from ..terminal.options import PLACE
 from ..terminal.output import print_json, say
 
 
@@ -21,7 +22,14 @@ def inventory() -> None:
 
 
 @inventory.command()
-@click.option("--to", "uri", required=True, metavar="URI", help="Folder for the file: a path, or a URI such as s3://bucket/prefix.")
+@click.option(
+    "--to",
+    "uri",
+    type=PLACE,
+    required=True,
+    metavar="URI",
+    help="Folder for the file: a path, or a URI such as s3://bucket/prefix.",
+)
 @click.option("--format", "kind", type=click.Choice(["parquet", "jsonl"]), default="parquet", show_default=True)
 @click.option(
     "--look", is_flag=True, help="RabbitMQ: list the messages in queues, too. Each of them then counts as delivered once more."

@@ -15,7 +15,7 @@ from ...operations.runs.audit_export import export_audit
 from ...operations.words.numbers import counted, moment, span
 from ..context import Context, json_option, pass_context
 from ..servers.serving import served
-from ..terminal.options import SECONDS
+from ..terminal.options import PLACE, SECONDS
 from ..terminal.output import Column, print_json, say, table
 
 if TYPE_CHECKING:
@@ -105,6 +105,7 @@ def _keep_exporting(context: Context, uri: str, kind: str, every: float) -> int:
 @click.option(
     "--to",
     "given",
+    type=PLACE,
     metavar="URI",
     help="Folder for the files: a path, or a URI such as s3://bucket/prefix. By default that of outcome_archive.",
 )

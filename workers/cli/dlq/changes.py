@@ -27,10 +27,10 @@ from ...operations.words.numbers import counted
 from ..context import Context, json_option, pass_context
 from ..ops.acting import NEEDS_YES, acting, detaching, is_terminal
 from ..ops.ops import tell_begun
-from ..terminal.options import together
+from ..terminal.options import PLACE, together
 from ..terminal.output import print_json, say
 from ..terminal.progress import Progress
-from .choosing import choosing, require_choice, require_tasks
+from .choosing import choosing, require_choice, require_found
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -74,7 +74,10 @@ def targets_of(done: Redrive) -> str:
 @click.argument("name")
 @choosing
 @click.option(
-    "--archive", metavar="URI", help="Write the dead letters there first: a folder, or a URI such as s3://bucket/letters."
+    "--archive",
+    type=PLACE,
+    metavar="URI",
+    help="Write the dead letters there first: a folder, or a URI such as s3://bucket/letters.",
 )
 @changing
 @detaching
@@ -118,7 +121,7 @@ def purge_(
         done = remove(dry_run=dry_run, on_progress=lambda so_far: progress.say(f"{so_far.moved} of {so_far.total} purged"))
         result.update(result_of(done))
     if not done.matched:
-        require_tasks(context, f"{name!r} holds no dead letter", options["tasks"])
+        require_found(context, name, options)
     if context.as_json:
         print_json(done.to_dict())
         return
@@ -189,7 +192,7 @@ def move_(
         done = go(dry_run=dry_run)
         result.update(result_of(done))
     if not done.matched:
-        require_tasks(context, f"{name!r} holds no dead letter", options["tasks"])
+        require_found(context, name, options)
     if context.as_json:
         print_json(done.to_dict())
     else:

@@ -12,6 +12,7 @@ import click
 from redelivery.errors import InputError
 from redelivery.settings.values import suggestion
 
+from ...operations.words.short_ids import hint
 from ..terminal.options import SECONDS, together
 
 if TYPE_CHECKING:
@@ -57,6 +58,15 @@ def require_choice(options: dict[str, Any], *, dry_run: bool = False) -> None:
 def has_choice(options: dict[str, Any]) -> bool:
     """Whether a filter is given."""
     return any(value not in (None, ()) for name, value in options.items() if name != "everything")
+
+
+def require_found(context: Context, name: str, options: dict[str, Any]) -> None:
+    """Raise `InputError`, since no dead letter was chosen, where ids were given, or a task that the app does not have."""
+    if options["task_ids"]:
+        of_them = f"{', '.join(options['task_ids'])}{hint(options['task_ids'])}"
+        msg = f"{name!r} holds no dead letter of task {of_them}: `redelivery task show` says where a task is"
+        raise InputError(msg)
+    require_tasks(context, f"{name!r} holds no dead letter", options["tasks"])
 
 
 def require_tasks(context: Context, said: str, tasks: Sequence[str]) -> None:

@@ -6,6 +6,7 @@ complete. Refused: a name that is no dead-letter queue, and whatever changes let
 
 from __future__ import annotations
 
+import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ from ...operations.letters.walk import letters_of
 from ...operations.words.numbers import age, counted
 from ...operations.words.redaction import seen
 from ..context import Context, json_option, pass_context
+from ..terminal.options import PLACE
 from ..terminal.output import Column, print_json, say, table
 from . import letters
 from .changes import move_, purge_
@@ -35,7 +37,7 @@ if TYPE_CHECKING:
 
     from ...ports import DeadLetterQueue
 
-#: Reasons that a listing names.
+#: Reasons that a listing on a terminal names.
 MAX_REASONS = 3
 QUEUES = (
     Column("dead-letter queue", 2, 20, keeps_end=True),
@@ -89,7 +91,9 @@ def list_(context: Context) -> None:
 
 
 def _reasons(queue: DeadLetterQueue) -> str:
-    named = ", ".join(f"{reason} {count}" for reason, count in list(queue.reasons.items())[:MAX_REASONS])
+    shown = list(queue.reasons.items())[: MAX_REASONS if sys.stdout.isatty() else None]
+    others = len(queue.reasons) - len(shown)
+    named = ", ".join([*(f"{reason} {count}" for reason, count in shown), *([f"{others} more"] if others else [])])
     if queue.letters > queue.sampled and named:
         return f"{named} (of the newest {queue.sampled})"
     return named or "-"
@@ -131,7 +135,9 @@ def show(context: Context, name: str, limit: int, task_ids: Sequence[str], *, fu
 @dlq.command("export")
 @click.argument("name")
 @choosing
-@click.option("--to", "uri", metavar="URI", help="Write whole dead letters to files there. Without it, JSON lines are printed.")
+@click.option(
+    "--to", "uri", type=PLACE, metavar="URI", help="Write whole dead letters to files there. Without it, JSON lines are printed."
+)
 @json_option
 @pass_context
 def export(context: Context, /, name: str, *, uri: str | None, **options: Any) -> None:

@@ -33,7 +33,7 @@ from ..terminal.options import RATE, SECONDS, SHARE, together
 from ..terminal.output import print_json, say
 from ..terminal.progress import Progress
 from .changes import changing, is_agreed, targets_of, tell_walk
-from .choosing import choosing, require_choice, require_tasks
+from .choosing import choosing, require_choice, require_found
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -48,7 +48,12 @@ def edit_of(file: IO[str] | None, task_ids: Sequence[str], queue: str | None) ->
     if len(task_ids) != 1:
         msg = "--with changes one dead letter: name it with --id"
         raise InputError(msg)
-    return edit_of_json(file.read(), file.name, task_ids[0], queue)
+    try:
+        text = file.read()
+    except UnicodeDecodeError as exc:
+        msg = f"{file.name}: is not text in UTF-8"
+        raise InputError(msg) from exc
+    return edit_of_json(text, file.name, task_ids[0], queue)
 
 
 #: The options of a redrive that stops when its dead letters die again.
@@ -159,7 +164,7 @@ def redrive_(
         )
         result.update(result_of(done))
     if not done.matched:
-        require_tasks(context, f"{name!r} holds no dead letter", options["tasks"])
+        require_found(context, name, options)
     if context.as_json:
         print_json(done.to_dict())
     else:

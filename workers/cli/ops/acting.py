@@ -19,7 +19,7 @@ NEEDS_YES = "this cannot be undone, and there is no terminal to ask on: say --ye
 
 def is_terminal() -> bool:
     """Whether a person can be asked."""
-    return sys.stdin.isatty()
+    return sys.stdin is not None and sys.stdin.isatty()
 
 
 #: The options `--as` and `--why`; without `--as` it is the user of the operating system.

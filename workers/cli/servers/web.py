@@ -16,6 +16,7 @@ from ...duties.operation_runner import carried_out
 from ...operations.runs.audit import os_user
 from ...web.access import ACTIONS
 from ..context import Context, pass_context
+from ..terminal.options import PLACE
 from ..terminal.output import say
 from .serving import is_loopback
 
@@ -47,7 +48,7 @@ LEAST_TOKEN = 16
     "--trust-proxy-header", "header", metavar="NAME", help="The header in which a proxy names the user. Then there is no token."
 )
 @click.option("--trusted-address", "addresses", multiple=True, metavar="ADDR", help="The address of that proxy, or its network.")
-@click.option("--books", metavar="URI", help="Where `reconcile --output` writes: its last report is shown.")
+@click.option("--books", type=PLACE, metavar="URI", help="Where `reconcile --output` writes: its last report is shown.")
 @pass_context
 def web(
     context: Context,

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 Value = TypeVar("Value")
+#: Seconds after which nobody counts any more: some three hundred years.
+FOREVER = 1e10
 
 
 class Read(click.ParamType[Value]):
@@ -32,6 +34,26 @@ class Read(click.ParamType[Value]):
             self.fail(str(exc), param, ctx)
 
 
+def _place(text: str) -> str:
+    if not text.strip():
+        msg = "it is empty: name a folder, or a URI"
+        raise InputError(msg)
+    return text
+
+
+def _number(least: float) -> Callable[[str], float]:
+    def read(text: str) -> float:
+        number = float(text)
+        if not least <= number <= FOREVER:
+            msg = f"{text} is not in the range {least:g} to {FOREVER:g}"
+            raise InputError(msg)
+        return number
+
+    return read
+
+
+#: A folder or file: a path, or a URI. Empty where a shell variable was not set.
+PLACE = Read("text", _place)
 #: `90s`, `15m`, `2h`, `3d`.
 SECONDS = Read("duration", seconds)
 #: A part of all, in percent: `5%`, `0.5%`.
@@ -40,6 +62,11 @@ SHARE = Read("share", share_of)
 RATE = Read("rate", rate_of)
 #: Where to listen: `9540` and `:9540` on the loopback, `10.0.0.5:9540`, `[::]:9540`; port 0 means any free port.
 ADDRESS = Read("address", host_and_port)
+
+
+def at_least(least: float) -> Read[float]:
+    """A number from `least` to `FOREVER`; neither `inf` nor `nan`."""
+    return Read("float", _number(least))
 
 
 def together(*options: Callable[..., Any]) -> Callable[..., Any]:

@@ -28,7 +28,7 @@ from .outcome_log import check_bytes, check_export
 from .queues import check_consumers, check_dispatcher
 from .seen import Queues, Seen
 from .server import check_endings, check_memory, check_persistence, check_replicas
-from .settings import check_celery, check_patterns, check_refused, check_results, check_retention
+from .settings import check_celery, check_patterns, check_refused, check_results, check_retention, check_task_rows
 from .tasks import check_acknowledgement, check_strategies
 from .workers import check_clocks, check_mixture, check_versions, check_visibility
 
@@ -63,6 +63,7 @@ CHECKS: tuple[Check, ...] = (
     check_acknowledgement,
     check_strategies,
     check_patterns,
+    check_task_rows,
     check_retention,
     check_results,
     check_celery,

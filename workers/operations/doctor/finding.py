@@ -23,6 +23,7 @@ Name = Literal[
     "task.acks_early",
     "task.unobserved",
     "policy.matches_nothing",
+    "policy.not_for_tasks",
     "retention.no_archive",
     "results.expire_early",
     "prefetch.unlimited",

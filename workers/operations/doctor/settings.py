@@ -9,7 +9,8 @@ from celery.backends.base import DisabledBackend
 
 from redelivery.middleware.worker.startup.contradictions import found_contradictions
 from redelivery.settings import UNLIMITED
-from redelivery.settings.sources import OVERRIDE_QUEUES, QUEUES
+from redelivery.settings.policy import OF_QUEUES
+from redelivery.settings.sources import OVERRIDE_QUEUES, OVERRIDE_TASKS, QUEUES, TASKS
 
 from ...ports import NotKnown
 from ..adoption.adoption import queue_of
@@ -49,6 +50,20 @@ def check_patterns(seen: Seen) -> Iterator[Finding | NotKnown]:
             continue
         fix = f"correct the pattern (there are: {named(sorted(known))}), or take the row out"
         yield Finding("policy.matches_nothing", "warning", what, "its values apply to nothing: the defaults apply instead", fix)
+
+
+def check_task_rows(seen: Seen) -> Iterator[Finding]:
+    """Fields of a queue that are set for a task."""
+    runtime = seen.runtime
+    rows = (row for row in runtime.settings.rows if row.table in {TASKS, OVERRIDE_TASKS})
+    said = {f"{row.table}[{row.pattern.text!r}]": row.fields for row in rows}
+    for task in runtime.app.tasks:
+        options = runtime.policies.options_of(task)
+        said |= {} if options is None else {f"the decorator of {task!r}": options.fields}
+    for where, fields in said.items():
+        for name in sorted(OF_QUEUES & fields.keys()):
+            what, why = f"{where} sets {name}", "it belongs to a queue, and has no effect for a task"
+            yield Finding("policy.not_for_tasks", "warning", what, why, f"set {name} in a row of queues, or take it out")
 
 
 def _queues(seen: Seen, tasks: set[str]) -> set[str]:

@@ -1,6 +1,6 @@
 """The choice among dead letters as people give it, made a filter: ids may be shortened, and ages count from now.
 
-Refuses, with `InputError`, a reason that there is not, and an id that names no letter, or several.
+Refuses, with `InputError`, an empty text, a reason that there is not, and an id that names no letter, or several.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ def filter_of(transport: Transitions, name: str, options: Mapping[str, Any]) -> 
 
     Looks into the queue for an id that is not whole.
     """
-    task_ids = dead_letters.whole_ids(transport, name, options["task_ids"])
-    return Filter(task_ids=task_ids, **_conditions(transport, options))
+    conditions = _conditions(transport, options)
+    return Filter(task_ids=dead_letters.whole_ids(transport, name, options["task_ids"]), **conditions)
 
 
 def listing_of(transport: Transitions, options: Mapping[str, Any]) -> Filter:
@@ -35,7 +35,11 @@ def listing_of(transport: Transitions, options: Mapping[str, Any]) -> Filter:
 
 
 def _conditions(transport: Transitions, options: Mapping[str, Any]) -> dict[str, Any]:
-    """All but the ids. Raises `InputError` for a reason that there is not."""
+    """All but the ids. Raises `InputError` for a reason that there is not, and for an empty text: a shell variable was not set."""
+    for option, name in (("id", "task_ids"), ("task", "tasks"), ("exception", "exceptions"), ("fingerprint", "fingerprints")):
+        if "" in options[name]:
+            msg = f"the {option} is empty, and chooses no dead letter: give a value, or leave it out"
+            raise InputError(msg)
     now_ms = transport.now_ms()
     for each in options["reasons"]:
         if each not in set(Reason):

@@ -45,7 +45,7 @@ class Filter:
             if name not in known:
                 msg = f"a filter has no {name!r}"
                 raise InputError(msg)
-            if not (_is_time(value) if name in _TIMES else _is_texts(value)):
+            if not (_is_time(value) if name in _TIMES else _is_texts(value)) or (name == "fingerprints" and "" in value):
                 msg = f"the filter's {name} is no {'time in milliseconds' if name in _TIMES else 'list of texts'}"
                 raise InputError(msg)
         return cls(**{name: _SETS[name](value) if name in _SETS else value for name, value in words.items()})
