@@ -263,6 +263,7 @@ COMPARISONS: Mapping[str, Comparison] = {
         _fleet(1),
         _fleet(16),
         _fleet(64),
+        _fleet(256),
         _idle(1, FOUR),
         _idle(10, FOUR),
         _idle(100, TWO),
