@@ -34,11 +34,11 @@ if TYPE_CHECKING:
 
     from .duty import Duty
 
-#: Seconds between two looks of those who do not lead: a worker's lease says with each renewal where nobody does.
+#: Seconds between two looks of a duty that does not lead. If nobody leads, the next renewal of the lease wakes it sooner.
 STANDING_BY = 10.0
-#: Seconds between the first steps of two duties: those that take turns share a connection to the broker.
+#: Seconds between the first steps of two duties: duties that step at different times share a connection to the broker.
 OFFSET = 0.03
-#: Of the seconds that all duties have to end, the last are the lease's.
+#: Of the seconds that all duties have to end (`TIMEOUT`), the lease has the last ones (seconds).
 LEASE = 1.0
 
 
@@ -53,7 +53,7 @@ class Duties(bootsteps.StartStopStep):
         self._duties: tuple[Duty, ...] = ()
 
     def start(self, consumer: Consumer) -> None:
-        """Begin; after a lost connection they are running already."""
+        """Begin the duties; after a lost connection they still run."""
         if not self._duties:
             self._duties = duties_of(consumer.app.redelivery)
             for number, duty in enumerate(self._duties):
@@ -64,14 +64,14 @@ class Duties(bootsteps.StartStopStep):
         """The consumer has stopped; tasks may be running, so the lease goes on."""
 
     def shutdown(self, consumer: Consumer) -> None:  # noqa: ARG002 - Celery's signature
-        """The pool has stopped. All end at the same time; the lease ends last, for what the worker holds is still its own."""
+        """End all duties together, and then the lease: until then the worker still owns the messages that it holds."""
         end_together([duty for duty in self._duties if not isinstance(duty, Lease)], TIMEOUT - LEASE)
         end_together([duty for duty in self._duties if isinstance(duty, Lease)], LEASE)
         self._duties = ()
 
 
 def _tell_depths(runtime: Runtime, duties: Sequence[Duty]) -> None:
-    """Have OpenTelemetry told how much waits where, by the worker that watches the dead letters."""
+    """Let OpenTelemetry read the depths of the queues; only the worker that watches the dead letters gives them."""
     telemetry = runtime.telemetry
     if telemetry is None:
         return
@@ -81,7 +81,7 @@ def _tell_depths(runtime: Runtime, duties: Sequence[Duty]) -> None:
 
 
 def end_together(duties: Sequence[Duty], seconds: float) -> None:
-    """End them, each after the step that is under way; wait for all of them so long at most."""
+    """End each duty after its current step, and wait for all of them, `seconds` at most."""
     for duty in duties:
         duty.ask_to_stop()
     until = time.monotonic() + seconds
@@ -90,9 +90,9 @@ def end_together(duties: Sequence[Duty], seconds: float) -> None:
 
 
 def duties_of(runtime: Runtime) -> tuple[Duty, ...]:
-    """The duties of a worker, in the order in which they begin; where nothing is enforced, the outcome log alone.
+    """The duties of a worker, in the order in which they begin; if nothing is enforced, only those of the outcome log.
 
-    Where the broker itself keeps leases, delays and bounds, there are the watch over the dead letters and the export.
+    If the broker itself keeps leases, delays and bounds, only the watch over the dead letters and the export remain.
     """
     settings, broker = runtime.settings, broker_of(runtime.transport)
     exporters: tuple[Duty, ...] = ()

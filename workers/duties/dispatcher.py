@@ -1,8 +1,8 @@
 """The dispatcher: moves delayed messages that are due to their queues, never early.
 
-Any number may run, one in every worker by default, or alone (`redelivery dispatcher`); one leads, by a lease on the broker, and the
-others stand by. It sleeps until the next message is due, and is woken when something earlier arrives. Whether a message is due is
-the server's clock's word. Two leaders at once would only share the work: a message is moved by one script, once.
+Any number may run: one in every worker by default, or one alone (`redelivery dispatcher`). One leads, by a lease on the broker, and
+the others stand by. The leader sleeps until the next message is due, and is woken when an earlier one arrives. The broker's clock
+decides whether a message is due. Two leaders at once would only share the work: one script moves a message, once.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ class Dispatcher(Duty):
     begins_at_once = True
 
     def __init__(self, transport: RedisTransport, *, standing_by: float = MAX_SLEEP) -> None:
-        """`standing_by`: seconds between two tries to lead, where nobody calls `wake`."""
+        """`standing_by`: seconds between two tries to lead, if nobody calls `wake`."""
         super().__init__(standing_by)
         self._transport, self._standing_by = transport, standing_by
         self._token = uuid.uuid4().hex
         self._leads = False
 
     def leads(self) -> bool:
-        """One does, by a lease on the broker."""
+        """Whether this dispatcher leads: one does, by a lease on the broker."""
         leads = self._transport.leases.lead(self._transport.keys.dispatcher, self._token, LEAD)
         if leads and not self._leads:
             log.info("dispatcher.leads")
@@ -48,9 +48,9 @@ class Dispatcher(Duty):
         return leads
 
     def step(self) -> None:
-        """Dispatch until stopped, and hand the lead on; or until another one leads. Raises whatever the broker does.
+        """Dispatch until stopped (then give the lead up), or until another one leads. Raises whatever the broker does.
 
-        Only the leader is woken by what becomes due earlier.
+        Only the leader is woken when a message arrives that is due earlier.
         """
         with self._transport.client.pubsub() as wake:
             wake.subscribe(self._transport.keys.wake)
@@ -66,7 +66,7 @@ class Dispatcher(Duty):
 
 
 def _wait(wake: Any, seconds: float) -> None:
-    """Until something earlier became due, or this long."""
+    """Wait until a message arrives that is due earlier, or this long."""
     deadline = time.monotonic() + seconds
     while (left := deadline - time.monotonic()) > 0:
         message = wake.get_message(timeout=left)

@@ -21,7 +21,7 @@ class Duty(ABC):
     """Takes a step every so many seconds, from `start` to `stop`. `title` names its thread."""
 
     title: ClassVar[str]
-    #: The log's lines, each a level and a name: the broker did not answer a step, or refused it; it failed by something else.
+    #: The log lines, each a level and an event: the broker did not answer a step, or refused it; the step failed otherwise.
     line_if_unanswered: ClassVar[tuple[str, str]]
     line_if_failed: ClassVar[tuple[str, str]]
     #: Whether the first step is taken at once, or after the first wait.
@@ -34,7 +34,7 @@ class Duty(ABC):
         self._thread: threading.Thread | None = None
 
     def start(self, offset: float = 0.0) -> None:
-        """Begin, so many seconds later; a second time changes nothing."""
+        """Begin after `offset` seconds; a second call changes nothing."""
         if self._thread is None:
             self._offset = offset
             self._thread = threading.Thread(target=self._run, name=f"redelivery-{self.title}", daemon=True)
@@ -45,12 +45,12 @@ class Duty(ABC):
         self._woken.set()
 
     def ask_to_stop(self) -> None:
-        """End after the step that is under way; nobody waits for it."""
+        """End after the current step, but do not wait for it."""
         self._stopped.set()
         self.wake()
 
     def stop(self, seconds: float = TIMEOUT) -> None:
-        """End after the step that is under way, and wait for that so long at most."""
+        """End after the current step, and wait for it, `seconds` at most."""
         self.ask_to_stop()
         if self._thread is not None:
             self._thread.join(max(seconds, 0))
@@ -64,12 +64,12 @@ class Duty(ABC):
         level, event = self.line_if_unanswered
         getattr(log, level)(event, error=str(exc))
 
-    def failed(self, exc: Exception) -> None:  # noqa: ARG002 - the line has what is being handled
-        """A step failed by something else; called where `exc` is being handled."""
+    def failed(self, exc: Exception) -> None:  # noqa: ARG002 - the log line has the exception that is being handled
+        """A step failed otherwise; called while `exc` is being handled."""
         log.exception(self.line_if_failed[1])
 
     def leads(self) -> bool:
-        """Whether the step is this worker's to take. Raises whatever the broker does."""
+        """Whether this worker takes the step. Raises whatever the broker does."""
         return True
 
     def rest(self) -> None:

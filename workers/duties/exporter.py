@@ -1,10 +1,10 @@
-"""The exporter: the outcome log, and what is new in the audit, go to their destination every so often.
+"""The exporter: writes the outcome log, and new records of the audit, to their destination at regular intervals.
 
 It runs in a worker (`outcome_export`) or a process of its own.
 
-One exporter leads, by a lease on the broker, and the others stand by; where two run at once all the same, nothing is lost. It may
-end at any moment: what it had written and not let go of is written again by the next one. Where the destination or the broker
-fails, the events stay in the log, and it tries again at the next step; the log's cap is what bounds its patience.
+One exporter leads, by a lease on the broker, and the others stand by. If two run at once, nothing is lost. An exporter may end at
+any moment: events that it has written, but not yet removed from the log, are written again by the next one. If the destination or
+the broker fails, the events stay in the log, and it tries again at the next step. No event is lost before the log reaches its cap.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from .duty import Duty
 if TYPE_CHECKING:
     from ..ports import AuditStore, Format, OutcomeLog
 
-#: Seconds between two exports: each makes a file for every hour that it has events of.
+#: Seconds between two exports: each writes a file for every hour from which it has events.
 EVERY = 60.0
-#: Events of one file, held in memory until it is written (about 10 MB): a worker has other things to do.
+#: Events of one file, held in memory until it is written: about 10 MB, because a worker's tasks need memory too.
 BATCH = 10_000
 #: For how many rounds, and for how many seconds at the least, an exporter keeps the lead.
 ROUNDS, LEAST_LEAD = 3, 30.0
@@ -52,11 +52,11 @@ class Exporter(Duty):
         self._lead_ms = round(max(ROUNDS * every, LEAST_LEAD) * 1000)
 
     def leads(self) -> bool:
-        """Whether the log lets this one."""
+        """Whether this exporter leads."""
         return self._outcomes.lead(self._token, self._lead_ms)
 
     def step(self) -> int:
-        """Export what the log holds, and what is new in the audit; how many events. Raises what broker and destination do."""
+        """Export all events and the new audit records; return how many events. Raises what broker and destination do."""
         began = time.monotonic()
         try:
             done = self._outcomes.export(self._destination, format=self._format, batch=BATCH)
@@ -71,7 +71,7 @@ class Exporter(Duty):
         return done.events
 
     def failed(self, exc: Exception) -> None:
-        """The destination cannot be written, or there is no pyarrow: somebody must mend it, and no event is lost before the cap."""
+        """Log what an operator must repair: the destination cannot be written, or pyarrow is missing."""
         if isinstance(exc, RedeliveryError):
             log.error("outcome_log.export_failed", to=self._destination, error=str(exc))
         elif isinstance(exc, ImportError):

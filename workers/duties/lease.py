@@ -1,14 +1,13 @@
-"""The lease: how a living worker says so, and how a dead one is found out.
+"""The lease: how a living worker shows that it lives, and how a dead one is found.
 
-One native thread in each worker, because a task on a solo pool blocks every timer of the event loop. Once a second it renews this
-worker's lease; every two seconds in a fleet of more than `SMALL` workers, of which somebody renews all the time. Two workers of a
-fleet watch the leases of all: where each did, what the broker is asked would grow with the square of the fleet. They renew once a
-second in any fleet. A watcher that does not renew its watch for three seconds is replaced, and its successor begins from the
-beginning.
+One native thread in each worker, because a task on a solo pool blocks every timer of the event loop. It renews this worker's lease
+once a second, and every two seconds in a fleet of more than `SMALL` workers. Two workers of a fleet watch the leases of all: if
+every worker did, the load on the broker would grow with the square of the fleet. The two watchers renew once a second in any fleet.
+A watcher that does not renew its watch for three seconds is replaced, and its successor restarts the watch.
 
-An owner whose counter has stood still for a whole lease (10 s by default), watched by one worker over one unbroken connection to
-one run of the server, is fenced, and what it held is the recoverer's. Any error starts the watch anew, and so does an answer that
-was long in coming, so an outage of the broker does not run the whole fleet's tasks twice.
+An owner is fenced if one worker has seen no change of its counter for a whole lease (10 s by default), over one unbroken connection
+to one run of the server. Then the recoverer gives its messages back. Any error, and any answer that comes late, restarts the watch:
+an outage of the broker does not run the whole fleet's tasks twice.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
     from redelivery.middleware.brokers.redis.leases import Renewal
     from redelivery.middleware.runtime import Runtime
 
-#: Seconds between two renewals; a shorter lease is renewed eight times in its life. Half as often in a fleet that is not small.
+#: Seconds between two renewals; a lease below 8 s is renewed eight times in its life. In a larger fleet, half as often.
 EVERY = 1.0
 #: Workers of a small fleet.
 SMALL = 8
@@ -41,9 +40,9 @@ HELD_FOR, REFRESH_EVERY = 86_400.0, 3_600.0
 
 
 class Lease(Duty):
-    """Renews this worker's lease, and fences those of dead ones where it is this worker's turn to watch.
+    """Renews this worker's lease, and fences dead owners while this worker is a watcher.
 
-    `on_renewed` is told with each renewal what the fleet needs somebody for.
+    `on_renewed` is called after each renewal. The `Renewal` says what the fleet lacks: a dispatcher, a runner, a recovery.
     """
 
     title = "lease"
@@ -60,18 +59,18 @@ class Lease(Duty):
         self._refreshed = time.monotonic()
 
     def unanswered(self, exc: Exception) -> None:
-        """All others are watched from the beginning."""
+        """Restart the watch over all other owners."""
         if self._seen:
             log.warning("lease.watch_restarted", error=str(exc))
         self._seen.clear()
 
     def failed(self, exc: Exception) -> None:
-        """The lease must be renewed whatever else fails."""
+        """Restart the watch, and log the error; renewals go on."""
         self._seen.clear()
         super().failed(exc)
 
     def step(self) -> None:
-        """Renew once; a watcher looks once, and fences who is dead. Raises whatever the broker does."""
+        """Renew once; a watcher also looks once, and fences dead owners. Raises whatever the broker does."""
         owner = self._runtime.owner
         token = owner.token
         renewed = redis_of(self._runtime).leases.renew(token, self._shortest * WATCH)
@@ -91,11 +90,11 @@ class Lease(Duty):
             self._keep_away(list(owner.held))
 
     def _keep_away(self, tags: list[str]) -> None:
-        """Refresh what keeps plain workers away; a server that refuses is asked again in an hour, of the day that there is."""
+        """Refresh the marks that keep plain workers away. They last a day: a server that refuses is asked again in an hour."""
         self._refreshed = time.monotonic()
         try:
             redis_of(self._runtime).leases.extend(tags, HELD_FOR)
-        except REFUSED as exc:  # no reason to start the watch anew: then nobody would be fenced
+        except REFUSED as exc:  # the watch goes on: if it restarted, nobody would be fenced
             log.warning("lease.not_extended", error=str(exc), held=len(tags))
 
     def _watch(self, own: bytes) -> bool:
@@ -122,7 +121,7 @@ class Lease(Duty):
         return fenced
 
     def _forget_if_stalled(self, now: float, lease: float) -> None:
-        """Start the watch anew where the broker, or this worker, stood still: no owner could renew, or be seen to."""
+        """Restart the watch if the broker or this worker stood still: no owner could renew, or no renewal could be seen."""
         if now - self._looked > self._every + lease / 2 and self._seen:
             log.warning("lease.watch_restarted", error=f"no answer for {now - self._looked:.1f} s")
             self._seen.clear()

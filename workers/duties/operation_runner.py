@@ -1,12 +1,11 @@
-"""The runner of operations: carries out what operators have begun (`redelivery ops list`), in whichever process leads.
+"""The runner of operations: carries out what operators have begun (`redelivery ops list`), in the process that leads.
 
-A duty of every worker, of `redelivery dispatcher` and of the page; one of them leads, by a lease on the broker, and only while
-there are operations that have not ended. Where the leader dies, another one takes its place within some seconds, claims what it
-carried out, and goes on. Two leaders at once do no harm: an operation runs under one token, and what is sent under another one is
-refused.
+A duty of every worker, of `redelivery dispatcher` and of the web page. One of them leads, by a lease on the broker, and only while
+there are operations that have not ended. If the leader dies, another process leads within some seconds, claims its operations, and
+continues them. Two leaders at once do no harm: an operation runs under one token, and the broker refuses every other token.
 
-Several operations go at once, each in a thread of its own; those of one dead-letter queue one after another, the oldest first, for
-they would pass over each other's letters.
+Several operations run at once, each in a thread of its own. Operations on one dead-letter queue run one after another, the oldest
+first: two at once would pass over each other's dead letters.
 """
 
 from __future__ import annotations
@@ -32,12 +31,12 @@ if TYPE_CHECKING:
 
 #: Seconds between two looks of the leader and of the others, and how long the lead lasts.
 EVERY, STANDING_BY, LEAD = 1.0, 2.0, 5.0
-#: Operations that go at once.
+#: Operations that run at once.
 LIMIT = 4
 
 
 class OperationRunner(Duty):
-    """Looks for operations, and carries them out where it leads."""
+    """Looks for operations, and carries them out while it leads."""
 
     title = "operations"
     line_if_unanswered = "warning", "operations.waiting"
@@ -45,7 +44,7 @@ class OperationRunner(Duty):
     begins_at_once = True
 
     def __init__(self, runtime: Runtime, *, standing_by: float = STANDING_BY) -> None:
-        """`standing_by`: seconds between two looks of who does not lead, where nobody calls `wake`."""
+        """`standing_by`: seconds between two looks of a runner that does not lead, if nobody calls `wake`."""
         super().__init__(standing_by)
         self._standing_by = standing_by
         self._runtime = runtime
@@ -55,7 +54,7 @@ class OperationRunner(Duty):
         self._running: dict[str, tuple[Operation, threading.Thread]] = {}
 
     def leads(self) -> bool:
-        """One process does, while there is anything to carry out; where nothing is left, the lead is handed on."""
+        """Whether this process leads: one does, while there are operations to carry out. Then it gives the lead up."""
         led, self._leads = self._leads, self._store.has_unended() and self._store.lead(self._token, LEAD)
         if self._leads and not led:
             log.info("operations.leads")
@@ -65,12 +64,12 @@ class OperationRunner(Duty):
         return self._leads
 
     def unanswered(self, exc: Exception) -> None:
-        """It looks again."""
+        """Log it; the next look finds out who leads."""
         self._leads = False
         super().unanswered(exc)
 
     def stop(self, seconds: float = TIMEOUT) -> None:
-        """End: what it carries out waits for another process, and the lead is handed on."""
+        """End, and give the lead up; another process continues the operations."""
         until = time.monotonic() + seconds
         super().stop(seconds)
         for _, thread in list(self._running.values()):
@@ -88,7 +87,7 @@ class OperationRunner(Duty):
             operation = Operation.of(stored)
             if operation.id in self._running or operation.state is State.PAUSED:
                 continue
-            if operation.has_ended:  # what is stored cannot be read, or was put back among those that are open
+            if operation.has_ended:  # its record cannot be read, or was put back into the list of open ones
                 self._close(operation, stored.state)
             elif len(self._running) < LIMIT and _place(operation) not in busy:
                 busy.add(_place(operation))
@@ -115,7 +114,7 @@ class OperationRunner(Duty):
 
 @contextmanager
 def carried_out(runtime: Runtime) -> Iterator[None]:
-    """Carry operations out beside the block; not where the broker keeps none, or does not answer at the beginning."""
+    """Carry operations out during the block, if the broker keeps operations and answers at the beginning."""
     try:
         runner = OperationRunner(runtime) if is_kept(runtime.transport) else None
     except (RedeliveryError, *BROKER_ERRORS) as exc:
@@ -132,5 +131,5 @@ def carried_out(runtime: Runtime) -> Iterator[None]:
 
 
 def _place(operation: Operation) -> tuple[bool, str]:
-    """Where it takes messages from: operations of one place go one after another."""
+    """Where an operation takes messages from: operations of one place run one after another."""
     return operation.kind is Kind.CANCEL, operation.queue

@@ -1,8 +1,8 @@
-"""The recoverer: gives back, one by one, what dead workers held.
+"""The recoverer: gives back, one by one, the messages that dead workers held.
 
-A native thread of its own in each worker, so that the lease is renewed and others are watched while it works, however much there
-is. It takes up every token that stands in `recovering`, its own fence's or another's: a recoverer that died half-way left it there.
-How is told in `operations.fleet.recovery`.
+A native thread of its own in each worker, so that the lease is renewed and other owners are watched while it works. It handles
+every token in `recovering`, fenced by this worker or by another: a recoverer that dies half-way leaves its token there.
+`operations.fleet.recovery` describes the steps.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from .duty import Duty
 if TYPE_CHECKING:
     from redelivery.middleware.runtime import Runtime
 
-#: Seconds between two looks at who is to be recovered, where nobody said so: the lease asks with each renewal.
+#: Seconds between two looks for fenced owners; the lease wakes the recoverer when a renewal finds one.
 EVERY = 10.0
 
 
 class Recoverer(Duty):
-    """Recovers the messages of all fenced owners. It ends after the message that is under way; another worker's goes on."""
+    """Recovers the messages of all fenced owners. It ends after the current message; another worker's recoverer goes on."""
 
     title = "recoverer"
     line_if_unanswered = "warning", "recoverer.waiting"
@@ -31,5 +31,5 @@ class Recoverer(Duty):
         self._recovery = Recovery(runtime, self._stopped.is_set)
 
     def step(self) -> None:
-        """Recover all that were fenced. Raises what the broker does where it is away."""
+        """Recover all fenced owners. Raises whatever the broker does."""
         self._recovery.step()

@@ -1,19 +1,17 @@
 """Remote control of what waits in the delay store: Celery's `revoke` reaches it, and `inspect scheduled` shows it.
 
-A consumer bootstep that stands in front of the worker's own control commands, in this worker alone; each does what Celery's does,
-and then:
+A consumer bootstep that wraps control commands of Celery in this worker. Each does what Celery's command does, and then:
 
-- `revoke` and `terminate` take the messages of these tasks out of the delay store: REVOKED is stored, a chord is told, the signal
-  and the event are sent, and `revoked` is recorded, by whichever worker comes first;
-- `revoke_by_stamped_headers` does so with the stamped messages among the first to become due of this worker's queues; what comes
-  later is revoked when it is due, by any worker that remembers the stamps, as Celery does with every delayed message;
-- `inspect scheduled` lists, after what waits in the worker, what waits for its queues in the store, the first to become due.
+- `revoke` and `terminate` take the messages of these tasks out of the delay store. The first worker to do so stores REVOKED,
+  reports it to a chord, sends the signal and the event, and records `revoked`;
+- `revoke_by_stamped_headers` does so with stamped messages, but looks only at those of this worker's queues that are due first.
+  Later ones are revoked when they are due, by any worker that remembers the stamps, as Celery does with every delayed message;
+- `inspect scheduled` lists the messages that wait in the worker, and then those of its queues in the store that are due first.
 
-Beside these, the command `redelivery` says which version of redelivery the worker has, its mode, what its clock says, and what it
-runs.
+In addition, the command `redelivery` reports the worker's version of redelivery, its mode, its clock, and its running tasks.
 
-Where the broker does not answer nothing is lost: the worker remembers the revoked ids, as Celery's does, and the task is revoked
-when it is due.
+If the broker does not answer, nothing is lost: the worker remembers the revoked ids, as Celery's does, and the task is revoked when
+it is due.
 """
 
 from __future__ import annotations
@@ -51,9 +49,9 @@ if TYPE_CHECKING:
 ABOUT = "redelivery"
 #: How many waiting messages `inspect scheduled` lists, and how many are looked at for stamps.
 MAX_LISTED, MAX_SEARCHED = 500, 2000
-#: Tasks that run which are named, those first that have run longest.
+#: How many running tasks are named, the longest-running first.
 MAX_RUNNING = 50
-#: What Celery gives an ETA in its own timer, and so shows.
+#: The priority that Celery gives an ETA in its own timer, and shows.
 ETA_PRIORITY = 6
 
 Command = Callable[..., Any]
@@ -71,14 +69,14 @@ class RemoteControl(bootsteps.StartStopStep):
         self._stands = False
 
     def start(self, consumer: Consumer) -> None:
-        """Stand in front of the commands, once: the consumer's mailbox outlives its connection."""
+        """Wrap the commands, once: the consumer's mailbox outlives its connection."""
         control = next((step for step in consumer.blueprint.order if isinstance(step, Control)), None)
         if control is None or self._stands:
             return
         node, self._stands = control.box.node, True
         node.handlers = {**node.handlers, ABOUT: self._about}
         if Capability.CANCEL_DELAYED not in self._runtime.transport.capabilities or not self._runtime.enforces:
-            return  # Celery's own: a revoked task is remembered, and revoked when it is due
+            return  # Celery's own commands stay: a revoked task is remembered, and revoked when it is due
         ours = {
             "revoke": self._revoking,
             "terminate": self._revoking,
@@ -130,7 +128,7 @@ class RemoteControl(bootsteps.StartStopStep):
         return scheduled
 
     def _cancel(self, found: Iterable[Delayed]) -> None:
-        """Take these out of the store, and tell those who wait for them, as Celery does with a revoked task."""
+        """Take these messages out of the store, and report their tasks as revoked, as Celery does."""
         try:
             for each in found:
                 self._cancel_one(each)
@@ -154,7 +152,7 @@ class RemoteControl(bootsteps.StartStopStep):
         log.info("delayed.cancelled", task_id=contents.task_id, queue=delayed.queue, why="revoked")
         try:
             request.send_event("task-revoked", terminated=False, signum=None, expired=False)
-        except Exception:  # noqa: BLE001 - the broker that the events go to
+        except Exception:  # noqa: BLE001 - the events' broker may fail
             log.exception("hook.failed", task_id=contents.task_id, hook="revoked")
         Caller.of(request).revoked()
 
@@ -163,14 +161,14 @@ class RemoteControl(bootsteps.StartStopStep):
         return needed(broker_of(self._runtime.transport).delayed)
 
     def _waiting(self, most: int) -> list[Delayed]:
-        """What waits for the queues of this worker, the first to become due."""
+        """The delayed messages of this worker's queues that are due first, at most so many."""
         consumer = self._consumer.task_consumer
         queues = [] if consumer is None else [queue.name for queue in consumer.queues]
         found: Iterator[Delayed] = (each for queue in queues for each in self._store.soonest(most, queue))
         return sorted(found, key=lambda each: each.due_ms)[:most]
 
     def _request(self, delayed: Delayed) -> Request | None:
-        """Celery's view of a message; None where it cannot be read, or its task is not this worker's: then it is another's."""
+        """Celery's view of a message; None if it cannot be read, or this worker does not have its task: another worker may."""
         contents, consumer = delayed.contents, self._consumer
         task = consumer.app.tasks.get(contents.task)
         if task is None or not contents.is_task:
@@ -178,7 +176,7 @@ class RemoteControl(bootsteps.StartStopStep):
         try:
             message = Message(contents.message, channel=consumer.connection.default_channel, accept=consumer.task_consumer.accept)
             return Request(message, app=consumer.app, hostname=consumer.hostname, eventer=consumer.event_dispatcher, task=task)
-        except Exception as exc:  # noqa: BLE001 - the message is anybody's
+        except Exception as exc:  # noqa: BLE001 - anybody may have written the message
             log.debug("delayed.unreadable", task_id=contents.task_id, error=told(exc))
             return None
 

@@ -1,7 +1,7 @@
-"""The bootstep that serves a worker's own metrics, where the setting `metrics_listen` names an address.
+"""The bootstep that serves a worker's own metrics, if the setting `metrics_listen` names an address.
 
-It begins when the consumer has connected for the first time. An address that another process has is a warning, and no end: the
-worker does its work, and is not seen.
+It begins when the consumer has connected for the first time. If another process has the address, a warning is logged, and the
+worker runs without metrics.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ class ServedMetrics(bootsteps.StartStopStep):
         self._server: MetricsServer | None = None
 
     def include_if(self, consumer: Consumer) -> bool:
-        """Whether anybody is to be told."""
+        """Whether an address is set."""
         return consumer.app.redelivery.settings.metrics_listen is not None
 
     def start(self, consumer: Consumer) -> None:
-        """Count from now on, and serve what is counted; after a lost connection it goes on."""
+        """Begin to count, and to serve the counts; after a lost connection both go on."""
         if self._server is not None:
             return
         from ..operations.metrics.collector import page_of  # noqa: PLC0415 - prometheus_client is an extra
-        from ..operations.metrics.server import MetricsServer  # noqa: PLC0415 - only where it serves
+        from ..operations.metrics.server import MetricsServer  # noqa: PLC0415 - only if it serves
         from ..operations.metrics.worker import WorkerMetrics  # noqa: PLC0415 - as above
 
         runtime = consumer.app.redelivery
@@ -54,7 +54,7 @@ class ServedMetrics(bootsteps.StartStopStep):
         log.info("metrics.served", url=self._server.url)
 
     def stop(self, consumer: Consumer) -> None:
-        """The consumer has stopped, perhaps to connect again: what runs still ends, and is counted."""
+        """The consumer has stopped, perhaps to connect again: tasks that still run are counted when they end."""
 
     def shutdown(self, consumer: Consumer) -> None:  # noqa: ARG002 - Celery's signature
         """The worker ends."""

@@ -1,4 +1,4 @@
-"""The log keeper: one thread in each worker that keeps the outcome log within its bytes, and says when it fills."""
+"""The log keeper: one thread in each worker that keeps the outcome log within its byte cap, and warns when it fills."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from ..duty import Duty
 if TYPE_CHECKING:
     from redelivery.middleware.brokers.redis.transport import RedisTransport
 
-#: Seconds between two looks: at least, and at most where there is room for what may be recorded until then.
+#: Seconds between two looks: at least; and at most, while the log has room for the events of that time.
 EVERY, AT_MOST = 1.0, 5.0
 #: The fastest that a log grows (bytes a second): some 50,000 events.
 GROWTH = 20 * 1024 * 1024
-#: It acts at this part of the cap, so that what is recorded between two looks does not pass the cap.
+#: It acts at this part of the cap, so that the events between two looks do not exceed the cap.
 ACT_AT = 0.9
-#: A full log is said again only after so many looks.
+#: The warning is repeated only after so many looks.
 QUIET = 300
 
 
 class LogKeeper(Duty):
-    """Looks at the outcome log: every five seconds while it has room, and once a second where it may soon be full."""
+    """Looks at the outcome log: every five seconds while it has room, and once a second when it may soon be full."""
 
     title = "log"
     line_if_unanswered = "debug", "outcome_log.not_seen"
@@ -37,7 +37,7 @@ class LogKeeper(Duty):
 
     def step(self) -> None:
         """Look once. Raises whatever the broker does."""
-        self._every = EVERY  # whatever this look meets
+        self._every = EVERY  # also if this look fails
         found = bound(self._transport.client, self._transport.keys, int(self._max_bytes * ACT_AT))
         self._every = min(max((found.cap - found.bytes) / GROWTH, EVERY), AT_MOST)
         self._quiet = max(self._quiet - 1, 0)

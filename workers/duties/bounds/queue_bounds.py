@@ -1,17 +1,17 @@
-"""The queue keeper: one thread in each worker that keeps queues within what their policies say, from any publisher.
+"""The queue keeper: one thread in each worker that keeps queues within their policies, whoever publishes to them.
 
 Once a second it looks
 
-- at each queue with a `max_length`: what plain producers pushed beyond it (and what came back to it from the delay store) is
-  evicted, the oldest message of the least urgent priority first. With `overflow` `refuse_publish` nothing is evicted, because what
-  was taken in is not taken away again: a line says that the queue is too long;
-- at each queue with a `max_time_to_live`: messages at its head whose time is over die (`expired`), and do not wait for a worker
-  that may never come. Only what one of our producers published says when that was;
-- at the dead-letter queues with `auto_delete_dead_letter_resources`: one that is empty is forgotten.
+- at each queue with a `max_length`: messages beyond it, from plain producers or from the delay store, are evicted, the oldest
+  message of the least urgent priority first. With `overflow` `refuse_publish` nothing is evicted, because an accepted message is
+  not taken away again: a warning says that the queue is too long;
+- at each queue with a `max_time_to_live`: expired messages at its head die (`expired`), and do not wait for a worker that may never
+  come. Plain producers do not write when a message was published: the worker that receives it decides;
+- at the dead-letter queues with `auto_delete_dead_letter_resources`: the record of an empty one is deleted.
 
-It looks at all queues that the app knows (`task_queues`), whether this worker consumes them or not; not at dead-letter queues that
-are named after their origin, which have bounds of their own. A queue without any of these costs nothing. Any number of keepers may
-run: a message is evicted by one script, once.
+It looks at all queues that the app knows (`task_queues`), whether this worker consumes them or not. It skips dead-letter queues
+that are named after their origin: they have bounds of their own. A queue without any of these settings costs nothing. Any number of
+keepers may run: one script evicts a message, once.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 EVERY = 1.0
 #: Evictions from one queue in one look; the next look goes on.
 LIMIT = 5_000
-#: What is as it was is said again only after so many looks.
+#: A warning about a queue is repeated only after so many looks.
 QUIET = 60
 
 
@@ -85,7 +85,7 @@ class QueueKeeper(Duty):
         self._evict(queue, Reason.MAX_LENGTH, why, most=most)
 
     def _end_expired(self, queue: str) -> None:
-        """Let the messages at the head of each of the queue's lists die whose time is over."""
+        """Let expired messages die that are at the head of one of the queue's lists."""
         client, keys = redis_of(self._runtime).client, redis_of(self._runtime).keys
         for place, name in enumerate(keys.list_names(queue), start=5):  # the lists' places among the script's keys
             raw: Any = client.lindex(keys.list(name), -1)
@@ -93,7 +93,7 @@ class QueueKeeper(Duty):
                 self._evict(queue, Reason.EXPIRED, "it expired while it waited in its queue", known=(place, raw))
 
     def _is_expired(self, queue: str, raw: bytes) -> bool:
-        """Whether this message says itself that its time is over: what has no date is judged by the worker that receives it."""
+        """Whether this message has expired by its own headers; without a date, the worker that receives it decides."""
         try:
             message = opened(raw)
         except EnvelopeError:
@@ -141,7 +141,7 @@ class QueueKeeper(Duty):
         return True
 
     def _forget_empty(self, queue: str, policy: RedeliveryPolicy) -> None:
-        """Redis removes an empty list itself; what is left of a dead-letter queue is our note of it."""
+        """Delete our record of an empty dead-letter queue; Redis removes the empty list itself."""
         transport = redis_of(self._runtime)
         for target in {policy.dead_letter_queue_for(queue), policy.expiry_queue_for(queue)} - {None}:
             names = [transport.keys.dead_letter_queues, *map(transport.keys.list, transport.keys.list_names(str(target)))]

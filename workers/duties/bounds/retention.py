@@ -1,13 +1,13 @@
-"""The retention of dead letters: what is older than its queue keeps letters, or more than it keeps, goes into the archive.
+"""The retention of dead letters: those that are too old for their queue, or too many, go into the archive.
 
-A duty of every worker; one of them does it, by a lease on the broker. A letter leaves in two steps: first a batch is written to the
-archive (`dead_letter_archive`), then each letter is taken out and recorded as `purged`, in one script: with reason `expired` by the
-`dead_letter_time_to_live` of the queue where it died, with `max_length` by the `max_dead_letters` of the queues that use the
-dead-letter queue. A crash between the two leaves letters in both places, and the next look finishes. Without an archive nothing
-leaves, and a warning says so: letters are never evicted in silence.
+A duty of every worker; one of them does it, by a lease on the broker. A dead letter is removed in two steps: first a batch is
+written to the archive (`dead_letter_archive`), then one script takes each dead letter out and records it as `purged`. The reason
+is `expired` (the `dead_letter_time_to_live` of the queue where it died), or `max_length` (the `max_dead_letters` of the queues that
+use the dead-letter queue). A crash between the two steps leaves dead letters in both places, and the next look finishes. Without an
+archive no dead letter is removed, and a warning is logged: dead letters are never evicted in silence.
 
-Limits: the oldest letters are looked at every half a minute, from the tail of the queue on; one that lies behind younger ones (it
-was moved there by hand) goes within an hour. Times are the broker's.
+Limits: the oldest dead letters are looked at every half a minute, from the tail of the queue on. An old one that lies behind
+younger ones (it was moved there by hand) is removed within an hour. Times are the broker's.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ if TYPE_CHECKING:
 
 #: Seconds between two looks, between two that read whole queues, and how long the lead lasts.
 EVERY, THOROUGHLY_EVERY, LEAD = 30.0, 3600.0, 90.0
-#: Letters of one batch, and so of one file.
+#: Dead letters of one batch, and so of one file.
 BATCH = 500
-#: A missing archive is said again only after so many looks.
+#: A missing archive is logged again only after so many looks.
 QUIET = 120
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What holds for one dead-letter queue: its cap, and for how long (seconds) the letters of each origin queue are kept."""
+    """The limits of one dead-letter queue: its cap, and how long (seconds) the dead letters of each origin queue are kept."""
 
     most: int | None
     lifetimes: dict[str, float | None]
 
 
 class Retention(Duty):
-    """Keeps the dead letters within their bounds, where any setting asks for it."""
+    """Keeps the dead letters within their bounds, if any setting asks for it."""
 
     title = "retention"
     line_if_unanswered = "warning", "retention.waiting"
@@ -64,7 +64,7 @@ class Retention(Duty):
         self._quiet = 0
 
     def start(self, offset: float = 0.0) -> None:
-        """Begin, where any queue has such a setting; a second time changes nothing."""
+        """Begin, if any queue has such a setting; a second call changes nothing."""
         if self.is_asked_for():
             super().start(offset)
 
@@ -74,19 +74,19 @@ class Retention(Duty):
         return any(names & row.fields.keys() for row in self._runtime.settings.rows)
 
     def leads(self) -> bool:
-        """One worker keeps the letters, by a lease on the broker."""
+        """Whether this worker does it: one does, by a lease on the broker."""
         transport = redis_of(self._runtime)
         return transport.leases.lead(transport.keys.letter_keeper, self._token, LEAD)
 
     def failed(self, exc: Exception) -> None:
-        """The archive cannot be written; any other exception is a bug."""
+        """Log that the archive cannot be written; any other exception is a bug."""
         if isinstance(exc, RedeliveryError):
             log.error("retention.failed", error=str(exc))
         else:
             super().failed(exc)
 
     def step(self) -> int:
-        """Look once at every dead-letter queue; how many letters went. Raises what the broker and the archive do."""
+        """Look once at every dead-letter queue; return how many were removed. Raises what the broker and the archive do."""
         is_thorough = time.monotonic() - self._thorough >= THOROUGHLY_EVERY
         gone = 0
         for name, rule in self._rules().items():
@@ -97,7 +97,7 @@ class Retention(Duty):
         return gone
 
     def _rules(self) -> dict[str, Rule]:
-        """The dead-letter queues that anything bounds."""
+        """Every dead-letter queue, with its limits."""
         runtime, users = self._runtime, {}
         for name, origin in dead_letters.known(runtime).items():
             users[name] = {origin}
@@ -115,7 +115,7 @@ class Retention(Duty):
         return found
 
     def _outlived(self, name: str, rule: Rule, *, is_thorough: bool) -> int:
-        """Purge what is older than its queue keeps it."""
+        """Purge the dead letters that are older than their queue keeps them."""
         if not any(rule.lifetimes.values()):
             return 0
         transport, staying, gone = redis_of(self._runtime), 0, 0
@@ -128,7 +128,7 @@ class Retention(Duty):
             gone += went
             staying += len(letters) - len(old)
             if len(letters) < BATCH or (not went if old else not is_thorough):
-                break  # what is old and does not go (there is no archive) is there at the next look, too
+                break  # if there is no archive, the next look finds the same old dead letters
         return gone
 
     def _is_old(self, letter: Letter, rule: Rule, now_ms: int) -> bool:
@@ -141,7 +141,7 @@ class Retention(Duty):
         return lifetime is not None and letter.died_ms + lifetime * 1000 <= now_ms
 
     def _beyond(self, name: str, rule: Rule) -> int:
-        """Purge the oldest of what is too much."""
+        """Purge the oldest dead letters beyond the cap."""
         transport, gone = redis_of(self._runtime), 0
         key = transport.keys.list(name)
         while rule.most is not None and not self._stopped.is_set():

@@ -1,1 +1,1 @@
-"""Watches: dead letters that nobody takes, and how much waits where."""
+"""Watches: dead letters that nobody takes, and the depths of queues."""

@@ -1,8 +1,8 @@
-"""The depths that OpenTelemetry is told of: how much waits where, in one worker of the fleet.
+"""The depths of queues for OpenTelemetry, given by one worker of the fleet.
 
-It is the worker that watches the dead letters (`letter_watch`): else each would tell of the same queues, and their sum would be
-wrong. The SDK asks when it collects. All its questions of one collection are answered by one look at the broker; a broker that does
-not answer is a line of the log, and no depth.
+It is the worker that watches the dead letters (`letter_watch`): if every worker gave the depths of the same queues, their sum would
+be wrong. The SDK asks when it collects. One look at the broker answers all questions of one collection. If the broker does not
+answer, a line is logged, and there are no depths.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from .letter_watch import LetterWatch
 
-#: The gauge of Prometheus, and the name that OpenTelemetry has for it.
+#: Each gauge of Prometheus, and its name in OpenTelemetry.
 TOLD: Final = {
     "redelivery_queue_messages": "redelivery.queue.messages",
     "redelivery_delayed_messages": "redelivery.delayed.messages",
@@ -31,14 +31,14 @@ TOLD: Final = {
     "redelivery_held_messages": "redelivery.held.messages",
     "redelivery_overdue_seconds": "redelivery.overdue",
 }
-#: For how long a look answers (seconds).
+#: For how long the figures of a look are used (seconds).
 FRESH = 5.0
 
 Depth = tuple[str, float, "Mapping[str, str]"]
 
 
 class Depths:
-    """What the queues hold, where this worker watches."""
+    """The depths of the queues, while this worker watches."""
 
     def __init__(self, runtime: Runtime, watch: LetterWatch) -> None:
         self._runtime, self._watch = runtime, watch

@@ -1,12 +1,12 @@
-"""The watch over the dead letters: a line where letters lie in a dead-letter queue and nobody takes them, or not fast enough.
+"""The watch over the dead letters: warns if nobody takes dead letters from their queue, or not fast enough.
 
-A duty of every worker; one of them does it, by a lease on the broker. A queue is *unread* where its oldest letter is the one that
-was its oldest at the look before: any consumer takes the oldest first, be it a worker with a handler, a plain Celery
-worker, an operator or the retention. It *grows* where letters are taken, and yet it is longer at each of ten looks in a row. Both
-are said again when the letters are twice as many, and once a day.
+A duty of every worker; one of them does it, by a lease on the broker. A queue is *unread* if its oldest dead letter is the same as
+at the look before: any consumer takes the oldest first, be it a worker with a handler, a plain Celery worker, an operator or the
+retention. It *grows* if dead letters are taken, and yet it is longer at each of ten looks in a row. Each warning is repeated when
+the dead letters are twice as many, and once a day.
 
-Solace asks for a consumer of each dead message queue, and does not say where there is none. Limits: a queue that nobody reads is
-known at the second look, half a minute after the first; a worker that leads anew begins to look anew.
+Solace asks for a consumer of each dead message queue, and does not report a queue without one. Limits: an unread queue is known at
+the second look, half a minute after the first. A new leader knows nothing of earlier looks.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 #: Seconds between two looks, and how long the lead lasts.
 EVERY, LEAD = 30.0, 90.0
-#: Looks in a row at which a queue that is read must be longer, and looks after which what was said is said again: a day's.
+#: Looks in a row at which a queue must be longer to count as growing, and looks after which a warning is repeated (a day).
 GROWING, QUIET = 10, 2880
 UNREAD = "nobody takes dead letters from it: let a worker with a dead-letter handler consume it (-Q {name}), or see `dlq list`"
 BEHIND = "more dead letters arrive than are taken out: see `redelivery dlq causes`"
@@ -36,7 +36,10 @@ BEHIND = "more dead letters arrive than are taken out: see `redelivery dlq cause
 
 @dataclass(slots=True)
 class Watched:
-    """What is known of one queue: its last length and oldest letter, how often in a row it grew, and what was said when."""
+    """What is known of one queue: its length and oldest dead letter at the last look, and when the last warning was logged.
+
+    `grew` is how often in a row it was longer. `said` is its length at the last warning, `looks_since` the looks since then.
+    """
 
     length: int = 0
     oldest: bytes = b""
@@ -45,11 +48,11 @@ class Watched:
     looks_since: int = 0
 
     def look(self, length: int, oldest: bytes) -> Literal["unread", "growing"] | None:
-        """See it as it is now; what is to be said of it, or nothing."""
+        """Take over its present state. Returns the warning to be logged, if any."""
         is_read, is_longer = oldest != self.oldest, length > self.length
         self.grew = self.grew + 1 if is_read and is_longer and self.oldest else 0
         if length < self.length:
-            self.said = 0  # somebody has been there: from here on it is counted anew
+            self.said = 0  # dead letters were taken: the next warning need not wait until they are twice as many
         self.length, self.oldest, self.looks_since = length, oldest, self.looks_since + 1
         if (is_read and self.grew < GROWING) or (length < 2 * self.said and self.looks_since < QUIET):
             return None
@@ -74,7 +77,7 @@ class LetterWatch(Duty):
         self.is_watching = False
 
     def leads(self) -> bool:
-        """One worker watches, by a lease on the broker; what another one has seen meanwhile is not known here."""
+        """Whether this worker watches, by a lease on the broker. If not, it forgets earlier looks: they become out of date."""
         transport = redis_of(self._runtime)
         leads = transport.leases.lead(transport.keys.letter_watcher, self._token, LEAD)
         if not leads:
@@ -103,7 +106,7 @@ class LetterWatch(Duty):
 
 
 def tell(name: str, state: str, **facts: int | None) -> None:
-    """Say of a queue that it is unread, or that it grows."""
+    """Log that a queue is unread, or that it grows."""
     if state == "unread":
         log.warning("dead_letter_queue.unread", dead_letter_queue=name, **facts, why=UNREAD.format(name=word(name)))
     else:

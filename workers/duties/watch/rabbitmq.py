@@ -1,8 +1,8 @@
-"""The watch over the dead letters on RabbitMQ: as `letter_watch`, by what passive declares tell, for a look would mark the letters.
+"""The watch over the dead letters on RabbitMQ: as `letter_watch`, but by passive declares, because a look would mark them.
 
-A queue is *unread* where it has no consumer, and no fewer letters than at the look before: an operator's redrive or purge takes
-some. It *grows* where it has one, and yet is longer at each of ten looks in a row. One worker watches: it holds an exclusive queue,
-which goes with its connection. Limits: how old the letters are is not to be seen.
+A queue is *unread* if it has no consumer, and at least as many dead letters as at the look before: an operator's redrive or purge
+takes some. It *grows* if it has a consumer, and yet is longer at each of ten looks in a row. One worker watches: it holds an
+exclusive queue, which the broker deletes with its connection. Limits: the age of the dead letters cannot be seen.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class AmqpLetterWatch(LetterWatch):
         return self.is_watching
 
     def step(self) -> None:
-        """Look once at every dead-letter queue. Raises `ConnectionError` where the broker does not answer."""
+        """Look once at every dead-letter queue. Raises `ConnectionError` if the broker does not answer."""
         names = dead_letters.known(self._runtime)
         found = {name: counts for name in names if (counts := self._watching.counts(name)) is not None}
         full = {name: counts for name, counts in found.items() if counts[0]}
