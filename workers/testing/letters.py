@@ -1,4 +1,4 @@
-"""`dead_letters`: what lies in the dead-letter queues of a test's app, read from the broker at each look."""
+"""`dead_letters`: the dead letters of a test's app, read from the broker at each look."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from .. import letters as contents
     from .worker import RunningWorker
 
-#: Letters of one queue that a test looks at.
+#: Dead letters of one queue that a test looks at.
 LIMIT = 10_000
 
 
@@ -28,8 +28,8 @@ class Letter:
     """One dead letter.
 
     `reason` is why it died (`redelivery.Reason`), `attempts` how many deliveries counted in this `generation`. `exception` is the
-    type's name (built-ins bare, others dotted), `message` what it said, `traceback` its text. `args` and `kwargs` are None where
-    the body is not JSON: nothing is ever unpickled. `died_ms` is the server's time.
+    type's name (built-ins bare, others dotted), `message` its message, `traceback` its text. `args` and `kwargs` are None if the
+    body is not JSON: nothing is ever unpickled. `died_ms` is the server's time.
     """
 
     task_id: str
@@ -57,7 +57,7 @@ class Letter:
 
 
 class DeadLetters(Sequence[Letter]):
-    """All letters of the app, the one that died first in front."""
+    """All dead letters of the app, the one that died first in front."""
 
     def __init__(self, worker: RunningWorker) -> None:
         self._worker = worker
@@ -78,11 +78,11 @@ class DeadLetters(Sequence[Letter]):
         return repr(self._letters())
 
     def of(self, task_id: Any) -> list[Letter]:
-        """The letters of one task: its id, or what `delay` returned."""
+        """The dead letters of one task; `task_id` is its id, or what `delay` returned."""
         return [letter for letter in self._letters() if letter.task_id == str(task_id)]
 
     def redrive(self, letter: Letter | None = None) -> None:
-        """Send this letter back to its origin queue, or the only one that there is. Raises `RedriveError`."""
+        """Send this dead letter (None: the only one) back to its origin queue. Raises `RedriveError`."""
         if letter is None:
             letters = self._letters()
             if len(letters) != 1:
@@ -92,7 +92,7 @@ class DeadLetters(Sequence[Letter]):
         letter.redrive()
 
     def _letters(self) -> list[Letter]:
-        """What there is when the worker has nothing more to do."""
+        """All dead letters, read when the worker has nothing more to do."""
         self._worker.settle()
         runtime = self._worker.runtime
         found = [

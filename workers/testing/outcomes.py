@@ -1,4 +1,4 @@
-"""`outcomes`: what was recorded of a test's tasks, and a way to wait for their end."""
+"""`outcomes`: the recorded events of a test's tasks, and a way to wait for their end."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Outcomes:
         return repr([(event.task, str(event.outcome)) for event in self])
 
     def of(self, task_id: Any) -> list[Event]:
-        """The events of one task, in order: its id, or what `delay` returned."""
+        """The events of one task, in order; `task_id` is its id, or what `delay` returned."""
         return [event for event in self if event.task_id == str(task_id)]
 
     def names_of(self, task_id: Any) -> list[str]:
@@ -42,11 +42,11 @@ class Outcomes:
         return [str(event.outcome) for event in self.of(task_id)]
 
     def wait_for(self, task_id: Any, outcome: Outcome | str | None = None, timeout: float | None = None) -> Event:
-        """Wait until the task's life has ended, or has had this outcome: the event.
+        """Wait until the task's life has ended, or has had this outcome; return that event.
 
-        After a redrive the new life is meant. `timeout` is in seconds, `redelivery_timeout` where it is None. Raises
-        `TimeoutError`, which says what has happened so far and, where the task waits for its time, how long; `ValueError` for an
-        outcome that there is not.
+        After a redrive it waits for the new life. `timeout` is in seconds (None: `redelivery_timeout`). Raises `TimeoutError`,
+        which says what has happened so far and, if the task is in the delay store, for how long it still waits; `ValueError` for an
+        unknown outcome.
         """
         wanted = TERMINAL if outcome is None else frozenset({Outcome(outcome)})
         seconds = self._worker.timeout if timeout is None else timeout

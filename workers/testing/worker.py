@@ -1,8 +1,8 @@
 """A worker in a thread of the test's own process: the user's app, its tasks, its settings, a real broker.
 
 It consumes, answers remote control and has its duties running before the test begins. Limits: tasks run in threads of the process
-that tests, so a task that kills its process kills the test, and time limits do not hold (Celery has none for threads). What the
-test's thread has patched or opened (a database transaction, say) is seen or not as in any other thread.
+that tests, so a task that kills its process kills the test, and time limits do not hold (Celery has none for threads). Tasks see
+what the test's thread has patched or opened (a database transaction, for example) as any other thread sees it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from redelivery.middleware.runtime import Runtime
 
-#: A worker's options where a test says nothing else: Celery's own names.
+#: A worker's options, unless a test sets others: Celery's own names.
 OPTIONS: dict[str, Any] = {"pool": "threads", "concurrency": 2, "queues": None}
 #: Pools that can run beside the test in its process.
 POOLS = ("threads", "solo")
@@ -52,11 +52,11 @@ def until(condition: Callable[[], Any], timeout: float, what: Callable[[], str])
         if time.monotonic() > deadline:
             msg = f"waited {timeout:g} s in vain: {what()}"
             raise TimeoutError(msg)
-        time.sleep(LOOK)  # the broker's doing can only be looked for
+        time.sleep(LOOK)  # the broker gives no signal to wait for
 
 
 class _Controller(WorkController):
-    """Celery's worker, which remembers what ended it and says when it consumes."""
+    """Celery's worker; it also remembers what ended it, and reports when it consumes."""
 
     cause: BaseException | None = None
 
@@ -69,7 +69,7 @@ class _Controller(WorkController):
         self.consumes.set()
 
     def stop(self, in_sighandler: bool = False, exitcode: Any = None) -> None:
-        """Celery calls this where it caught what ends a worker."""
+        """Celery calls this when it has caught an exception that ends a worker."""
         if exitcode:
             self.cause = sys.exc_info()[1]
         super().stop(in_sighandler, exitcode)
@@ -105,14 +105,14 @@ class RunningWorker:
             self._standing_in.__exit__(None, None, None)
 
     def settle(self, timeout: float | None = None) -> None:
-        """Wait until the worker has nothing to do: whatever was published has ended, or waits for its time.
+        """Wait until the worker has nothing to do: each published message has ended, or waits in the delay store.
 
-        Raises `TimeoutError`, which names what is still under way.
+        Raises `TimeoutError`, which names the work that is left.
         """
         self.rest(timeout)
 
     def rest(self, timeout: float | None = None) -> int | None:
-        """As `settle`, and the milliseconds until the next message of the delay store was due then; None where none waits."""
+        """As `settle`; returns the milliseconds until the next message of the delay store is due, None if none waits."""
         found: list[int | None] = until(self._resting, self.timeout if timeout is None else timeout, self._said_of_work)
         return found[0]
 
@@ -152,7 +152,7 @@ class RunningWorker:
         state.should_stop = 0
         try:
             if thread.is_alive():
-                self.app.control.broadcast("ping", destination=[self.hostname])  # it looks up from its wait for messages
+                self.app.control.broadcast("ping", destination=[self.hostname])  # it ends the wait for messages
         finally:
             self._join(thread)
             if thread.is_alive():
@@ -163,14 +163,14 @@ class RunningWorker:
             state.should_stop = None
 
     def _end_duties(self) -> None:
-        """What does not stop must at least not go on to renew a lease on the broker that the app gets back."""
+        """End the duties of a worker that does not stop: it must not renew a lease on the app's own broker."""
         assert self._controller is not None  # noqa: S101 - it runs
         for step in self._controller.consumer.steps:
             if isinstance(step, Duties):
                 step.shutdown(self._controller.consumer)
 
     def _join(self, thread: threading.Thread) -> None:
-        """Wait for the worker's end; its dispatcher, which sleeps up to a second, is woken on the way."""
+        """Wait for the worker's end, and wake its dispatcher, which sleeps up to a second."""
         deadline = time.monotonic() + self.timeout
         while thread.is_alive() and time.monotonic() < deadline:
             with suppress(RedisError, OSError):  # a test may have ended its broker
@@ -180,7 +180,7 @@ class RunningWorker:
     # what is under way
 
     def _resting(self) -> list[int | None]:
-        """The time until the next message is due, in a list; an empty one where there is work to do."""
+        """The time until the next message is due, in a list; an empty list if there is work to do."""
         redis_of(self.runtime).stores.promote(PROMOTED_AT_ONCE)
         work, due = self._look()
         return [] if work or (due is not None and due <= 0) else [due]
@@ -231,7 +231,7 @@ def _refusal(cause: BaseException | None) -> RedeliveryError:
 
 @contextmanager
 def _standing_in(app: Celery) -> Iterator[None]:
-    """What a worker changes for its whole process is as it was when the test has ended: Celery's default app, its event loop."""
+    """Restore after the test what a worker changes for its whole process: Celery's default app, its event loop."""
     default, current = _state.default_app, _state._tls.current_app  # noqa: SLF001 - Celery's threads have no other way to their app
     blocks, mutex, consumed = _state._task_join_will_block, app.clock.mutex, app.amqp.queues._consume_from  # noqa: SLF001 - as above
     app.finalize()

@@ -53,7 +53,7 @@ def allowed(given: Allowed) -> Mapping[str, tuple[str, ...]]:
 
 @dataclass(frozen=True, slots=True)
 class User:
-    """The user of a request: a name for the audit, and the actions that the user may do where the page allows them.
+    """The user of a request: a name for the audit, and the actions that the user may do if the page allows them.
 
     `allow` names actions (`ACTIONS`, or `all`), or maps actions to the queues that they are allowed for: names or shell patterns.
     `look` is a look into a dead-letter queue of RabbitMQ, which marks its dead letters.

@@ -60,9 +60,9 @@ class Go:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """One request, as a screen sees it. `form` is empty but for what was posted.
+    """One request, as a screen sees it. `form` is empty unless the request posts one.
 
-    `searches` is told that a search begins: what was found so far may be sent.
+    `searches` is called when a search begins: the head of the screen may be sent then.
     """
 
     desk: Desk
@@ -87,7 +87,7 @@ class Asked:
     def head_first(self, *, is_reached: bool = True) -> None:
         """To be called before a screen looks for something that may take long.
 
-        Unless the broker was reached already, it is asked for its time, so that one that does not answer is told by the status.
+        If the broker was not reached yet, it is asked for its time: if it does not answer, the status can still say so.
         Raises what the broker does.
         """
         if not is_reached:
@@ -99,7 +99,7 @@ class Asked:
         return self.desk.searches.one(self.turn)
 
     def screen(self) -> AbstractContextManager[None]:
-        """A whole screen: where each question costs the broker much (RabbitMQ), it is a search. Raises as `search`."""
+        """A whole screen: if each question costs the broker much (RabbitMQ), it is a search. Raises as `search`."""
         return self.search() if leaves_marks(self.transport) and not self.form else nullcontext()
 
     def first(self, name: str) -> str:
@@ -147,7 +147,7 @@ class Asked:
         return self.desk.allows.may(action, queues) and self.user.may(action, queues)
 
     def require(self, action: str, *queues: str) -> None:
-        """Raises `Refused` where `may` says no."""
+        """Raises `Refused` if `may` says no."""
         if not self.may(action, *queues):
             where = f" for {harmless(queues[0]) or 'every queue'}" if queues else ""
             if not self.desk.allows.may(action, queues):

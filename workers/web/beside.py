@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from .shared.source import Source
 
-#: Seconds that the end of a process waits for what it carries out.
+#: Seconds that the end of a process waits for the operations that it carries out.
 ENDING = 2.0
 
 

@@ -1,7 +1,7 @@
 """The head of a screen that searches: it is sent early, so that the browser shows it while the rest is looked for.
 
 A screen says when it begins to search (`Asked.head_first`): the broker has answered then. If the search is not over soon, the
-answer begins with status 200 and the head. What goes wrong afterwards is said where the rest would be.
+answer begins with status 200 and the head. A later error is shown in place of the rest.
 """
 
 from __future__ import annotations
@@ -53,6 +53,6 @@ class Early:
         try:
             yield self._head().partition(MAIN)[0]
             before, main, rest = bytes((await drawing).body).partition(MAIN)
-            yield main + rest or before  # an error for who takes no HTML is a text, and has no head
+            yield main + rest or before  # a client that takes no HTML gets an error as plain text, without a head
         finally:
             drawing.cancel()

@@ -1,8 +1,8 @@
 """What every request passes, and every answer carries: which host is asked, who sends a form, how much of it is read.
 
-A form is taken where the browser says that it comes from this page (`Sec-Fetch-Site`, or else `Origin`), and where it has the token
-that this page has put into it: a value made of a cookie that no other page can read. An unknown host name is
-refused, so that a name server cannot point a stranger's name here. An address is always accepted.
+A form is accepted if the browser says that it comes from this page (`Sec-Fetch-Site`, or else `Origin`), and if it has the token
+that this page has put into it: a value made of a cookie that no other page can read. An unknown host name is refused, so that
+nobody can point a name of their own at this page. An IP address is always accepted.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ HEADERS = {
     b"cross-origin-resource-policy": b"same-origin",
     b"permissions-policy": b"camera=(), geolocation=(), microphone=()",
 }
-#: What is said of a bug.
+#: What the page says if it meets a bug.
 FAILURE = "This is an error in redelivery: its log says what happened."
 
 
@@ -59,7 +59,7 @@ class Refused(Exception):
 class Guard:
     """Stands before the page: refuses other hosts and other methods, and puts the headers of safety on every answer.
 
-    `hosts` are the names that the page may be asked by; None where another application has looked already.
+    `hosts` are the names that the page may be asked by; None if another application has checked the host already.
     """
 
     def __init__(self, app: ASGIApp, hosts: Collection[str] | None) -> None:
@@ -142,7 +142,7 @@ class FormCookie:
         return form_token_of(self.value, user)
 
     def signed(self, user: str, given: str) -> bool:
-        """Whether a form came from a page of this user's."""
+        """Whether a form came from a page that was made for this user."""
         return not self.is_new and hmac.compare_digest(self.token(user).encode(), given.encode("utf-8", "replace"))
 
 

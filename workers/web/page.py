@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 #: The login's own form, and what is loaded besides the page.
 LOGIN, STATIC = "/login", "/static"
-#: What went wrong, and behind it what to do or what the broker said.
+#: The two parts of a text: what went wrong; and what to do, or what the broker said.
 _HEADING = re.compile(r"(the (?:broker|page)[^:(]{1,90}?)(?:: | (?=\())(.+)", re.DOTALL | re.IGNORECASE)
 
 
@@ -133,7 +133,7 @@ class Page:
             return self._failed(request, asked, 503, _with_result(asked, said))
 
     def _threads(self, path: str, asked: Asked) -> Asking:
-        """Those that draw this screen: a search waits for other searches, and a slow broker holds all but those that only read."""
+        """The threads that draw this screen: searches have their own, and a screen that only reads files waits for no broker."""
         if not views.asks_broker(path, asked.query):
             return self._reading
         return self._slow if path in views.SLOW else self._asking
@@ -218,7 +218,7 @@ class Page:
 
 
 def _with_result(asked: Asked, why: str) -> str:
-    """What went wrong with a request; of a form also whether it may have changed something, if that is not said."""
+    """What went wrong with a request; for a form, also whether it may have changed something."""
     return why if not asked.form or "changed nothing" in why else f"{why.rstrip('.')}. {asked.turn.result}"
 
 

@@ -1,4 +1,4 @@
-"""The page's own server, where no application serves it: until SIGTERM or SIGINT."""
+"""The page's own server, if no other application serves the page. It runs until SIGTERM or SIGINT."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MAX_HEAD = 32 * 1024
 
 
 def serve(app: ASGIApp, listening: socket.socket) -> None:
-    """Serve on this socket. Addresses are not logged, for the login's has the token in it."""
+    """Serve on this socket. Addresses are not logged, because the login's address contains the token."""
     config = uvicorn.Config(
         app,
         log_level="warning",

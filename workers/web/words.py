@@ -122,7 +122,7 @@ def _counted(count: int, one: str, many: str) -> str:
 
 
 def _short(task_id: str) -> str:
-    """An id by its first characters, where it is as long as a UUID."""
+    """The first characters of an id: fewer if it is as long as a UUID."""
     return task_id[:SHORT_ID] if len(task_id) == 36 else _brief(task_id, 24)  # noqa: PLR2004 - of a UUID
 
 

@@ -48,7 +48,7 @@ class Turn:
             raise Refused(503, LATE + UNDONE)
 
     def give_up(self, work: Future[Any]) -> Refused:
-        """The request is late: from here on it begins no change. How a change ends that had begun is logged."""
+        """The request is late: from here on it begins no change. If a change has begun, its end is logged."""
         with self._lock:
             self._is_over = True
         if self._has_begun:
@@ -65,7 +65,7 @@ class Turn:
 
     @property
     def result(self) -> str:
-        """Of a request that has failed, what has become of the change."""
+        """Whether a request that has failed may have changed something."""
         return UNKNOWN if self._has_begun else UNDONE
 
 
@@ -90,6 +90,6 @@ class Asking:
             if future.done():  # at this moment, or it took too long itself
                 return future.result()
             raise turn.give_up(future) from exc
-        except asyncio.CancelledError:  # whoever asked has gone
+        except asyncio.CancelledError:  # the client has gone
             turn.give_up(future)
             raise

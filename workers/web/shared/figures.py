@@ -28,9 +28,9 @@ NEARLY = 0.9
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """One look. `rates` is what the outcome log tells of the last hour, where it can be read in passing.
+    """One look. `rates` is what the outcome log has of the last hour, None if it cannot be read without being consumed.
 
-    `condition` is what the broker says of itself, where it tells that. `began` is when the look did, by the monotonic clock.
+    `condition` is what the broker reports about itself, if it does. `began` is when the look began, by the monotonic clock.
     """
 
     families: dict[str, Family]
@@ -41,7 +41,7 @@ class Figures:
 
     @property
     def caveat(self) -> str:
-        """That they are old, if they are."""
+        """A warning that the figures are old; empty if they are not."""
         age = time.monotonic() - self.began
         return f"The broker answers slowly: these figures are {span(int(age))} old." if age >= OLD else ""
 
@@ -61,7 +61,7 @@ class Figures:
         return {} if family is None else {each.labels.get(label, ""): each.value for each in family.samples}
 
     def has(self, name: str) -> bool:
-        """Whether the broker tells this."""
+        """Whether the broker has this metric."""
         return f"redelivery_{name}" in self.families
 
 
@@ -105,7 +105,7 @@ def alarms(figures: Figures) -> list[tuple[str, str]]:
 
 
 def _of_broker(condition: Condition | None) -> Iterator[tuple[str, str]]:
-    """A broker that takes no publications, or soon will take none."""
+    """The alarms of a broker that takes no publications, or soon will take none."""
     used, most = (condition and condition.memory) or (0, 0)
     if most and used >= most:
         todo = "It refuses publications, or deletes messages: raise its `maxmemory`. Dead letters can still be redriven and purged."

@@ -16,7 +16,7 @@ FRESH, TIMEOUT = 30.0, 0.5
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """What the books said; `why` says why they cannot be read."""
+    """A result of the books; `why` says why they cannot be read."""
 
     is_balanced: bool = False
     as_of_ms: int = 0
@@ -25,7 +25,7 @@ class Word:
 
 
 class LastWord:
-    """The last word of the books in one place; None if the page was started without books."""
+    """The last result of the books in one folder; `said` gives None if the page was started without books."""
 
     def __init__(self, books: str | None) -> None:
         self._books = books
@@ -35,7 +35,7 @@ class LastWord:
         self._has_read = threading.Event()
 
     def said(self) -> Word | None:
-        """The newest that was read; None before that."""
+        """The newest result that was read; None if none was read yet."""
         if self._books is None:
             return None
         with self._lock:
@@ -55,7 +55,7 @@ class LastWord:
             self._word = Word(bool(found.summary["balanced"]), int(found.summary["as_of_ms"]), sum(found.wrong.values()))
         except RedeliveryError as exc:
             self._word = Word(why=harmless(str(exc)))
-        except Exception as exc:  # noqa: BLE001 - a stranger may have written the file
+        except Exception as exc:  # noqa: BLE001 - anybody may have written the file
             log.warning("web.books_not_read", error=str(exc))
             self._word = Word(why="The books cannot be read: the page's log says why.")
         finally:

@@ -1,7 +1,7 @@
 """Dry runs that may take long: each is counted once, in its own thread, and shown to everybody who asks for the same one.
 
-Each piece of one is a search in its turn (`Searches`), so it leaves the broker, and the application that the page is mounted in, to
-others.
+A dry run is counted in pieces, and each piece waits for its turn (`Searches`). So others can use the broker, and the application
+that the page is mounted in, meanwhile.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ...operations.runs.preview import Preview
     from .searches import Searches
 
-#: Seconds that the first request waits for a count, that a count holds from its end on, and that it goes on unread.
+#: Seconds that the first request waits for a count, that a count is valid after its end, and that it goes on if nobody asks for it.
 TIMEOUT, FRESH, UNREAD = 3.0, 30.0, 60.0
 #: How many are kept, and counted at once.
 KEPT, RUNNING = 20, 4
@@ -56,7 +56,7 @@ class Previews:
     def of(self, key: Hashable, count: Callable[[Callable[[Walked], None]], Preview]) -> Job:
         """The dry run of this plan, done or under way. Raises what it has raised, and `Refused` if too many are under way.
 
-        `count` makes it, and calls what it is given after each piece.
+        `count` makes the dry run, and calls its argument after each piece.
         """
         with self._lock:
             job = self._jobs.get(key)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ...ports import Condition
     from .source import Source
 
-#: Seconds between two looks, and between two questions how the broker itself is, for which RabbitMQ needs a connection of its own.
+#: Seconds between two looks, and between two questions for the broker's condition, which need their own connection to RabbitMQ.
 BEAT, PAUSE = 2.0, 10.0
 #: Seconds that a request waits for the first figures, and for newer ones; and for how long figures are shown at all.
 FIRST, TIMEOUT, KEPT = 6.0, 1.0, 60.0
@@ -97,7 +97,7 @@ class Sampler:
         return Figures(families, transport.now_ms(), rates, self._condition_now(), began)
 
     def _condition_now(self) -> Condition | None:
-        """What the broker says of itself, at most ten seconds old; None where this user of it may not ask."""
+        """What the broker reports about itself, at most ten seconds old; None if the page's broker user may not ask."""
         checkup = broker_of(self._source.transport).checkup
         if checkup is not None and (self._asked is None or time.monotonic() - self._asked >= PAUSE):
             try:

@@ -1,8 +1,8 @@
-"""What the searches of one page may take of the broker: they go one after the other, and rest as long as they took.
+"""The searches of one page: they run one after the other, and rest as long as they took.
 
-So all of them together take half of the time of one client at most, however many people search. After a rest they go on for a
-second without another one, so that somebody who is alone does not wait. What is counted in the background goes in pieces, which
-take turns in the same way, but among themselves: nobody who searches waits for them.
+So all of them together take at most half of the time of one client, however many people search. After a rest they run for a second
+without another rest, so that a single user does not wait. Counts in the background run in pieces, which take turns in the same way,
+but among themselves: a search does not wait for them.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Searches:
     def begin(self, turn: Turn | None = None) -> None:
         """Wait until it is the next one, and for the end of the rest.
 
-        Raises `Refused` for a request that waits too long, or was given up meanwhile. What is no request waits as long as it takes.
+        Raises `Refused` for a request that waits too long, or was given up meanwhile. Without a `turn` the wait has no bound.
         """
         mine = object()
         with self._moved:

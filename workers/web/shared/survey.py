@@ -1,7 +1,7 @@
 """The causes of all dead letters, counted in the background: the newest dead letters at once, the others a piece at a time.
 
-One walk serves everybody. Each piece is a search in its turn (`Searches`), so that it leaves the broker to others. It ends when all
-are counted or nobody has asked for a while. The next walk sees what has changed.
+One walk serves everybody. Each piece waits for its turn (`Searches`), so that others can use the broker meanwhile. The walk ends
+when all are counted, or when nobody has asked for a while. The next walk sees what has changed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 #: Dead letters that are read at once. Seconds that a request waits for the first causes, and that a piece of the walk takes.
 PIECE, AT_ONCE, ON = 500, 0.4, 0.05
-#: Seconds that a count holds, and that a walk goes on unread.
+#: Seconds that a count is valid, and that a walk goes on if nobody asks for it.
 FRESH, UNREAD = 10.0, 60.0
 
 
@@ -54,7 +54,7 @@ class Counted:
         return sum(self.depths.values())
 
     def is_whole_since(self, seconds: float) -> bool:
-        """Whether all were counted, and no longer ago."""
+        """Whether all were counted, and at most so many seconds ago."""
         return self.ended is not None and time.monotonic() - self.ended < seconds
 
 
@@ -69,7 +69,7 @@ class Survey:
         self._asked: dict[str, float] = {}
 
     def of(self, queue: str, depths: Mapping[str, int]) -> Counted:
-        """The newest count of this queue (empty: of all), made now as far as it goes at once. Raises what the broker does.
+        """The newest count of this queue (empty: of all); the first piece of a new one is counted now. Raises what the broker does.
 
         A whole count of the last minute is shown until the next one is whole.
         """
@@ -105,7 +105,7 @@ class Survey:
             self._walking.discard(queue)
 
     def _count(self, made: Counted, left: dict[str, int | None], seconds: float) -> dict[str, int | None]:
-        """Count on for so long, in its turn, queue by queue; what is left, with the place to go on from."""
+        """Count for so many seconds, queue by queue, in its turn. Returns the queues that are left, each with its next place."""
         with self._turns.one():
             return self._counted(made, dict(left), time.monotonic() + seconds)
 

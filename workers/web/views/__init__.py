@@ -26,7 +26,7 @@ SCREENS: tuple[tuple[str, str], ...] = (
     ("/operations", "Operations"),
     ("/books", "Books"),
 )
-#: The screens that may take long: they have threads of their own, for one search waits for another, and Workers for an answer.
+#: The screens that may take long. They have their own threads: one search waits for another, and Workers for the workers' answers.
 SLOW = frozenset({"/causes", "/letters", "/letter", "/task", "/workers", "/operations/preview"})
 #: What a screen is called before all of it is there.
 TITLES = {**dict(SCREENS), "/letter": "Dead letter", "/operations/preview": "Dry run"}

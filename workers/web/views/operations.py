@@ -102,7 +102,7 @@ def operation(asked: Asked) -> Shown:
 
 
 def turn(name: str, asked: Asked) -> Go:
-    """Pause, resume or abort: for who may begin the same operation."""
+    """Pause, resume or abort an operation; a user may do so who may begin the same one."""
     act, _ = TURNS[name]
     each = found(asked.runtime, asked.first("id"))
     _require(asked, each.kind, each.queue, each.options)
@@ -150,7 +150,7 @@ def _given(asked: Asked, kind: Kind, choice: Choice) -> list[tuple[str, str]]:
 
 
 def start(asked: Asked) -> Go:
-    """Begin it."""
+    """Begin the operation."""
     kind, choice, options = _plan(asked)
     if not choice.has_filter and asked.first("all") != "1":
         msg = "no dead letters are chosen: choose some with a filter, or choose all"
@@ -160,7 +160,7 @@ def start(asked: Asked) -> Go:
 
 
 def _plan(asked: Asked) -> tuple[Kind, Choice, Options]:
-    """What was asked for, where its user may do it with every queue that it concerns. Raises `InputError`, `Refused`."""
+    """What was asked for, if its user may do it with every queue that it concerns. Raises `InputError`, `Refused`."""
     try:
         kind = Kind(asked.first("kind"))
     except ValueError as exc:
@@ -183,10 +183,10 @@ def _require(asked: Asked, kind: Kind, name: str, options: Options) -> None:
 
 
 def _concerned(asked: Asked, kind: Kind, name: str, options: Options) -> list[str]:
-    """The queues that its user must have the right to, who begins or controls it; an empty name is every queue.
+    """The queues for which a user needs the right to begin or control an operation; an empty name is every queue.
 
-    A move ends in another dead-letter queue, by whose name it is allowed, also if it makes that queue. A redrive to another queue
-    concerns the one where that queue's messages die; if they die into none, or the queue is to be made, it concerns every queue.
+    A move also needs the right for the dead-letter queue where it ends, even if it makes that queue. A redrive to another queue
+    also needs it for the dead-letter queue of that queue. If that queue has none, or must be made, it needs it for every queue.
     """
     target = options.to
     if kind is Kind.MOVE:
@@ -198,7 +198,7 @@ def _concerned(asked: Asked, kind: Kind, name: str, options: Options) -> list[st
 
 
 def _cancel(asked: Asked) -> tuple[Kind, Choice, Options]:
-    """The same for messages that wait. Every queue needs a right to every queue."""
+    """As `_plan`, for messages that wait. Without a queue it needs the right for every queue."""
     name = asked.first("queue")
     asked.require(str(Kind.CANCEL), name)
     if not is_kept(asked.transport):
