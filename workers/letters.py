@@ -1,7 +1,7 @@
-"""The contents of a message as an operator sees them: what it says of itself, read from bytes that anybody may have written.
+"""The contents of a message as an operator sees them, read from bytes that anybody may have written.
 
-Nothing is refused: bytes that are no message have an id made from themselves, as a worker gives them one. A body is looked at only
-where it says that it is JSON; nothing is ever unpickled.
+Nothing is refused: bytes that are no message get an id that is made from them, the same that a worker gives them. A body is read
+only if the message says that it is JSON; nothing is ever unpickled.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
     from redelivery.middleware.messages.events import Event, Outcome
 
-#: Ids that stand in JSON as they are.
+#: Ids that JSON writes without escapes.
 _PLAIN = re.compile(r"[A-Za-z0-9_.:-]+")
 
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """A message, read. `message` is None where the bytes are none; everything else then has its default."""
+    """A message, read. `message` is None if the bytes are no message; the other fields then have their defaults."""
 
     raw: bytes
     message: dict[str, Any] | None
@@ -73,16 +73,16 @@ class Contents:
         return bool(self.task) and isinstance(self.headers.get("id"), str)
 
     def body(self) -> Any:
-        """The body, decoded, where it is plain JSON; None where it is anything else, or cannot be read."""
+        """The body, decoded, if it is plain JSON; None if it is anything else, or cannot be read."""
         return None if self.message is None else decoded(self.message)
 
     def call(self) -> tuple[Any, Any, Any] | None:
-        """Args, kwargs and embed, where the body is plain JSON of Celery's protocol 2; None where it is anything else."""
+        """Args, kwargs and embed, if the body is plain JSON of Celery's protocol 2; None if it is anything else."""
         body = self.body()
         return (body[0], body[1], body[2]) if isinstance(body, list) and len(body) == 3 else None  # noqa: PLR2004 - these three
 
     def body_bytes(self) -> bytes:
-        """The body as it was published, out of its base64 and undecoded; what is no message is all body."""
+        """The bytes of the body as it was published, without base64; all bytes if they are no message."""
         if self.message is None:
             return self.raw
         body = self.message.get("body")
@@ -102,13 +102,13 @@ class Contents:
 
 
 class Letter(Contents):
-    """A dead letter: a message with a death record, unless somebody else put it where it lies."""
+    """A dead letter: a message with a death record, unless something other than redelivery put it into its queue."""
 
     __slots__ = ()
 
     @property
     def death(self) -> Mapping[str, Any]:
-        """The record of its last death; empty where it has none."""
+        """The record of its last death; empty if it has none."""
         return self.envelope.deaths[0] if self.envelope.deaths else {}
 
     @property
@@ -118,7 +118,7 @@ class Letter(Contents):
 
     @property
     def died_ms(self) -> int | None:
-        """When it died last, by the server's time; None where it does not say."""
+        """When it died last, by the server's time; None if that is not recorded."""
         died: int | None = self.death.get("last")
         return died
 
@@ -134,7 +134,7 @@ class Letter(Contents):
 
     @property
     def origin_queue(self) -> str:
-        """The queue that it goes back to; empty where it names none."""
+        """The queue that it goes back to; empty if it names none."""
         return str(self.envelope.origin.get("queue") or "")
 
     @property
@@ -144,7 +144,7 @@ class Letter(Contents):
 
     @property
     def is_message(self) -> bool:
-        """Whether there is a message in it: what could not be decoded on arrival is kept as bytes, and nothing can run it."""
+        """Whether it holds a message: bytes that could not be decoded on arrival are kept as bytes, and nothing can run them."""
         return self.message is not None and not (self.task_id.startswith("raw-") and "task" not in self.headers)
 
     def to_row(self) -> dict[str, Any]:
@@ -164,12 +164,12 @@ class Letter(Contents):
 
 
 def may_be(raw: bytes, task_ids: Collection[str]) -> bool:
-    """Whether these bytes may be a message of one of these tasks (of any, where none is given): far cheaper than decoding them."""
+    """Whether these bytes may be a message of one of these tasks (of any, if none is given): far cheaper than decoding them."""
     return not task_ids or any(each.encode("utf-8", "replace") in raw or not stands_plainly(each) for each in task_ids)
 
 
 def stands_plainly(word: str) -> bool:
-    """Whether this word is in a message's bytes as it is, wherever the message has it; the id of what is no message is not."""
+    """Whether a message's bytes contain this id unchanged. The id of bytes that are no message is not in the bytes."""
     return _PLAIN.fullmatch(word) is not None and not word.startswith("raw-")
 
 

@@ -1,4 +1,4 @@
-"""What a broker offers those who look after it: one protocol for each feature, and the rows that these answer with."""
+"""What a broker offers its operators: one protocol for each feature, and the rows that the protocols return."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Transitions = Transport
 
 @dataclass(frozen=True, slots=True)
 class Delayed:
-    """One message that waits. `list_name` is where it goes when it is due (`due_ms`, by the server's clock).
+    """One message that waits. `list_name` is the list that it goes to when it is due (`due_ms`, by the server's clock).
 
     `ident` is its id in the store.
     """
@@ -50,10 +50,10 @@ class Delayed:
 
 @dataclass(frozen=True, slots=True)
 class Glance:
-    """What waits at one moment: how many messages for each queue, and of one queue or of all those that are `soonest` due.
+    """The messages that wait at one moment: how many for each queue, and the `soonest` due, of one queue or of all.
 
-    `course` counts all of these that are due in each part of the time from now until `until_ms` (the broker's), what is overdue in
-    the first part; `later` are due after that. `unseen` were too many to look at, and are counted nowhere.
+    `course` counts those (of one queue or of all) that are due in each part of the time from now until `until_ms` (the broker's);
+    overdue ones count in the first part. `later` are due after that. `unseen` were too many to look at, and are in neither count.
     """
 
     totals: Mapping[str, int]
@@ -68,9 +68,9 @@ class DelayStore(Protocol):
     """The messages that wait for their time. Every method raises what the broker's driver does."""
 
     def glance(self, limit: int, parts: int, queue: str | None = None, within_ms: int | None = None) -> Glance:
-        """All that waits, counted in so many parts of the next `within_ms`, or of the time until the last one is due.
+        """All waiting messages, counted in so many parts of the next `within_ms`, or of the time until the last one is due.
 
-        `limit` messages are read, those that are due first.
+        The `limit` messages that are due first are read.
         """
 
     def totals(self) -> dict[str, int]:
@@ -80,24 +80,24 @@ class DelayStore(Protocol):
         """The `limit` messages that are due first, of one queue or of all."""
 
     def pages(self, queue: str | None = None) -> Iterator[list[Delayed]]:
-        """All that waits, of one queue or of all, in pages; what is cancelled meanwhile hides none of the others."""
+        """All waiting messages, of one queue or of all, in pages; a message that is cancelled meanwhile hides no other."""
 
     def of_task(self, task_id: str) -> list[Delayed]:
         """The waiting messages of one task."""
 
     def ids_like(self, given: str, most: int) -> list[str]:
-        """The ids of waiting tasks that begin so, at most so many; one that is given whole is among them."""
+        """The ids of waiting tasks that begin with `given`, at most `most`; if `given` is a whole id, it is among them."""
 
     def cancel(self, list_name: str, ident: str, event: Event) -> Answer:
-        """Take one message out for good, and record `event`; `ALREADY` where it no longer waits."""
+        """Take one message out for good, and record `event`; `ALREADY` if it no longer waits."""
 
     def reschedule(self, list_name: str, ident: str, message: bytes, event: Event, *, due_ms: int | None) -> Answer:
-        """Have `message` wait in its place until `due_ms` (None: no longer), and record `event`; `ALREADY` as for `cancel`."""
+        """Let `message` wait in its place until `due_ms` (None: no longer), and record `event`; `ALREADY` as for `cancel`."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeadLetterQueue:
-    """One dead-letter queue. `reasons` counts those of its `sampled` newest letters, the most frequent first."""
+    """One dead-letter queue. `reasons` counts the reasons of its `sampled` newest dead letters, the most frequent first."""
 
     name: str
     origin: str
@@ -110,14 +110,14 @@ class DeadLetterQueue:
 
 @dataclass(frozen=True, slots=True)
 class LetterPage:
-    """Some letters of a queue of `total`, the newest first, each with its place: how many lay there before it."""
+    """Some dead letters of a queue of `total`, the newest first, each with its place: how many are before it in the queue."""
 
     letters: list[tuple[int, bytes]]
     total: int
 
 
 class LetterList(AbstractContextManager["LetterList"], Protocol):
-    """The letters of a queue, those that were there when it was opened."""
+    """The dead letters that were in a queue when it was opened."""
 
     @property
     def total(self) -> int:
@@ -133,12 +133,12 @@ class LetterList(AbstractContextManager["LetterList"], Protocol):
 class LetterStore(Protocol):
     """The dead-letter queues. Every method raises what the broker's driver does.
 
-    What moves letters takes those of a list that is open, each by itself, and has an answer or an error for each. A letter stands
-    for its bytes, as they lie in the queue.
+    The methods that move dead letters take those of an open list, move each by itself, and return an answer or an error for each. A
+    dead letter is named by its bytes, as they are in the queue.
     """
 
     def queues(self) -> dict[str, str]:
-        """Every dead-letter queue that was used, with the queue whose worker used it last, where the broker keeps that."""
+        """Every dead-letter queue that was used, with the queue whose worker used it last, if the broker keeps that."""
 
     def has_queue(self, name: str) -> bool:
         """Whether the broker knows a queue of this name, of whatever kind."""
@@ -147,34 +147,34 @@ class LetterStore(Protocol):
         """Whether somebody consumes this queue, as far as the broker knows."""
 
     def depth(self, name: str) -> int:
-        """How many letters there are; none is looked at."""
+        """How many dead letters there are; none is read."""
 
     def summaries(self, origins: Mapping[str, str]) -> list[DeadLetterQueue]:
-        """These queues with their origins, counted; times and reasons come from a bounded number of letters of each.
+        """These queues with their origins, counted; times and reasons come from a bounded number of dead letters of each.
 
-        They are unknown where a look leaves a mark.
+        Times and reasons are unknown if a look leaves a mark.
         """
 
     def open(self, name: str) -> LetterList:
-        """The letters of a queue, to be opened with `with`."""
+        """The dead letters of a queue, to be opened with `with`."""
 
     def page(self, name: str, before: int | None, count: int) -> LetterPage:
-        """The `count` letters in front of the place `before` (None: of the end), whatever the queue's size.
+        """The `count` dead letters in front of the place `before` (None: of the end), whatever the queue's size.
 
-        Asked for only where a look leaves no mark; else raises `BrokerError`.
+        Raises `BrokerError` if a look leaves a mark on this broker.
         """
 
     def found(self, name: str, task_ids: Collection[str]) -> Iterator[Letter]:
-        """The letters whose task id is one of these or begins with one, the newest first; reads the whole queue, in pages."""
+        """The dead letters whose task id is one of these or begins with one, the newest first; reads the whole queue, in pages."""
 
     def redrive_many(self, dead_letter_queue: str, moves: Sequence[tuple[bytes, str, bytes, Event]]) -> list[Answer | Exception]:
-        """Move letters back: each as it lies there, the list that it goes to, the message that it becomes, its event.
+        """Move dead letters back: for each its bytes, the list that it goes to, the message that it becomes, and its event.
 
-        `ALREADY`: it had gone; `MISSING`: nothing takes it; `UNSURE`: a command that died may have moved it.
+        `ALREADY`: it was gone; `MISSING`: no queue takes it; `UNSURE`: a command that died may have moved it.
         """
 
     def purge_many(self, dead_letter_queue: str, gone: Sequence[tuple[bytes, Event]]) -> list[Answer | Exception]:
-        """Remove letters for good, each with its event."""
+        """Remove dead letters for good, each with its event."""
 
     def move_many(
         self,
@@ -182,11 +182,11 @@ class LetterStore(Protocol):
         target: str,
         moves: Sequence[tuple[bytes, bytes, str, tuple[Event, Event]]],
     ) -> list[Answer | Exception]:
-        """Move letters to another dead-letter queue: each as it lies there, as it is to lie, its origin queue, its two events."""
+        """Move dead letters to another dead-letter queue: for each its bytes, its new bytes, its origin queue, its two events."""
 
 
 class OwnDeath(Protocol):
-    """A death that the broker itself brought about: why, and the dead-letter queue where it belongs."""
+    """A message that the broker itself dead-lettered: why, and the dead-letter queue where it belongs."""
 
     @property
     def target(self) -> str: ...  # noqa: D102 - as above
@@ -205,22 +205,22 @@ class DeathList(Protocol):
         """The death of each message, the oldest first, or why it stays."""
 
     def bury(self, deaths: Sequence[Any]) -> list[Answer]:
-        """Record these deaths of the list, and move their letters; an answer for each. Raises `BrokerError`."""
+        """Record these deaths of the list, and move their dead letters; an answer for each. Raises `BrokerError`."""
 
 
 class OwnDeaths(Protocol):
-    """The letters that the broker itself made, past every policy here. Every method raises what the broker's driver does."""
+    """The dead letters that the broker itself made, outside our policies. Every method raises what the broker's driver does."""
 
     def open(self, runtime: Runtime, name: str) -> AbstractContextManager[DeathList]:
-        """The letters of this queue, to be opened with `with`; their policies are the app's."""
+        """The dead letters of this queue, to be opened with `with`; the app's policies apply to them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gap:
     """Events that left the log before they were exported.
 
-    They lay between the entries `after` and `before` (stream ids; `before` is empty where nothing followed yet). `lost` is how
-    many, or None where that cannot be known. `why` is `cap` (the log passed `outcome_log_max_bytes`), `removed` (something else
+    They were between the entries `after` and `before` (stream ids; `before` is empty if nothing followed yet). `lost` is how
+    many, or None if that cannot be known. `why` is `cap` (the log passed `outcome_log_max_bytes`), `removed` (something else
     deleted them) or `replaced` (the stream is not the one that was exported last: deleted, or restored from an older copy).
     `noticed_ms` is the server's time, in milliseconds since the epoch.
     """
@@ -234,7 +234,7 @@ class Gap:
 
 @dataclass(slots=True)
 class ExportResult:
-    """What one export did. `files` are relative to the destination; `refused` counts entries that were not ours."""
+    """What one export did. `files` are relative to the destination; `refused` counts entries that are not ours."""
 
     destination: str
     events: int = 0
@@ -247,7 +247,7 @@ class ExportResult:
 class Tail(NamedTuple):
     """The end of the outcome log: the newest events, the oldest of them first; how many newer messages were not looked at.
 
-    `follow` yields what is recorded from then on, as it is recorded, without end.
+    `follow` yields each event that is recorded from then on, without end.
     """
 
     events: list[Event]
@@ -259,26 +259,26 @@ class OutcomeLog(Protocol):
     """The recorded outcomes. Every method raises what the broker's driver does."""
 
     def lead(self, token: str, lead_ms: int) -> bool:
-        """Whether the exporter of this token may export now; where one leads, it does for so long (milliseconds)."""
+        """Whether the exporter of this token may export now. If so, it leads for `lead_ms` milliseconds."""
 
     def export(self, destination: str, *, format: Format = "parquet", batch: int = 50_000) -> ExportResult:  # noqa: A002 - as the command has it
-        """Move what stands in the log to a path or a URI that pyarrow knows, about `batch` events at a time.
+        """Move the events of the log to a path or a URI that pyarrow knows, about `batch` events at a time.
 
-        Raises `InputError` where the destination cannot be written or `batch` is not positive, `BrokerError` where another export
-        runs, `ImportError` without pyarrow. What was not written stays in the log.
+        Raises `InputError` if the destination cannot be written or `batch` is not positive, `BrokerError` if another export runs,
+        `ImportError` without pyarrow. Events that were not written stay in the log.
         """
 
     def tail(self, limit: int, *, is_followed: bool) -> AbstractContextManager[Tail]:
-        """The `limit` newest events; what follows is only heard where it `is_followed`, and until the block ends."""
+        """The `limit` newest events; if it `is_followed`, also later ones until the block ends."""
 
     def hear(
         self, dead_letter_queue: str, *, since_ms: int | None = None
     ) -> AbstractContextManager[Callable[[float], Iterable[Event]]]:
-        """What is recorded from now on, of letters of this queue that went back at the least, until the block ends.
+        """The events that are recorded until the block ends, at least those of redriven dead letters of this queue.
 
-        Where the log can be read back, it is what was recorded from `since_ms` on, by the broker's time.
+        They begin now, or if the log can be read back, at `since_ms` (the broker's time).
 
-        An asking waits so many seconds at the most, and answers with what was recorded since the last one.
+        A call waits at most so many seconds, and returns the events that were recorded since the last call.
         """
 
 
@@ -299,7 +299,7 @@ class Claim(NamedTuple):
 
     operation_id: str
     token: str
-    #: Whether the lives that it opens at this moment are kept, until they are said to have ended.
+    #: Whether the lives that it opens at this moment are kept until they are reported as ended.
     follows: Callable[[], bool] = lambda: False
 
 
@@ -308,8 +308,8 @@ class StoredOperation:
     """An operation as it is stored.
 
     `about` (what is to be done) and `progress` (how far it is) are JSON, which anybody may have written. The broker counts `moved`
-    and `by_target` in the same step as each message moves. Times are the broker's, in milliseconds since the epoch; 0 where there
-    is none yet.
+    and `by_target` in the same step as each message moves. Times are the broker's, in milliseconds since the epoch; 0 if there is
+    none yet.
     """
 
     operation_id: str
@@ -330,7 +330,7 @@ class StoredOperation:
 class Record(NamedTuple):
     """One record of the audit: when, and what, as JSON that anybody may have written.
 
-    `moved` is how many messages the operation had moved by then; None where the record is of no operation.
+    `moved` is how many messages the operation had moved by then; None if the record is of no operation.
     """
 
     record_id: str
@@ -352,7 +352,7 @@ class AuditStore(Protocol):
 
     @property
     def name(self) -> str:
-        """What the broker calls it."""
+        """Its name on the broker."""
 
     def record(self, said: str) -> None:
         """Record what an operator did."""
@@ -361,27 +361,27 @@ class AuditStore(Protocol):
         """The newest records, the newest first."""
 
     def following(self, record_id: str, position: int) -> Recorded:
-        """All records that follow this one, which was the audit's `position`th; none where there are none.
+        """All records that follow this one, which was the audit's `position`th.
 
-        All that there are where `record_id` is empty, and where the audit is not the one that this was in: deleted since, or
-        restored from an older copy.
+        All records of the audit if `record_id` is empty, or if the audit is another one than before: deleted since, or restored
+        from an older copy.
         """
 
 
 class OperationStore(Protocol):
     """The operations that the broker keeps. Every method raises what the broker's driver does.
 
-    An operation is changed only where it is in one of the named states, and, where a token is named, carried out under it.
+    An operation is changed only if it is in one of the named states and, if a token is named, carried out under that token.
     """
 
     def lead(self, token: str, seconds: float) -> bool:
-        """Take or keep the lead among those that carry operations out, for this long."""
+        """Take or keep the lead among the processes that carry operations out, for this long."""
 
     def resign(self, token: str) -> None:
-        """Hand the lead on."""
+        """Give the lead up."""
 
     def begin(self, operation_id: str, about: str, record: str) -> StoredOperation:
-        """Store a new operation, which waits, and record that; the oldest of those that have ended are forgotten."""
+        """Store a new operation, which waits, and record that; the oldest operations that have ended are forgotten."""
 
     def stored(self, operation_id: str) -> StoredOperation | None:
         """One operation."""
@@ -412,17 +412,17 @@ class OperationStore(Protocol):
     ) -> Answer:
         """Bring an operation from one of `states` into `state`, and record that; `held` is the token that it must be under.
 
-        `REFUSED` where it is in another state, or under another token; `MISSING` where it is not there.
+        `REFUSED` if it is in another state, or under another token; `MISSING` if it is not there.
         """
 
     def report(self, claim: Claim, progress: str, message: str, ended: Collection[Life] = ()) -> bool:
-        """Store how far an operation is, and which lives of it have ended; False where it is no longer this process's."""
+        """Store how far an operation is, and which lives of it have ended; False if this process no longer carries it out."""
 
     def followed(self, operation_id: str) -> list[Life]:
-        """The lives that the operation opened and that were not said to have ended: generation, queue and task id of each."""
+        """The lives that the operation opened and that were not reported as ended."""
 
     def letters(self, claim: Claim) -> LetterStore:
-        """The dead-letter queues, for this operation: each letter that moves is counted, or has `Halted` once it may not."""
+        """The dead-letter queues, for this operation: each dead letter that moves is counted; if it may not move: `Halted`."""
 
     def delayed(self, claim: Claim) -> DelayStore:
         """The delay store, likewise."""
@@ -449,18 +449,18 @@ class Gauges(Protocol):
     ) -> Iterator[Gauge]:
         """Look once at these queues, and at the dead-letter queues with their origins. Raises what the broker's driver does.
 
-        `living` counts the workers that live, of the leases that there are.
+        `living` takes all leases, and counts the workers that live.
         """
 
 
 class Sightings(Protocol):
-    """What an inventory is told."""
+    """What an inventory takes in while the broker is walked."""
 
     def see(self, contents: Contents, queue: str, place: str, seen_ms: int, *, due_ms: int | None = None, owner: str = "") -> None:
-        """A message was met in this place."""
+        """A message was found in this place."""
 
     def hear(self, event: Event) -> None:
-        """This was recorded while the broker was walked."""
+        """This event was recorded while the broker was walked."""
 
 
 class InventorySource(Protocol):
@@ -469,15 +469,15 @@ class InventorySource(Protocol):
     def walk(
         self, inventory: Sightings, queues: Collection[str], letter_queues: Collection[str], *, look: bool
     ) -> Mapping[str, int]:
-        """Tell the inventory of every message; the queues that hold messages which it is not told of, with their numbers.
+        """Show the inventory every message. Returns the queues with messages that cannot be shown, and their numbers.
 
-        `look` allows a look that counts as a delivery, where the broker has no other.
+        `look` allows a look that counts as a delivery, if the broker has no other.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class NotKnown:
-    """What a broker or a worker does not say: what, why not, and how it can be known."""
+    """A fact that a broker or a worker does not report: what, why not, and how it can be known."""
 
     what: str
     why: str
@@ -486,7 +486,7 @@ class NotKnown:
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """Something of the broker's own that ends messages of these queues: a policy, or a queue's declaration.
+    """A rule of the broker's own that ends messages of these queues: a policy, or a queue's declaration.
 
     `kind` is `policy` or `declaration`; `name` is the policy's, or the queue's; `by` are its definitions or arguments.
     """
@@ -500,15 +500,15 @@ class Ending:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Condition:
-    """What a broker says of itself. None is what it does not say, or what does not exist there; `not_known` has what it does not.
+    """What a broker reports about itself. None: it does not report it (`not_known` says why), or it does not have it.
 
-    - `evicts`: the policy by which a full server deletes messages; empty where it deletes none.
+    - `evicts`: the policy by which a full server deletes messages; empty if it deletes none.
     - `keeps`: what is left after a restart: `log`, `snapshots` or `nothing`.
     - `failing`: what it has tried to write to its disk, and could not.
     - `memory`: the bytes it uses, and the most it may use.
     - `is_replica`: whether it takes no writes; `replicas`: how many replicas are connected to it.
-    - `alarm`: why it takes no publications now; empty where it takes them.
-    - `endings`: what ends messages past every policy here.
+    - `alarm`: why it takes no publications now; empty if it takes them.
+    - `endings`: the broker's own rules that end messages, outside our policies.
     """
 
     evicts: str | None = None
@@ -524,10 +524,10 @@ class Condition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogState:
-    """The outcome log at one moment. None is what the broker does not say.
+    """The outcome log at one moment. None: the broker does not report it.
 
-    `oldest_ms` is when its oldest event was recorded, None where there is none; `bytes` is what it takes; `lost` how many events
-    left it unexported since the last export.
+    `oldest_ms` is when its oldest event was recorded, None if there is none; `bytes` is its size; `lost` how many events left it
+    unexported since the last export.
     """
 
     oldest_ms: int | None
@@ -539,26 +539,26 @@ class Checkup(Protocol):
     """What `redelivery doctor` asks a broker. Every method raises what the broker's driver does, and changes nothing."""
 
     def condition(self, queues: Sequence[str], letters: Collection[str], management_url: str | None) -> Condition:
-        """What the broker says of itself, and of what ends messages of these queues and dead-letter queues."""
+        """What the broker reports about itself, and its own rules that end messages of these queues and dead-letter queues."""
 
     def log_state(self) -> LogState:
-        """How the outcome log is."""
+        """The state of the outcome log."""
 
     def leases(self) -> dict[str, str]:
-        """The leases that there are, each with a counter that its worker moves once a second; none where there are no leases."""
+        """All leases, each with a counter that its worker moves at each renewal; none if the broker keeps no leases."""
 
     def consumers(self, queues: Collection[str]) -> dict[str, int] | None:
-        """How many consumers each of these queues has, where it exists; None where the broker does not know its consumers."""
+        """How many consumers each of these queues has, if it exists; None if the broker does not know its consumers."""
 
     def wrong_clocks(self) -> dict[str, int] | None:
-        """The hosts of producers whose clocks were wrong lately, each with the milliseconds it was ahead; None where unknown."""
+        """The hosts of producers whose clocks were wrong lately, each with the milliseconds it was ahead; None if unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
     """Where one message of the task is. `detail` holds what is known there: `due_ms`, `owner`, or the dead letter's death.
 
-    `at` is a dead letter's place in its queue, as `LetterStore.page` counts it, or one nearby; None where that is not known.
+    `at` is a dead letter's place in its queue, as `LetterStore.page` counts it, or one nearby; None if that is not known.
     """
 
     place: str
@@ -580,7 +580,7 @@ class TaskLife:
 
     @property
     def task(self) -> str:
-        """The task's name, where anything says it."""
+        """The task's name, if anything names it."""
         return next(
             (each for each in (*(event.task for event in self.events), *(place.contents.task for place in self.places)) if each), ""
         )
@@ -596,7 +596,7 @@ class TaskSource(Protocol):
     """Where one task is looked for. Raises what the broker's driver does."""
 
     def read_log(self, life: TaskLife, most: int) -> None:
-        """Add the events of every task whose id begins so; at most so many events are looked at."""
+        """Add the events of every task whose id begins with that of `life`; at most `most` events are looked at."""
 
     def find(self, life: TaskLife, queues: Collection[str], letter_queues: Collection[str], most: int) -> None:
-        """Add every place where such a task is; at most so many messages of each list are looked at."""
+        """Add every place where such a task is; at most `most` messages of each list are looked at."""
