@@ -53,7 +53,7 @@ class Glance:
     """The messages that wait at one moment: how many for each queue, and the `soonest` due, of one queue or of all.
 
     `course` counts those (of one queue or of all) that are due in each part of the time from now until `until_ms` (the broker's);
-    overdue ones count in the first part. `later` are due after that. `unseen` were too many to look at, and are in neither count.
+    overdue ones count in the first part. `later` are due after that. `unseen` were too many to look at: no other count has them.
     """
 
     totals: Mapping[str, int]

@@ -1,1 +1,1 @@
-"""Event files: the outcome log, exported, and what was committed of it."""
+"""Event files: the exported outcome log, and the commits that name its files."""

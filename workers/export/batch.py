@@ -1,8 +1,9 @@
-"""A batch of the outcome log, as the export takes it: entries, where the log's cursor stands, and the gaps before them.
+"""A batch of the outcome log, as the export takes it: entries, the log's cursor, and the gaps before the entries.
 
-Everything that is read of the log is read with its counters, at one instant. A gap is seen by arithmetic: the stream counts what
-was ever added to it, the cursor holds how many of those were exported, and what is neither exported nor there is gone, whoever
-removed it. Nothing is changed here. Refused, each by name: entries that are not ours, and events whose numbers no column holds.
+The entries of a page and the log's counters are read at one instant. A gap is found by arithmetic: the stream counts all entries
+that were ever added to it, and the cursor holds how many of them were exported. Entries that are neither exported nor there are
+gone, whatever removed them. Nothing is changed here. Refused, each by name: entries that are not ours, and events whose numbers no
+column holds.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class Batch:
     position: int = 0
     newest: str = "0-0"
     trimmed_at: str = ""
-    #: When it was read (the server's milliseconds), and whether the log had the entry that was looked for.
+    #: When it was read (the server's milliseconds), and whether the log held the entry that was looked for.
     now_ms: int = 0
     has_entry: bool = False
     entries: list[Event | Refused] = field(default_factory=list)
@@ -59,7 +60,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Some entries, and what the broker knew of the log at the same instant."""
+    """Some entries, and the log's counters at the same instant."""
 
     raw: list[tuple[Any, dict[Any, Any]]]
     cursor: tuple[str, int]
@@ -71,16 +72,16 @@ class Page:
 
 
 def take(client: Redis, keys: Keys, size: int, looked_for: str = "") -> Batch:
-    """Read a batch of at most `size` entries from the broker, in pages; empty where there is nothing to export.
+    """Read a batch of at most `size` entries from the broker, in pages; empty if there is nothing to export.
 
-    `looked_for`: an entry's id; `has_entry` says whether the log had it when the first page was read.
+    `looked_for`: an entry's id; `has_entry` says whether the log held it when the first page was read.
 
-    Raises `BrokerError` where another export moved the cursor meanwhile, and whatever redis-py raises.
+    Raises `BrokerError` if another export moved the cursor meanwhile, and whatever redis-py raises.
     """
     batch = Batch()
     while (left := size - len(batch.entries)) > 0:
         count = min(left, PAGE)
-        # What was exported is no longer there: the first page begins with the oldest entry, whatever its id.
+        # Exported entries are removed: the first page begins with the oldest entry, whatever its id.
         page = _read(client, keys, f"({batch.last}" if batch.entries else "-", count, looked_for)
         if page is None:
             break
@@ -91,7 +92,7 @@ def take(client: Redis, keys: Keys, size: int, looked_for: str = "") -> Batch:
 
 
 def _read(client: Redis, keys: Keys, start: str, count: int, looked_for: str) -> Page | None:
-    """One page; None where there is no log yet."""
+    """One page; None if there is no log yet."""
     answer: Any = _READ_LOG(client, [keys.outcomes, keys.exported, keys.trimmed], [start, count, looked_for])
     if answer is None:
         return None
@@ -117,7 +118,7 @@ def _add(batch: Batch, page: Page) -> None:
         batch.last = page.cursor[0] or batch.last
     elif page.cursor != batch.began:
         raise BrokerError(OTHER_EXPORT)
-    # Entries of this batch may go while it is read: they are here already. What is gone beyond them was not read by anybody.
+    # Entries of this batch may be removed while it is read: they are here already. Any others that are gone were never read.
     if (page.gone != batch.position) if first else (page.gone > batch.position):
         batch.gaps.append(_gap(batch, page))
     batch.newest, batch.trimmed_at = page.newest, page.trimmed.get("at", "")
@@ -147,7 +148,7 @@ def _gap(batch: Batch, page: Page) -> Gap:
 
 
 def decoded(raw: Iterable[tuple[Any, Mapping[Any, Any]]]) -> Iterator[Event | Refused]:
-    """What XRANGE or XREAD answered, as events; what is none of ours is refused by name and stops nothing."""
+    """The answer of XRANGE or XREAD, as events. An entry that is not ours is refused by name; the others go on."""
     for entry_id, values in raw:
         try:
             yield Event.from_entry(entry_id, values)
@@ -156,7 +157,7 @@ def decoded(raw: Iterable[tuple[Any, Mapping[Any, Any]]]) -> Iterator[Event | Re
 
 
 def storable(entries: Iterable[Event | Refused]) -> Iterator[Event | Refused]:
-    """The same, with events whose numbers no column holds refused."""
+    """The same entries, but events whose numbers no column holds are refused."""
     for entry in entries:
         if isinstance(entry, Refused) or _fits(entry):
             yield entry

@@ -1,10 +1,10 @@
-"""Commits: what an export says that it wrote, one small file for each batch, beside the files and after them.
+"""Commits: the record of what an export wrote, one small file for each batch, written after the batch's files.
 
-A commit is `_commits/<date>/<position>-<last id>.json` under the destination: the part of the log that its batch is, and the files
-that hold it. The names of an app with a key prefix end with eight digits, made of its log's name, for another app may have the same
-ids. The cursor moves after it. So a reader of an object store, where nothing is renamed at once, can tell what is whole;
-the reconciliation sees a file that is missing; and the next export sees a log that is not the one that was exported last, also
-where the broker has forgotten its cursor (FLUSHALL, a restored copy, a failover).
+A commit is `_commits/<date>/<position>-<last id>.json` under the destination. It names the part of the log that its batch holds,
+and the files of the batch. The names for an app with a key prefix end with eight digits, made of its log's name, because another
+app may have the same ids. The cursor moves after the commit is written. So a reader of an object store, where no rename is atomic,
+can tell which files are whole; the reconciliation notices a missing file; and the next export notices another log than the one that
+was exported last, even if the broker has lost its cursor (FLUSHALL, a restored copy, a failover).
 
 Limit: logs of two brokers under one key name need two destinations.
 """
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 
 #: The folder of the commits. Spark skips such names.
 COMMITS = "_commits"
-#: What a log or an audit is called without a key prefix, on Redis and on RabbitMQ.
+#: The name of a log or an audit without a key prefix, on Redis and on RabbitMQ.
 _PLAIN = re.compile(r"redelivery[.:](?:outcomes|audit)")
 
 
 def ending_of(log: str) -> str:
-    """What the names of files end with that hold entries of this log (or audit); empty without a key prefix."""
+    """The ending of the names of files with entries of this log (or audit); empty without a key prefix."""
     return "" if _PLAIN.fullmatch(log) else f"-{hashlib.sha256(log.encode()).hexdigest()[:8]}"
 
 
@@ -65,14 +65,14 @@ _LATEST_MS = 253_402_300_799_999
 
 
 def day_of(ms: int) -> str:
-    """The date (UTC) of a time in milliseconds since the epoch; the last that there is, where it lies beyond."""
+    """The date (UTC) of a time in milliseconds since the epoch; the last date that Python has, for a later time."""
     return datetime.fromtimestamp(min(ms, _LATEST_MS) / 1000, UTC).strftime("%Y-%m-%d")
 
 
 def newest(destination: str, log: str) -> Commit | None:
-    """The commit of this log that goes furthest, of the last two days that have any; None where there is none.
+    """The commit of this log that goes furthest, of the last two days that have any; None if there is none.
 
-    Raises `InputError` where the destination cannot be read.
+    Raises `InputError` if the destination cannot be read.
     """
     folder = below(destination, COMMITS)
     best: Commit | None = None
@@ -91,10 +91,10 @@ def _last(name: str) -> str:
 
 
 def replaced(batch: Batch, commit: Commit | None) -> Gap | None:
-    """The gap before this batch where the log is not the one that `commit` is of; `commit` was read before the batch.
+    """The gap before this batch if `commit` is of another log; `commit` was read before the batch.
 
-    The cursor stands behind a commit only where an export died between the two, or has not come to move it yet; then the commit's
-    last entry is in the log. Both are looked at at one instant: between two looks, another export may have ended.
+    The cursor is before the end of a commit only if an export died between the two, or has not moved the cursor yet; then the
+    commit's last entry is in the log. Cursor and entry are read at one instant: between two reads another export may have ended.
     """
     if commit is None or not commit.files or order(batch.began[0] or "0-0") >= order(commit.last):
         return None

@@ -1,16 +1,16 @@
-"""The export of the outcome log: from the broker's stream to files that the reconciliation reads, and out of the broker.
+"""The export of the outcome log: events move from the broker's stream to files that the reconciliation reads.
 
 1. A batch is read from the stream's oldest entry on.
-2. Where entries had left the stream unexported, the gap is added to `_gaps.jsonl`.
-3. What is not ours goes to `_refused/refused-<first id>-<last id>.jsonl`, and a warning is logged. Spark skips both names.
+2. If entries had left the stream unexported, the gap is added to `_gaps.jsonl`.
+3. Entries that are not ours go to `_refused/refused-<first id>-<last id>.jsonl`, and a warning is logged. Spark skips both names.
 4. The events are written as `date=YYYY-MM-DD/hour=HH/outcomes-<first id>-<last id>.parquet` (UTC, by the event's time), each file
    complete or not there at all, and flushed to the disk.
 5. A commit names the batch's files (`redelivery.workers.export.commits`).
 6. One script moves the cursor and removes the batch from the stream.
 
 A log has one cursor, and so one destination. A crash anywhere, or a second export at the same time, exports some events twice and
-loses none: an event keeps its id, and the books count each id once. Where an export dies between 5 and 6, and the log passes its
-cap before the next one, the gap that is reported includes what those files hold.
+loses none: an event keeps its id, and the books count each id once. If an export dies between 5 and 6, and the log passes its cap
+before the next one, the reported gap includes events that those files hold.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ _row = attrgetter(*EVENTS.names)
 
 
 def export_outcomes(client: Redis, keys: Keys, destination: str, *, format: Format = "parquet", batch: int = BATCH) -> ExportResult:  # noqa: A002
-    """Export what stands in the outcome log, `batch` entries at a time, to a path or a URI that pyarrow knows.
+    """Export the outcome log, `batch` entries at a time, to a path or a URI that pyarrow knows.
 
-    What is recorded while it runs may wait for the next export. Raises `InputError` where the destination cannot be written or
-    `batch` is not positive, `BrokerError` where another export runs, and whatever redis-py raises. What is in the log and was not
-    written stays in the log.
+    Events that are recorded while it runs may wait for the next export. Raises `InputError` if the destination cannot be written or
+    `batch` is not positive, `BrokerError` if another export runs, and whatever redis-py raises. Entries that were not written stay
+    in the log.
     """
     if batch < 1:
         msg = f"batch = {batch}: give 1 or more"
@@ -75,7 +75,7 @@ def export_outcomes(client: Redis, keys: Keys, destination: str, *, format: Form
 
 
 def _write(client: Redis, keys: Keys, batch: Batch, result: ExportResult, format: Format) -> None:  # noqa: A002
-    """One batch: whatever it holds is on the disk before the log lets go of it."""
+    """Write one batch: all its entries are on the disk before they are removed from the log."""
     write_gaps(batch, result, keys.outcomes)
     ending = ending_of(keys.outcomes)
     refused = write_refused(batch, result, ending)
@@ -86,7 +86,7 @@ def _write(client: Redis, keys: Keys, batch: Batch, result: ExportResult, format
 
 
 def write_gaps(batch: Batch, result: ExportResult, name: str) -> None:
-    """Note the gaps before a batch of the log of this name beside the events."""
+    """Write the gaps before a batch of the log of this name to the destination, beside the events."""
     if not batch.gaps:
         return
     note(batch.gaps, result.destination, name)
@@ -96,7 +96,7 @@ def write_gaps(batch: Batch, result: ExportResult, name: str) -> None:
 
 
 def write_refused(batch: Batch, result: ExportResult, ending: str = "") -> int:
-    """Write what is not ours, by itself; how many entries that were."""
+    """Write the refused entries to a file of their own; return how many there were."""
     refused = [entry for entry in batch.entries if isinstance(entry, Refused)]
     if not refused:
         return 0
@@ -110,7 +110,7 @@ def write_refused(batch: Batch, result: ExportResult, ending: str = "") -> int:
 
 
 def write_events(batch: Batch, result: ExportResult, format: Format, ending: str = "") -> list[dict[str, Any]]:  # noqa: A002
-    """Write the events; the files with their numbers of rows and of bytes."""
+    """Write the events; return the files with their numbers of rows and of bytes."""
     files = []
     hours: defaultdict[str, list[Event]] = defaultdict(list)
     for entry in batch.entries:

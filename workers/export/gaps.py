@@ -1,4 +1,4 @@
-"""Gaps: what left the broker before it was exported, noted in `_gaps.jsonl` of the folder that it is missing from.
+"""Gaps: entries that left the broker before they were exported, noted in `_gaps.jsonl` of the folder where they are missing.
 
 An app with a key prefix has a file of its own, `_gaps-<eight digits>.jsonl`: another app may export to the same folder.
 """
@@ -17,22 +17,22 @@ from .tables import names, read_lines, write_rows
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-#: What the names of their files begin with. Spark skips such names.
+#: The beginning of the names of their files. Spark skips such names.
 NAME = "_gaps"
 GAPS = pa.schema({"after": pa.string(), "before": pa.string(), "lost": pa.int64(), "why": pa.string(), "noticed_ms": pa.int64()})
 
 
 def note(gaps: Iterable[Gap], folder: str, log: str) -> None:
-    """Add these gaps of a log (or audit) to those that are noted in this folder. Raises `InputError` where that fails."""
+    """Add these gaps of a log (or audit) to those that are noted in this folder. Raises `InputError` if that fails."""
     name = f"{NAME}{ending_of(log)}"
     known = {row["after"]: row for row in read_lines(folder, f"{name}.jsonl")}
-    # After a crash the same gap is noticed again: it begins where it began.
+    # After a crash the same gap is found again, with the same beginning: it is noted once.
     known |= {gap.after: asdict(gap) for gap in gaps}
     write_rows(known.values(), folder, GAPS, name=name, format="jsonl")
 
 
 def noted(folder: str) -> list[Gap]:
-    """What is noted in this folder, of any log. Raises `InputError` where it cannot be read."""
+    """The gaps that are noted in this folder, of any log. Raises `InputError` if they cannot be read."""
     files = [each for each in names(folder) if each.startswith(NAME) and each.endswith(".jsonl")]
     rows: list[dict[str, Any]] = [{"lost": None, **row} for file in files for row in read_lines(folder, file)]
     return [Gap(**{name: row[name] for name in GAPS.names}) for row in rows]

@@ -1,7 +1,7 @@
-"""Exported outcome events, read again: what the files tell of the tasks whose ids begin so, and of what somebody did.
+"""Exported outcome events, read again: those of the tasks whose ids begin with a text, or those that an actor caused.
 
-The files of the newest hours are read first, until enough events have been looked at. Of a Parquet file the column that is asked
-about is read, and the others only where one of its values is meant; of JSON lines every line.
+The files of the newest hours are read first, until enough events have been looked at. Of a Parquet file, the searched column is
+read first, and the other columns only if one of its values matches. Of JSON lines every line is read.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ENDINGS = (".parquet", ".jsonl")
 
 @dataclass(slots=True)
 class Exported:
-    """What was found: how many events were looked at, and how many files were not, since that was enough."""
+    """The events that were found, how many events were looked at, and how many files were left unread."""
 
     events: list[Event] = field(default_factory=list)
     looked_at: int = 0
@@ -35,7 +35,7 @@ class Exported:
 
 
 class Sought(NamedTuple):
-    """The events whose text in this column begins so; with `is_whole`, whose text it is. An event without one is not meant."""
+    """The events whose text in this column begins with `value`; with `is_whole`, is `value`. Events without a text do not match."""
 
     column: str
     value: str
@@ -43,29 +43,30 @@ class Sought(NamedTuple):
 
     @property
     def text(self) -> bytes:
-        """What stands in the line of each, in ASCII as lines are written."""
+        """The text that the line of each such event contains, in ASCII as lines are written."""
         return json.dumps(self.value)[1:-1].encode()
 
     def has(self, row: Mapping[str, Any]) -> bool:
-        """Whether this row is one of them."""
+        """Whether this row matches."""
         said = row.get(self.column)
         return isinstance(said, str) and (said == self.value if self.is_whole else said.startswith(self.value))
 
     def among(self, column: pa.ChunkedArray) -> pa.ChunkedArray:
-        """Which values of the column are those of one."""
+        """Which values of the column match."""
         return compute.equal(column, self.value) if self.is_whole else compute.starts_with(column, self.value)
 
 
 def exported(uri: str, given: str, most: int) -> Exported:
-    """The events of tasks whose ids begin with `given`, in the files at this URI; looks at `most` events, and ends with the file.
+    """The events of tasks whose ids begin with `given`, in the files at this URI.
 
-    Raises `InputError` where there are no such files, or one cannot be read.
+    Looks at `most` events, and at the rest of the file where it reaches that number. Raises `InputError` if there are no such
+    files, or one cannot be read.
     """
     return _read(uri, Sought("task_id", given), most)
 
 
 def acts(uri: str, actor: str, limit: int, most: int) -> Exported:
-    """The newest events that this actor is named in, or any where it is empty; ends with the file that has the `limit`th.
+    """The newest events that name this actor (empty: any actor), up to the end of the file that has the `limit`th.
 
     Looks at `most` events. Raises as `exported`.
     """
@@ -73,7 +74,7 @@ def acts(uri: str, actor: str, limit: int, most: int) -> Exported:
 
 
 def _read(uri: str, sought: Sought, most: int, limit: int | None = None) -> Exported:
-    """The events that are sought, the newest file first."""
+    """The events that match, the newest file first."""
     filesystem, folder = resolve(uri)
     found = Exported()
     try:
@@ -97,7 +98,7 @@ def _read(uri: str, sought: Sought, most: int, limit: int | None = None) -> Expo
 
 
 def _files(filesystem: fs.FileSystem, folder: str) -> list[str]:
-    """The files of events; what begins with a dot or an underscore is none."""
+    """The files of events; names that begin with a dot or an underscore are left out."""
     if filesystem.get_file_info(folder).type is fs.FileType.File:
         return [folder]
     there = filesystem.get_file_info(fs.FileSelector(folder, recursive=True, allow_not_found=True))

@@ -1,6 +1,6 @@
 """Files that only their owner may read (folders of mode 0700, files of 0600): they hold whole dead letters.
 
-Limit: a folder that is there already keeps its mode, and so who may enter it.
+Limit: a folder that exists already keeps its mode: others may still be able to enter it.
 """
 
 from __future__ import annotations

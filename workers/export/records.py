@@ -1,14 +1,15 @@
-"""The audit's records as files, beside the exported events: what was written, how far, and what had gone before.
+"""The audit's records as files, beside the exported events.
 
-All of it is below `_audit` in the destination, a name that the books, Spark and every reader of events pass over:
+All files are below `_audit` in the destination, a name that the books, Spark and every reader of events skip:
 
 - `<date>/records-<first id>-<last id>-<count>.jsonl`: records, by their times (UTC), each a JSON object on a line of its own; the
-  name of an app with a key prefix ends with `-<eight digits>` (`commits.ending_of`), for another app may have the same ids;
+  name for an app with a key prefix ends with `-<eight digits>` (`commits.ending_of`), because another app may have the same ids;
 - `_exported.jsonl`: how far each audit was exported; two apps with key prefixes of their own may share a destination;
 - `_gaps.jsonl`: records that left the broker before they were exported.
 
-What is written is noted as exported behind its files. A kill in between has its records written once more, in the file of the same
-name if nothing was recorded since. So a reader takes each record once, by the audit's name (`log`) and the record's id.
+`_exported.jsonl` is updated after the records are written. After a kill in between, the same records are written once more, to the
+file of the same name if nothing was recorded since. So a reader takes each record once, by the audit's name (`log`) and the id of
+the record.
 """
 
 from __future__ import annotations
@@ -41,20 +42,20 @@ _CURSORS = pa.schema({"log": pa.string(), "record_id": pa.string(), "position": 
 
 
 class Cursor(NamedTuple):
-    """How far an audit was exported: the last record's id, and how many records had been added with it."""
+    """How far an audit was exported: the last record's id, and how many records had been added up to it."""
 
     record_id: str = ""
     position: int = 0
 
 
 def cursor_of(destination: str, log: str) -> Cursor:
-    """How far this audit was exported to this destination. Raises `InputError` where that cannot be read."""
+    """How far this audit was exported to this destination. Raises `InputError` if that cannot be read."""
     found = _cursors(destination).get(log, {})
     return Cursor(str(found.get("record_id", "")), int(found.get("position", 0)))
 
 
 def advance(destination: str, log: str, cursor: Cursor) -> None:
-    """Note how far this audit was exported. Raises `InputError` where the destination cannot be written."""
+    """Note how far this audit was exported. Raises `InputError` if the destination cannot be written."""
     known = _cursors(destination) | {log: {"log": log, **cursor._asdict()}}
     write_rows(known.values(), below(destination, AUDIT), _CURSORS, name=_EXPORTED, format="jsonl")
 
@@ -64,7 +65,7 @@ def _cursors(destination: str) -> dict[str, dict[str, Any]]:
 
 
 def write_records(destination: str, rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Write records, in the order in which they were made; the files. Raises `InputError` where they cannot be written."""
+    """Write records, in the order in which they were made; return the files. Raises `InputError` if they cannot be written."""
     days: defaultdict[str, list[Mapping[str, Any]]] = defaultdict(list)
     for row in rows:
         days[day_of(row["at_ms"])].append(row)
@@ -80,8 +81,8 @@ def write_records(destination: str, rows: Sequence[Mapping[str, Any]]) -> list[s
 def read_records(destination: str, kept: Sequence[str]) -> Iterator[list[dict[str, Any]]]:
     """The exported records, the newest first, in lots; each once.
 
-    `kept` are the ids of those that the broker still has, the newest first: files that hold nothing else are not read. Raises
-    `InputError` where there is no destination, or a file cannot be read.
+    `kept` are the ids of the records that the broker still has, the newest first: files with only such records are not read. Raises
+    `InputError` if there is no destination, or a file cannot be read.
     """
     if not names(destination):
         msg = scrubbed(f"there is nothing at {destination}: name what `redelivery outcomes export --to` was given")
@@ -98,7 +99,7 @@ def read_records(destination: str, kept: Sequence[str]) -> Iterator[list[dict[st
 
 
 def _are_kept(places: Mapping[str, int], first: str, last: str, count: int) -> bool:
-    """Whether all records of a file are among those of these places; one that somebody took out of the middle is not."""
+    """Whether the broker still has all records of a file; it has not if somebody removed one from the middle."""
     return first in places and last in places and places[first] - places[last] == count - 1
 
 

@@ -1,4 +1,4 @@
-"""What an inventory has seen: each life once, in the place where it was seen last. Events that tell of moves correct it."""
+"""What an inventory has seen: each life once, in the place where it was seen last. Events of moves correct it."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ if TYPE_CHECKING:
 
     from ..letters import Contents
 
-#: The most of an exception's message that is kept.
+#: Characters of an exception's message that are kept.
 MAX_MESSAGE = 200
 
 QUEUE, UNACKED, DELAYED, DEAD_LETTER = "queue", "unacked", "delayed", "dead_letter"
 
 
 class Life(NamedTuple):
-    """Which life a message is in."""
+    """The life that a message is in."""
 
     task_id: str
     nesting: int
@@ -28,7 +28,7 @@ class Life(NamedTuple):
 
 
 class Sight(NamedTuple):
-    """Where it was seen, and when (server's ms); of a dead letter, what its exception said."""
+    """Where a message was seen, and when (server's ms); for a dead letter, also the message of its exception."""
 
     place: str
     task: str
@@ -46,7 +46,7 @@ class Inventory:
     unlisted: Mapping[str, int] = field(default_factory=dict)
 
     def see(self, contents: Contents, queue: str, place: str, seen_ms: int, *, due_ms: int | None = None, owner: str = "") -> None:
-        """A message was met. A dead letter is one wherever it is: its handler may hold it, or it waits to be handled again."""
+        """A message was found. A dead letter counts as one in any place: a handler may hold it, or it waits to be handled again."""
         envelope, message = contents.envelope, None
         if envelope.is_letter:
             place, due_ms, message = DEAD_LETTER, None, _said(envelope.failure)
@@ -55,7 +55,7 @@ class Inventory:
         self.lives[life] = Sight(place, contents.task, due_ms, owner, seen_ms, message)
 
     def hear(self, event: Event) -> None:
-        """An event tells of a move: it counts where nothing was seen after it."""
+        """An event records a move: it counts unless the life was seen after it."""
         life = Life(event.task_id, event.nesting, event.generation, event.queue)
         if event.outcome == Outcome.REDRIVEN:
             self.lives.pop(life._replace(generation=event.generation - 1), None)
@@ -70,13 +70,13 @@ class Inventory:
             self.lives[life] = Sight(place, event.task, due_ms, event.worker if place == UNACKED else "", event.at_ms)
 
     def rows(self, *, redact: bool = False) -> Iterator[dict[str, Any]]:
-        """As the books read them; `redact` leaves out what exceptions said."""
+        """The rows that the books read; `redact` leaves out the messages of exceptions."""
         hidden = {"message": None} if redact else {}
         for life, sight in self.lives.items():
             yield {**life._asdict(), **sight._asdict(), **hidden}
 
     def counts(self) -> dict[str, int]:
-        """How many in each place."""
+        """How many lives are in each place."""
         counts = dict.fromkeys((QUEUE, UNACKED, DELAYED, DEAD_LETTER), 0)
         for sight in self.lives.values():
             counts[sight.place] += 1
@@ -90,7 +90,7 @@ def _said(failure: Mapping[str, Any] | None) -> str | None:
 
 
 def _place_after(event: Event) -> str | None:
-    """Where a message is after this event; None where it is nowhere any more."""
+    """Where a message is after this event; None if it is nowhere any more."""
     if event.outcome == Outcome.DEAD_LETTERED:
         return DEAD_LETTER
     if event.outcome in TERMINAL:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from ..ports import Format
 
-#: What a URI begins with; whatever does not is a path.
+#: The beginning of a URI; any other text is a path.
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 
 #: Rows that are held in memory at once, and that form one row group.
@@ -42,8 +42,8 @@ _TEXT, _COUNT, _MS = pa.string(), pa.int64(), pa.int64()
 #: An outcome event: a column for each field of it. Times are milliseconds since the epoch.
 EVENTS = pa.schema({each.name: _COUNT if "int" in str(each.type) else _TEXT for each in fields(Event)})
 
-#: A message that the broker holds; `owner` is the owner token of the worker that has it, empty where that worker is gone, and
-#: `message` what the exception of a dead letter said.
+#: A message that the broker holds; `owner` is the owner token of the worker that has it, empty if that worker is gone;
+#: `message` is the message of a dead letter's exception.
 INVENTORY = pa.schema(
     {
         "task_id": _TEXT,
@@ -61,7 +61,7 @@ INVENTORY = pa.schema(
 
 
 def below(uri: str, path: str) -> str:
-    """A folder or file below a destination; what a URI says behind its `?` (region, endpoint) stays at its end."""
+    """A folder or file below a destination; the options behind the `?` of a URI (region, endpoint) stay at its end."""
     folder, mark, options = uri.partition("?") if _SCHEME.match(uri) else (uri, "", "")
     return f"{folder.rstrip('/')}/{path}{mark}{options}"
 
@@ -78,7 +78,7 @@ def write_rows(
     """Write rows as the one file `<uri>/<name>.<format>`, in place of an earlier one of that name; returns how many.
 
     Folders are made as needed. `private`: on a local disk nobody but the owner may read the file or enter these folders. No rows
-    give a file without rows. Only `ROW_GROUP` rows are in memory at once. Raises `InputError` where the destination cannot be
+    give a file without rows. Only `ROW_GROUP` rows are in memory at once. Raises `InputError` if the destination cannot be
     written, and whatever `rows` raises: in both cases no file is left.
     """
     write = _write_parquet if format == "parquet" else _write_lines
@@ -86,12 +86,12 @@ def write_rows(
 
 
 def write_text(text: str, uri: str, file: str) -> None:
-    """Write a small file `<uri>/<file>`, whole or not at all. Raises `InputError` where the destination cannot be written."""
+    """Write a small file `<uri>/<file>`, whole or not at all. Raises `InputError` if the destination cannot be written."""
     _whole(uri, file, lambda sink: int(sink.write(text.encode())))
 
 
 def remove(uri: str, file: str) -> None:
-    """Remove `<uri>/<file>`, where there is one."""
+    """Remove `<uri>/<file>`, if there is one."""
     filesystem, folder = resolve(uri)
     if filesystem.get_file_info(f"{folder}/{file}").type is fs.FileType.File:
         filesystem.delete_file(f"{folder}/{file}")
@@ -104,7 +104,7 @@ def size_of(uri: str, file: str) -> int:
 
 
 def names(uri: str) -> list[str]:
-    """What the folder `uri` holds, by name; nothing where there is no such folder. Raises `InputError` where it cannot be read."""
+    """The names in the folder `uri`; none if there is no such folder. Raises `InputError` if it cannot be read."""
     return sorted(each.base_name for each in _listed(uri))
 
 
@@ -127,7 +127,7 @@ def _listed(uri: str, *, recursive: bool = False) -> list[fs.FileInfo]:
 
 
 def read_text(uri: str, file: str) -> str:
-    """A small file. Raises `InputError` where it cannot be read."""
+    """The text of a small file. Raises `InputError` if it cannot be read."""
     filesystem, folder = resolve(uri)
     try:
         with filesystem.open_input_stream(f"{folder}/{file}") as source:
@@ -138,7 +138,7 @@ def read_text(uri: str, file: str) -> str:
 
 
 def read_lines(uri: str, file: str) -> list[dict[str, Any]]:
-    """The rows of the JSON lines file `<uri>/<file>`; none where there is no such file."""
+    """The rows of the JSON lines file `<uri>/<file>`; none if there is no such file."""
     filesystem, folder = resolve(uri)
     try:
         with filesystem.open_input_stream(f"{folder}/{file}") as source:
@@ -156,7 +156,7 @@ def is_on_this_machine(uri: str) -> bool:
 
 
 def resolve(uri: str) -> tuple[fs.FileSystem, str]:
-    """The filesystem of a path or a URI, and the path on it. Raises `InputError` where pyarrow does not know such a URI."""
+    """The filesystem of a path or a URI, and the path on it. Raises `InputError` if pyarrow does not know such a URI."""
     try:
         if _SCHEME.match(uri) is None:
             return fs.LocalFileSystem(), str(Path(uri).absolute())
@@ -168,7 +168,7 @@ def resolve(uri: str) -> tuple[fs.FileSystem, str]:
 
 
 def _whole(uri: str, file: str, write: Callable[[Any], int], *, private: bool = False) -> int:
-    """Let `write` fill a file that has its name only when it is complete."""
+    """Let `write` fill a file, which gets its name when it is complete."""
     filesystem, folder = resolve(uri)
     # Spark skips names that begin with a dot: a crash may leave such a file.
     unfinished = f"{folder}/.{file}.{uuid.uuid4().hex}"
@@ -193,7 +193,7 @@ def _whole(uri: str, file: str, write: Callable[[Any], int], *, private: bool = 
 
 @contextlib.contextmanager
 def _sink(filesystem: fs.FileSystem, path: str, *, private: bool) -> Iterator[IO[bytes] | pa.NativeFile]:
-    """A file to write to; after it the bytes are on the disk, as far as the filesystem lets one say so."""
+    """A file to write to; after the block its bytes are on the disk, as far as the filesystem can guarantee that."""
     if isinstance(filesystem, fs.LocalFileSystem):
         with open(path, "xb", opener=private_opener if private else None) as sink:
             yield sink
@@ -234,7 +234,7 @@ def _write_lines(rows: Iterable[Mapping[str, Any]], sink: Any, schema: pa.Schema
     count = 0
     for row in rows:
         line = {key: row[key] for key in schema.names if row.get(key) is not None}
-        # Escapes and all, a lone surrogate too: `json` writes ASCII.
+        # `json` writes ASCII, with escapes, also for a lone surrogate.
         sink.write(json.dumps(line).encode() + b"\n")
         count += 1
     return count
