@@ -1,16 +1,16 @@
 """The reconciliation: do the books balance, and if not, which task does not, and why.
 
 1. Outcome events and the inventory are read (`reading.py`); with a state, only files that no earlier run has read (`state.py`).
-2. Plain lives are sorted out and counted (`plain.py`), which is cheap, and leaves few; with `--all` it is left out.
-3. What is left is folded into lives (`lives.py`), in one shuffle; the lives are kept, and everything else comes from them. With a
+2. Plain lives are sorted out and counted (`plain.py`), which is cheap, and leaves few others; with `--all` this step is skipped.
+3. The other events are folded into lives (`lives.py`), in one shuffle; the lives are kept, and all tables come from them. With a
    state, the lives that earlier runs left open are joined with them (`carrying.py`).
 4. Each life is judged (`verdicts.py`).
 5. Verdicts with their evidence (`evidence.py`), metrics, possible repeats and the summary are written, all of them or none
    (`writing.py`); and after them the state.
 
-Without a moment that ages are counted up to, that is the latest one in the inputs (when the inventory was taken among them), so
-that the same inputs give the same books whenever they are read. Refused, with `InputError`: inputs that are missing, empty, broken
-or of another shape.
+Ages are counted up to `as_of_ms`. If it is not given, it is the latest time in the inputs (that of the inventory included), so that
+the same inputs give the same books whenever they are read. Refused, with `InputError`: inputs that are missing, empty, broken or of
+another shape.
 """
 
 from __future__ import annotations
@@ -52,18 +52,18 @@ if TYPE_CHECKING:
 
     from .inputs.state import Run
 
-#: One of the things that are written, and the figures that it tells.
+#: A function that writes a part of the output, and returns the figures of that part.
 _Work = Callable[[], Figures]
 KEEP_MS = 35 * 86_400_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Books:
-    """What to reconcile: URIs, the grace in ms, `as_of_ms` (ms since the epoch), and whether balanced lives are written too.
+    """The inputs and options: URIs, the grace in ms, `as_of_ms` (ms since the epoch), and whether balanced lives are written too.
 
-    With `state`, a URI, each run reads what no earlier one has read, and carries open lives over; `keep_ms` is for how long closed
+    With `state`, a URI, each run reads only files that no earlier run has read, and carries open lives over; for `keep_ms` closed
     books can be corrected. `are_small` says that there are at most some ten thousand events: then sorting plain lives out takes
-    longer than it saves, and all lives go the whole way.
+    longer than it saves, and all events are folded.
     """
 
     outcomes: str
@@ -78,7 +78,7 @@ class Books:
 
 
 def reconcile(spark: SparkSession, books: Books, say: Callable[[str], object] = lambda _: None) -> Summary:
-    """Reconcile, and write the outputs; `say` is told how far it is. Raises `InputError`, and whatever Spark raises."""
+    """Reconcile, and write the outputs; `say` is called with the progress. Raises `InputError`, and whatever Spark raises."""
     files = Files(spark)
     output = _checked_output(files, books)
     state = None if books.state is None else State(spark, files, books.state)
@@ -91,7 +91,7 @@ def reconcile(spark: SparkSession, books: Books, say: Callable[[str], object] = 
             inputs = replace(inputs, events=plain.events, all_told=inputs.events)
             say(f"{plain.totals['lives']:,} tasks went as they should; folding the events of {plain.totals['asked']:,} others")
         left_open = inputs.open_before - (0 if plain is None else plain.totals["closed"])
-        # What the broker holds is among these, but for lives that nothing was ever told of.
+        # The lives that the broker holds are among these, except lives without any event.
         of_events = 0 if books.are_small else FEW
         asked = (of_events if plain is None else plain.totals["asked"]) + left_open
         few_asked = asked < FEW and is_local(spark)
@@ -108,7 +108,7 @@ def reconcile(spark: SparkSession, books: Books, say: Callable[[str], object] = 
 
 @contextmanager
 def _keeping() -> Iterator[Callable[[DataFrame], DataFrame]]:
-    """How to keep a table that is asked for more than once; all are let go of in the end."""
+    """A function that keeps a table which is used more than once; all of them are released at the end."""
     with ExitStack() as kept:
 
         def keep(table: DataFrame) -> DataFrame:
@@ -141,7 +141,7 @@ class _Run:
         self.as_of_ms = found_ms if books.as_of_ms is None else books.as_of_ms
 
     def finish(self, state: State | None, say: Callable[[str], object]) -> Summary:
-        """Judge, and write everything; `done` does several works, and gives what each returns."""
+        """Judge the lives, and write everything."""
         books = self.books
         plain = {} if self.plain is None else self.plain.totals
         say(f"judging {self.facts['lives'] + plain.get('lives', 0):,} lives")
@@ -171,18 +171,18 @@ class _Run:
         return summary
 
     def _about(self) -> dict[str, Any]:
-        """Whose books these are, which time their events are of, and how many dead letters the broker still has."""
+        """The app and broker of these books, the period of their events, and how many dead letters the broker still has."""
         taken, facts = self.inputs.taken, self.facts
         period = {"from_ms": facts["earliest_ms"], "until_ms": facts["watermark_ms"]}
         return {"app": taken.app, "broker": taken.broker, "dead_letters_held": facts["held"], **period}
 
     def _trend(self) -> list[Line]:
-        """What earlier runs left: in the output that is replaced, and in the state."""
+        """The lines of earlier runs: in the output that is replaced, and in the state."""
         places = [self.output] if self.books.state is None else [self.output, self.books.state]
         return [line for place in places for line in read_trend(self.files, place)]
 
     def _judged(self, state: State | None, say: Callable[[str], object]) -> tuple[DataFrame, DataFrame | None]:
-        """All lives with their verdicts, and what earlier runs had counted of them."""
+        """All lives with their verdicts, and the same lives as earlier runs had counted them."""
         base, facts = self.inputs.base, self.facts
         if state is None or base is None or base.version == 0 or not (facts["left_open"] or facts["late"]):
             return marked(self._judge(self._named(self.lives), any_redriven=facts["redriven"] > 0), None), None
@@ -193,12 +193,12 @@ class _Run:
             say(f"{found.late:,} tasks have events that came late: theirs are read again")
         lives = self._named(found.alone).unionByName(found.touched)
         any_redriven = found.any_redriven or facts["redriven"] > 0
-        # What is looked at for its relatives too is kept.
+        # With a redrive each life is also compared with the others of its task: then the table is used twice.
         lives = self.ways.keep(lives) if any_redriven else lives
         return marked(self._judge(lives, any_redriven=any_redriven), found.known), found.before
 
     def _still_open(self, held: DataFrame) -> DataFrame:
-        """The lives that earlier runs left, without those that were announced, and are closed."""
+        """The lives that earlier runs left open, without those that this run has closed as plain ones."""
         if not self.facts["left_open"]:
             return held.limit(0)
         if self.plain is not None and self.plain.totals["closed"]:
@@ -215,9 +215,9 @@ class _Run:
         return judge(lives, **times, any_redriven=any_redriven)
 
     def _writing(self, judged: DataFrame, folder: str, summary: Summary) -> list[_Work]:
-        """What writes the tables, and tells the figures of each; no work asks for what another one writes.
+        """The works that write the tables and return the figures of each; no work reads what another one writes.
 
-        For a table that has no row, by the `summary`, no life is looked at.
+        If the `summary` says that a table has no row, no life is read for it.
         """
         told = judged.where("NOT is_standing")
         has_questions = summary.has_questions
@@ -251,7 +251,7 @@ class _Run:
         return with_histories(advised(shown, heard), self.ways.sent(of), self.inputs.all_events(of))
 
     def _write_state(self, state: State, judged: DataFrame) -> Figures:
-        """Write what the next run begins with, which does not hold before it is committed."""
+        """Write the state for the next run; it is not the current one before it is committed."""
         lives = to_hold(judged, self.lives.columns, self.ways.sent, as_of_ms=self.as_of_ms, keep_ms=self.books.keep_ms)
         run = self.inputs.next_run(self.facts["watermark_ms"]).forgetting(self.as_of_ms, self.books.keep_ms)
         self.left = state.write(run, lives, about=self.facts["lives"] + self.facts["left_open"])
@@ -267,7 +267,7 @@ def _checked_output(files: Files, books: Books) -> str:
 
 
 def _look(lives: DataFrame, plain: SortedOut | None, books: Books, inputs: Inputs) -> dict[str, Any]:
-    """One look over all lives, which fills the cache: what decides how to go on, and whether the rows can be used at all."""
+    """One query over all lives, which fills the cache: the facts that decide the next steps, and a check of the rows."""
     asked = {
         "lives": "count(*)",
         "earliest_ms": "min(first_ms)",

@@ -21,7 +21,7 @@ VERDICTS: Final = tuple(RULES)
 #: The verdicts that make the books not balance.
 DISCREPANCIES: Final = tuple(name for name in VERDICTS if name not in {"in_flight", "balanced"})
 
-#: The order in which people want to read of them: what is gone, what ran twice, what waits, what is only not known.
+#: The order for people: tasks that are gone, that ran twice, that wait; and those that are only unknown.
 WORST_FIRST: Final = (
     "lost",
     "missing_dead_letter",

@@ -1,8 +1,8 @@
-"""What the books read: the schemas of the outcome events and of the inventory.
+"""The inputs of the books: the schemas of the outcome events and of the inventory.
 
-Neither is inferred from a file: a day without a single due time must not change a column's type, and a file of somebody else's must
-be refused rather than read as nothing. `REQUIRED` names the columns without which a row says nothing; every other column may be
-missing, and is then null or its default.
+Neither is inferred from a file: a day without a single due time must not change a column's type, and any other file must be
+refused, not read as an empty one. `REQUIRED` names the columns without which a row is useless; every other column may be missing,
+and is then null or its default.
 
 No Celery is imported, so that the job runs under `spark-submit` where it is not installed.
 """
@@ -38,12 +38,12 @@ def empty(spark: SparkSession, schema: StructType) -> DataFrame:
 #: The outcome events: a column for each field of one. Times and delays are milliseconds, times since the epoch.
 EVENTS: Final = _struct(**{each.name: _NUMBER if "int" in str(each.type) else _TEXT for each in fields(Event)})
 
-#: Columns of an event that nothing in the books asks for.
+#: Columns of an event that the books do not use.
 ASIDE: Final = ("root_id", "parent_id", "schema_version", "started_ms", "waited_ms", "actor")
 
 #: The inventory: one row for each message that the broker held. `owner` is the owner token of the worker that holds an `unacked`
-#: message, and empty where that worker is gone; `due_ms` is when a `delayed` one is due; `message` is what the exception of
-#: a dead letter said.
+#: message, empty if that worker is gone; `due_ms` is when a `delayed` one is due; `message` is the message of a dead letter's
+#: exception.
 INVENTORY: Final = _struct(
     task_id=_TEXT,
     generation=_NUMBER,
@@ -60,7 +60,7 @@ INVENTORY: Final = _struct(
 EVENTS_REQUIRED: Final = ("event_id", "task_id", "outcome", "queue", "at_ms")
 INVENTORY_REQUIRED: Final = ("task_id", "queue", "place", "seen_ms")
 
-#: What a missing value means; a column that is not named here stays null.
+#: The value for a missing one; a column that is not named here stays null.
 DEFAULTS: Final[dict[str, str | int]] = {
     "generation": 0,
     "task": "",
@@ -78,5 +78,5 @@ DEFAULTS: Final[dict[str, str | int]] = {
 
 
 def or_default(name: str) -> str:
-    """A column, in SQL, in which a missing value is what it means."""
+    """A column, in SQL, with its default (`DEFAULTS`) for a missing value."""
     return f"coalesce({name}, {DEFAULTS[name]!r})" if name in DEFAULTS else name

@@ -1,11 +1,11 @@
 """The order in which the steps of a life follow each other.
 
 Events are folded by (generation, delivery, step), never by time alone: clocks differ, and two events may share a millisecond.
-Within one delivery the steps are, in this order: it is published or redriven, received, put off until its ETA, and then either
-handed over again or ended; and a letter that was kept may be closed afterwards. So whatever a delivery's events say of time, its
-end comes last.
+Within one delivery the steps are, in this order: the message is published or redriven, received, delayed until its ETA, and then
+either scheduled for redelivery or ended; a kept dead letter may be closed afterwards. So the end of a delivery comes last, whatever
+the times of its events.
 
-An end that names no delivery is an operator's, who saw no delivery: it comes after all of them.
+An end without a delivery was made by an operator: it comes after all deliveries.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ STEPS: Final = (
     Outcome.UNOBSERVED,  # the last: the states of earlier versions hold the numbers of the others
 )
 
-#: The number of the first step that ends a life; all that follow do.
+#: The number of the first step that ends a life; all later steps end one too.
 ENDS: Final = next(number for number, outcome in enumerate(STEPS) if outcome in TERMINAL)
 
-#: Outcomes that may close a kept letter.
+#: Outcomes that may close a kept dead letter.
 CLOSING: Final = (Outcome.DISCARDED, Outcome.PURGED)
 
-#: Positions of one delivery: how far apart those of the next one are.
+#: How many positions one delivery has.
 DELIVERY = 16
 _AFTER_ALL = 2**31
 
-#: Positions from this one on are of ends that name no delivery.
+#: Positions from this one on belong to ends without a delivery.
 BY_NOBODY: Final = _AFTER_ALL * DELIVERY
 
 
@@ -52,7 +52,7 @@ _WORDS: Final = f"array({', '.join(map(quoted, STEPS))})"
 
 
 def number(outcome: str) -> str:
-    """The number of the outcome in this column, in SQL; -1 where it is none of ours."""
+    """The number of the outcome in this column, in SQL; -1 if it is none of ours."""
     return f"(CAST(coalesce(array_position({_WORDS}, {outcome}), 0) AS INT) - 1)"
 
 
@@ -62,6 +62,6 @@ def position(step: str, delivery: str) -> str:
 
 
 def outcome_of(position: str) -> str:
-    """The outcome at a position, in SQL; null where there is none."""
-    # Spark takes the lookup in an array without nulls for never null, whatever its index is: hence the question.
+    """The outcome at a position, in SQL; null if there is none."""
+    # Spark assumes that a lookup in an array without nulls is never null, whatever its index is: hence the CASE.
     return f"CASE WHEN {position} IS NOT NULL THEN get({_WORDS}, CAST({position} % {DELIVERY} AS INT)) END"

@@ -1,11 +1,11 @@
 """Attempts: how long they ran, what the failed ones cost, and in which release each cause first appeared.
 
-The event that ends an attempt says for how long it ran (`run_ms`) and of which release its worker was. Where it does not (a child
-that was killed, an event of an earlier version), the attempt is counted, and its time is unknown.
+The event that ends an attempt has its run time (`run_ms`) and the release of its worker. If the event has no run time (a child that
+was killed, an event of an earlier version), the attempt is counted, and its time is unknown.
 
-Run times are counted in classes (`metrics.py`), in cells that are few. All events are counted at once, without a shuffle by event:
-one that was exported twice would count twice. But its task is never plain (`plain.py`), so the events of tasks that are not plain
-are taken off again, and counted once each. An event that is exported once more to a later run counts in both.
+Run times are counted in classes (`metrics.py`), so that there are few cells. All events are counted at once, without a shuffle by
+event: an event that was exported twice counts twice. But its task is never plain (`plain.py`). So the events of tasks that are not
+plain are subtracted again, and counted once each. An event that is exported once more for a later run counts in both runs.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _SUCCEEDED: Final = f"outcome = '{Outcome.SUCCEEDED}'"
 _DIED: Final = f"{one_of('outcome', (Outcome.DEAD_LETTERED, Outcome.DISCARDED))} AND {one_of('reason', AFTER_AN_ATTEMPT)}"
 _ENDS_AN_ATTEMPT: Final = f"({_SUCCEEDED} OR outcome = '{Outcome.REDELIVERY_SCHEDULED}' OR ({_DIED}))"
 
-#: What any group of cells adds up to, as aggregates.
+#: The sums of any group of cells, as aggregates.
 RUNS: Final = {
     **{name: f"sum({name})" for name in ("attempts", "timed", "run_ms")},
     **{f"failed_{name}": f"coalesce(sum(CASE WHEN is_failed THEN {name} END), 0)" for name in ("attempts", "timed", "run_ms")},
@@ -43,7 +43,7 @@ RUNS: Final = {
 
 
 def attempts_of(events: DataFrame, asked: DataFrame | None) -> DataFrame:
-    """The cells of all attempts that ended; `asked` are the events of tasks that are not plain, None where all of them are."""
+    """The cells of all ended attempts; `asked` are the events of tasks that are not plain, None if `events` has no others."""
     ended = _ended(events)
     if asked is None:
         return _counted(_once(ended), 1)
@@ -61,7 +61,7 @@ def run_times_by(cells: DataFrame) -> DataFrame:
 
 
 def failures_by(cells: DataFrame) -> DataFrame:
-    """What the failed attempts of each cause cost, when it first appeared, and in which release."""
+    """The run time of the failed attempts of each cause, when the cause first appeared, and in which release."""
     counts = {name: RUNS[name] for name in ("attempts", "timed", "run_ms", "first_ms", "first_release")}
     return grouped(cells.where("is_failed"), ("queue", "task", "exception", "fingerprint"), counts)
 

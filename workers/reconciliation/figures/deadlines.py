@@ -1,8 +1,8 @@
-"""Deadlines: how many lives were complete in time, by what the policies said when the inventory was taken.
+"""Deadlines: how many lives were complete in time, by the policies of the time when the inventory was taken.
 
-A life is complete when it succeeds. Its deadline counts from its first event, so that a redriven task has all of it again. A life
-missed its deadline when it succeeded later, when it ended without success, or when it is open and the time is over. What was
-dropped on purpose (revoked, cancelled, ignored) has no deadline; nor has a life whose end is not known (`unobserved`).
+A life is complete when it succeeds. Its deadline counts from its first event, so that a redriven task has the whole time again. A
+life missed its deadline if it succeeded later, if it ended without success, or if it is open and the time is over. Lives that were
+dropped on purpose (revoked, cancelled, ignored) have no deadline; nor has a life whose end is not known (`unobserved`).
 
 Times to success are counted in classes (`metrics.py`), so that a success is judged to within 0.5 % of its deadline.
 """
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame
 
-#: Outcomes after which no deadline is asked for.
+#: Outcomes of lives that have no deadline.
 _ON_PURPOSE: Final = (Outcome.REVOKED, Outcome.CANCELLED, Outcome.IGNORED, Outcome.UNOBSERVED)
-#: What any group of lives with a deadline adds up to.
+#: The sums of any group of lives with a deadline.
 IN_TIME: Final = {"lives": "sum(lives)", "missed": "sum(missed)"}
 
 
 class Deadline(NamedTuple):
-    """What one pattern says: of queues or of tasks, and how many ms; None: no deadline."""
+    """The deadline of one pattern: for queues or for tasks, and how many ms; None: no deadline."""
 
     column: str
     pattern: str
@@ -37,20 +37,20 @@ class Deadline(NamedTuple):
 
     @classmethod
     def of(cls, told: Mapping[str, Any]) -> Self:
-        """As an inventory's export noted it. Raises `KeyError`, `TypeError` or `ValueError` where it is none."""
+        """As an inventory's export noted it. Raises `KeyError`, `TypeError` or `ValueError` if it is none."""
         column = "queue" if "queue" in told else "task"
         seconds = told["seconds"]
         return cls(column, str(told[column]), None if seconds is None else round(float(seconds) * 1000))
 
     @property
     def expression(self) -> str:
-        """What its pattern matches, word by word as the settings do, as an expression for a name behind a dot."""
+        """Its pattern as a regular expression for a dot and a name; it matches word by word, as the settings do."""
         words = {"*": r"\.[^.]*", "#": r"(\.[^.]*)*"}
         return "".join(words.get(word, r"\." + re.escape(word)) for word in self.pattern.split("."))
 
     @property
     def speaks(self) -> str:
-        """Whether it speaks of a row, in SQL."""
+        """Whether it applies to a row, in SQL."""
         whole = quoted(r"\A" + self.expression + r"\z")
         return f"concat('.', {self.column}) RLIKE {whole}"
 
@@ -72,6 +72,6 @@ def in_time_of(cells: DataFrame, judged: DataFrame, deadlines: Sequence[Deadline
 
 
 def _deadline_ms(deadlines: Iterable[Deadline]) -> str:
-    """The deadline of a row (`ms`), in SQL: the first that speaks of it counts."""
+    """The deadline of a row (`ms`), in SQL: the first that applies counts."""
     cases = " ".join(f"WHEN {each.speaks} THEN {'NULL' if each.ms is None else f'{each.ms}L'}" for each in deadlines)
     return f"CAST(CASE {cases} END AS BIGINT) AS ms"

@@ -1,7 +1,7 @@
 """The figures of one run: the tables `metrics` and `causes`, and the few numbers of them that the report shows.
 
-One look at the lives that have died gives the causes of death, with an example of each, and how many died when. Nothing of the
-lives is collected: what comes to the driver is as long as the report, by `LIMIT`, whatever the number of lives, queues and tasks.
+One query over the dead lives gives the causes of death, with an example of each, and how many died when. The lives are not
+collected: the driver gets at most `LIMIT` rows of each part, whatever the number of lives, queues and tasks.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ HOUR_MS: Final = 3_600_000
 
 _CAUSE: Final = ("queue", "task", "day", "reason", "fingerprint", "exception")
 
-#: What any group of deaths adds up to, as aggregates.
+#: The sums of any group of deaths, as aggregates.
 TOTALS: Final = {
     "letters": "sum(letters)",
     "redriven": "sum(redriven)",
@@ -45,7 +45,7 @@ TOTALS: Final = {
 def deaths_of(judged: DataFrame) -> DataFrame:
     """Dead letters by cause and hour of death (`hour`: hours since the epoch).
 
-    The example is the first that still lies in a dead-letter queue, for that one can be looked at; else the first of all.
+    The example is the first that is still in a dead-letter queue, because an operator can look at it; else the first of all.
     """
     facts = {
         "day": "to_date(timestamp_millis(first_ms))",
@@ -69,7 +69,7 @@ def deaths_of(judged: DataFrame) -> DataFrame:
 
 
 def causes_of(deaths: DataFrame) -> DataFrame:
-    """The dead letters of each cause: how many, how many of them were redriven or still lie there (`held`), and an example."""
+    """The dead letters of each cause: how many, how many were redriven or are still in their queue (`held`), and an example."""
     return grouped(deaths, _CAUSE, TOTALS)
 
 
@@ -97,14 +97,14 @@ MAX_OF_A_VERDICT: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What the report shows besides the summary; times are in ms.
+    """The figures of the report besides the summary; times are in ms.
 
-    `total` are the sums of `metrics.py` over everything. `flow` says how many lives went from an opening (`opened`) by a number of
-    attempts (`way`: none, first, more) to an `ending`; `attempts` how many attempts successes and deaths took; `queues` are the
-    slowest; `hours` the dead letters of each hour and reason; `causes` the most frequent; `faults` what does not balance, by
-    verdict, queue and task, with an example. `all_runs` is one row, the sums of `attempts.py` over everything; `run_times` are the
-    tasks that ran longest, `costs` the failures on which most run time was spent. `all_in_time` is one row, the lives with a
-    deadline and those that missed it, where there is any; `in_time` are the tasks that missed it most often.
+    `total` are the sums of `metrics.py` over everything. `flow` counts the lives that went from an opening (`opened`) by a number
+    of attempts (`way`: none, first, more) to an `ending`; `attempts` counts the attempts that successes and deaths took; `queues`
+    are the slowest queues; `hours` the dead letters of each hour and reason; `causes` the most frequent causes; `faults` the lives
+    that do not balance, by verdict, queue and task, with an example. `all_runs` is one row, the sums of `attempts.py` over
+    everything; `run_times` are the tasks that ran longest, `costs` the failures with the most run time. `all_in_time` is one row,
+    the lives with a deadline and those that missed it, if there are any; `in_time` are the tasks that missed it most often.
     """
 
     total: Row = field(default_factory=dict)
@@ -133,16 +133,16 @@ class Figures:
         return counts | sums | percents
 
     def __or__(self, others: Figures) -> Figures:
-        """These, and what the others tell besides."""
+        """These figures, and those of `others` that are missing here."""
         return Figures(**{name: getattr(self, name) or getattr(others, name) for name in Figures.__dataclass_fields__})
 
 
 def figures_of(
     judged: DataFrame, plain: DataFrame | None, folder: str, ways: Ways, in_time: Callable[[DataFrame, DataFrame], DataFrame] | None
 ) -> list[Callable[[], Figures]]:
-    """What writes the tables `metrics`, `in_time` and `causes` to the folder, and tells the figures of each.
+    """The works that write the tables `metrics`, `in_time` and `causes` to the folder, and return the figures of each.
 
-    `plain` are the cells of lives that are not among the judged; `in_time` makes its table of cells and judged lives, None where no
+    `plain` are the cells of lives that are not among the judged; `in_time` makes its table of cells and judged lives, None if no
     policy has a deadline.
     """
 
@@ -170,7 +170,7 @@ def figures_of(
 
 
 def runs_of(attempts: DataFrame, folder: str, ways: Ways) -> Figures:
-    """Write the tables `run_times` and `failures` to the folder; their figures. `attempts` are cells of `attempts.py`."""
+    """Write the tables `run_times` and `failures` to the folder; return their figures. `attempts` are cells of `attempts.py`."""
     cells = ways.keep(ways.together(attempts))
 
     def figures() -> Figures:
@@ -188,7 +188,7 @@ def _written(table: DataFrame, folder: str, name: str) -> Figures:
 
 
 def faults_of(spark: SparkSession, folder: str) -> Figures:
-    """What does not balance; the table `verdicts` must be there already."""
+    """The figures of the lives that do not balance; the table `verdicts` must be written already."""
     return _collected(_of_faults(spark.read.parquet(literal(f"{folder}/verdicts")).where(one_of("verdict", DISCREPANCIES))))
 
 
@@ -205,14 +205,14 @@ def _of_deaths(deaths: DataFrame) -> DataFrame:
 
 
 def _of_faults(faults: DataFrame) -> DataFrame:
-    """What does not balance, by verdict, queue and task; the example is the one that was heard of first."""
+    """The lives that do not balance, by verdict, queue and task; the example is the one with the earliest first event."""
     counts = {"lives": "count(*)", "first": "min(struct(first_ms, task_id, cause, advice))"}
     found = _grouped(faults, {"faults": "verdict, queue, task"}, counts, "lives")
     return found.selectExpr("concat('faults.', get_json_object(key, '$.verdict')) AS part", "key", "row", "weight")
 
 
 def _grouped(table: DataFrame, parts: dict[str, str], counts: dict[str, str], weight: str) -> DataFrame:
-    """The table grouped in several ways in one go: `part`, `key` and `row` (as JSON), and `weight`: the heaviest matter."""
+    """The table grouped in several ways in one query: `part`, `key` and `row` (as JSON), and `weight`: the heaviest are shown."""
     keys = {name: f"to_json(struct({key}))" if key else "'{}'" for name, key in parts.items()}
     ways = ", ".join(f"struct('{name}' AS part, {key} AS key)" for name, key in keys.items())
     by = table.selectExpr("*", f"explode(array({ways})) AS by").selectExpr("*", "by.part", "by.key")
@@ -221,7 +221,7 @@ def _grouped(table: DataFrame, parts: dict[str, str], counts: dict[str, str], we
 
 
 def _collected(parts: DataFrame) -> Figures:
-    """The rows of each part that matter most, in one action."""
+    """The rows of each part with the greatest weight, in one action."""
     known = ", ".join(f"'{name}', {number}" for name, number in LIMIT.items())
     most = f"coalesce(element_at(map({known}), part), {MAX_OF_A_VERDICT})"
     place = "row_number() OVER (PARTITION BY part ORDER BY weight DESC, key) AS place"

@@ -2,16 +2,15 @@
 
 1. `cells_of` folds the lives into cells: lives of one queue, task, day, ending, number of attempts and so on are one cell with
    their number. Everything else is counted from the cells, which are few, so that the lives are looked at once.
-2. `metrics_by` folds the cells into one row for each origin queue, task and day (UTC) on which lives were opened, so that a row
-   adds up: what was opened has ended one way or another, or is open or has a discrepancy.
+2. `metrics_by` folds the cells into one row for each origin queue, task and day (UTC) on which lives were opened. So a row adds up:
+   each life that was opened has ended in some way, is open, or has a discrepancy.
 
-A life without any event has no day and is left to the verdicts. Times to success are counted in classes, 0.5 % wide, so that a
+A life without any event has no day: it is in the verdicts only. Times to success are counted in classes, 0.5 % wide, so that a
 percentile is right to within 0.25 %, and times of any length up to a century fill fewer than 6,000 of them. Counts of classes add
-up, where percentiles of parts do not: one fold of the lives serves a row of the metrics, a queue and the whole. What a delay was
-asked to be and how long it was are compared over whole lives: asked is the sum of a life's redelivery delays, waited is the time
-from its first redelivery to its end. So waited holds the run times of the later attempts as well. An attempt is wasted when it
-brought no success: it was redelivered, it ended in a death, or it succeeded where another had already. How long attempts ran is
-counted by itself (`attempts.py`).
+up, and percentiles of parts do not: one fold of the lives serves a row of the metrics, a queue and the whole. Delays are compared
+over whole lives: asked is the sum of a life's redelivery delays, waited is the time from its first redelivery to its end. So waited
+includes the run times of the later attempts. An attempt is wasted if it brought no success: it was redelivered, it ended in a
+death, or it succeeded after another one had succeeded. Run times of attempts are counted in `attempts.py`.
 """
 
 from __future__ import annotations
@@ -34,12 +33,12 @@ _WIDTH: Final = math.log(1.005)
 
 
 def time_class(time_ms: str) -> str:
-    """The class of a time in ms, in SQL; a negative one, which only clocks that differ can make, counts as 0."""
+    """The class of a time in ms, in SQL; a negative time, which comes only from clocks that differ, counts as 0."""
     return f"CAST(floor(ln(greatest({time_ms}, 0) + 1D) / {_WIDTH!r}D) AS INT)"
 
 
 def percentiles(name: str, count: str) -> str:
-    """The `PERCENTILES` (ms, an array) of the classes in column `name`, each counted `count` times; null where there is none."""
+    """The `PERCENTILES` (ms, an array) of the classes in column `name`, each counted `count` times; null if there is none."""
     shares = ", ".join(f"{each / 100!r}D" for each in PERCENTILES)
     return f"percentile(expm1(({name} + 0.5D) * {_WIDTH!r}D), array({shares}), {count})"
 
@@ -52,7 +51,7 @@ TIMES: Final = "time_to_success_ms"
 #: More attempts than this are counted as this many.
 MAX_ATTEMPTS: Final = 100
 
-#: Deaths that follow an attempt; a message may die of any other reason without having been run.
+#: Reasons of deaths that follow an attempt; a message may die of any other reason without having been run.
 AFTER_AN_ATTEMPT: Final = (
     Reason.EXHAUSTED,
     Reason.MAX_AGE,
@@ -80,7 +79,7 @@ _OPENED: Final = (
     "CASE WHEN published > 0 THEN 'published' WHEN redriven > 0 THEN 'redriven' WHEN received > 0 THEN 'received' ELSE 'nobody' END"
 )
 
-#: What one cell holds besides what its lives have in common.
+#: The counts of one cell, besides the columns that its lives have in common.
 _COUNTS: Final = {
     "lives": "count(*)",
     "published": "count_if(published > 0)",
@@ -97,7 +96,7 @@ _COUNTS: Final = {
 }
 
 _OF_REDRIVEN: Final = "sum(CASE WHEN opened = 'redriven' THEN succeeded END)"
-#: What any group of cells adds up to, as aggregates.
+#: The sums of any group of cells, as aggregates.
 SUMS: Final = {
     **{name: f"sum({name})" for name in ("lives", "published", "redriven")},
     "succeeded_at_first_attempt": "coalesce(sum(CASE WHEN attempts <= 1 THEN succeeded END), 0)",

@@ -1,1 +1,1 @@
-"""What a run reads: the events, the inventory, and the state that the run before has left."""
+"""The inputs of a run: the events, the inventory, and the state of the run before."""

@@ -1,17 +1,17 @@
-"""Carrying over: what a run knows of the lives that earlier runs left open, and of events that came too late for theirs.
+"""Carrying over: lives that earlier runs left open, and lives with events that came after their run.
 
-Most lives begin and end within one run, and pass by here; so do those that were announced, and went as they should (`plain.py`). Of
-the others:
+Most lives begin and end within one run, and are not looked at here. Nor are those of which an earlier run knew only the
+publication, and which then went as they should (`plain.py`). The others:
 
-- a task that was carried over: what is known of its lives is joined with what is new of them;
+- a task that was carried over: the known part of its lives is joined with the new part;
 - a task with an event from before the last run's end (it came late, or a second time), or one whose opening is in no event of this
   run: all its events are read again from the files of earlier runs, and counted once each, by their ids.
 
-A life is settled when nothing more is expected of it: it balances, and no dead-letter queue should hold it; or its discrepancy was
-reported. A settled life whose verdict is another one now is a *correction*; one whose verdict is the same is *standing*: it was
+A life is settled when no more events are expected: it balances, and no dead-letter queue should hold it; or its discrepancy was
+reported. A settled life with another verdict now is a *correction*. A settled life with the same verdict is *standing*: it was
 reported once, and is not reported again.
 
-Limit: events that have no file any more cannot be compared with: what comes late of such a task is added to what is known.
+Limit: if the files of earlier events are gone, late events cannot be compared with them: they are added to the known counts.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 #: Verdicts of lives that have not ended.
 _OPEN: Final = ("in_flight", "stuck")
-#: What only the inventory of one run says of a life.
+#: Columns that come from the inventory of one run only.
 _COUNTS_SEEN: Final = ("in_dead_letters", "in_flight", "ownerless", "misplaced")
 _SEEN: Final = ("due_ms", "seen_ms", "place", "message")
 _SAID: Final = ("said", "settled")
@@ -45,9 +45,9 @@ _SAID: Final = ("said", "settled")
 
 @dataclass(frozen=True, slots=True)
 class Carried:
-    """`alone` are the lives that no earlier run knew, `touched` the others; `known` says what was said of those, by their keys.
+    """`alone` are the lives that no earlier run knew, `touched` the others; `known` has the earlier verdicts of those, by key.
 
-    `before` holds them as earlier runs had counted them; `late` is how many tasks were read again; `any_redriven` is false where no
+    `before` has the lives as earlier runs counted them; `late` is how many tasks were read again; `any_redriven` is false if no
     life of the earlier runs was opened by a redrive.
     """
 
@@ -66,10 +66,10 @@ def held_schema(lives: DataFrame) -> StructType:
 
 
 def carried(fresh: DataFrame, held: DataFrame, inputs: Inputs, ways: Ways, *, are_named: bool, any_late: bool) -> Carried:
-    """Join what is new with what is known.
+    """Join the new lives with the known ones.
 
-    `fresh` are the lives of these `inputs`, each of which has a queue where they `are_named`, and of which `any_late` says whether
-    one `may_be_late`; `held` are those of the last run's state.
+    `fresh` are the lives of these `inputs`: if they `are_named`, each has a queue; `any_late` says whether one `may_be_late`.
+    `held` are the lives of the last run's state.
     """
     keep, sent, events, inventory = ways.keep, ways.sent, inputs.events, inputs.inventory
     late = keep(_late(fresh, sent(held.select("task_id")), inputs.watermark_ms)) if any_late else fresh.select("task_id").limit(0)
@@ -114,12 +114,12 @@ def _late(fresh: DataFrame, known: DataFrame, watermark_ms: int | None) -> DataF
 
 
 def may_be_late(watermark_ms: int | None) -> str:
-    """Whether a life of this run may have events that earlier runs read, or should have; in SQL."""
+    """Whether a life of this run may have events that earlier runs read, or should have read; in SQL."""
     return f"(({_is_earlier(watermark_ms)}) OR ({_IS_UNOPENED}))"
 
 
 def _is_earlier(watermark_ms: int | None) -> str:
-    """Earlier runs read up to when it began."""
+    """Whether its first event is from a time that earlier runs have read; in SQL."""
     return f"events > 0 AND first_ms <= {-1 if watermark_ms is None else watermark_ms}"
 
 
@@ -127,7 +127,7 @@ _IS_UNOPENED: Final = f"events > 0 AND {Outcome.PUBLISHED} + {Outcome.REDRIVEN} 
 
 
 def marked(judged: DataFrame, known: DataFrame | None) -> DataFrame:
-    """The same with `was` (what was said of a settled life), `is_standing` and `is_correction`."""
+    """The same with `was` (the earlier verdict of a settled life, if another one), `is_standing` and `is_correction`."""
     if known is None:
         return judged.selectExpr("*", "CAST(NULL AS STRING) AS was", "false AS is_standing", "false AS is_correction")
     was_settled = "coalesce(settled, false)"
@@ -142,9 +142,9 @@ def marked(judged: DataFrame, known: DataFrame | None) -> DataFrame:
 def to_hold(
     judged: DataFrame, columns: list[str], sent: Callable[[DataFrame], DataFrame], *, as_of_ms: int, keep_ms: int
 ) -> DataFrame:
-    """The lives that the next run must know: all lives of every task that has one which is not settled.
+    """The lives that the next run must know: all lives of every task with a life that is not settled.
 
-    What was reported is known for `keep_ms` after its last event, and for as long as the broker has it. `sent` is as for `carried`.
+    A reported life is kept for `keep_ms` after its last event, and as long as the broker has it. `sent` is that of `Ways`.
     """
     is_kept = f"(verdict = 'balanced' AND last_word = '{Outcome.DEAD_LETTERED}' AND NOT was_redriven)"
     settled = f"(NOT {one_of('verdict', _OPEN)} AND NOT coalesce({is_kept}, false))"

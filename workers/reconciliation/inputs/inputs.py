@@ -1,7 +1,7 @@
-"""What one run reads: the events and the inventory; with a state, only the files that no earlier run has read.
+"""The inputs of one run: the events and the inventory; with a state, only the files that no earlier run has read.
 
-A run that is given what the last one was given, and finds no new file, is that run again: it begins where that one began, and gives
-the same books.
+A run with the same options and inventory as the last one, and without a new file, repeats that run: it begins with the same state,
+and gives the same books.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 class Inputs:
     """The tables of one run. `base` is the run that it follows, None without a state; `told` says what is read and left aside.
 
-    Where plain tasks were sorted out, `events` are those of the others, and `all_told` those of all tasks.
+    If plain tasks were sorted out, `events` are those of the other tasks, and `all_told` those of all tasks.
     """
 
     spark: SparkSession
@@ -50,7 +50,7 @@ class Inputs:
 
     @property
     def watermark_ms(self) -> int | None:
-        """Up to when earlier runs have read events."""
+        """The time up to which earlier runs have read events."""
         return None if self.base is None else self.base.watermark_ms
 
     @property
@@ -86,7 +86,7 @@ class Inputs:
         return self.events.unionByName(read_events(self.spark, paths)) if paths else self.events
 
     def next_run(self, watermark_ms: int | None) -> Run:
-        """What this run leaves, but for its lives. Raises `InputError` without a state."""
+        """What this run leaves for the next one, except its lives."""
         base = Run() if self.base is None else self.base
         known = [each for each in (watermark_ms, base.watermark_ms) if each is not None]
         return replace(
@@ -113,7 +113,7 @@ class Inputs:
         return paths, missing
 
 
-def gather(  # noqa: PLR0917 - what is given, and what is known of it
+def gather(  # noqa: PLR0917 - all inputs of a run
     spark: SparkSession, files: Files, outcomes: str, inventory: str, state: State | None, options: dict[str, Any]
 ) -> Inputs:
     """List, choose and open the inputs. Raises `InputError`."""

@@ -1,13 +1,13 @@
-"""Reading: which files of an export are to be read, and one table of their rows, as the fold takes them.
+"""Reading: which files of an export are read, and one table of their rows, as the fold takes them.
 
-The export writes one commit for each batch, beside the files and after them. A commit names the batch's files, with their sizes. So
-a file that no commit names was left by an export that died, and is not read: the next export writes its events again. And a file
-that a commit names and that is not there is a missing part of the books, and is refused. A folder without commits (events that
-something else wrote) is read as it stands.
+The export writes one commit for each batch, after the batch's files. A commit names these files, with their sizes. So a file that
+no commit names was left by an export that died, and is not read: the next export writes its events again. If a file that a commit
+names is missing, a part of the books is missing, and the run is refused. A folder without commits (events that something else
+wrote) is read as it is.
 
 Events and inventory are each a file or a folder (with any partition folders), Parquet or JSON lines by the endings of the files.
-Refused, with `InputError`: what is not there, a folder without a file, an ending that is neither, a Parquet file with other
-columns. What only shows when the rows are read (a truncated file, a broken line, a row without a task id) is refused then.
+Refused, with `InputError`: a missing input, a folder without a file, any other ending, a Parquet file with other columns. Faults
+that only show when the rows are read (a truncated file, a broken line, a row without a task id) are refused then.
 """
 
 from __future__ import annotations
@@ -40,16 +40,17 @@ if TYPE_CHECKING:
 #: Where the export puts its commits: `_commits/<date>/<name>.json`. Spark skips such names.
 COMMITS: Final = "_commits"
 
-#: A file that the export writes; whatever else lies there is somebody's, and is read without a commit.
+#: A file that the export writes; any other file there is somebody else's, and is read without a commit.
 _OURS: Final = re.compile(r"outcomes-\d+-\d+-\d+-\d+(?:-[0-9a-f]{8})?\.(?:parquet|jsonl)$")
 _DATE: Final = re.compile(r"/date=(\d{4}-\d{2}-\d{2})(?=/)")
 
 
 @dataclass(slots=True)
 class Listing:
-    """What there is to read: `files` by key, the commits that name them, and how many files were left aside, uncommitted.
+    """The files to read by key, the commits that name them, and how many files were left aside because no commit names them.
 
-    `rows` are the numbers of events in the files whose commits tell it; `gaps` those of the commits, each with the name of its log.
+    `rows` are the numbers of events in the files, if their commits have them; `gaps` those of the commits, each with the name of
+    its log.
     """
 
     files: dict[str, File] = field(default_factory=dict)
@@ -60,24 +61,24 @@ class Listing:
 
     @property
     def events(self) -> int | None:
-        """How many events there are to read, repeats included; None where a file's commit does not say it."""
+        """How many events there are to read, repeats included; None if a file's commit does not say it."""
         return sum(self.rows[key] for key in self.files) if self.files.keys() <= self.rows.keys() else None
 
 
 def root_of(uri: str) -> str:
-    """The folder of the whole export, where `uri` is one of its days or hours."""
+    """The folder of the whole export, if `uri` is one of its days or hours; else `uri`."""
     found = _DATE.search(f"{uri.rstrip('/')}/")
     return uri.rstrip("/") if found is None else uri[: found.start()]
 
 
 def key_of(path: str, root: str) -> str:
-    """What names a file wherever the export lies: its path from the date on, or from the folder's root."""
+    """The name of a file that does not depend on where the export is: its path from the date on, or from the folder's root."""
     found = _DATE.search(path)
     return path[found.start() + 1 :] if found is not None else path.removeprefix(root).lstrip("/")
 
 
 def date_of(key: str) -> str | None:
-    """The date of a file (`YYYY-MM-DD`, UTC), where its folder has one."""
+    """The date of a file (`YYYY-MM-DD`, UTC), if its folder has one."""
     found = _DATE.search(f"/{key}")
     return None if found is None else found[1]
 
@@ -85,7 +86,7 @@ def date_of(key: str) -> str | None:
 def listing(files: Files, uri: str, found: Iterable[File], *, known: AbstractSet[str] = frozenset(), since: str = "") -> Listing:
     """The files among `found` to read.
 
-    Left out are those and the commits that are `known`, and what is of a date before `since`.
+    Left out are files and commits that are `known`, and those of a date before `since`.
     """
     root = files.absolute(root_of(uri))
     whole, part = root.rstrip("/"), files.absolute(uri).rstrip("/")
@@ -117,7 +118,7 @@ def listing(files: Files, uri: str, found: Iterable[File], *, known: AbstractSet
 
 
 def check_size(file: File, size: int) -> None:
-    """Raises `InputError` where a file has not the size that it was written with: lines that end early look whole."""
+    """Raises `InputError` if a file does not have the size that it was written with: a cut JSON lines file may look whole."""
     if file.size != size:
         msg = f"{file.path} has {file.size} bytes and was written with {size}: it is cut off, or was changed. Restore it"
         raise InputError(msg)
@@ -150,11 +151,11 @@ def _missing(uri: str, missing: list[str]) -> str:
     )
 
 
-#: What the names of files begin with where exports note what left the outcome log before it was exported, one JSON object a line.
+#: The beginning of the names of files in which exports note events that left the outcome log unexported, one JSON object a line.
 #: An app with a key prefix has a file of its own. Spark skips such names.
 GAPS: Final = "_gaps"
 
-#: Where an inventory notes when it was taken, which one without a row would not say, and how large its file is.
+#: The file in which an inventory notes when it was taken (an empty inventory has no row to say it), and how large its file is.
 TAKEN: Final = "_taken.json"
 
 _FORMATS: Final = {
@@ -165,7 +166,7 @@ _FORMATS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """What an inventory's export noted: when it was taken (ms since the epoch), of which app and broker, and its deadlines."""
+    """The notes of an inventory's export: when it was taken (ms since the epoch), of which app and broker, and the deadlines."""
 
     seen_ms: int | None = None
     app: str = ""
@@ -174,7 +175,7 @@ class Taken:
 
 
 def find(files: Files, uri: str, what: str) -> list[File]:
-    """The files at this URI. Raises `InputError` where there is none, or one that is neither Parquet nor JSON lines."""
+    """The files at this URI. Raises `InputError` if there is none, or one that is neither Parquet nor JSON lines."""
     if not files.exists(uri):
         msg = f"there is nothing at {uri}: export the {what} first, or look at the path"
         raise InputError(msg)
@@ -190,7 +191,7 @@ def find(files: Files, uri: str, what: str) -> list[File]:
 
 
 def paths_of(found: Iterable[File]) -> list[str]:
-    """Their paths. Raises `InputError` where one is a Parquet file without a byte, which Spark would pass over in silence."""
+    """Their paths. Raises `InputError` if one is an empty Parquet file, which Spark would skip in silence."""
     paths = []
     for file in found:
         if file.size == 0 and file.name.endswith(".parquet"):
@@ -201,7 +202,7 @@ def paths_of(found: Iterable[File]) -> list[str]:
 
 
 def read_events(spark: SparkSession, paths: Sequence[str], uri: str = "") -> DataFrame:
-    """The outcome events in these files; with `uri` they are all that is there, and Spark lists them itself."""
+    """The outcome events in these files; with `uri` these are all files there, and Spark lists them itself."""
     return _read(spark, paths, uri, EVENTS, EVENTS_REQUIRED, "outcome events").drop(*ASIDE)
 
 
@@ -227,7 +228,7 @@ def _gaps_of(files: Files, uri: str, name: str) -> list[dict[str, Any]]:
 
 
 def not_noted(noted: Iterable[dict[str, Any]], of_commits: Iterable[tuple[str, dict[str, Any]]]) -> list[dict[str, Any]]:
-    """The gaps of commits that no file of gaps has. One of each log may begin behind the same entry."""
+    """The gaps of commits that no file of gaps has. Gaps of several logs may begin after the same entry id."""
     left, missing = Counter(gap.get("after") for gap in noted), []
     for (_, after), gap in {(log, gap.get("after")): gap for log, gap in of_commits}.items():
         if left[after]:
@@ -238,7 +239,7 @@ def not_noted(noted: Iterable[dict[str, Any]], of_commits: Iterable[tuple[str, d
 
 
 def read_taken(files: Files, uri: str, held: Iterable[File]) -> Taken:
-    """What the export of the inventory noted; `held` are its files, of the noted sizes."""
+    """The notes of the inventory's export; `held` are its files, whose sizes are checked."""
     text = files.read(f"{uri.rstrip('/')}/{TAKEN}") if not _format_of(uri) else None
     if text is None:
         return Taken()
@@ -254,7 +255,7 @@ def read_taken(files: Files, uri: str, held: Iterable[File]) -> Taken:
     return Taken(seen_ms, str(told.get("app") or ""), str(told.get("broker") or ""), deadlines)
 
 
-def _read(  # noqa: PLR0917 - what is read, and what it must be
+def _read(  # noqa: PLR0917 - what is read, and its columns
     spark: SparkSession,
     paths: Sequence[str],
     uri: str,
@@ -288,7 +289,7 @@ def _table(spark: SparkSession, name: str, uri: str, paths: list[str], schema: S
 
 
 def _check_columns(spark: SparkSession, path: str, schema: StructType, required: Sequence[str], what: str) -> None:
-    """Compare one file's own columns with ours: a column of ours that is not there reads as null, without a word."""
+    """Compare one file's own columns with ours: Spark reads a missing column as null, without an error."""
     actual = {each.name: each.dataType for each in spark.read.parquet(literal(path)).schema}
     missing = [name for name in required if name not in actual]
     if missing:

@@ -1,15 +1,16 @@
 """The state of the books between two runs: which files were read, and the lives that are still open.
 
-A state is a folder: `current.json` names the version that holds, `v<number>/` is a version: `lives/` (Parquet: the folded lives of
+A state is a folder. `current.json` names the current version. `v<number>/` is a version: `lives/` (Parquet: the folded lives of
 every task that is not settled, all lives of such a task together) and `run.json` (what was read, up to when). A version is written
-whole, after the outputs, and becomes the current one by one rename; the one before it is kept, so that a run that is repeated
-begins where it began. So a crash anywhere leaves the earlier version in force, and the same run can be done again. Where a file
-system cannot rename over a file (object stores), a crash between the removal of the old name and the new one leaves the new one.
+whole, after the outputs, and becomes the current one by one rename. The version before it is kept, so that a repeated run begins
+with the same state. So after a crash anywhere the earlier version is still the current one, and the same run can be done again. If
+a file system cannot rename over a file (object stores), a crash between the removal of the old name and the rename leaves the new
+file, which is read then.
 
-Each run writes the open lives anew, which is the compaction: nothing piles up. What is older than `keep` is forgotten: files of
-such days count as read, and discrepancies of then are no longer known.
+Each run writes all open lives again: so the state needs no compaction. Whatever is older than `keep` is forgotten: files of such
+days count as read, and their discrepancies are no longer known.
 
-Refused, with `InputError`: a folder that is no state, and a state that another run moved meanwhile.
+Refused, with `InputError`: a folder that is no state, and a state that another run changed meanwhile.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from ..spark.files import Files
 
 CURRENT: Final = "current.json"
-#: What becomes the current one: whole when the other is removed.
+#: The file that becomes the current one; it is complete before the old one is removed.
 _NEXT: Final = f".{CURRENT}.new"
 _FORMAT: Final = 1
 #: Lives of one file of the state.
@@ -43,13 +44,13 @@ _LIVES_PER_FILE: Final = 1_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """What a run left.
+    """The record of a run in its state.
 
-    `version` is its number, 0 before the first; `read` the files that were ever read (by key) and not forgotten, `folders` where
-    they lie, `commits` those of the export that name them, `gaps` the gaps that were reported; `watermark_ms` the latest time of
-    an event; `forgotten` the date before which nothing is known; `fresh` the files that this run read, `given` what else it was
-    given: the two say whether a run is the last one, repeated. Of the open `lives` that it left, some may have no queue (`unnamed`)
-    or have been opened by a redrive (`redriven`): so it is where a state does not say.
+    `version` is its number, 0 before the first. `read` are all files that were read (by key) and are not forgotten, `commits` the
+    export's commits that name them, `gaps` the reported gaps. `watermark_ms` is the latest time of an event, `forgotten` the date
+    before which nothing is known. `fresh` are the files that this run read, and `given` its other inputs: the two say whether a run
+    repeats the last one. `lives` is how many open lives it left; `unnamed` says whether one of them has no queue, `redriven`
+    whether one was opened by a redrive. Both are true if a state does not say it.
     """
 
     version: int = 0
@@ -71,7 +72,7 @@ class Run:
         return round(datetime.fromisoformat(f"{self.forgotten or '1970-01-01'}T00:00:00+00:00").timestamp() * 1000)
 
     def forgetting(self, as_of_ms: int, keep_ms: int) -> Run:
-        """The same without what is of a day before the oldest that is kept."""
+        """The same without files and commits of days before the oldest day that is kept."""
         since = max(datetime.fromtimestamp((as_of_ms - keep_ms) / 1000, UTC).strftime("%Y-%m-%d"), self.forgotten)
         read = {key: uri for key, uri in self.read.items() if (date_of(key) or "9") >= since}
         return replace(self, read=read, commits=[name for name in self.commits if name >= since], forgotten=since)
@@ -90,7 +91,7 @@ class State:
         self.last = self._read(self._current())
 
     def before(self, run: Run) -> Run:
-        """The run before this one: what a repetition of it begins with."""
+        """The run before this one: a repetition of this run begins with it."""
         return self._read(run.version - 1)
 
     def lives(self, run: Run, schema: StructType) -> DataFrame:
@@ -101,7 +102,7 @@ class State:
         return found.fillna(0, [name for name in STEPS if name in schema.names])
 
     def write(self, run: Run, lives: DataFrame, *, about: int) -> Run:
-        """Write a version, which does not hold yet, of `about` so many lives; returns it with what was written of them."""
+        """Write a version of `about` so many lives, which is not the current one yet; returns it with the counts of its lives."""
         folder = self._version(run.version)
         self._files.remove(folder)
         lives.coalesce(max(1, -(-about // _LIVES_PER_FILE))).write.parquet(f"{folder}/lives")
@@ -112,7 +113,7 @@ class State:
         return run
 
     def commit(self, run: Run) -> None:
-        """Make it the one that holds, and remove what is older than the one before it."""
+        """Make it the current version, and remove all versions except it and the one before."""
         if self._current() not in {self.last.version, run.version}:
             msg = f"{self.uri}: another run changed the state meanwhile; nothing is lost: run this one again, one at a time"
             raise InputError(msg)
@@ -132,7 +133,7 @@ class State:
             return int(self._object(CURRENT, text)["version"])
         try:
             return int(json.loads(self._files.read(f"{self.uri}/{_NEXT}") or "")["version"])
-        except ValueError:  # none, or that of a first run which died while it wrote it
+        except ValueError:  # there is none, or a first run died while it wrote it
             return 0
 
     def _read(self, version: int) -> Run:

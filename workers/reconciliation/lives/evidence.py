@@ -1,10 +1,10 @@
 """Evidence: why a life does not balance, what happened to it step by step, and what to do.
 
 For a discrepancy, `cause` says what is known and what it likely means, `advice` what to do, and `history` lists its events in order
-(by delivery and step, as they were judged), the last `LIMIT` of them. Only lives with a discrepancy, or with a correction, have
-their events looked up; `redelivery task show` lists those of a life that is merely open.
+(by delivery and step, as they were judged), the last `LIMIT` of them. Events are looked up only for lives with a discrepancy or a
+correction; `redelivery task show` lists those of a life that is open.
 
-Limit: a cause is the likely one. The books see what was recorded, and not who deleted a key.
+Limit: a cause is the likely one. The books see the recorded events, and not who deleted a key.
 """
 
 from __future__ import annotations
@@ -70,9 +70,9 @@ _ADVICE: Final = {
 
 
 def advised(lives: DataFrame, heard: DataFrame) -> DataFrame:
-    """The same with `advice`, and with the likely meaning in `cause`, where there is a discrepancy.
+    """The same with `advice`, and with the likely meaning in `cause`, if there is a discrepancy.
 
-    `heard` tells of a `worker` that it was heard of (`last_ms`), once or more often.
+    `heard` has rows of a `worker` and the time of an event of it (`last_ms`).
     """
     silent = grouped(heard.where("worker != ''"), ("worker",), {"silent_ms": "max(last_ms)"})
     advice = " ".join(f"WHEN '{name}' THEN {quoted(advice)}" for name, advice in _ADVICE.items())
@@ -87,7 +87,7 @@ def in_question(judged: DataFrame) -> DataFrame:
 
 
 def with_histories(lives: DataFrame, of: DataFrame, events: DataFrame) -> DataFrame:
-    """`lives` with `history`: the events of those that are in `of`, from all that were folded."""
+    """`lives` with `history`: the events of the lives that are also in `of`, taken from `events`."""
     generation = ["task_id", "nesting", "generation"]
     asked = of.select(*KEY)
     told = events.selectExpr(
@@ -105,14 +105,14 @@ def with_histories(lives: DataFrame, of: DataFrame, events: DataFrame) -> DataFr
 
 
 def without_histories(lives: DataFrame) -> DataFrame:
-    """The same where nothing is in question."""
+    """The same columns without a history, if no life is in question."""
     kinds = dict.fromkeys(_STEP, "string") | dict.fromkeys(("at_ms", "delivery", "attempt", "delay_ms", "due_ms"), "bigint")
     steps = ",".join(f"{name}:{kinds[name]}" for name in _STEP)
     return lives.selectExpr("*", f"CAST(NULL AS array<struct<{steps}>>) AS history", "CAST(NULL AS STRING) AS advice")
 
 
 def _likely() -> str:
-    """What the facts mean, most of the time, in SQL; null where they say no more than the rule."""
+    """The likely meaning of the facts, in SQL; null if they say no more than the rule."""
     waited = one_of("last_word", (Outcome.DEFERRED, Outcome.REDELIVERY_SCHEDULED))
     silence = f"coalesce(concat(' by ', worker, ', which was last heard of at ', {_moment('silent_ms')}), '')"
     lost = {
@@ -133,7 +133,7 @@ def _likely() -> str:
         "two copies of one message ran: a visibility timeout of plain workers, a failover, a publication that was repeated because"
         " its answer was lost, or a copy put in by hand"
     )
-    # A redelivery of the very delivery that had ended, or of a later one, and one of its redeliveries was a crash.
+    # The delivery that had ended, or a later one, was redelivered, and one of the life's redeliveries was a crash.
     crashed = f"repeats > 0 AND floor(last_scheduled / {DELIVERY}) >= floor(first_end / {DELIVERY})"
     crash = (
         f"'a worker died, or lost its connection, after it had recorded an end and before it acknowledged the message, which was"

@@ -1,12 +1,12 @@
 """Folding: from events and inventory to one row for each life.
 
 A life is one (task id, nesting, generation, origin queue); `nesting` is Celery's, because a replaced task reuses its id. Events and
-inventory are put one below the other and folded together, so that one shuffle by task id does for all: removing what was exported
-twice (the same event id and task id), the fold, and whatever compares the lives of one task.
+inventory are put into one table and folded together, so that one shuffle by task id is enough for all: the removal of events that
+were exported twice (the same event id and task id), the fold, and the comparison of the lives of one task.
 
-A life has what the verdicts, metrics and summary need of it: how often each outcome occurred (columns by the outcomes' names),
-positions (`steps.py`) of the first and last end and of the last step that was none, times, and where the broker held it. Rows
-without a queue belong to the only queue that their generation has.
+A life has the columns that the verdicts, metrics and summary need: how often each outcome occurred (columns with the outcomes'
+names), positions (`steps.py`), for instance of its first end and of its last step that is no end, times, and where the broker held
+it. Rows without a queue belong to the only queue that their generation has.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def fold(events: DataFrame, inventory: DataFrame) -> DataFrame:
 
 
 def with_queues_named(lives: DataFrame) -> DataFrame:
-    """Give what has no queue to the only queue of its generation; where there are several or none, it stays a life of its own."""
+    """Give lives without a queue the only queue of their generation; if there are several or none, they stay separate lives."""
     generation = Window.partitionBy("task_id", "nesting", "generation")
     named = F.nullif("queue", F.lit(""))
     only = F.when(F.min(named).over(generation) == F.max(named).over(generation), F.max(named).over(generation))
@@ -63,7 +63,7 @@ def _of_events(events: DataFrame) -> DataFrame:
 
 
 def _is_restored(step: str) -> str:
-    """Handed over again without a redelivery of ours: its worker died, or the broker or another client put it back."""
+    """Whether it was delivered again without a redelivery of ours: its worker died, or the broker or another client restored it."""
     lost = f"{step} = {_AGAIN} AND {or_default('reason')} = '{Reason.WORKER_LOST}'"
     restored = f"{step} = {STEPS.index(Outcome.RECEIVED)} AND {or_default('reason')} = '{RESTORED}'"
     return f"(({lost}) OR ({restored}))"
@@ -136,7 +136,7 @@ _OF_THE_LAST = frozenset({"reason", "worker", "exception"})
 
 
 def _merges(lives: DataFrame) -> dict[str, str]:
-    """How two parts of one life become one: counts add up, extremes stay extremes, and the last word is the later part's."""
+    """How two parts of one life become one: counts add up, extremes stay extremes, and the later part has the last event."""
 
     def merge(name: str) -> str:
         if name in _OF_THE_LAST:

@@ -1,34 +1,32 @@
-"""Plain lives: the many that went as they should, told from the tasks that have to be looked at.
+"""Plain lives: the many lives that went as they should are separated from those that must be looked at.
 
-Nearly every task is published once, perhaps redelivered, and succeeds. To see that, numbers are enough: one aggregation that holds
-no text, so that Spark keeps it in a small hash table and sorts nothing. What is plain is counted into cells (`metrics.py`) at once;
-only the events of all other tasks go the whole way, through `lives.py` and `verdicts.py`.
+Nearly every task is published once, perhaps redelivered, and succeeds. Numbers are enough to see that: one aggregation without
+text, which Spark keeps in a small hash table and does not sort. Plain tasks are counted into cells (`metrics.py`) at once. Only the
+events of all other tasks go the whole way, through `lives.py` and `verdicts.py`.
 
-Tasks are told apart by a hash of their id, which is a quarter of its size. If two tasks share the hash, further bits of another
+Tasks are distinguished by a hash of their id, which is a quarter of its size. If two tasks share the hash, further bits of another
 hash show it, and both go the whole way, which compares the ids themselves. So two tasks are taken for one only if all of this
 holds: 80 bits agree; queue and name agree; one was published and never ended; the other ended and was never published. Two tasks
 that both ended are never taken for one plain task.
 
-A task is plain when all of this holds; whatever else it is, the whole way finds out:
+A task is plain if all of this holds; all other tasks go the whole way:
 
 - it was published once and succeeded once, in one queue and under one name, in generation 0, without a replacement (`nesting`);
 - besides that it was only redelivered, deferred or received, each at most once in a delivery, so that no event was exported twice
-  (an event that was has the same outcome and delivery);
-- its success is its last step, and no redelivery is of the delivery that succeeded;
-- no worker died of it, and nobody restored it: it did not run twice;
+  (a repeated event has the same outcome and delivery);
+- its success is its last step, and the delivery that succeeded was not redelivered;
+- no worker died while it ran it, and nobody restored it: it did not run twice;
 - the broker does not have it, and none of its events is from the time of an earlier run;
-- no earlier run left it open, or one left nothing but its publication, which counts as if it were among the events.
+- no earlier run left it open; or an earlier run left only its publication, which is then counted with its events.
 
-So a plain task is one life, and that life is balanced: the rules of `verdicts.py` say so too, and the tests hold the two ways to
-each other.
+So a plain task is one life, and that life is balanced: the rules of `verdicts.py` say so too, and the tests compare the two ways.
 
-Nearly every life that is open when a run ends is announced: earlier runs know nothing of it but its publication. So that it need
-not go the whole way the next day, its publication is told to the first look at that day's events in numbers; where the task turns
-out to be plain, its life is closed, and `carrying.py` does not meet it. A task that more is known of, or that has
-several lives, goes the whole way.
+Nearly every life that is open when a run ends is announced: earlier runs know only its publication. The next run counts this
+publication in the first look at its events. If the task is plain then, its life is closed, and `carrying.py` does not see it. A
+task of which more is known, or which has several lives, goes the whole way.
 
-An event without a task id is of no plain task, so that the whole way meets it, and refuses it; so is one without an id of its own,
-which only the second look reads, for such ids are many and long.
+An event without a task id belongs to no plain task: the whole way reads it, and refuses it. An event without an id of its own is
+refused in the same way; only the second look reads these ids, because they are many and long.
 """
 
 from __future__ import annotations
@@ -52,7 +50,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame
 
-#: The columns of an earlier run's lives that say whether one was but announced: by one event, its publication.
+#: The columns of an earlier run's lives that say whether a life was only announced: by one event, its publication.
 ANNOUNCED: Final = StructType(
     [
         *(StructField(name, StringType()) for name in ("task_id", "queue", "task")),
@@ -65,7 +63,7 @@ _IS_ANNOUNCED: Final = (
     f"NOT settled AND events = 1 AND {Outcome.PUBLISHED} = 1 AND last = {STEPS.index(Outcome.PUBLISHED)}"
     " AND generation = 0 AND nesting = 0 AND queue != ''"
 )
-#: What is said of a task that is not plain whatever its events say, in SQL.
+#: The columns for a task that is not plain, whatever its events are, in SQL.
 NOTHING_TOLD: Final = (
     "task_id",
     "'' AS queue",
@@ -76,7 +74,7 @@ NOTHING_TOLD: Final = (
 
 
 def announced(lives: DataFrame) -> DataFrame:
-    """What the lives that earlier runs left say of their tasks: when one was published (`told_ms`), where nothing else is known."""
+    """The tasks of lives that earlier runs left; `told_ms` is when one was published, if no more is known of it."""
     told = {"told_ms": f"CASE WHEN {_IS_ANNOUNCED} THEN first_ms END", "told_attempts": "attempts"}
     return lives.selectExpr("task_id", "queue", "task", *named(told))
 
@@ -86,11 +84,11 @@ def still_open(lives: DataFrame, closed: DataFrame) -> DataFrame:
     return lives.join(closed, F.expr(f"{ID} = id"), "left_anti")
 
 
-#: The bits of `WHOSE` that tell tasks apart whose ids have one hash; the others are the name's.
+#: The bits of `WHOSE` that distinguish tasks whose ids have the same hash; the other bits are the name's.
 OF_THE_ID: Final = (1 << 16) - 1
 
-#: A hash of the task's id; a hash of queue and task, without the bits that `WHOSE` takes; and that one with bits of a hash of the
-#: id that is made in another way, for else ids with one `ID` may agree here too.
+#: A hash of the task's id; a hash of queue and task, without the bits that `WHOSE` adds; and that one with bits of another hash of
+#: the id. It is another hash function, because else ids with the same `ID` would have the same bits here too.
 ID: Final = "xxhash64(task_id)"
 NAME: Final = f"(xxhash64({or_default('queue')}, {or_default('task')}) & {~OF_THE_ID}L)"
 WHOSE: Final = f"({NAME} | (CAST(hash(task_id) AS BIGINT) & {OF_THE_ID}L))"
@@ -98,9 +96,9 @@ WHOSE: Final = f"({NAME} | (CAST(hash(task_id) AS BIGINT) & {OF_THE_ID}L))"
 
 _DAY_MS: Final = 86_400_000
 
-#: Bits of what was told of a task: its publication; for each of these outcomes, one bit for each delivery in which it happened, so
-#: that a later delivery is a greater number. And what else is known of it: that there is any event, that an earlier run left it
-#: announced, and what no plain task has.
+#: Bits for the facts of a task: its publication; for each of these outcomes, one bit for each delivery in which it happened, so
+#: that a later delivery is a greater number; that there is any event; that an earlier run left it announced; and any fact that no
+#: plain task has.
 _PUBLISHED, _EVENT, _ANNOUNCED, _OTHER = 1, 1 << 60, 1 << 61, 1 << 62
 _DELIVERIES: Final = 14
 _FIRST_BIT: Final = {
@@ -110,7 +108,7 @@ _FIRST_BIT: Final = {
 _STEPS: Final = (1 << 1 + len(_FIRST_BIT) * _DELIVERIES) - 1
 _COUNTED: Final = tuple(each for each in _FIRST_BIT if each is not Outcome.SUCCEEDED)
 
-#: Up to so many tasks that are not plain are made known to all executors; more are joined by a shuffle.
+#: Up to so many tasks that are not plain are sent to all executors; more are joined by a shuffle.
 _MAX_KNOWN: Final = 1_000_000
 
 
@@ -118,9 +116,9 @@ _MAX_KNOWN: Final = 1_000_000
 class SortedOut:
     """`events` are those of the tasks that are not plain, `cells` and `totals` count the plain lives.
 
-    `closed` has the hash (`id`) of each that an earlier run left open, and whose publication it counted: `totals` do not. `heard`
-    says when (`last_ms`) each `worker` was last heard of, in all events, which it looks at again; `earliest_ms` and `latest_ms` are
-    the first and the last time of any.
+    `closed` has the hash (`id`) of each plain task that an earlier run left open: that run counted its publication, so `totals` do
+    not. `heard` says when (`last_ms`) each `worker` had its last event; it reads all events again. `earliest_ms` and `latest_ms`
+    are the first and the last time of any event.
     """
 
     events: DataFrame
@@ -135,8 +133,8 @@ class SortedOut:
 def sort_out(events: DataFrame, others: DataFrame, keep: Callable[[DataFrame], DataFrame], *, after_ms: int | None) -> SortedOut:
     """Sort the plain lives out, in two looks at the events.
 
-    `others` has what `announced` or `NOTHING_TOLD` says of tasks, a row each time; `keep` keeps a table that is asked for more than
-    once; `after_ms` is up to when earlier runs have read.
+    `others` has rows of tasks as `announced` or `NOTHING_TOLD` makes them; `keep` keeps a table that is used more than once;
+    `after_ms` is the time up to which earlier runs have read.
     """
     sorted_out = keep(_sorted(_tasks(events, others, after_ms)))
     totals, (earliest_ms, latest_ms) = _totals(sorted_out)
@@ -157,7 +155,7 @@ def sort_out(events: DataFrame, others: DataFrame, keep: Callable[[DataFrame], D
 
 
 def _found(events: DataFrame, sorted_out: DataFrame, *, is_few: bool) -> DataFrame:
-    """The events that have to be looked at: those of all tasks that are not plain, and of one plain task for each hash of names."""
+    """The events that must be read again: those of all tasks that are not plain, and of one plain task for each hash of names."""
     rows = sorted_out.selectExpr("is_plain", "CASE WHEN NOT is_plain THEN id END AS asked", "name", "example")
     wanted = grouped(rows, ("is_plain", "asked", "name"), {"wanted": "min(example)"})
     told = wanted.selectExpr("wanted", "NOT is_plain AS is_asked")
@@ -173,7 +171,7 @@ def _defaults(*names: str) -> list[str]:
 
 
 def _tasks(events: DataFrame, others: DataFrame, after_ms: int | None) -> DataFrame:
-    """One row for each task, of numbers; what is known of `others` counts as if it were among the events."""
+    """One row of numbers for each task; the rows of `others` are counted with the events."""
     told = _rows(events, _bit(after_ms)).unionByName(_told_rows(others))
     facts = {
         "told": "count(*)",
@@ -191,7 +189,7 @@ def _tasks(events: DataFrame, others: DataFrame, after_ms: int | None) -> DataFr
 
 
 def _rows(events: DataFrame, bit: str) -> DataFrame:
-    """What each event says of its task."""
+    """The facts of each event about its task."""
     facts = {
         "id": ID,
         "bit": f"{bit} | {_EVENT}L",
@@ -204,7 +202,7 @@ def _rows(events: DataFrame, bit: str) -> DataFrame:
 
 
 def _told_rows(others: DataFrame) -> DataFrame:
-    """The same of what else is known: a publication that an earlier run counted, or what makes a task no plain one."""
+    """The same for `others`: a publication that an earlier run counted, or the fact that a task is not plain."""
     facts = {
         "id": ID,
         "bit": f"CASE WHEN told_ms IS NULL THEN {_OTHER}L ELSE {_PUBLISHED | _ANNOUNCED}L END",
@@ -217,7 +215,7 @@ def _told_rows(others: DataFrame) -> DataFrame:
 
 
 def _bit(after_ms: int | None) -> str:
-    """What an event says of its task, as one bit."""
+    """The fact of an event about its task, as one bit."""
     delivery, reason = or_default("delivery"), or_default("reason")
     holds = {
         Outcome.SUCCEEDED: f"{delivery} > 0",
@@ -238,7 +236,7 @@ def _bit(after_ms: int | None) -> str:
 
 
 def _sorted(tasks: DataFrame) -> DataFrame:
-    """Plain tasks by what the cells have in common, and by their bits; by itself, with its `id`, each other, and what was open."""
+    """Plain tasks, grouped by the columns of the cells and by their bits; other and formerly open tasks are single, with `id`."""
     told = tasks.selectExpr("*", f"coalesce({_is_plain()}, false) AS is_plain")
     common = {
         "is_plain": "is_plain",
@@ -292,7 +290,7 @@ _IS_AGAIN: Final = f"{_told(Outcome.REDELIVERY_SCHEDULED)} > 0"
 
 
 def _totals(sorted_out: DataFrame) -> tuple[dict[str, int], tuple[int | None, int | None]]:
-    """One look at all rows: `lives`, `events` and the outcomes of the plain ones, how many others; the first and the last time."""
+    """One query over all rows: `lives`, `events` and outcomes of the plain tasks, how many others; the first and the last time."""
     sums = {"lives": "sum(CASE WHEN is_plain THEN lives END)", "events": "sum(lives * bit_count(bits))"}
     sums |= {str(each): f"sum(lives * {_told(each)})" for each in _COUNTED}
     sums |= {"asked": "count_if(NOT is_plain)", "closed": "count_if(is_plain AND id IS NOT NULL)"}
@@ -304,7 +302,7 @@ def _totals(sorted_out: DataFrame) -> tuple[dict[str, int], tuple[int | None, in
 
 
 def _put_together(plain: DataFrame) -> DataFrame:
-    """The same rows without ids, those that have all in common put together."""
+    """The same rows without ids; rows that agree in all columns of their group are added up."""
     common = ("name", "bits", "days", "attempts", "time_class")
     sums = {name: f"sum({name})" for name in ("lives", "delay_asked_ms", "delay_waited_ms")}
     return grouped(plain, common, sums | {"delay_late_max_ms": "max(delay_late_max_ms)"})

@@ -1,20 +1,21 @@
 """Judging: from lives to verdicts.
 
-The nine verdicts are tried in the order of `RULES`, and the first that holds is the life's. A life is *old* when its last event
-is at least the grace before `as_of`; it is *open* while it has not ended, or was opened more often than it ended: two
-publications under one task id are two messages, and one end is not enough for both. A redrive opens a generation once: if it is
-recorded again, because the first one died half-way, that opens nothing more.
+The nine verdicts are tried in the order of `RULES`, and the first that holds is the life's. A life is *old* if its last event is at
+least the grace before `as_of`. It is *open* while it has not ended, or was opened more often than it ended: two publications under
+one task id are two messages, and one end is not enough for both. A redrive opens a generation once: if it is recorded again,
+because the first one died half-way, that opens nothing more.
 
-A life that is in the inventory alone has no event, so it is not `orphaned`: in a dead-letter queue it is a `phantom_dead_letter`,
-elsewhere it is `stuck` or `in_flight`, exactly as the rules say. Its publisher did not record it, and no worker has seen it yet.
+A life that is only in the inventory has no event, so it is not `orphaned`: in a dead-letter queue it is a `phantom_dead_letter`,
+elsewhere it is `stuck` or `in_flight`, as the rules say. Its publisher did not record it, and no worker has seen it yet.
 
-The inventory counts for what it saw: a letter that it saw before the life's last event is no phantom, and a life whose last event
-came after it looked is not lost. So either may be exported first; with the inventory first, nothing can end between the two unseen.
+The inventory counts only for the time when it looked: a dead letter that it saw before the life's last event is no phantom, and a
+life whose last event came after the look is not lost. So either may be exported first. With the inventory first, no end between the
+two exports is missed.
 
 One delivery ends once. A redelivery recorded after the end of the same delivery is somebody's copy, and the life is `resurrected`.
 
-Limits: an owner that is gone says nothing of when it went, so that the life's last event must be older than the grace. The books
-know a message by its id: a copy of it is seen when it ends, not before.
+Limits: the inventory does not say when an owner died, so the life's last event must be older than the grace. The books know a
+message by its id: a copy of it is seen when it ends, not before.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ _OPENING = (Outcome.PUBLISHED, Outcome.REDRIVEN, Outcome.RECEIVED)
 def judge(lives: DataFrame, *, as_of_ms: int, grace_ms: int, looked_ms: int | None = None, any_redriven: bool = True) -> DataFrame:
     """The lives with `verdict`, `rule`, `cause`, `age_ms` (of the last event) and `is_repeated` (its task may have run twice).
 
-    `looked_ms` is when the inventory was taken; where nobody knows, it counts as later than all events. `any_redriven` is false
-    where it is known that no life was opened by a redrive, which saves looking for one.
+    `looked_ms` is when the inventory was taken; None counts as later than all events. `any_redriven` is false if it is known that
+    no life was opened by a redrive, which saves a query for one.
     """
     related = _with_later(lives) if any_redriven else lives.selectExpr("*", "false AS was_redriven")
     facts = {"ends": _ENDS, "age_ms": f"{as_of_ms} - last_ms", "last_word": outcome_of("last")}
@@ -53,7 +54,7 @@ def judge(lives: DataFrame, *, as_of_ms: int, grace_ms: int, looked_ms: int | No
 def _with_later(lives: DataFrame) -> DataFrame:
     """Whether a later generation was opened: in the same queue, or in one where this task had no earlier life (it was moved).
 
-    Only tasks that were redriven have relatives; all others pass by.
+    Only tasks that were redriven have relatives; all others are skipped.
     """
     task = ["task_id", "nesting"]
     redriven = lives.where(F.col(Outcome.REDRIVEN) > 0).select(*task).distinct()
@@ -73,11 +74,11 @@ def _with_later(lives: DataFrame) -> DataFrame:
 
 def _verdict(as_of_ms: int, grace_ms: int, looked_ms: int | None) -> str:
     is_dead = f"coalesce(last_word = '{Outcome.DEAD_LETTERED}', false)"
-    old = f"coalesce(age_ms >= {grace_ms}, true)"  # without an event it has no age to be young by
+    old = f"coalesce(age_ms >= {grace_ms}, true)"  # a life without an event has no age: it counts as old
     is_open = f"(ends = 0 OR ends < {OPENED})"
     overdue = f"coalesce(due_ms + {grace_ms} < {as_of_ms}, false)"
     held = "(in_flight > 0 OR in_dead_letters > 0)"
-    # What the broker held before the life's last event, or did not hold before it, says nothing of what came of that event.
+    # Whether the broker held it before the life's last event says nothing about the time after that event.
     seen_since = "coalesce(last_ms <= seen_ms, true)"
     looked_since = "true" if looked_ms is None else f"coalesce(last_ms <= {looked_ms}, true)"
     same_delivery = f"floor(last_scheduled / {DELIVERY}) = floor(first_end / {DELIVERY})"
@@ -100,10 +101,10 @@ def _if_any(before: str, text: str, after: str) -> str:
     return f"coalesce(concat('{before}', nullif(CAST({text} AS STRING), ''), '{after}'), '')"
 
 
-#: How often a life ended; the one closing of a kept letter does not count.
+#: How often a life ended; the one closing of a kept dead letter does not count.
 _ENDS: Final = f"({' + '.join(map(str, STEPS[ENDS:]))} - IF(last_closing > first_death, 1, 0))"
 
-#: What is known of how it came to this, in one sentence.
+#: The last known event, in one sentence.
 _LAST: Final = ", ".join(
     (
         "'last event: '",

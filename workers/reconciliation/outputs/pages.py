@@ -18,7 +18,7 @@ from redelivery.errors import InputError
 from ..rules import WORST_FIRST
 from .written import place_of
 
-#: What a page tells of a life; `history` lists its events.
+#: The columns of a life on a page; `history` lists its events.
 COLUMNS: Final = (
     *("task_id", "verdict", "queue", "task", "generation", "cause", "advice", "rule", "was"),
     *("first_ms", "last_ms", "events", "nesting", "history"),
@@ -43,7 +43,7 @@ class Page:
 
 
 def page_of(output: str, *, verdicts: tuple[str, ...] = (), limit: int, after: int = 0, with_history: bool = False) -> Page:
-    """The lives with these verdicts (all, where none is named) from the number `after` on. Raises `InputError`."""
+    """The lives with these verdicts (all, if none is named) from the number `after` on. Raises `InputError`."""
     columns = [name for name in COLUMNS if with_history or name != "history"]
     try:
         found = _opened(output)
@@ -71,7 +71,7 @@ def _best(
 
 
 def _up_to(first: pa.Table | None, chosen: compute.Expression | None) -> compute.Expression | None:
-    """Of the chosen lives, those that come no later than the last of these: worse ones, and as bad ones that began no later."""
+    """Of the chosen lives, those up to the last one of `first`: with worse verdicts, or with its verdict and begun no later."""
     if first is None or not first.num_rows or first[_RANK].null_count:
         return chosen
     rank, first_ms = max(zip(first[_RANK].to_pylist(), first["first_ms"].to_pylist(), strict=True))
@@ -82,7 +82,7 @@ def _up_to(first: pa.Table | None, chosen: compute.Expression | None) -> compute
 
 
 def _opened(output: str) -> dataset.Dataset:
-    """The table `verdicts` of an output. Raises `InputError` where there is none."""
+    """The table `verdicts` of an output. Raises `InputError` if there is none."""
     system, place = place_of(output)
     folder = f"{place}/verdicts"
     if system.get_file_info(folder).type is not fs.FileType.Directory:

@@ -1,9 +1,9 @@
 """Writing: the outputs, all of them or none.
 
-Everything is written to a hidden sibling of the output and takes its place when it is complete. An earlier output of the books is
-replaced; anything else in that place is somebody's, and is refused before any work is done. On an object store a rename is a
-copy: a reader there may see an output that is not complete, and a run that died there is done again. What a killed run left beside
-its output is taken away by the first run that succeeds a day later.
+Everything is written to a hidden folder beside the output, which replaces the output when it is complete. An earlier output of the
+books is replaced; if anything else is in that place, the run is refused before any work is done. On an object store a rename is a
+copy: a reader there may see an incomplete output, and a run that died there must be done again. The folder that a killed run left
+beside its output is removed by the first run that succeeds a day later.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _TABLES: Final = frozenset({"verdicts", "metrics", "causes", "run_times", "failu
 _OURS: Final = frozenset({SUMMARY, "trend.json", "report.html"}) | _TABLES
 
 
-#: No run takes so long (ms): what is older was left by one that died.
+#: No run takes so long (ms): an older folder was left by a run that died.
 _LEFT_MS: Final = 86_400_000
 
 
 def check_apart(files: Files, uri: str, inputs: dict[str, str], what: str) -> str:
-    """The full URI of a folder of ours. Raises `InputError` where it lies within an input or around it."""
+    """The full URI of a folder of ours. Raises `InputError` if it is inside an input, or an input is inside it."""
     here = files.absolute(uri).rstrip("/")
     for name, given in inputs.items():
         source = files.absolute(given).rstrip("/")
@@ -44,7 +44,7 @@ def check_apart(files: Files, uri: str, inputs: dict[str, str], what: str) -> st
 
 
 def check_output(files: Files, uri: str, inputs: dict[str, str]) -> str:
-    """The full URI of the output. Raises `InputError` where it holds what is not ours, or lies within an input or around it."""
+    """The full URI of the output. Raises `InputError` if it holds files that are not ours, and as `check_apart`."""
     output = check_apart(files, uri, inputs, "output")
     held = set(files.names(output))
     if held and (held - _OURS or (SUMMARY not in held and not _died(files, output))):
@@ -55,19 +55,19 @@ def check_output(files: Files, uri: str, inputs: dict[str, str]) -> str:
 
 
 def _died(files: Files, output: str) -> bool:
-    """Whether a run died that wrote here: where a rename is a copy, it may have left a part of its output."""
+    """Whether a run that wrote here died: if a rename is a copy, it may have left a part of its output."""
     return bool(_beside(files, output))
 
 
 def _beside(files: Files, output: str) -> list[str]:
-    """What runs have beside this output, or have left there."""
+    """The hidden folders of runs beside this output."""
     parent, _, name = output.rpartition("/")
     return [f"{parent}/{each}" for word in ("new", "old") for each in files.beginning(parent, f".{name}.{word}-")]
 
 
 @contextmanager
 def replacing(files: Files, output: str) -> Iterator[str]:
-    """A folder to write to, which becomes the output when the block ends, and vanishes when it fails."""
+    """A folder to write to; it becomes the output when the block ends, and is removed if the block fails."""
     parent, _, name = output.rpartition("/")
     new, old = (f"{parent}/.{name}.{word}-{uuid.uuid4().hex}" for word in ("new", "old"))
     try:

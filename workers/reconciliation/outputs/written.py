@@ -1,4 +1,4 @@
-"""What a run of the books has written, read again without Spark: its summary, and the trend over the runs before."""
+"""The output of a run, read again without Spark: its summary, and the trend over the runs before."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from ..rules import DISCREPANCIES, RULES, VERDICTS
 if TYPE_CHECKING:
     from pyarrow import fs
 
-#: The most that a file of these may hold.
+#: The most bytes that are read of a file.
 MAX_BYTES: Final = 4 * 1024 * 1024
 _SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """A report: `summary` as `summary.json` has it, the lines of the trend, the oldest first."""
+    """A report: `summary` as in `summary.json`, and the lines of the trend, the oldest first."""
 
     summary: dict[str, Any]
     trend: list[dict[str, Any]]
@@ -34,12 +34,12 @@ class Written:
 
     @property
     def rules(self) -> dict[str, str]:
-        """What each verdict says."""
+        """The rule of each verdict."""
         return RULES
 
 
 def written(output: str) -> Written:
-    """What stands in an output (a path, or a URI that pyarrow knows). Raises `InputError` where there is none."""
+    """The report in an output (a path, or a URI that pyarrow knows). Raises `InputError` if there is none."""
     summary, trend = _read(output, "summary.json"), _read(output, "trend.json", is_needed=False)
     numbers = {"as_of_ms", "lives", "events", "possible_repeats"}
     if not isinstance(summary, dict) or not isinstance(summary.get("verdicts"), dict) or not numbers <= summary.keys():
@@ -52,7 +52,7 @@ def written(output: str) -> Written:
 
 
 def place_of(output: str) -> tuple[fs.FileSystem, str]:
-    """The filesystem of an output, and its folder there. Raises what pyarrow does where it does not know such a URI."""
+    """The filesystem of an output, and its folder there. Raises what pyarrow does if it does not know such a URI."""
     from pyarrow import fs  # noqa: PLC0415 - as below
 
     if _SCHEME.match(output) is None:

@@ -1,1 +1,1 @@
-"""What people read: the page, its pictures, the summary, and the words and numbers of all of them."""
+"""The report for people: the page, its pictures, the summary, and the words and numbers of all of them."""

@@ -1,9 +1,9 @@
-"""The pictures of the report: the flow of lives, from what opened them to how they ended (SVG), and plots that need reckoning.
+"""The pictures of the report: the flow of lives, from their opening to their end (SVG), and the numbers of its plots.
 
-The flow has three columns: what opened the lives; by how many attempts they went; how they ended. The thickness of a band is the
-number of lives in it, and no band is too thin to be seen: one lost task among a million is a red thread. It has no script, font or
-reference of its own, and the colours of the page. It is drawn for a width in pixels, so that its text has the size of the page's in
-a wide window and in a narrow one.
+The flow has three columns: what opened the lives; how many attempts they had; how they ended. The thickness of a band shows the
+number of lives in it, and each band is thick enough to be seen: one lost task among a million is a red line. It has no script, font
+or reference of its own, and the colours of the page. It is drawn for a width in pixels, so that its text is as large as the page's
+in a wide window and in a narrow one.
 
 The plots are columns over time, and the course of a figure over the last runs; lengths are linear and begin at zero. The template
 draws them.
@@ -56,7 +56,7 @@ _BAR: Final = 9
 
 @dataclass(slots=True)
 class _Node:
-    """One place of a column: how many lives pass it, and the thickness that they have on either side."""
+    """One node of a column: how many lives go through it, and the total thickness of the bands on either side."""
 
     name: str
     kind: str
@@ -89,7 +89,7 @@ class _Band:
 
 
 def drawn(flow: Sequence[Row], *, width: int, height: int = 300) -> str:
-    """The picture, `width` pixels wide; `height` is about what the bands take."""
+    """The picture, `width` pixels wide; `height` is about the height of all bands."""
     lives = sum(int(row["lives"]) for row in flow)
     if not lives:
         return ""
@@ -143,7 +143,7 @@ def _rank(band: tuple[str, str, str], orders: Sequence[Sequence[str]]) -> tuple[
 
 
 def _stack(column: Sequence[_Node]) -> float:
-    """Put the nodes of a column below each other, with room for the label of each; how far down they go."""
+    """Put the nodes of a column below each other, with room for the label of each; returns where they end."""
     at = 0.0
     for node in column:
         node.top = at
@@ -168,7 +168,7 @@ def _bar(node: _Node, x: float) -> str:
 
 
 def _labels(columns: Sequence[Sequence[_Node]], places: Sequence[float], lives: int, *, is_wide: bool) -> list[str]:
-    """Names and numbers: of the endings in columns, the numbers to the right; of the others beside their bars."""
+    """Names and numbers: those of the endings in columns, with the numbers at the right; the others beside their bars."""
     openings, ways, endings = columns
     if is_wide:
         parts = [_text(node, 0, "") + _text(node, 162, "number", count(node.lives)) for node in openings]
@@ -185,7 +185,7 @@ def _labels(columns: Sequence[Sequence[_Node]], places: Sequence[float], lives: 
 
 
 def _text(node: _Node, x: float, kind: str, text: str | None = None) -> str:
-    """Text beside a bar: at its middle, or near its top where it is long."""
+    """Text beside a bar: at its middle, or near its top if the bar is long."""
     y = node.top + min(node.height / 2, 2 * _LINE) + 4
     return f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}">{_name(node) if text is None else text}</text>'
 
@@ -195,7 +195,7 @@ def _name(node: _Node) -> str:
 
 
 _HOUR_MS: Final = 3_600_000
-#: Widths of a column, in hours: the least that covers the whole time with so many columns is taken.
+#: Widths of a column, in hours: the smallest one that covers the whole time with `_MAX_COLUMNS` is taken.
 _WIDTHS: Final = (1, 2, 3, 6, 12, 24, 72, 168, 720, 8760)
 _MAX_COLUMNS: Final = 48
 _FEWEST_COLUMNS: Final = 12
@@ -204,7 +204,7 @@ _MAX_POINTS: Final = 30
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """How many there were from one moment (ms, included) to another."""
+    """A count from one moment (ms, included) to another."""
 
     from_ms: int
     to_ms: int
@@ -225,7 +225,7 @@ def over_time(hours: Sequence[Row], *, until_ms: int) -> list[Span]:
 
 
 def course(values: Sequence[Any]) -> str:
-    """The points of a line through the last values, 100 wide and 20 high; none where there are fewer than three."""
+    """The points of a line through the last values, 100 wide and 20 high; none if there are fewer than three."""
     known = [float(each) for each in values[-_MAX_POINTS:] if each is not None]
     if len(known) < 3:  # noqa: PLR2004 - two points are no course
         return ""

@@ -1,8 +1,8 @@
 """The report: the books of one run as one HTML page, which opens offline in any browser and is read in a minute.
 
-The page is the template `report.html`; here is what it asks for beyond the summary and its figures. Names, ids and messages are
-strangers': whatever the template prints goes through `plain` and is escaped. The page has no script and refers to nothing outside
-itself, which its own content policy forbids besides.
+The page is the template `report.html`; this module gives it what it needs besides the summary and its figures. Anybody may have
+written the names, ids and messages: everything that the template prints goes through `plain` and is escaped. The page has no script
+and refers to nothing outside itself; its own content policy forbids it too.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 REPORT: Final = "report.html"
 #: Attempts that have a bar of their own; the rest share one.
 _MAX_BARS: Final = 9
-#: Longer ones are broken: an id so that it is no wider than a narrow page, a part of a name so that it leaves room for others.
+#: Longer ones are broken: an id so that it fits on a narrow page, a part of a name so that it leaves room for other columns.
 _LONGEST_ID, _LONGEST_PART = 40, 24
-#: What is known of run times where no attempt was told of.
+#: The run times if no attempt is known.
 _RAN: Final[dict[str, int | None]] = {"attempts": 0, "timed": 0}
 
 
@@ -68,7 +68,7 @@ def _template() -> Template:
 
 
 def _harmless(value: Any) -> Any:
-    """What is printed: markup as it is, all else as text without control characters."""
+    """A printed value: markup as it is, anything else as text without control characters."""
     return value if isinstance(value, Markup) else plain(value)
 
 
@@ -82,7 +82,7 @@ def _name(verdict: str) -> str:
 
 
 def _broken(name: str) -> Markup:
-    """A name that may be broken after its dots and underscores, and where a part of it is long; never within a short word."""
+    """A name that may be broken after its dots and underscores, and inside a long part; never inside a short part."""
     parts = plain(name).replace(".", ".\0").replace("_", "_\0").split("\0")
     pieces = [part[at : at + _LONGEST_PART] for part in parts for at in range(0, len(part), _LONGEST_PART)]
     return Markup("<wbr>").join(pieces)
@@ -95,24 +95,24 @@ def _id(task_id: str) -> Markup:
 
 
 def _commands(text: str) -> Markup:
-    """A text in which whatever stands between backticks is a command."""
+    """A text in which the parts between backticks are commands."""
     parts = [escape(each) for each in plain(text).split("`")]
     return Markup().join(Markup("<code>{}</code>").format(part) if at % 2 else part for at, part in enumerate(parts))
 
 
 def _by_number(summary: Summary, names: Iterable[str]) -> list[str]:
-    """Those verdicts that any life has, the most frequent first."""
+    """The verdicts that any life has, the most frequent first."""
     return sorted((name for name in names if summary.verdicts[name]), key=lambda name: -summary.verdicts[name])
 
 
 def _earliest(faults: Iterable[Row]) -> Row:
-    """The example that was heard of first."""
+    """The example with the earliest first event."""
     examples: list[Row] = [each["first"] for each in faults]
     return min(examples, key=lambda each: (each.get("first_ms") or 0, each["task_id"]))
 
 
 def _ended(flow: Iterable[Row]) -> dict[str, int]:
-    """How many lives ended how, in the order of the flow; what was dropped on purpose is one number."""
+    """How many lives had each ending, in the order of the flow; those that were dropped on purpose are one number."""
     kinds = {"gone": "dropped on purpose", "bad": "wrong"}
     ended = _summed((kinds.get(KINDS.get(row["ending"], "gone"), str(row["ending"])), row["lives"]) for row in flow)
     order = ["succeeded", "dead_lettered", "dropped on purpose", "in_flight", "wrong"]
@@ -120,7 +120,7 @@ def _ended(flow: Iterable[Row]) -> dict[str, int]:
 
 
 def _attempts(rows: Iterable[Row]) -> dict[str, tuple[int, int]]:
-    """Successes and deaths by the attempts that they took; many attempts are one row."""
+    """Successes and deaths by the number of their attempts; all large numbers are one row."""
     found: dict[str, tuple[int, int]] = {}
     for each in sorted((each for each in rows if each.get("number")), key=lambda each: int(each["number"])):
         name = str(each["number"]) if each["number"] <= _MAX_BARS else f"{_MAX_BARS + 1} or more"

@@ -1,10 +1,9 @@
-"""The summary: what the books say in one object, and in one table for people; and the trend, a line of it for each run.
+"""The summary: the result of the books as one object, and as one table for people; and the trend, with a line for each run.
 
-The books balance when no life has a discrepancy and the export noticed no gap.
+The books balance if no life has a discrepancy and the export noticed no gap.
 
-The trend is kept in the output (`trend.json`, the oldest line first) and carried on from there: from the output that is replaced,
-and from the state, which has it as well. A run over the same inputs replaces its own line, so that the same inputs give the same
-trend.
+The trend is kept in the output (`trend.json`, the oldest line first) and in the state. A run adds its line to those of the output
+that it replaces, and of the state. A run over the same inputs replaces its own line, so that the same inputs give the same trend.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
 _VERDICT: Final = "verdict."
 _OUTCOME: Final = "outcome."
 _STANDING: Final = "standing."
-#: The columns at which a verdict's rule begins, and what a figure is of.
+#: The columns at which a verdict's rule begins, and the words after a figure.
 _RULE, _WHAT = 38, 13
 
 
@@ -42,14 +41,14 @@ class Summary:
     """The books in numbers.
 
     `as_of_ms` is the moment that ages were counted up to. `events` counts each event once, `lives` also those that only the
-    inventory knows, `unannounced` those that no producer recorded. `possible_repeats` are lives that were handed over again
-    without a redelivery of ours, so that their task may have run twice.
+    inventory knows, `unannounced` those that no producer recorded. `possible_repeats` are lives that were delivered again without
+    a redelivery of ours, so that their task may have run twice.
 
-    With a state, `events` and `outcomes` count what no earlier run counted, and `verdicts` the lives of this run: its own, and
-    those that were open. `corrections` are settled lives whose verdict is another one now; `standing` counts discrepancies that
-    were reported before, and are not counted again. `from_ms` and `until_ms` are the times of the first and the last event that was
-    read; `dead_letters_held` counts the dead letters that the inventory holds, whenever they died; `app` and `broker` are whose
-    they are, where the export of the inventory noted it.
+    With a state, `events` and `outcomes` count those that no earlier run counted, and `verdicts` the lives of this run: its own,
+    and those that were open. `corrections` are settled lives with another verdict now; `standing` counts discrepancies that were
+    reported before, and are not counted again. `from_ms` and `until_ms` are the times of the first and the last event that was
+    read; `dead_letters_held` counts the dead letters in the inventory, whenever they died; `app` and `broker` are those of the
+    inventory, if its export noted them.
     """
 
     balanced: bool
@@ -85,7 +84,7 @@ class Summary:
         return told | {"run_times": ran, "in_time": in_time[0] if in_time else {}}
 
     def to_table(self, width: int | None = None) -> str:
-        """The same for people, on a screen of so many columns."""
+        """The summary as a table for people, on a screen of `width` columns."""
         lines = [f"  {name:<20} {self.verdicts[name]:>12,}   {RULES[name]}" for name in VERDICTS]
         if self.gaps:
             lines.append(f"  {'gap':<20} {len(self.gaps):>12,}   events left the outcome log before they were exported")
@@ -121,7 +120,7 @@ def summarise(
     before: DataFrame | None = None,
     plain: Mapping[str, int] | None = None,
 ) -> Summary:
-    """Count the lives, in one action; `before` are those that earlier runs knew, as they had counted them (one action more).
+    """Count the lives, in one action; `before` are the lives of earlier runs, as they counted them (one action more).
 
     `plain` counts the lives that are not among the judged, and balance: `lives`, `events` and outcomes by name.
     """
@@ -186,7 +185,7 @@ Line = dict[str, Any]
 
 
 def read_trend(files: Files, output: str) -> list[Line]:
-    """The lines of an earlier output; none where it has none. Raises `InputError` where the file is not ours."""
+    """The lines of an earlier output; none if it has none. Raises `InputError` if the file is not ours."""
     text = files.read(f"{output.rstrip('/')}/{TREND}")
     if text is None:
         return []
@@ -204,7 +203,7 @@ def write_trend(files: Files, lines: list[Line], folder: str) -> None:
 
 
 def line_of(summary: Summary) -> Line:
-    """What is remembered of a run."""
+    """The line of a run in the trend."""
     figures = summary.figures or Figures()
     p50, p95, p99 = figures.total.get("time_to_success_ms") or (None, None, None)
     return {
@@ -217,6 +216,6 @@ def line_of(summary: Summary) -> Line:
 
 
 def merged(earlier: Iterable[Line], line: Line) -> list[Line]:
-    """The lines of earlier runs and this one's, by the moments that they were counted up to."""
+    """The lines of earlier runs and that of this run, ordered by `as_of_ms`."""
     by_moment = {each["as_of_ms"]: each for each in earlier if each["as_of_ms"] < line["as_of_ms"]}
     return [*[by_moment[at] for at in sorted(by_moment)][-(MAX_RUNS - 1) :], line]

@@ -1,8 +1,8 @@
 """Words and numbers as the report and the terminal show them, and the figures and lives of a run in lines for a terminal.
 
-Strangers may have written any text: control characters, and those that are invisible or turn the direction of writing, are shown as
-escapes. What is `shown` is harmless to HTML too, in content and in a quoted attribute. Where a screen's `width` is given, lines end
-between two words.
+Anybody may have written any text: control characters, and characters that are invisible or change the direction of writing, are
+shown as escapes. The text that `shown` returns is harmless in HTML too, in content and in a quoted attribute. If a screen's `width`
+is given, lines are broken between two words.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _LATEST_MS = 253_402_300_799_999
 _LONGEST = 400
-#: What stands where there is nothing.
+#: The text for a missing value.
 _MINUS: Final = "\N{MINUS SIGN}"
 NONE: Final = "\N{EN DASH}"
 
@@ -41,7 +41,7 @@ def plain(value: object) -> str:
 
 
 def count(number: float | None) -> str:
-    """`12,345`; a dash where there is none."""
+    """`12,345`; a dash if there is none."""
     return NONE if number is None else f"{number:,.0f}"
 
 
@@ -67,7 +67,7 @@ def share(part: float | None, whole: float | None) -> str:
 
 
 def duration(ms: float | None) -> str:
-    """A time in its natural unit, to three digits: `7 ms`, `1.25 s`, `4.5 min`, `3 h`, `2.1 d`; a dash where there is none."""
+    """A time in its natural unit, to three digits: `7 ms`, `1.25 s`, `4.5 min`, `3 h`, `2.1 d`; a dash if there is none."""
     if ms is None:
         return NONE
     for unit, size, until in (("ms", 1, 1000), ("s", 1000, 120_000), ("min", 60_000, 3_600_000), ("h", 3_600_000, 172_800_000)):
@@ -77,13 +77,13 @@ def duration(ms: float | None) -> str:
 
 
 def _digits(number: float) -> str:
-    """At most three digits that say something."""
+    """A number with at most three significant digits; from 100 on as a whole number."""
     written = f"{number:.0f}" if abs(number) >= 100 else f"{number:.3g}"  # noqa: PLR2004 - three digits
     return f"{float(written):g}"
 
 
 def moment(ms: float | None, form: str = "%Y-%m-%d %H:%M") -> str:
-    """A time in ms since the epoch, in UTC; a dash where there is none."""
+    """A time in ms since the epoch, in UTC; a dash if there is none."""
     if ms is None or not 0 <= ms <= _LATEST_MS:
         return NONE
     return f"{datetime.fromtimestamp(ms / 1000, UTC):{form}}"
@@ -108,7 +108,7 @@ _LEAST: Final = 40
 
 
 def lines_of(figures: Figures) -> list[str]:
-    """What took how long, what was for nothing, what died of what, and which queues are slow; what there is none of is left out."""
+    """Lines on times to success, wasted attempts, causes of death, and slow queues; a line without a figure is left out."""
     total = figures.total
     lines = []
     if total.get("time_to_success_ms"):
@@ -139,7 +139,7 @@ def _death(row: Row) -> str:
 
 
 def lives_told(lives: Iterable[Row], width: int | None = None) -> Iterator[str]:
-    """For each verdict its rule and what to do, and below it the lives that have it with the cause of each."""
+    """For each verdict its rule and what to do, and below it its lives with their causes."""
     for verdict, those in groupby(lives, key=lambda life: str(life["verdict"])):
         yield fitted(f"{verdict.replace('_', ' ')}: {RULES.get(verdict, '')}", width)
         of_it = list(those)
@@ -153,7 +153,7 @@ def lives_told(lives: Iterable[Row], width: int | None = None) -> Iterator[str]:
 
 
 def fitted(line: str, width: int | None, hang: int = 0) -> str:
-    """The line as lines of at most so many columns, the later ones `hang` columns in; as it is without a width."""
+    """The line, broken into lines of at most `width` columns (None: not broken); later lines are indented by `hang` columns."""
     if width is None:
         return line
     given: Any = {"subsequent_indent": " " * hang, "break_long_words": False, "break_on_hyphens": False}

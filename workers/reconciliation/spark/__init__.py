@@ -1,1 +1,1 @@
-"""What the job asks of Spark: Java, a session, files, few rows, and expressions as SQL."""
+"""Everything that the job needs of Spark: Java, a session, files, few rows, and expressions as SQL."""

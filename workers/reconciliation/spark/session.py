@@ -1,8 +1,8 @@
-"""The Spark session that the job runs in, and what went wrong in it, in one line for the person who started the job.
+"""The Spark session that the job runs in, and the errors of Spark in one line for the person who started the job.
 
-Under `spark-submit` the cluster's own settings hold and only those that the books need for their meaning are set. Started as a
-command, it is a quiet local session: all cores, no web page, nothing that listens beyond the loopback, and what Spark has to say
-goes to a log file instead of the user's terminal.
+Under `spark-submit` the cluster's own settings hold, and only settings that all books need are added. Started as a command, it is a
+quiet local session: all cores, no web page, nothing that listens beyond the loopback, and the messages of Spark go to a log file
+instead of the user's terminal.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _GIB = 2**30
 
-#: What the books mean by a day, and one shuffle for folding and joining by task.
+#: Days are in UTC; folding and joining by task need one shuffle only.
 _ALWAYS = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.adaptive.enabled": "true",
@@ -44,12 +44,12 @@ _LOCAL = {
     "spark.task.maxFailures": "1",
 }
 
-#: A life is short that has less than this (bytes) to read: some 400,000 events.
+#: A session that has less than this (bytes) to read is a short one: some 400,000 events.
 _SHORT: Final = 32 * 2**20
 
-#: What pays in a short life: compiling, of Java or of queries, takes longer than what it saves, and so does planning anew after
-#: each stage. The heap begins as large as such a life needs it: growing it, and the space for classes, takes a dozen collections.
-#: Without the second compiler Java keeps 48 MiB for compiled code: a session that does several runs fills them, and compiles anew.
+#: Settings for a short session: compiling, by Java or of queries, takes longer than it saves, and so does planning again after each
+#: stage. The heap begins as large as such a session needs it: else its growth, and that of the space for classes, costs a dozen
+#: collections. Without the second compiler Java keeps 48 MiB for compiled code: several runs fill them, and Java compiles again.
 _SMALL = {
     "spark.driver.extraJavaOptions": (
         "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m"
@@ -60,8 +60,8 @@ _SMALL = {
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
 }
 
-#: What pays where there is much to read: a collector that costs least; kept tables as they are, for they are read once or twice;
-#: parts of a shuffle that leave no core idle at its end; and what was compiled, for the next run of the same session.
+#: Settings if there is much to read: the cheapest collector; kept tables uncompressed, because they are read once or twice; parts
+#: of a shuffle so small that no core is idle at its end; and a large cache of compiled queries for the session's next run.
 _LARGE = {
     "spark.driver.extraJavaOptions": "-XX:+UseParallelGC",
     "spark.sql.inMemoryColumnarStorage.compressed": "false",
@@ -69,14 +69,14 @@ _LARGE = {
     "spark.sql.codegen.cache.maxEntries": "1000",
 }
 
-#: What pays where many events are looked at, in whatever session: a first table of an aggregation that holds the tasks of one part.
-#: One that is full is asked in vain for each further event.
+#: A setting for queries over many events, in any session: the first hash table of an aggregation is so large that it holds the
+#: tasks of one part. A full one would be searched in vain for each further event.
 LOOKING = {"spark.sql.codegen.aggregate.fastHashMap.capacityBit": "20"}
 
 
 @contextmanager
 def with_settings(spark: SparkSession, settings: Mapping[str, str]) -> Iterator[None]:
-    """Have the session do with other settings for as long as the block runs."""
+    """Give the session other settings while the block runs."""
     before = {name: str(spark.conf.get(name)) for name in settings}
     try:
         for name, value in settings.items():
@@ -91,8 +91,8 @@ def with_settings(spark: SparkSession, settings: Mapping[str, str]) -> Iterator[
 def session(*, input_bytes: int | None = None, log: Path | None = None) -> Iterator[SparkSession]:
     """The session that there is already, or a new one, which is stopped at the end.
 
-    `input_bytes` is what will be read, None where nobody knows: below 32 MiB Java is started for a short life. `log` is
-    the file that Spark's own messages go to; it is added to. Raises `InputError` where there is no Java.
+    `input_bytes` is how much will be read, None if unknown: below 32 MiB Java is started for a short session. Spark's own messages
+    are appended to the file `log`. Raises `InputError` if there is no Java.
     """
     running = SparkSession.getActiveSession()
     if running is not None:
@@ -116,7 +116,7 @@ def _started(input_bytes: int | None, log: Path | None, archive: ClassArchive | 
     if "PYSPARK_GATEWAY_PORT" in os.environ:  # spark-submit has made everything ready
         return builder.getOrCreate()
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
-    # Spark's scripts would start a Python of their own to find it; the Java that they start reads a command line, and ends.
+    # Else Spark's scripts start a Python to find SPARK_HOME. The launcher's Java only makes a command line: it gets cheap options.
     os.environ.setdefault("SPARK_HOME", str(Path(pyspark.__file__).parent))
     os.environ.setdefault("SPARK_LAUNCHER_OPTS", "-XX:+UseSerialGC -XX:TieredStopAtLevel=1")
     small = input_bytes is not None and input_bytes < _SHORT
@@ -139,7 +139,7 @@ def _heap(limit: int) -> str:
 
 @contextmanager
 def _stderr_into(log: Path | None) -> Iterator[None]:
-    """Let a process that starts meanwhile write its standard error to this file, for as long as it lives."""
+    """Let processes that start in this block write their standard error to this file, for as long as they live."""
     path = Path(os.devnull) if log is None else log
     kept = os.dup(2)
     try:
@@ -151,7 +151,7 @@ def _stderr_into(log: Path | None) -> Iterator[None]:
         os.close(kept)
 
 
-#: What the job may raise besides our own errors.
+#: Exceptions that the job may raise besides our own errors.
 FAULTS: Final = (PySparkException, Py4JError, ConnectionError, OSError)
 
 _FILE: Final = re.compile(r"(?:file|path)[ :]+'?((?:[a-z0-9]+:)?/[^\s'\"]+)", re.IGNORECASE)
@@ -170,7 +170,7 @@ _UNREADABLE: Final = {
 
 
 def explain(exc: BaseException) -> str:
-    """One line."""
+    """The error in one line."""
     if isinstance(exc, socket.gaierror):
         return "Spark needs the name localhost, and this machine does not know it: add the line `127.0.0.1 localhost` to /etc/hosts"
     told = _told(exc)
@@ -185,7 +185,7 @@ def explain(exc: BaseException) -> str:
 
 
 def _told(exc: BaseException) -> str:
-    """Everything that the exception and its causes in Java say, but for the stack."""
+    """The messages of the exception and of its causes in Java, without the stack."""
     lines = [str(exc)]
     cause = exc.java_exception if isinstance(exc, Py4JJavaError) else None
     while cause is not None and len(lines) < 20:  # noqa: PLR2004 - a chain that is longer repeats itself

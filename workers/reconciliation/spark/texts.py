@@ -1,8 +1,8 @@
-"""What is asked of tables, as texts in SQL.
+"""Expressions for tables, as texts in SQL.
 
-Java is told of a text in a call or three, and of the same made of `Column`s in one for each sign. A run of the books makes some
-thousands of expressions, which over few lives is a good part of its time. So what is long is text; what is short, or depends on
-what was found, may be either.
+A text needs one to three calls into Java; the same expression made of `Column`s needs a call for each operator. A run of the books
+makes some thousands of expressions, which is a good part of its time if there are few lives. So long expressions are texts; short
+ones, or those that depend on what was found, may be either.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ def named(texts: Mapping[str, str]) -> list[str]:
 
 def grouped(table: DataFrame, by: Iterable[str], aggregates: Mapping[str, str]) -> DataFrame:
     """A row for each group of rows that agree in these columns: those columns, and the aggregates by their names."""
-    # One text for all, a struct, is quicker to say; but Spark then makes that struct for each group.
+    # One text for all, a struct, needs fewer calls; but Spark then makes that struct for each group.
     return table.groupBy(*by).agg(*(F.expr(text) for text in named(aggregates)))
 
 
 def row_of(table: DataFrame, aggregates: Mapping[str, str]) -> dict[str, Any]:
-    """What all rows add up to, by name, in one action."""
+    """The aggregates of all rows, by name, in one action."""
     return table.selectExpr(*named(aggregates)).collect()[0].asDict()
 
 
