@@ -1,7 +1,7 @@
-"""Runs the comparisons, their sides turn about, and prints medians and the spread of the paired ratios.
+"""Runs the comparisons, with their sides in turns, and prints medians and the spread of the paired ratios.
 
-The results go to `results/<name>.json`, the plots to `plots/`, and the table into `README.md`, all of the output folder (by default
-this one). Exit codes: 0 measured, 1 a measurement failed (the others are run all the same), 2 usage.
+The results go to `results/<name>.json`, the plots to `plots/`, and the table into `README.md`, all in the output folder (by default
+this one). Exit codes: 0 measured, 1 a measurement failed (the others still run), 2 usage.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ HERE = Path(__file__).resolve().parent
 
 def main(words: list[str] | None = None) -> int:
     """The command line."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that what is being measured is ended too
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the running measurement is ended too
     parser = _parser()
     given = parser.parse_args(words)
     try:

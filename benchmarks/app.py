@@ -34,12 +34,12 @@ if os.environ["BENCH_SIDE"] == "redelivery":
 
 @worker_ready.connect
 def ready(**_: Any) -> None:
-    """Say that the worker consumes."""
+    """Report that the worker consumes."""
     Path(f"{os.environ['BENCH_READY']}.{os.getpid()}").touch()
 
 
 def failed(**_: Any) -> None:
-    """Say that a task has failed for good: one byte of a file."""
+    """Report that a task has failed for good: append one byte to a file."""
     descriptor = os.open(os.environ["BENCH_FAILED"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     os.write(descriptor, b".")
     os.close(descriptor)
@@ -95,7 +95,7 @@ def held(path: str) -> None:
 
 
 def _note(path: str, line: str) -> None:
-    """One line more, in one write."""
+    """Append one line, in one write."""
     descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     os.write(descriptor, f"{line}\n".encode())
     os.close(descriptor)

@@ -23,9 +23,9 @@ __all__ = ["EVENTS_PER_LIFE", "NOON", "events_of", "inventory_of", "kept", "ordi
 
 NOON = 1_769_860_800_000
 EVENTS_PER_LIFE = 2.1
-#: Lives that are put in order and written at once: ten million events.
+#: Lives that are sorted and written at once: ten million events.
 LIVES_AT_ONCE = 4_761_905
-#: Which one of a hundred lives may be published earlier than the others, and which one of five thousand then stays open.
+#: The number of the life in each hundred that may be published earlier than the others, and of how many lives one then stays open.
 CARRIED = 51
 STAY_OPEN = 5000
 
@@ -43,25 +43,25 @@ def ordinary(spark: SparkSession, events: int) -> Path:
 
 
 def kept(name: str, written: Callable[[Path], None]) -> Path:
-    """The folder of this name; where there is none, it is `written` first."""
+    """The folder of this name; if there is none, it is `written` first."""
     folder = ROOT / ".cache" / "books" / name
     if not folder.exists():
         unfinished = folder.with_name(f".{name}")
         shutil.rmtree(unfinished, ignore_errors=True)
         written(unfinished)
-        for checksum in unfinished.rglob("*.crc"):  # which the exporter does not leave beside its files
+        for checksum in unfinished.rglob("*.crc"):  # the exporter leaves no such files
             checksum.unlink()
         unfinished.rename(folder)
     return folder
 
 
 def write(table: DataFrame, place: Path) -> None:
-    """Write a table as Parquet, beside what is there already."""
+    """Write a table as Parquet, beside the files that are there already."""
     table.write.mode("append").parquet(str(place))
 
 
 def _lives(spark: SparkSession, lives: range) -> DataFrame:
-    """What the events and the inventory of a life have in common."""
+    """The columns that the events and the inventory of a life have in common."""
     task_id = F.regexp_replace(F.md5(F.col("id").cast("string")), "(.{8})(.{4})(.{4})(.{4})(.{12})", "$1-$2-$3-$4-$5")
     return spark.range(lives.start, lives.stop, numPartitions=4).withColumns(
         {
@@ -79,7 +79,7 @@ def _lives(spark: SparkSession, lives: range) -> DataFrame:
 
 
 def events_of(spark: SparkSession, lives: range, *, carried_ms: int = 0) -> DataFrame:
-    """Events in the order in which a broker records them; with `carried_ms`, some lives were published so much earlier."""
+    """Events in the order in which a broker records them; some lives were published `carried_ms` earlier."""
     is_again, is_dead, is_carried = F.col("id") % 10 == 0, F.col("is_dead"), F.col("is_carried")
 
     def step(number: int, outcome: Any, **more: Any) -> Any:
@@ -102,7 +102,7 @@ def events_of(spark: SparkSession, lives: range, *, carried_ms: int = 0) -> Data
 
 
 def inventory_of(spark: SparkSession, lives: range, *, carried: bool = False, before: bool = False) -> DataFrame:
-    """The dead letters, and with `carried` what stays open, an hour after all else ended; or what was carried, `before` that."""
+    """The dead letters an hour after the last end, with `carried` also the open lives; with `before`, the lives carried over."""
     is_dead, stays_open = F.col("is_dead"), F.col("stays_open")
     held = F.col("is_carried") if before else is_dead | stays_open if carried else is_dead
     place, seen_ms = F.when(is_dead, "dead_letter").otherwise("queue"), NOON - 1 if before else NOON + lives.stop + 3_600_000

@@ -1,4 +1,4 @@
-"""What the broker pays in memory: for a task that waits in its queue, for one that has run, and for one outcome event."""
+"""The broker's memory for a task that waits in its queue, for a task that has run, and for one outcome event."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ __all__ = ["broker_bytes"]
 def broker_bytes(name: str, *, tasks: int) -> dict[str, Figure]:
     """Publish so many tasks, read the broker's memory, run them, read it again.
 
-    `waiting` counts message, queue and record of a task in its queue; `left` what it leaves behind when it has succeeded: its
-    events, until they are exported. `event` is the outcome log's memory by its events.
+    `waiting` counts message, queue and record of a task in its queue; `left` what is left of it when it has succeeded: its events,
+    until they are exported. `event` is the outcome log's memory for each of its events.
     """
     with side(name) as here:
         send = here.sender("noop")
         send()
-        with here.worker():  # what a first worker leaves for good, scripts and clients' names, is no task's
+        with here.worker():  # a first worker leaves scripts and client names for good: they are no cost of a task
             here.wait_until_empty()
         before, recorded = _used(here.client), int(here.client.xlen(Keys().outcomes))
         for _ in range(tasks):

@@ -1,8 +1,8 @@
 """A day's books with a state, in which one life in a hundred was carried over, against those of the same events without a state.
 
 The day before left the publications of those lives, and its run left a state; one in fifty of them is still open after the day.
-The day's run reads the day; the run that it is compared with has no state, and reads the same events and those publications. Both
-run turn about in one Spark session, after runs that nobody times; a run with a state that is repeated does all of its work anew.
+The day's run reads the day; the other run has no state, and reads the same events and those publications. Both run in turns in one
+Spark session, after runs that are not timed; a repeated run with a state does all of its work again.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def _two_days(spark: SparkSession, events: int) -> Path:
 
 
 def _books(spark: SparkSession, place: Path, folder: Path) -> tuple[Books, Books]:
-    """What is to be compared; the first day is reconciled here."""
+    """The two books to compare; the first day is reconciled here."""
     before, day, whole = (str(place / name) for name in ("outcomes/date=2026-01-30", "outcomes/date=2026-01-31", "whole"))
     later, state, output = str(place / "inventory"), str(folder / "state"), str(folder / "books")
     reconcile(spark, Books(outcomes=before, inventory=str(place / "held"), state=state, output=output))

@@ -29,7 +29,7 @@ class CelerySide(Side):
 
     @property
     def addresses(self) -> dict[str, str]:
-        """The broker, and what else its app must know."""
+        """The broker, and the app's other settings."""
         return {**super().addresses, "BENCH_VISIBILITY_TIMEOUT": self.visibility_timeout}
 
     @property
@@ -49,7 +49,7 @@ class CelerySide(Side):
         self._task(task).apply_async(args, countdown=seconds)
 
     def command(self, pool: str, concurrency: int) -> list[str]:
-        """Gossip and mingle are for fleets; nothing else is left out."""
+        """A worker without gossip and mingle, which are for fleets; nothing else is switched off."""
         words = [sys.executable, "-m", "celery", "-A", "benchmarks.app", "worker", "-P", pool, "-c", str(concurrency)]
         return [*words, "-l", "WARNING", "--without-gossip", "--without-mingle"]
 
@@ -57,12 +57,12 @@ class CelerySide(Side):
         """A herd of solo workers."""
         return [sys.executable, "-m", "benchmarks.herd", str(count)]
 
-    def ready(self, pool: str, concurrency: int) -> int:  # noqa: ARG002 - the main process speaks for all
-        """One main process says that it consumes."""
+    def ready(self, pool: str, concurrency: int) -> int:  # noqa: ARG002 - the main process reports for all
+        """One main process reports that it consumes."""
         return 1
 
     def waiting(self) -> int:
-        """In the queue, held by a worker, or in the delay store."""
+        """How many messages are in the queue, held by a worker, or in the delay store."""
         keys = Keys()
         with self.client.pipeline(transaction=False) as pipe:
             pipe.llen(QUEUE)

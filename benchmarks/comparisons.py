@@ -1,4 +1,4 @@
-"""All comparisons, in one table: what is measured, on which sides, with how much work, and what is aimed at."""
+"""All comparisons, in one table: what is measured, on which sides, with how much work, and the aims."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ FEWER = {"rq": 0.1}
 
 @dataclass(frozen=True, slots=True)
 class Amount:
-    """How much of something: the standard, which `--scale` multiplies, and the least that still measures anything."""
+    """How much work: the standard, which `--scale` multiplies, and the least with which a measurement makes sense."""
 
     standard: int
     least: int
 
     def scaled(self, scale: float) -> int:
-        """The standard times `scale`, the least at the least."""
+        """The standard times `scale`, but no less than `least`."""
         return max(round(self.standard * scale), self.least)
 
 
@@ -41,8 +41,8 @@ class Amount:
 class Comparison:
     """One comparison. `measure` is `module:function`, called with a side's name, the amounts and the options.
 
-    `aims` by figure: a ratio to the base, or a value where redelivery is measured alone. `fewer` scales the amounts of a slow side.
-    `beside`: the sides run beside each other and take turns message by message (`turns.py`), where else each has the machine.
+    `aims` by figure: a ratio to the base, or a value if redelivery is measured alone. `fewer` scales the amounts of a slow side.
+    `beside`: the sides run beside each other and take turns message by message (`turns.py`); else each side runs alone.
     """
 
     name: str
@@ -57,11 +57,11 @@ class Comparison:
 
     @property
     def broker(self) -> str:
-        """On which broker all of its sides are measured."""
+        """The broker on which all of its sides are measured."""
         return str(self.options.get("broker", BROKERS[0]))
 
     def scaled(self, scale: float) -> dict[str, int]:
-        """How much work it is."""
+        """Its amounts of work."""
         return {name: each.scaled(scale) for name, each in self.amounts.items()}
 
     def run(self, side: str, scale: float) -> dict[str, Figure]:
@@ -293,9 +293,9 @@ COMPARISONS: Mapping[str, Comparison] = {
 
 
 def chosen(patterns: Sequence[str], broker: str | None = None) -> list[Comparison]:
-    """The comparisons of these names or shell patterns, in the table's order; all where there is none; of one broker, or of any.
+    """The comparisons of these names or shell patterns (all, if none is given), of one broker or of any, in the table's order.
 
-    Raises `ValueError` for one that names nothing, and says what it may have meant.
+    Raises `ValueError` for a name or pattern that matches nothing, with a suggestion.
     """
     for pattern in patterns:
         if not fnmatch.filter(COMPARISONS, pattern):

@@ -1,4 +1,4 @@
-"""The delay store with very many messages: what a worker pays for them, what the broker does, and how fast they come out again."""
+"""The delay store with very many messages: what they cost a worker and the broker, and how fast they come out again."""
 
 from __future__ import annotations
 

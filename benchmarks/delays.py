@@ -1,4 +1,4 @@
-"""Delayed messages: how late they run, and what a worker pays in memory for those that wait."""
+"""Delayed messages: how late they run, and how much memory of a worker the waiting ones take."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ AHEAD, AHEAD_EACH = 3.0, 0.0015
 WARM_UP = 100
 #: Delays that are whole seconds, as RabbitMQ's levels are; the last one passes through four of them.
 SECONDS = (1, 2, 5, 61)
-#: How long after the last one is due all must have run (seconds).
+#: All must have run so long after the last one is due (seconds).
 TIMEOUT = 240.0
 
 
 def lateness(name: str, *, tasks: int, per_second: int) -> dict[str, Figure]:
-    """Messages due at a steady rate: milliseconds late, as the task's first line sees it; `earliest` below zero ran early."""
+    """Messages due at a steady rate: how late the task's first line runs (ms). If `earliest` is below zero, one ran early."""
     with side(name) as here, here.worker():
         path = here.folder / "stamps"
         begin = time.time() + AHEAD + tasks * AHEAD_EACH
@@ -45,7 +45,7 @@ def lateness(name: str, *, tasks: int, per_second: int) -> dict[str, Figure]:
 
 
 def whole_seconds(name: str, *, tasks: int, per_second: int, broker: str) -> dict[str, Figure]:
-    """So many of each delay, published beside each other at a steady rate: milliseconds late; `earliest` below zero ran early."""
+    """So many of each delay, published together at a steady rate: how late they run (ms). `earliest` below zero: one ran early."""
     figures: dict[str, Figure] = {}
     with side(name, broker=broker) as here, here.worker():
         paths = {seconds: here.folder / f"stamps-{seconds}" for seconds in SECONDS}
@@ -70,7 +70,7 @@ def _lines(path: Path) -> int:
 
 
 def memory(name: str, *, tasks: int) -> dict[str, Figure]:
-    """So many messages wait for an hour: bytes of the worker's main process for each."""
+    """The bytes that each of so many messages takes in the worker's main process while they wait for an hour."""
     with side(name) as here, here.worker() as worker:
         send = here.sender("noop")
         for _ in range(WARM_UP):

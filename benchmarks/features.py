@@ -1,9 +1,9 @@
-"""What a worker pays for telling: no-op tasks with Prometheus' counters, and with OpenTelemetry, against the same without.
+"""What observability costs a worker: no-op tasks with Prometheus' counters, and with OpenTelemetry, against the same without.
 
-Each feature is measured in rounds, off and on turn about, each run in a process and on a broker of its own. The spans are made by
-OpenTelemetry's SDK and serialized as for a collector, in batches, and then thrown away. What `opentelemetry-instrumentation-celery`
-costs with the same SDK and the same sampler is measured in the same rounds: it tells a publication and a run, and ours a receipt
-and a move besides. `sdk` is the SDK that an application has set up, with nothing that tells.
+Each feature is measured in rounds, off and on in turns, each run in a process and on a broker of its own. The spans are made by
+OpenTelemetry's SDK and serialized as for a collector, in batches, and then thrown away. The cost of
+`opentelemetry-instrumentation-celery` with the same SDK and the same sampler is measured in the same rounds: it makes spans of a
+publication and a run; ours also of a receipt and a move. `sdk` is the SDK that an application has set up, without any spans.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ROUNDS = 3
 SDK = {"BENCH_OTEL": "1", "OTEL_TRACES_SAMPLER": "parentbased_traceidratio"}
 FEW, ALL = {**SDK, "OTEL_TRACES_SAMPLER_ARG": "0.01"}, {**SDK, "OTEL_TRACES_SAMPLER_ARG": "1"}
 INSTRUMENTED = {"BENCH_INSTRUMENTED": "1"}
-#: Each feature: redelivery's settings, and what its processes find in their environment. The empty name is none of them.
+#: Each feature: redelivery's settings, and its processes' variables of the environment. The empty name means no feature.
 FEATURES: Mapping[str, tuple[dict[str, Any], dict[str, str]]] = {
     "": ({}, {}),
     "metrics": ({"metrics_listen": "127.0.0.1:9549"}, {}),
@@ -43,9 +43,9 @@ FEATURES: Mapping[str, tuple[dict[str, Any], dict[str, str]]] = {
     "instrumentation_all": ({}, {**ALL, **INSTRUMENTED}),
 }
 PROCESSES = ("producer", "main", "children", "broker")
-#: What is compared of the processor: each kind of process, and all of them together, from `delay()` to the outcome.
+#: The processor times that are compared: each kind of process, and all of them together, from `delay()` to the outcome.
 PARTS = (*PROCESSES, "path")
-#: What is measured in the same rounds as without any; ours against another one of the same rounds, where there is one.
+#: Features that are measured in the same rounds as a run without any; ours also against another one of these rounds, if any.
 TOGETHER: Mapping[str, str | None] = {
     "metrics": None,
     "sdk_1_in_100": None,
@@ -58,7 +58,7 @@ _Told = dict[str, dict[str, float]]
 
 
 def features(name: str, *, tasks: int) -> dict[str, Figure]:
-    """The medians of the rounds: tasks a second with each feature, of those without; and processor of each process, and of all."""
+    """The medians of the rounds, with each feature against without: tasks a second, and processor of each process, and of all."""
     found: dict[str, Figure] = {}
     for ours, theirs in TOGETHER.items():
         together, rounds = ["", ours, *([theirs] if theirs else [])], list[_Told]()
@@ -73,7 +73,7 @@ def features(name: str, *, tasks: int) -> dict[str, Figure]:
 
 
 def _compared(rounds: list[_Told], one: str, other: str, name: str, unit: str) -> dict[str, Figure]:
-    """The medians of one's figures, in parts of the other's."""
+    """The medians of the ratios of one feature's figures to those of the other."""
 
     def median(figure: str) -> float:
         return statistics.median(told[one][figure] / told[other][figure] for told in rounds)

@@ -33,19 +33,19 @@ class Figure:
 
 
 def more(value: float, unit: str) -> Figure:
-    """A figure of which more is better."""
+    """A figure for which more is better."""
     return Figure(float(value), unit, "more")
 
 
 def less(value: float, unit: str) -> Figure:
-    """A figure of which less is better."""
+    """A figure for which less is better."""
     return Figure(float(value), unit, "less")
 
 
 def percentile(values: Sequence[float], part: float) -> float:
     """The smallest of `values` (in any order) that at least this part of them (0 to 1) does not exceed.
 
-    Raises `ValueError` where there are none.
+    Raises `ValueError` if there are none.
     """
     if not values:
         msg = "no values: there is no percentile of nothing"

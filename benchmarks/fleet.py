@@ -1,4 +1,4 @@
-"""A fleet of workers that are mostly idle: what one task costs the broker, less what the broker takes while nothing comes.
+"""A fleet of workers that are mostly idle: the cost of one task for the broker, without the cost of the idle fleet.
 
 Every worker has one process. The tasks do nothing and come at an even rate, so that most workers wait while one works.
 """
@@ -15,14 +15,14 @@ from benchmarks.sides import side
 if TYPE_CHECKING:
     from benchmarks.figures import Figure
 
-#: Seconds for what a worker does once after its start.
+#: Seconds for the work that a worker does once after its start.
 SETTLING = 3.0
 
 
 def fleet(name: str, *, workers: int, seconds: int, per_second: int) -> dict[str, Figure]:
-    """So many workers; the tasks come for so many seconds, after as many in which none does.
+    """So many workers; the tasks come for so many seconds, after as many seconds without a task.
 
-    Commands count those that a script runs, too. Raises `RuntimeError` where a task is left over.
+    Commands in scripts are counted, too. Raises `RuntimeError` if a task is left over.
     """
     with side(name) as here, here.idle_workers(workers) as parent:
         time.sleep(SETTLING + workers * 0.05)

@@ -1,6 +1,6 @@
-"""A group, and a loop of `delay()`: what each of many tasks costs when they are published, and how often the broker is asked.
+"""A group, and a loop of `delay()`: what the publication of each of many tasks costs, and how many round trips it takes.
 
-No worker runs beside it.
+No worker runs meanwhile.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def _measured(here: Any, publish: Callable[[int], None], count: int) -> dict[str
 
 
 def _round_trips(publish: Callable[[], None]) -> int:
-    """How often redis-py sends something while this publishes."""
+    """How often redis-py sends something during `publish`."""
     sent, send = 0, cast("Callable[..., None]", AbstractConnection.send_packed_command)
 
     def counted(self: AbstractConnection, *args: Any, **options: Any) -> None:

@@ -1,4 +1,4 @@
-"""Many Celery workers at the price of one start: the app is imported once, and each worker is a fork of this process.
+"""Many Celery workers with one start: the app is imported once, and each worker is a fork of this process.
 
 `python -m benchmarks.herd COUNT` starts them and waits. A worker has one process (pool solo), so that a hundred fit on a machine.
 """
@@ -18,7 +18,7 @@ AT_ONCE = 4
 
 def main() -> None:
     """Fork, and wait until all have ended."""
-    from benchmarks.app import app  # noqa: PLC0415 - what is imported here is shared by all
+    from benchmarks.app import app  # noqa: PLC0415 - imported here, it is shared by all
 
     app.loader.import_default_modules()
     app.finalize()

@@ -1,11 +1,11 @@
-"""Synthetic histories of tasks: ordinary ones, and one way of going wrong for each verdict, with the truth about each life.
+"""Synthetic histories of tasks: ordinary ones, and one kind of fault for each verdict, with the truth about each life.
 
-It imports nothing of the project: what it knows of words, it says by itself, so that it cannot share a mistake with the
-job that it is to prove (`proof.py`). `history_files.py` writes the histories down, untidily.
+It imports nothing of the project, and has its own list of names, so that it cannot share a mistake with the job that it tests
+(`proof.py`). `history_files.py` writes the histories to files, as untidy as real ones.
 
-Limits of what is planted: a life whose events have a wrong clock is hours old when the inventory is taken (an hour's error in the
-time of a life that is minutes old is an error in its age, and no book could know); and a copy that is handed on by the delivery
-that ended already is told from an ordinary redelivery by time alone, so it has the broker's clock.
+Limits: a life whose events have a wrong clock is hours old when the inventory is taken (an hour's error in the times of a life that
+is minutes old is an error in its age, and no books could know it). A copy that the already ended delivery schedules again differs
+from an ordinary redelivery only by its time, so it has the broker's clock.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["FAULTS", "HEALTHY", "HOUR", "NOON_MS", "START_MS", "TAKEN_MS", "Task
 START_MS: Final = 1_769_817_600_000
 HOUR: Final = 3_600_000
 TAKEN_MS: Final = START_MS + 24 * HOUR
-#: Where the histories are parted, when they are to be reconciled in two runs.
+#: The moment at which the histories are divided if they are reconciled in two runs.
 NOON_MS: Final = START_MS + 12 * HOUR
 GRACE_MS: Final = 600_000
 
@@ -44,9 +44,9 @@ MESSAGES: Final = {
 
 @dataclass(slots=True)
 class Task:
-    """One task: what is told of it, where the broker has it, and the truth about each generation.
+    """One task: its events, where the broker has it, and the truth about each generation.
 
-    `times` says when each event truly was, whatever the clock of who told of it.
+    `times` are the true times of the events, whatever the clock of the process that recorded them.
     """
 
     task_id: str
@@ -94,7 +94,7 @@ class Task:
             self.delivery += 1
 
     def die(self) -> None:
-        """Its death, as a letter that is kept."""
+        """Its death, as a dead letter that is kept."""
         exception, fingerprint = self.chance.choice(CAUSES)
         reason = self.chance.choice(["exhausted", "exhausted", "non_retryable", "time_limit"])
         self.tell("dead_lettered", reason=reason, exception=exception, fingerprint=fingerprint)
@@ -106,7 +106,7 @@ class Task:
         self.inventory.append(row | {"seen_ms": TAKEN_MS, "owner": "", "due_ms": None, "message": said} | facts)
 
     def held_at(self, ms: int) -> list[dict[str, Any]]:
-        """What the broker had of it at an earlier moment: its message or its letter, if more was still to come of it."""
+        """What the broker had of it at an earlier moment: its message or its dead letter, if the history goes on after that."""
         done = sum(time <= ms for time in self.times)
         if done == len(self.events):
             return [row | {"seen_ms": ms} for row in self.inventory]

@@ -1,11 +1,11 @@
-"""Histories written down as untidily as real exports are.
+"""Histories as files that are as untidy as real exports.
 
-Some events are exported twice, some come a day late, some have the time of a worker whose clock is up to an hour off, and all of
-them lie in the files in an arbitrary order. It imports nothing of the project either.
+Some events are exported twice, some come a day late, some have the time of a worker whose clock is up to an hour off, and all are
+in the files in an arbitrary order. It imports nothing of the project either.
 
 From the number of tasks, rates and a seed it writes `outcomes/` and `inventory/` (Parquet) and `truth.parquet` (task_id,
-generation, verdict); on request also what the broker held at an earlier moment, for books that are kept in two runs. It needs a few
-buffers of memory, whatever the number of tasks.
+generation, verdict); on request also the inventory of an earlier moment, for books in two runs. It needs a few buffers of memory,
+whatever the number of tasks.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Untidy", "write_histories"]
 
-#: Rows that are held back, to be written in another order.
+#: Rows that are kept in memory, to be written in another order.
 BUFFERED: Final = 20_000
 
 EVENTS: Final = pa.schema(
@@ -47,7 +47,7 @@ TRUTH: Final = pa.schema([("task_id", pa.string()), ("generation", pa.int64()), 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Untidy:
-    """Shares of the events: exported `twice`, a day `late`; and the share of tasks of which a `skewed` clock told."""
+    """Shares of the events: exported `twice`, a day `late`; and the share of tasks with the times of a `skewed` clock."""
 
     twice: float = 0.05
     late: float = 0.05
@@ -55,7 +55,7 @@ class Untidy:
 
 
 class _Files:
-    """Parquet files that rows are dealt out to; each is written in buffers whose order is arbitrary."""
+    """Parquet files among which rows are distributed; each is written in buffers whose order is arbitrary."""
 
     def __init__(self, paths: Sequence[Path], schema: pa.Schema, chance: random.Random) -> None:
         self._chance, self._schema = chance, schema
@@ -92,9 +92,9 @@ def write_histories(
     seed: int = 1,
     parted_ms: int | None = None,
 ) -> dict[str, int]:
-    """Write histories; `rates` is the share of tasks of each fault. How many of each fault were planted.
+    """Write histories; `rates` is the share of tasks of each fault. Returns how many of each fault were planted.
 
-    With `parted_ms`, what was after that moment is in the second day's files too, and `before/` is the inventory of that moment.
+    With `parted_ms`, events after that moment are also in the second day's files, and `before/` is the inventory of that moment.
     """
     chance = random.Random(seed)  # noqa: S311 - a seed makes it repeatable
     untidy = Untidy() if untidy is None else untidy
@@ -125,7 +125,7 @@ def write_histories(
 
 
 def _tasks(chance: random.Random, tasks: int, rates: dict[str, float] | float, skewed: float) -> Iterator[tuple[str, Task]]:
-    """Tasks whose histories are told, each with the name of its fault; an ordinary one has none."""
+    """Tasks with their histories, each with the name of its fault; an ordinary one has none."""
     shares = dict.fromkeys(FAULTS, rates) if isinstance(rates, float) else rates
     weights = [shares.get(name, 0.0) for name in FAULTS]
     weights.append(1 - sum(weights))

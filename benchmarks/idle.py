@@ -1,4 +1,4 @@
-"""Workers with nothing to do: what they cost the broker, and themselves."""
+"""Workers with nothing to do: what they cost the broker, and what each of them costs."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ __all__ = ["idle"]
 
 
 def idle(name: str, *, workers: int, seconds: int) -> dict[str, Figure]:
-    """So many workers of one process each, idle for so long: per second, of the broker; and of one worker.
+    """So many workers of one process each, idle for so long: the cost for the broker per second, and that of one worker.
 
-    Commands count those that a script runs, too.
+    Commands in scripts are counted, too.
     """
     with side(name) as here, here.idle_workers(workers) as parent:
-        time.sleep(3 + workers * 0.05)  # what a worker does once after its start is not measured
+        time.sleep(3 + workers * 0.05)  # the work that a worker does once after its start is not measured
         commands, before, began = _commands(here.client), Spent.now(here, parent.pid), time.monotonic()
         time.sleep(seconds)
         spent, took = Spent.now(here, parent.pid).since(before), time.monotonic() - began

@@ -1,9 +1,9 @@
-"""The inventory of a queue with very many messages: how long the broker serves nobody else, and whether a worker beside it notices.
+"""The inventory of a queue with very many messages: how long it blocks the broker, and whether a worker beside it notices.
 
-The messages wait in a queue that nobody consumes, while tasks are published at a steady rate and a worker runs them. How long each
-command took is what the broker's own slow log says. That counts waiting for a processor too: so the longest commands of the worker
-and the publisher, before the inventory and meanwhile, are told beside those that it reads with. What a page of the queue takes of
-the broker's processor is measured page by page, before anybody else asks for anything.
+The messages wait in a queue that nobody consumes, while tasks are published at a steady rate and a worker runs them. The broker's
+own slow log has the time of each command. That time includes the wait for a processor: so the longest commands of the worker and
+the publisher, before and during the inventory, are reported beside those of the inventory. The broker's processor time for a page
+of the queue is measured page by page, before any other client sends commands.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ if TYPE_CHECKING:
 
 __all__ = ["inventory"]
 
-#: Tasks that are published in a second, and for how long before the inventory (seconds).
+#: Tasks that are published in a second, and how long they are published before the inventory (seconds).
 PER_SECOND, BEFORE = 100, 10.0
-#: From how many milliseconds on a command is slow, and from how many on it is logged.
+#: Milliseconds from which a command counts as slow, and from which it is logged.
 SLOW_MS, LOGGED_MS = 5.0, 0.5
 #: Between two pages (seconds).
 REST = 0.001
-#: What an inventory reads with, and a worker and a publisher do not.
+#: The commands with which an inventory reads; a worker and a publisher do not use them.
 READS = {b"LRANGE", b"HSCAN", b"SCAN", b"XRANGE", b"ZMSCORE", b"ZRANGE"}
 
 
 def inventory(name: str, *, messages: int) -> dict[str, Figure]:
-    """What `redelivery inventory export` costs whoever else uses the broker. Raises `RuntimeError` where a message is missing."""
+    """What `redelivery inventory export` costs other clients of the broker. Raises `RuntimeError` if a message is missing."""
     with side(name) as here:
         Stock(here.client).wait(messages)
         pages = _pages(here)
@@ -53,20 +53,20 @@ def inventory(name: str, *, messages: int) -> dict[str, Figure]:
 
 
 def _pages(here: Any) -> list[float]:
-    """Milliseconds of the broker's processor for each page of the queue, which nothing else asks anything meanwhile."""
+    """Milliseconds of the broker's processor for each page of the queue; no other client sends commands meanwhile."""
     broker, pages = here.server.process.pid, list_pages(here.client, QUEUE)
     took: list[float] = []
     while True:
         before = ran_ms(broker)
         page = next(pages, None)
-        time.sleep(REST)  # so that it waits again, and its time is told
+        time.sleep(REST)  # so that it waits again, and its time is up to date
         if page is None:
             return took
         took.append(ran_ms(broker) - before)
 
 
 def _meanwhile(here: Any, messages: int) -> dict[str, Figure]:
-    """The same beside a worker and a publisher, by the command."""
+    """The same beside a worker and a publisher, with the command itself."""
     here.client.config_set("slowlog-log-slower-than", round(LOGGED_MS * 1000))
     here.client.config_set("slowlog-max-len", 1_000_000)
     here.client.slowlog_reset()
@@ -107,7 +107,7 @@ def _meanwhile(here: Any, messages: int) -> dict[str, Figure]:
 
 
 def _took(here: Any, *, reads: bool) -> list[float]:
-    """Milliseconds of the logged commands: of those that the inventory reads with, or of all others."""
+    """Milliseconds of the logged commands: of those of the inventory, or of all others."""
     logged = here.client.slowlog_get(-1)
     return [each["duration"] / 1000 for each in logged if (each["command"].split(maxsplit=1)[0].upper() in READS) == reads]
 

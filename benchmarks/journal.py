@@ -1,8 +1,9 @@
 """What the journal of moves costs on RabbitMQ: `./dev python -m benchmarks.journal --work noop --rounds 3`.
 
-The same worker runs the same tasks with the journal and without it, turn about, each on a fresh node. Without it the broker's user
-may not declare the journal. The product has no switch for it. The last line says, as JSON, the figures of each pair, their ratios
-(with the journal against without it), and the medians of these. Beside other work the processor says more than the rate.
+The same worker runs the same tasks with the journal and without it, in turns, each on a fresh node. Without it means that the
+broker's user may not declare the journal; the product has no switch for it. The last line has, as JSON, the figures of each pair,
+their ratios (with the journal against without it), and the medians of these. On a machine that does other work, the processor
+times are more reliable than the rate.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ from benchmarks.throughput import failing, ordinary
 
 __all__ = ["measured"]
 
-#: How many tasks: that do nothing, or that fail five times.
+#: How many tasks that do nothing, or that fail five times.
 TASKS = {"noop": 6000, "failing": 1000}
 
 
 def measured(work: str, tasks: int, queue_type: str, *, journal: bool) -> dict[str, float]:
-    """The rate of one worker, and what worker and broker use of the processor for each task or attempt (µs), in this process."""
+    """The rate of one worker, and the processor time of worker and broker for each task or attempt (µs), in this process."""
     broker: dict[str, Any] = {"broker": "rabbitmq", "queue_type": queue_type, "journal": "yes" if journal else "no"}
     if work == "noop":
         figures = ordinary("redelivery", tasks=tasks, pool="prefork", **broker)

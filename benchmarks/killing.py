@@ -18,19 +18,20 @@ if TYPE_CHECKING:
 
 __all__ = ["healing", "storm"]
 
-#: Seconds that a worker works before it is killed, at the least and at the most; and for how long each task works.
+#: Seconds that a worker works before it is killed, at the least and at the most; and seconds that each task takes.
 EARLIEST, LATEST = 0.1, 0.5
 WORK = 0.005
-#: The plain side gets back what a dead worker held after Celery's visibility timeout; in a storm nobody can wait an hour for it.
+#: The plain side gets a dead worker's messages back after Celery's visibility timeout; in a storm an hour would be too long.
 STORM_TIMEOUT = 5
-#: Celery looks for what to give back every 100 seconds.
+#: Celery looks for messages to give back every 100 seconds.
 RESTORED = 240
 
 
 def storm(name: str, *, tasks: int, kills: int) -> dict[str, Figure]:
     """SIGKILL a worker and its children again and again while it works through a queue.
 
-    `lost` never ran, though nothing waits or is held in the end; `twice` ran more than once. The moments are drawn with one seed.
+    `lost` tasks never ran, although no message waits or is held at the end; `twice` ran more than once. The moments are random,
+    with a fixed seed.
     """
     chance = random.Random(kills)  # noqa: S311 - moments, no secret
     with side(name, visibility_timeout=str(STORM_TIMEOUT)) as here:
@@ -50,9 +51,9 @@ def storm(name: str, *, tasks: int, kills: int) -> dict[str, Figure]:
 
 
 def healing(name: str, *, visibility_timeout: int) -> dict[str, Figure]:
-    """SIGKILL a worker in the middle of a task, beside another one: seconds until that one has begun it anew.
+    """SIGKILL a worker in the middle of a task, beside another worker: seconds until the other one has begun the task again.
 
-    The plain side waits for Celery's visibility timeout, which is an hour by default; ours knows of none.
+    The plain side waits for Celery's visibility timeout, which is an hour by default; ours has no such timeout.
     """
     with side(name, visibility_timeout=str(visibility_timeout)) as here:
         begun = here.folder / "begun"

@@ -26,7 +26,7 @@ PAGE, LOOKS = 50, 20
 
 
 def redriven(name: str, *, letters: int) -> dict[str, Figure]:
-    """So many letters go back to their queue, by what `redelivery dlq redrive` does."""
+    """So many dead letters go back to their queue, as with `redelivery dlq redrive`."""
     with side(name) as here:
         Stock(here.client).kill(letters, QUEUE, LETTERS)
         began = time.monotonic()

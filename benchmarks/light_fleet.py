@@ -1,9 +1,9 @@
 """The wake-up protocol with more workers than a machine can hold: `./dev python -m benchmarks.light_fleet --clients 16,1000,10000`.
 
-A light client is a connection that does what a waiting worker's does: it looks at keys, asks for messages, acknowledges them, and
-renews its lease; the two that watch look at all leases. Plain ones do what a plain worker's connection does. No client runs Celery,
-and all of them live in one process, so the figures are the broker's alone. Messages are pushed at an even rate, as a plain producer
-pushes them. A line for each number of clients and each side; with `--json` one object at the end.
+A light client is a connection that does the same as that of a waiting worker: it watches keys, asks for messages, acknowledges
+them, and renews its lease; the two watchers look at all leases. Plain clients do the same as a plain worker's connection. No client
+runs Celery, and all of them are in one process, so the figures are the broker's only. Messages are pushed at an even rate, as a
+plain producer pushes them. It prints a line for each number of clients and each side; with `--json` one object at the end.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 __all__ = ["Fleet", "measured"]
 
 QUEUE: Final = "celery"
-#: As `workers/duties/lease.py` has it: seconds between two renewals, how long a watcher watches without one (milliseconds), and how
-#: many workers are a small fleet.
+#: As in `workers/duties/lease.py`: seconds between two renewals, how long a watcher stays one without a renewal (milliseconds), and
+#: how many workers are a small fleet.
 RENEW, WATCH_MS, SMALL = 1.0, 3000, 8
 SIDES: Final = ("redelivery", "plain")
 #: The figures of the curves.
@@ -50,7 +50,7 @@ RECEIVE, ACKNOWLEDGE, RENEWAL, REGISTER = Script("receive"), Script("acknowledge
 
 
 class Incomplete(Exception):
-    """The rest of an answer has not come yet."""
+    """A part of an answer has not arrived yet."""
 
 
 def parsed(data: bytearray, at: int) -> tuple[Any, int]:
@@ -76,7 +76,7 @@ def parsed(data: bytearray, at: int) -> tuple[Any, int]:
 
 
 class Connection:
-    """A connection that waits for no answer: each is given to who asked."""
+    """A connection that does not block for an answer: each answer goes to the callback of its command."""
 
     def __init__(self, fleet: Fleet, number: int) -> None:
         self.fleet, self.token = fleet, f"w{number}"
@@ -94,7 +94,7 @@ class Connection:
         self.flush()
 
     def flush(self) -> None:
-        """Write what can be written."""
+        """Write as much as the socket takes."""
         if self.written:
             try:
                 del self.written[: self.socket.send(self.written)]
@@ -102,7 +102,7 @@ class Connection:
                 self.fleet.blocked.add(self)
 
     def readable(self) -> None:
-        """Read, and handle what is whole."""
+        """Read, and handle the complete answers."""
         self.read += self.socket.recv(65536)
         at = 0
         while at < len(self.read):
@@ -130,7 +130,7 @@ class Connection:
 
 
 class PlainClient(Connection):
-    """What a plain worker does, as kombu has it: it waits a second at a time, notes what it holds, and takes the note out."""
+    """A plain worker's commands, as kombu sends them: wait a second at a time, note each held message, remove the note."""
 
     def begin(self, after: float) -> None:
         """Wait."""
@@ -141,7 +141,7 @@ class PlainClient(Connection):
         self.send(command(b"BRPOP", *(name.encode() for name in self.lists), b"1"), self.received)
 
     def received(self, answer: list[bytes] | None) -> None:
-        """Hold what came, end it, and ask on."""
+        """Hold the message, end it, and ask again."""
         if answer:
             keys, tag = self.fleet.keys, self.token.encode()
             self.fleet.took(answer[1])
@@ -155,7 +155,7 @@ class PlainClient(Connection):
 
 
 class Client(Connection):
-    """A worker that waits, without a worker."""
+    """A client that does the same as a waiting worker."""
 
     def __init__(self, fleet: Fleet, number: int) -> None:
         super().__init__(fleet, number)
@@ -163,18 +163,18 @@ class Client(Connection):
         self.place = [keys.received(self.token), keys.watch(QUEUE), keys.idle(QUEUE), *self.lists]
         self.own = keys.woken(self.token)
         self.names = [keys.unacked, keys.unacked_index, self.place[0], keys.leases, self.own, *self.place[1:]]
-        #: An answer is under way; it is to ask; it is to look at the lists, which it watches then; another may make it the watcher.
+        #: It waits for an answer; it must ask; it must look at the lists, and watch them; another may make it the watcher.
         self.is_busy = self.must_ask = self.must_look = self.waits = False
         self.look_at = 0.0
         self.send(command(*b"CLIENT TRACKING ON OPTIN NOLOOP".split()), None)
 
     def begin(self, after: float) -> None:
-        """Renew the lease from then on, and ask."""
+        """Renew the lease, again and again from then on, and ask."""
         self.fleet.at(time.monotonic() + after, self.renew)
         self.fleet.at(time.monotonic() + after, self.look_again)
 
     def pushed(self, changed: list[bytes]) -> None:
-        """Keys that it looked at have changed. Who was made the watcher looks at the lists; who watches asks."""
+        """Watched keys have changed: a client that was made the watcher looks at the lists; one that watches them asks."""
         if self.waits and self.own.encode() in changed:
             self.waits, self.must_look = False, True
         else:
@@ -182,12 +182,12 @@ class Client(Connection):
         self.go_on()
 
     def look(self, names: list[str], answered: Callable[[int], None] | None = None) -> None:
-        """The server is to say when one of these changes; `answered` is called with how many there are."""
+        """Let the server report when one of these changes; `answered` is called with how many exist."""
         self.send(command(b"CLIENT", b"CACHING", b"YES"), None)
         self.send(command(b"EXISTS", *(name.encode() for name in names)), answered)
 
     def go_on(self) -> None:
-        """Do what is to be done next, unless an answer is under way."""
+        """Take the next step, unless it waits for an answer."""
         if self.is_busy:
             return
         if self.must_ask:
@@ -204,7 +204,7 @@ class Client(Connection):
         self.send(packed(RECEIVE.sha, self.names, args), self.received)
 
     def received(self, answer: list[Any]) -> None:
-        """Acknowledge what came; watch, or wait."""
+        """Acknowledge the message, if any; then watch, or wait."""
         _, _, look_ms, watched, *messages = answer
         self.must_ask, self.must_look = not look_ms, watched == b"1"
         self.waits = bool(look_ms) and not self.must_look
@@ -222,17 +222,17 @@ class Client(Connection):
             self.go_on()
 
     def acknowledged(self, answer: bytes | int) -> None:
-        """It waits as a free one, or asks."""
+        """Wait as a free worker, or ask."""
         self.must_ask, self.is_busy = self.must_ask or answer != self.calls, False
         self.go_on()
 
     def looked(self, found: int) -> None:
-        """Something may have come before the look."""
+        """Ask if a message came before the look."""
         self.must_ask, self.is_busy = self.must_ask or bool(found), False
         self.go_on()
 
     def look_again(self) -> None:
-        """It is time, unless it has asked since."""
+        """Ask again, if it is time and no answer is awaited."""
         if not self.is_busy and time.monotonic() >= self.look_at - 0.001:
             self.ask(is_look=True)
 
@@ -244,7 +244,7 @@ class Client(Connection):
         self.send(packed(RENEWAL.sha, names, [self.token, WATCH_MS]), self.renewed)
 
     def renewed(self, answer: list[int]) -> None:
-        """Two of all watch: they look at all leases. The others renew half as often in a fleet that is not small."""
+        """The two watchers look at all leases; the other clients renew half as often in a fleet that is not small."""
         _, leases, watches, *_ = answer
         if watches:
             self.send(command(b"INFO", b"server"), None)
@@ -268,7 +268,7 @@ class Fleet:
             client.begin(RENEW * number / count)
 
     def at(self, when: float, work: Callable[[], None]) -> None:
-        """Do this then."""
+        """Call this at that time."""
         self.number += 1
         heapq.heappush(self.timers, (when, self.number, work))
 
@@ -277,7 +277,7 @@ class Fleet:
         self.taken.append(time.monotonic() - float(json.loads(raw)["headers"]["id"]))
 
     def run(self, seconds: float, per_second: float = 0.0) -> int:
-        """Live so long; push messages at this rate. Returns how many."""
+        """Run for so many seconds, and push messages at this rate. Returns how many."""
         began, pushed, client = time.monotonic(), 0, self.server.client
         while (now := time.monotonic()) < began + seconds:
             while pushed < (now - began) * per_second:
@@ -294,14 +294,14 @@ class Fleet:
         return pushed
 
     def close(self) -> None:
-        """All of them go."""
+        """Close all connections."""
         for each in self.clients:
             each.socket.close()
         self.selector.close()
 
 
 def measured(kind: str, side: str, count: int, seconds: float, per_second: float) -> dict[str, Any]:
-    """What so many clients cost the broker while nothing comes, and what a task costs beside that."""
+    """What so many idle clients cost the broker, and what a task costs in addition."""
     with tempfile.TemporaryDirectory(prefix="rd-") as name:
         server = Server(Path(name), binaries()[kind], {"maxclients": "19900"}).start()
         try:
@@ -338,7 +338,7 @@ def measured(kind: str, side: str, count: int, seconds: float, per_second: float
 
 
 def curves(rows: list[dict[str, Any]]) -> str:
-    """The plot: what the clients take while nothing comes, and what a task takes beside that."""
+    """The plot: the cost of the idle clients, and the additional cost of a task."""
     with mpl.rc_context(SETTINGS):
         canvas = Canvas(figsize=(7.2, 2.8), layout="constrained")
         for axes, (name, title) in zip(canvas.subplots(1, 2), CURVES.items(), strict=True):

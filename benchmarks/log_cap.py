@@ -22,7 +22,7 @@ CHUNK = 10_000
 
 
 def log_cap(name: str, *, tasks: int, cap: int) -> dict[str, Figure]:
-    """Record two events for each of so many tasks, with the log's keeper beside: the most that the stream took, against the cap."""
+    """Record two events for each of so many tasks while the log keeper runs: the largest size of the stream, against the cap."""
     with side(name) as here:
         client, keys = here.server.client, Keys()
         keeper = LogKeeper(RedisTransport(here.server.client, keys), cap)

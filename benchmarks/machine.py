@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["MAX_WAIT", "load", "machine", "versions", "wait_for_calm"]
 
 PACKAGES = ("redelivery", "celery", "kombu", "redis", "dramatiq", "rq", "pyspark")
-#: How long a calm machine is waited for, and how often it is looked (seconds).
+#: How long to wait for a calm machine, and the time between two looks (seconds).
 MAX_WAIT, LOOK = 300.0, 2.0
 
 
@@ -28,7 +28,7 @@ def load() -> float:
 
 
 def wait_for_calm(below: float, say: Callable[[str], None]) -> bool:
-    """Wait until the load is below this, at most `MAX_WAIT`; whether it came to be."""
+    """Wait until the load is below this, at most `MAX_WAIT`; whether it fell below."""
     deadline = time.monotonic() + MAX_WAIT
     if load() >= below:
         say(f"waiting for a load below {below}: it is {load():.2f}")
@@ -51,7 +51,7 @@ def machine() -> dict[str, Any]:
 
 
 def versions(broker: str = "valkey") -> dict[str, str]:
-    """Python, the broker (`valkey` or `rabbitmq`), and what the sides are made of; a package that is not there is left out."""
+    """Versions of Python, the broker (`valkey` or `rabbitmq`), and the packages of the sides, if they are installed."""
     found = {"python": platform.python_version(), broker: _rabbitmq() if broker == "rabbitmq" else _valkey()}
     for package in PACKAGES:
         try:

@@ -1,4 +1,4 @@
-"""One measurement of one side, in a process of its own: nothing that one side imported or left behind weighs on the next.
+"""One measurement of one side, in a process of its own: imports and leftovers of one side do not affect the next.
 
 `python -m benchmarks.measure COMPARISON SIDE --scale X --into FILE` writes the figures as JSON.
 """

@@ -1,6 +1,6 @@
 """The plots: one of all ratios, and one of each comparison; SVG, readable on a light page and on a dark one.
 
-What is black in a plot takes the page's colour for text. The same results give the same bytes.
+Black parts of a plot take the page's colour for text. The same results give the same bytes.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def _bars(axes: Any, row: Row, result: Result) -> None:
 
 
 def _better(results: Mapping[str, Result]) -> list[tuple[str, Row, tuple[float, float, float]]]:
-    """The ratios of what matters most, turned so that more is better: lowest, median, highest."""
+    """The ratios of the plot, inverted if less is better: lowest, median, highest."""
     found = []
     for name, comparison in COMPARISONS.items():
         rows = results[name].rows if name in results else []

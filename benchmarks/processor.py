@@ -1,4 +1,4 @@
-"""What processes cost: seconds of processor and bytes of memory, as Linux counts them."""
+"""The cost of processes: seconds of processor and bytes of memory, as Linux counts them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["Spent", "below", "broker_seconds", "children_of", "peak_bytes", "ran
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """Seconds of processor so far: of the broker, a worker's main process, and its children (those too that have ended)."""
+    """Seconds of processor so far: of the broker, of a worker's main process, and of its children (ended ones included)."""
 
     broker: float
     main: float
@@ -34,7 +34,7 @@ class Spent:
 
 
 def broker_seconds(client: Redis) -> float:
-    """Seconds of processor that a Valkey has used, as it says itself."""
+    """Seconds of processor that a Valkey has used, as it reports itself."""
     facts = client.info("cpu")
     return float(facts["used_cpu_user"]) + float(facts["used_cpu_sys"])
 

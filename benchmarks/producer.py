@@ -1,4 +1,4 @@
-"""The producer: what one `delay()` costs the process that calls it. No worker runs beside it."""
+"""The producer: what one `delay()` costs the process that calls it. No worker runs meanwhile."""
 
 from __future__ import annotations
 

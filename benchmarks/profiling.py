@@ -1,4 +1,4 @@
-"""A flame graph of a worker while it is measured, by py-spy, where that is asked for (`./dev bench --profile`).
+"""A flame graph of a worker while it is measured, by py-spy, if that is asked for (`./dev bench --profile`).
 
 The environment says what to profile: `BENCH_PROFILE` (`main` or `child`) and `BENCH_PROFILE_INTO` (an SVG file). py-spy is no
 dependency.
@@ -30,7 +30,7 @@ def is_installed() -> bool:
 
 @contextmanager
 def profiled(pid: int) -> Iterator[None]:
-    """Record the worker whose main process this is, or its first child, until the block ends; nothing where nobody asked."""
+    """Record the worker whose main process this is, or its first child, until the block ends; nothing if it is not asked for."""
     which = os.environ.get("BENCH_PROFILE")
     if not which:
         yield

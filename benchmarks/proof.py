@@ -1,7 +1,7 @@
 """The proof of the prover: planted faults, judged by the job, and compared with the truth, verdict by verdict.
 
 `./dev python -m benchmarks.proof --tasks 1000000` writes histories, reconciles them, and prints the recall and the precision of
-each verdict; with `--state` in two runs, as daily books are kept. Exit code 0 where all are 1.0, else 1.
+each verdict; with `--state` in two runs, as daily books are kept. Exit code 0 if all are 1.0, else 1.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ OPEN = ("in_flight", "stuck")
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """One verdict: how many lives truly have it, how many were given it, and how many of those rightly."""
+    """One verdict: how many lives truly have it, how many the books gave it, and how many of those are right."""
 
     truly: int
     given: int
@@ -42,12 +42,12 @@ class Score:
 
     @property
     def recall(self) -> float:
-        """Which share of those that have it were found."""
+        """The share of the lives with this verdict that were found."""
         return self.rightly / self.truly if self.truly else 1.0
 
     @property
     def precision(self) -> float:
-        """Which share of those that were found have it."""
+        """The share of the found lives that truly have this verdict."""
         return self.rightly / self.given if self.given else 1.0
 
 
@@ -55,7 +55,7 @@ Life = tuple[str, int]
 
 
 def scores(folder: Path) -> dict[str, Score]:
-    """The score of each verdict that there is, in the truth or in the books below this folder (written with all lives)."""
+    """The score of each verdict in the truth or in the books below this folder (written with all lives)."""
     return _scored(_truth(folder), _said(folder))
 
 
@@ -89,8 +89,8 @@ def prove(
     seed: int = 1,
     all_lives: bool = True,
 ) -> dict[str, Score]:
-    """Write histories below the folder, reconcile them, and score the books; without `all_lives`, plain lives go the short way."""
-    from redelivery.workers.reconciliation.job import Books, reconcile  # noqa: PLC0415 - the histories know nothing of it
+    """Write histories below the folder, reconcile them, and score the books; without `all_lives`, plain lives are sorted out."""
+    from redelivery.workers.reconciliation.job import Books, reconcile  # noqa: PLC0415 - the histories do not use it
 
     write_histories(folder, tasks=tasks, rates=rates, untidy=untidy, seed=seed)
     outcomes, inventory, output = (str(folder / name) for name in ("outcomes", "inventory", "books"))
@@ -102,9 +102,9 @@ def prove(
 def prove_by_day(
     spark: SparkSession, folder: Path, *, tasks: int, rates: float = 0.002, untidy: Untidy | None = None, seed: int = 1
 ) -> tuple[dict[str, Score], list[Summary]]:
-    """The same in two runs with a state, the first at noon, in the middle of many lives; what both say together is scored.
+    """The same in two runs with a state, the first at noon, in the middle of many lives; their verdicts together are scored.
 
-    Events come late for the second run, and settled lives are corrected by it.
+    Some events come late, in the second run, which corrects settled lives.
     """
     from redelivery.workers.reconciliation.job import Books, reconcile  # noqa: PLC0415 - as above
 
@@ -113,7 +113,7 @@ def prove_by_day(
     said, summaries = dict.fromkeys(truth, "balanced"), []
     output, state = str(folder / "books"), str(folder / "state")
     for outcomes, inventory in (("outcomes/date=2026-01-31", "before"), ("outcomes", "inventory")):
-        # What was open is said again as long as it is; what was settled stands until it is corrected.
+        # An open life is in the books of each run; a settled verdict holds until it is corrected.
         said = {life: "balanced" if verdict in OPEN else verdict for life, verdict in said.items()}
         books = Books(outcomes=str(folder / outcomes), inventory=str(folder / inventory), state=state, output=output)
         summaries.append(reconcile(spark, books))

@@ -1,8 +1,8 @@
 """Celery's sides on RabbitMQ: plain with late acknowledgement, and the same with redelivery, each on a fresh private node.
 
-What waits is asked for over AMQP, as often as on the other brokers, which costs the node little; what a worker holds only by asking
-the node itself, and so not before nothing waits. A task that fails for good says so in a file, on both sides alike: a message that
-moves from one level of a delay to the next is for a moment in no queue.
+The number of waiting messages is read over AMQP, as often as on the other brokers, which costs the node little. The number of held
+messages can only be read from the node itself: so it is read only when no message waits. On both sides, a task that fails for good
+appends to a file, because a message that moves from one level of a delay to the next is in no queue for a moment.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ INSTALL = "there is no RabbitMQ on this machine: apt-get install --no-install-re
 
 @contextmanager
 def node(folder: Path) -> Iterator[Rabbit]:
-    """A node of its own, and a virtual host on it. Raises `RuntimeError` where the machine has no RabbitMQ."""
+    """A node of its own, and a virtual host on it. Raises `RuntimeError` if the machine has no RabbitMQ."""
     if not installed():
         raise RuntimeError(INSTALL)
     server = Node(folder / "node")
@@ -63,11 +63,11 @@ class RabbitSide(CelerySide):
 
     @property
     def addresses(self) -> dict[str, str]:
-        """The node, and what else its app must know."""
+        """The node, and the app's other settings."""
         return {"BENCH_BROKER": self.server.url, "BENCH_QUEUE_TYPE": self.queue_type, "BENCH_FAILED": str(self.folder / "failed")}
 
     def sender(self, task: str) -> Callable[..., Any]:
-        """Its `delay`; those that fail are counted."""
+        """Its `delay`; failing tasks are counted."""
         send = super().sender(task)
         return partial(self._send_failing, send) if task == "failing" else send
 
@@ -76,7 +76,7 @@ class RabbitSide(CelerySide):
         send(*args)
 
     def waiting(self) -> int:
-        """How many have not failed for good, where they are to; else, in the queue; and once it is empty, held by the worker."""
+        """How many failing tasks have not failed for good; else how many are in the queue, or, if it is empty, are held."""
         failed = self.folder / "failed"
         left = self._failing - (failed.stat().st_size if failed.exists() else 0)
         if left:
@@ -98,7 +98,7 @@ class RabbitSide(CelerySide):
             return 0
 
     def broker_seconds(self) -> float:
-        """What the node's processes have used."""
+        """Seconds of processor that the node's processes have used."""
         process = self.host.node.process
         assert process is not None  # noqa: S101 - it runs as long as this side
         return sum(used(pid) for pid in (process.pid, *below(process.pid)))

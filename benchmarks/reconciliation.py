@@ -1,7 +1,7 @@
-"""The reconciliation: how long the books take, against the least that any such job must do over the same files.
+"""The reconciliation: how long the books take, against the least work that any such job must do over the same files.
 
-The least is one `groupBy(task_id)` that counts and takes the latest time. Both run turn about in one Spark session over the same
-Parquet files (`book_data.py`), after runs over fewer events that nobody times.
+The least work is one `groupBy(task_id)` that counts and takes the latest time. Both run in turns in one Spark session over the same
+Parquet files (`book_data.py`), after runs over fewer events that are not timed.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ if TYPE_CHECKING:
 __all__ = ["GIB", "PHASES", "Timed", "books_of", "reconciliation", "seconds", "warmed"]
 
 GIB = 2**30
-#: How many events the runs before have at most, and how many runs they are.
+#: The runs before the timed ones: how many events they have at most, and how many runs there are.
 WARM, WARM_RUNS = 1_000_000, 6
-#: What a run says when it begins a phase, and the name of the phase.
+#: The first word of a run's message when it begins a phase, and the name of the phase.
 PHASES = {"reading": "sorting_and_folding", "judging": "judging", "writing": "writing"}
 
 
 def reconciliation(name: str, *, events: int, rounds: int = 7, tenth: bool = False) -> dict[str, Figure]:  # noqa: ARG001 - there is one side
-    """Seconds of both, the best of `rounds`, and `speed_kept`: how much of the bare speed is left, 1.0 being all of it.
+    """Seconds of both, the best of `rounds`, and `speed_kept`: the share of the bare speed that is left, 1.0 being all of it.
 
-    What a cluster is planned with is there for each event: processor, bytes read, and bytes shuffled. With `tenth`, each round ends
-    with the books of a tenth of the events, and `times_a_tenth` says how much longer the books of all took, 10.0 being linear.
+    The figures for the size of a cluster are given for each event: processor, bytes read, and bytes shuffled. With `tenth`, each
+    round ends with the books of a tenth of the events; `times_a_tenth` is how much longer the books of all took, 10.0 being linear.
     """
     with tempfile.TemporaryDirectory(prefix="redelivery-bench-") as folder, session(input_bytes=GIB) as spark:
         place, output = ordinary(spark, events), str(Path(folder) / "output")

@@ -22,7 +22,7 @@ __all__ = ["Result", "read_all"]
 class Result:
     """One comparison, measured. `pairs` holds, for each round, side → figure → number.
 
-    `load` tells the machine's load of a minute before and after, and whether the calm that was asked for came.
+    `load` has the machine's load of a minute before and after, and whether the machine became as calm as `--calm` asks.
     """
 
     name: str
@@ -43,7 +43,7 @@ class Result:
         return summarised(self.pairs)
 
     def to_json(self) -> dict[str, Any]:
-        """As it is kept."""
+        """The result as it is kept."""
         pairs = [
             {side: {name: figure.to_row() for name, figure in figures.items()} for side, figures in pair.items()}
             for pair in self.pairs
@@ -53,7 +53,7 @@ class Result:
 
     @classmethod
     def of(cls, kept: Mapping[str, Any]) -> Self:
-        """From what was kept."""
+        """The result from its kept form."""
         pairs = tuple(
             {side: {name: Figure.of(row) for name, row in figures.items()} for side, figures in pair.items()}
             for pair in kept["pairs"]

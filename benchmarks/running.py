@@ -1,7 +1,7 @@
-"""Runs a comparison: its sides turn about, round after round, each measurement in a process and on a broker of its own.
+"""Runs a comparison: its sides in turns, round after round, each measurement in a process and on a broker of its own.
 
-Who begins changes from round to round, so that no side always runs on what another has warmed up or worn out. Where single
-milliseconds are compared, the sides run beside each other, turn about message by message.
+Another side begins each round, so that no side always runs after the same other one. If single milliseconds are compared, the sides
+run beside each other, and take turns message by message.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Plan:
 
 
 def measured(comparison: Comparison, plan: Plan, say: Callable[[str], None]) -> Result:
-    """Run a comparison. Raises `MeasurementError` where one of its measurements fails."""
+    """Run a comparison. Raises `MeasurementError` if one of its measurements fails."""
     calm = None if plan.calm is None else wait_for_calm(plan.calm, say)
     before, sides = load(), plan.of(comparison)
     pairs = []

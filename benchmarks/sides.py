@@ -1,7 +1,7 @@
 """A side of a comparison: one producer and one worker, on a fresh private broker of the same kind as every other side's.
 
-A side's name and its app's settings give a way to send a task, to start a worker, and to count what still waits. The measures know
-no more of a side than this, so that each of them is the same work for all.
+A side's name and its app's settings give a way to send a task, to start a worker, and to count the waiting messages. The measures
+use nothing else of a side, so that each of them is the same work for all sides.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["LOOK", "NAMES", "ROOT", "Side", "side"]
 
 ROOT = Path(__file__).resolve().parent.parent
-#: Where each side is.
+#: The module and class of each side.
 NAMES = {
     "plain": "benchmarks.celery_side:CelerySide",
     "redelivery": "benchmarks.celery_side:CelerySide",
@@ -40,13 +40,13 @@ NAMES = {
 }
 #: The same on RabbitMQ.
 ON_RABBITMQ = {"plain": "benchmarks.rabbit_side:RabbitSide", "redelivery": "benchmarks.rabbit_side:RabbitSide"}
-#: How long a worker may take to be ready, and how often it is looked whether anything waits (seconds).
+#: How long a worker may take to be ready, and the time between two looks at the waiting messages (seconds).
 READY, LOOK = 600.0, 0.01
 
 
 @dataclass
 class Side(ABC):
-    """One side. `settings` are redelivery's; with `results` its tasks keep theirs in the same broker."""
+    """One side. `settings` are redelivery's; with `results` its tasks keep their results in the same broker."""
 
     name: str
     server: Server
@@ -59,7 +59,7 @@ class Side(ABC):
 
     @functools.cached_property
     def client(self) -> Any:
-        """A client of the broker, where that is a Valkey."""
+        """A client of the broker, if that is a Valkey."""
         return self.server.client
 
     def broker_seconds(self) -> float:
@@ -68,12 +68,12 @@ class Side(ABC):
 
     @property
     def addresses(self) -> dict[str, str]:
-        """Where the broker is."""
+        """The address of the broker."""
         return {"BENCH_BROKER": self.server.url, "BENCH_SOCKET": self.server.socket}
 
     @property
     def environment(self) -> dict[str, str]:
-        """What the modules of its tasks read."""
+        """The environment that the modules of its tasks read."""
         return {
             **self.addresses,
             "BENCH_SIDE": self.name,
@@ -85,7 +85,7 @@ class Side(ABC):
 
     @abstractmethod
     def sender(self, task: str) -> Callable[..., Any]:
-        """What publishes one task when it is called with the task's arguments. Tasks: `noop`, `answer`, `failing`, `stamp`."""
+        """A function that publishes one task, with the task's arguments. Tasks: `noop`, `answer`, `failing`, `stamp`."""
 
     @abstractmethod
     def send_later(self, task: str, seconds: float, *args: Any) -> None:
@@ -104,16 +104,16 @@ class Side(ABC):
         """How many messages wait, are held, or are delayed."""
 
     def ready(self, pool: str, concurrency: int) -> int:
-        """How many processes say that they consume, once all do."""
+        """How many processes will report that they consume."""
         return concurrency if pool == "prefork" else 1
 
     def says_ready(self) -> int:
-        """How many processes say so now."""
+        """How many processes have reported so by now."""
         return len(list(self.folder.glob("ready.*")))
 
     @contextmanager
     def worker(self, pool: str = "prefork", concurrency: int = 2) -> Iterator[subprocess.Popen[bytes]]:
-        """A worker that consumes; what it was told to publish beforehand may be under way already."""
+        """A worker that consumes; it may already have begun tasks that were published before."""
         with self.started(self.command(pool, concurrency), self.ready(pool, concurrency)) as process, profiled(process.pid):
             yield process
 
@@ -125,7 +125,7 @@ class Side(ABC):
 
     @contextmanager
     def started(self, command: list[str], ready: int = 0) -> Iterator[subprocess.Popen[bytes]]:
-        """A process of this side, killed at the end with all that it has started."""
+        """A process of this side; it is killed at the end, with all processes that it has started."""
         for each in self.folder.glob("ready.*"):
             each.unlink()
         with (self.folder / "worker.log").open("ab") as log:
@@ -148,13 +148,13 @@ class Side(ABC):
             time.sleep(0.005)
 
     def log(self) -> str:
-        """The end of what the worker has said."""
+        """The end of the worker's output."""
         return (self.folder / "worker.log").read_text(errors="replace")[-3000:]
 
     def wait_until_empty(self, seconds: float = 1200) -> float:
-        """Wait until nothing waits, is held or is delayed, twice in turn; when that was first so (monotonic seconds).
+        """Wait until no message waits, is held or is delayed at two looks in a row; returns when the first was (monotonic seconds).
 
-        Raises `TimeoutError`, with the worker's own words.
+        Raises `TimeoutError`, with the worker's output.
         """
         deadline, since = time.monotonic() + seconds, None
         while (now := time.monotonic()) < deadline:
@@ -170,7 +170,7 @@ class Side(ABC):
 
 
 def _kill(pids: list[int]) -> None:
-    """All of a worker's processes: some peers put theirs into groups of their own."""
+    """Kill all of a worker's processes: some peers put theirs into groups of their own."""
     for pid in pids:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
@@ -182,7 +182,7 @@ def side(
 ) -> Iterator[Any]:
     """One side on a broker of its own, `valkey` or `rabbitmq`; `options` are this side's own.
 
-    Raises `KeyError` where there is none of that name, `RuntimeError` where the machine has no such broker.
+    Raises `KeyError` if there is no side of that name, `RuntimeError` if the machine has no such broker.
     """
     module, _, kind = (ON_RABBITMQ if broker == "rabbitmq" else NAMES)[name].partition(":")
     with tempfile.TemporaryDirectory(prefix="rb-", ignore_cleanup_errors=True) as folder:

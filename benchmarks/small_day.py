@@ -1,7 +1,8 @@
 """A small day: what `redelivery reconcile` costs from the shell, its Java included, with and without kept classes.
 
-The command runs over the same events, turn about, and the medians count. Seconds of processor say most on a machine that others
-use. Java ends after the command: the time is the command's, the processor that of all it started.
+The command runs over the same events, with and without kept classes in turns, and the medians count. On a machine that does other
+work, the seconds of processor are the most reliable figure. Java ends after the command: the time is that of the command, the
+processor that of all processes that it started.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Run", "figures_of", "run", "small_day"]
 
-#: Of Linux' prctl: what a child leaves behind when it ends becomes a child of this process.
+#: An option of Linux' prctl: if a child ends, its own children become children of this process.
 _SUBREAPER = 36
-#: Writes the events, where they are not there yet, and prints their folder.
+#: Writes the events, if they are not there yet, and prints their folder.
 _PREPARE = """
 import sys
 from benchmarks.book_data import ordinary
@@ -47,7 +48,7 @@ class Run:
 
 
 def run(words: list[str], environment: Mapping[str, str]) -> Run:
-    """Run a command, and wait until all that it started has ended. Raises `RuntimeError` where the command fails."""
+    """Run a command, and wait until all processes that it started have ended. Raises `RuntimeError` if the command fails."""
     ctypes.CDLL(None).prctl(_SUBREAPER, 1, 0, 0, 0)
     began, seconds, processor, failed = time.monotonic(), 0.0, 0.0, 0
     silent = [(os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0)]
@@ -68,7 +69,7 @@ def run(words: list[str], environment: Mapping[str, str]) -> Run:
 
 def small_day(name: str, *, events: int, rounds: int = 5, embedded: bool = False) -> dict[str, Figure]:  # noqa: ARG001 - there is one side
     """The command's figures; `embedded` takes PyPI's Java, and not the machine's."""
-    # In a process of its own: a Java that goes on would be waited for.
+    # In a process of its own: `run` would also wait for a Java that goes on here.
     prepare = [sys.executable, "-c", _PREPARE, str(events)]
     place = subprocess.run(prepare, stdout=subprocess.PIPE, text=True, check=True).stdout
     with tempfile.TemporaryDirectory(prefix="redelivery-small-day-") as told:

@@ -1,4 +1,4 @@
-"""What a task of any side notes when it runs: since when it was to run, and when it did. One line of a file for each."""
+"""The stamp of a task of any side: when it was due to run, and when it ran. One line of a file for each."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def write_stamp(since: float, path: str) -> None:
 
 
 def late_ms(path: Path, *, expected: int) -> list[float]:
-    """Milliseconds between both for each line; below zero is early. Raises `RuntimeError` where one is missing or ran twice."""
+    """Milliseconds between both for each line; below zero is early. Raises `RuntimeError` if one is missing or ran twice."""
     lines = path.read_text().splitlines() if path.exists() else []
     if len(lines) != expected:
         msg = f"{expected} tasks were published, and {len(lines)} ran"

@@ -19,7 +19,7 @@ WARM_UP = 50
 
 
 def start(name: str, *, tasks: int, per_second: float) -> dict[str, Figure]:
-    """Publish so many tasks at random moments, of all sides together so many a second: milliseconds from the call to the task."""
+    """Publish so many tasks at random moments, all sides together so many a second: milliseconds from the call to the task."""
     with side(name) as here, here.worker():
         noop, stamp, path = here.sender("noop"), here.sender("stamp"), here.folder / "stamps"
         for _ in range(WARM_UP):

@@ -1,8 +1,8 @@
 """Fills a broker with waiting, delayed or dead messages, by the product's own transitions: many of them in one round trip.
 
-A transition calls its script on a client. Here that client writes the calls down, and sends them together; their answers are read
-afterwards and must all be `done`. So what lies in the broker is what a worker would have put there, and a million of it takes
-minutes and not an hour.
+A transition calls its script on a client. Here that client stores the calls, and sends them together; their answers are read
+afterwards and must all be `done`. So the broker holds the same messages that a worker would have put there, and a million of them
+take minutes and not an hour.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["TASK", "Stock"]
 
 TASK = "benchmarks.app.noop"
-#: The queue that the messages are received from, which no worker consumes, and the worker that they say received them.
+#: The queue from which the messages are received, which no worker consumes, and the name of the worker that receives them.
 QUEUE, OWNER, WORKER = "stock", "stock", "worker@shop"
 #: Messages in one round trip, and in one call of the receive script.
 BATCH, RECEIVED = 2048, 64
@@ -34,7 +34,7 @@ TRACEBACK = "Traceback (most recent call last):\n" + '  File "shop/tasks.py", li
 
 
 class _Later:
-    """What a transition takes for its client: it remembers each call, as it goes over the wire, and answers `done` at once."""
+    """A stand-in for a transition's client: it stores each call, as it goes over the wire, and answers `done` at once."""
 
     def __init__(self) -> None:
         self.calls: list[bytes] = []
@@ -44,7 +44,7 @@ class _Later:
         return self
 
     def release(self, connection: _Later) -> None:
-        """Nothing is held."""
+        """There is nothing to release."""
 
     def call_with_retry(self, ask: Callable[[], Any], fail: Any) -> Any:  # noqa: ARG002 - redis-py's signature
         return ask()
@@ -56,7 +56,7 @@ class _Later:
         return b"done"
 
     def flush(self, client: Redis) -> None:
-        """Send them all. Raises `RuntimeError` where one was not done, and what redis-py raises."""
+        """Send them all. Raises `RuntimeError` if one was not done, and what redis-py raises."""
         connection = client.connection_pool.get_connection()
         try:
             connection.send_packed_command([b"".join(self.calls)])
@@ -97,7 +97,7 @@ class Stock:
             self._transport.defer(tag, list_name, sealed(message), task_id=task_id, event=event, due_ms=base + at // 10)
 
     def kill(self, count: int, queue: str, dead_letter_queue: str) -> None:
-        """So many messages of `queue` lie dead in `dead_letter_queue`."""
+        """So many messages of `queue` die, and are dead letters in `dead_letter_queue`."""
         failed = Failed(type="shop.Declined", message="card declined", traceback=TRACEBACK, fingerprint="0123456789abcdef")
         for tag, message in self._held(count):
             now = int(time.time() * 1000)
@@ -116,7 +116,7 @@ class Stock:
             self._transport.dead_letter(tag, sealed(letter), dead_letter_queue=dead_letter_queue, queue=queue, event=event)
 
     def _held(self, count: int) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Messages that were published and received; what the caller does with them is carried out batch by batch.
+        """Messages that were published and received; the caller's transitions of them are carried out batch by batch.
 
         The outcome log is emptied after each batch, as an exporter does.
         """
@@ -146,7 +146,7 @@ class Stock:
             self._received += 1
             budget = min(RECEIVED, count - len(tags))
             answer = receive(self.client, names, [OWNER, self._received, budget, 10**9, 1, -1, 0, unacked_suffix(QUEUE), RECEIVED])
-            if answer[0] != b"ok" or len(answer) == 4:  # noqa: PLR2004 - what comes before the messages
+            if answer[0] != b"ok" or len(answer) == 4:  # noqa: PLR2004 - the fields before the messages
                 msg = f"{count - len(tags)} messages were to be received, and the broker said {answer!r}"
                 raise RuntimeError(msg)
             tags += [tag.decode() for tag in answer[4::3]]

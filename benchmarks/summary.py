@@ -1,6 +1,6 @@
 """From the rounds of a comparison to its medians and the spread of its paired ratios. Pure: numbers in, numbers out.
 
-A ratio belongs to one round, in which both sides ran one after the other, so that what the machine did besides weighed on both.
+A ratio belongs to one round, in which both sides ran one after the other, so that other work of the machine slowed both.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Ratio:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One figure of a comparison. `medians` by side; `ratio` is None where one of both has no such figure above 0."""
+    """One figure of a comparison. `medians` by side; `ratio` is None if one of both has no such figure above 0."""
 
     name: str
     unit: str
@@ -73,7 +73,7 @@ def _has(sides: Mapping[str, Mapping[str, Figure]], side: str, name: str) -> boo
 
 
 def meets(row: Row, aim: float) -> bool | None:
-    """Whether a figure is as good as its aim: its ratio to the base, or its value where nothing is compared; None: not measured."""
+    """Whether a figure is as good as its aim: its ratio to the base, or its value if nothing is compared; None: not measured."""
     value = row.ratio.median if row.ratio is not None else None if BASE in row.medians else row.medians.get(OURS)
     if value is None:
         return None

@@ -23,7 +23,7 @@ PICTURE = "Above 1 redelivery is better:\n\n![ratios](plots/ratios.svg)\n"
 
 
 def fill(readme: Path, results: Mapping[str, Result]) -> None:
-    """Write the table into the README. Raises `ValueError` where its markers are not there."""
+    """Write the table into the README. Raises `ValueError` if its markers are not there."""
     text = readme.read_text()
     before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
@@ -34,7 +34,7 @@ def fill(readme: Path, results: Mapping[str, Result]) -> None:
 
 
 def table(results: Mapping[str, Result]) -> str:
-    """All results, in the order of the comparisons; each tells the machine, where it is not the same as the one before."""
+    """All results, in the order of the comparisons; a result names its machine if it is not that of the result before."""
     parts, said = [PICTURE], ""
     for name in COMPARISONS:
         if name in results:

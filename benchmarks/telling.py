@@ -1,4 +1,4 @@
-"""OpenTelemetry's SDK for the benchmarks: what is told is serialized as for a collector, and thrown away."""
+"""OpenTelemetry's SDK for the benchmarks: spans are serialized as for a collector, and thrown away."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["instrument", "tell"]
 
 
 def tell() -> None:
-    """Set the SDK up, with the sampler that the environment names; for spans alone where it asks for no figures."""
+    """Set the SDK up, with the sampler that the environment names; for spans only, if it asks for no metrics."""
     from opentelemetry import metrics, trace  # noqa: PLC0415 - few sides have it
     from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans  # noqa: PLC0415
     from opentelemetry.sdk.metrics import MeterProvider  # noqa: PLC0415
@@ -37,7 +37,7 @@ def tell() -> None:
 
 
 def instrument() -> None:
-    """Have Celery's own instrumentation tell of publications and runs."""
+    """Let OpenTelemetry's own instrumentation of Celery make spans of publications and runs."""
     from opentelemetry.instrumentation.celery import CeleryInstrumentor  # noqa: PLC0415 - few sides have it
 
     CeleryInstrumentor().instrument()  # type: ignore[no-untyped-call]

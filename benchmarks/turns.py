@@ -1,7 +1,7 @@
-"""The moments at which the sides of a comparison publish: random ones, at which sides that run beside each other take turns.
+"""The moments at which the sides of a comparison publish: they are random, and sides that run beside each other take turns.
 
-They do so message by message, so that whatever else the machine does weighs on all of them alike. `BENCH_TURNS` in the environment
-has the sides of this run, and a folder in which each says that it is ready. No side learns more of another: all draw the same
+They take turns message by message, so that other work of the machine slows all of them alike. `BENCH_TURNS` in the environment has
+the sides of this run, and a folder in which each reports that it is ready. The sides exchange nothing else: all draw the same
 moments from the same seed, counted from when the last of them was ready.
 """
 
@@ -20,19 +20,19 @@ if TYPE_CHECKING:
 __all__ = ["moments", "turns"]
 
 VARIABLE = "BENCH_TURNS"
-#: Seconds from when the last side is at hand to the first moment, and how long it may take until it is.
+#: Seconds from when the last side is ready to the first moment, and how long it may take until it is ready.
 AHEAD, MAX_MS = 1.0, 600.0
 
 
 def turns(folder: Path, sides: tuple[str, ...]) -> dict[str, str]:
-    """What the processes of these sides are told by their environment."""
+    """The environment of the processes of these sides."""
     return {VARIABLE: json.dumps([str(folder), sides])}
 
 
 def moments(name: str, count: int, per_second: float) -> Iterator[float]:
-    """When this side is to publish, `count` times (seconds since the epoch): at random, all sides together so often a second.
+    """The `count` moments at which this side publishes (seconds since the epoch): random, all sides together so many a second.
 
-    Waits until every side is at hand. Raises `TimeoutError` where one does not come.
+    Waits until every side is ready. Raises `TimeoutError` if one does not become ready.
     """
     folder, sides = json.loads(os.environ[VARIABLE])
     drawn = random.Random(7)  # noqa: S311 - the same moments for each side, and no secret
@@ -45,7 +45,7 @@ def moments(name: str, count: int, per_second: float) -> Iterator[float]:
 
 
 def _all_at_hand(folder: Path, name: str, sides: list[str]) -> float:
-    """Say that this side is at hand, and wait for the others; when the last of them was (seconds since the epoch)."""
+    """Report that this side is ready, and wait for the others; returns when the last of them was (seconds since the epoch)."""
     (folder / f"{name}.at-hand").touch()
     marks = [folder / f"{side}.at-hand" for side in sides]
     deadline = time.monotonic() + MAX_MS

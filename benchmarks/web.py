@@ -1,17 +1,17 @@
-"""The operator's page over very many dead letters: how soon each screen is there, and what it costs the broker beside a worker.
+"""The operator's page over very many dead letters: how fast each screen is, and what it costs the broker beside a worker.
 
-The page is a process of its own, and asked over HTTP, one request after the other. Most screens are sent whole, with their first
-byte. One that searches sends its head first, and of it the end is measured, too. Then tasks are published at a steady rate and a
-worker runs them: without a page, with 200 open pages of live figures, while somebody opens a screen each second, and while a dry
-run counts all dead letters. What the broker takes of its processor, and how late tasks begin, is told of each. Then eight people
-ask for one screen again and again, without a pause, beside the same worker: that is the most that it can take of the broker. At the
-end all of it happens at once: people who search, people who open screens, a dry run, and the 200 open pages.
+The page is a process of its own, and gets HTTP requests, one after the other. Most screens are sent whole. A screen that searches
+sends its head first: then the time until its end is measured too. Then tasks are published at a steady rate and a worker runs them:
+without a page, with 200 open pages of live figures, while somebody opens a screen each second, and while a dry run counts all dead
+letters. For each, the broker's processor time and the lateness of tasks are reported. Then eight people request one screen again
+and again, without a pause, beside the same worker: this is the highest load of that screen on the broker. At the end all of it
+happens at once: people who search, people who open screens, a dry run, and the 200 open pages.
 
-On RabbitMQ the price is measured in the same way, with far fewer dead letters: the page reads none unless it is told to look.
+On RabbitMQ the load is measured in the same way, with far fewer dead letters: the page reads them only when a user asks for a look.
 
 Three screens cost more than the others, and are measured apart: Task, which searches the newest 20,000 messages of each list and as
-many events; a dry run of all dead letters, from its first byte to its end; and Books, whose every life is wrong, and which asks the
-broker nothing.
+many events; a dry run of all dead letters, from its first byte to its end; and Books, in which every life is wrong, and which does
+not use the broker.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ if TYPE_CHECKING:
 __all__ = ["page", "page_on_rabbitmq"]
 
 LETTERS = f"DLQ.{QUEUE}"
-#: How often each screen is opened; tasks in a second; open pages; how long each time of load lasts (seconds).
+#: How often each screen is opened; tasks in a second; open pages; how long each load lasts (seconds).
 LOOKS, PER_SECOND, PAGES, SPAN = 40, 250, 200, 15.0
 HOUR = 3600.0
-#: How often a screen is opened that costs much, and how many people ask for one without a pause.
+#: How often an expensive screen is opened, and how many people request one without a pause.
 HEAVY, PEOPLE = 10, 8
-#: What people open who look around. The causes are the last one: they are counted on for a minute after somebody asked for them.
+#: The screens that people open. The causes are the last one: they are counted for a minute after a request.
 NEWEST = f"/letters?queue={LETTERS}"
 SCREENS = {
     "overview": "/",
@@ -65,31 +65,31 @@ SCREENS = {
     "operations": "/operations",
     "causes": "/causes",
 }
-#: What searches all that it may: none of it is there.
+#: Searches without a match: each reads as much as it may.
 NOWHERE = f"/task?id={'0' * 12}"
 SEARCHES = {
     "letters_none_chosen": f"{NEWEST}&exception=Nothing",
     "letter_nowhere": f"/letter?queue={LETTERS}&id={'0' * 12}",
     "task": NOWHERE,
 }
-#: Seconds between two looks into a dead-letter queue of RabbitMQ: what was seen is shown for so long at least.
+#: Seconds between two looks into a dead-letter queue of RabbitMQ: the result of a look is shown for so long at least.
 LOOKS_APART = 10.0
-#: A dry run of all dead letters; how often it is looked whether it has ended (seconds), and how long it may take.
+#: A dry run of all dead letters; the time between two looks whether it has ended (seconds), and how long it may take.
 DRY_RUN, LOOK, TIMEOUT = f"/operations/preview?kind=redrive&queue={LETTERS}", 0.25, 1800.0
 
 
 def page(name: str, *, letters: int, delayed: int) -> dict[str, Figure]:
-    """The screens over so many letters and delayed messages, then the price. Raises `RuntimeError` where a screen is not there."""
+    """The screens over so many dead letters and delayed messages, then the load. Raises `RuntimeError` if a screen fails."""
     with side(name) as here:
         stock = Stock(here.client)
         stock.kill(letters, QUEUE, LETTERS)
-        stock.delay(delayed, "stock", HOUR)  # a queue of its own, so that all of the worker's can be seen to have ended
+        stock.delay(delayed, "stock", HOUR)  # in another queue, so that the end of the worker's tasks can be seen
         with here.worker():
             found = _loaded(here, "without_page")
         with WebPage("benchmarks.app", here.folder, env=dict(os.environ)) as served:
             operator = served.operator()
             found |= _looks(operator, "causes_first", "/causes", 1, is_first=True, searches=True) | _screens(operator, letters)
-            time.sleep(UNREAD)  # until the causes, which nobody asks for any more, are not counted any more
+            time.sleep(UNREAD)  # until the count of the causes, which nobody requests any more, has stopped
             with here.worker():
                 found |= _looks(operator, "workers", "/workers")
                 found |= _price(here, served, operator)
@@ -101,14 +101,14 @@ def page(name: str, *, letters: int, delayed: int) -> dict[str, Figure]:
             operator = served.operator()
             found |= _looks(operator, "books", "/books", HEAVY, searches=True)
             found |= _dry_run(here, operator)
-            time.sleep(FRESH)  # until the count is out of date, and the next request begins another one
+            time.sleep(FRESH)  # until the count is out of date, so that the next request begins another one
             with here.worker(), _doing(lambda: _get(operator, DRY_RUN), pause=1.0):
                 found |= _loaded(here, "dry_run")
                 return found | _together(here, served, operator)
 
 
 def page_on_rabbitmq(name: str, *, letters: int, delayed: int, broker: str) -> dict[str, Figure]:
-    """The price on RabbitMQ, with so many dead letters and delayed messages. Raises `RuntimeError` where a screen is not there."""
+    """The load on RabbitMQ, with so many dead letters and delayed messages. Raises `RuntimeError` if a screen fails."""
     settings = {"queues": {"#": {"max_delivery_attempts": 1}}}
     with side(name, settings, broker=broker) as here, here.worker():
         fail = here.sender("failing")
@@ -146,9 +146,9 @@ def _screens(operator: Visitor, letters: int) -> dict[str, Figure]:
 def _looks(
     operator: Visitor, name: str, path: str, count: int = LOOKS, *, is_first: bool = False, searches: bool = False
 ) -> dict[str, Figure]:
-    """Milliseconds until the first byte of one screen, and of one that searches also until its end."""
+    """Milliseconds until the first byte of one screen; for a screen that searches, also until its end."""
     if not is_first:
-        _get(operator, path)  # what a first look imports
+        _get(operator, path)  # a first request imports modules
     looks = [_get(operator, path) for _ in range(count)]
     took, whole = [each.first for each in looks], percentile([each.whole for each in looks], 0.5)
     found = {name: less(percentile(took, 0.5), "ms"), f"{name}_longest": less(max(took), "ms")}
@@ -156,7 +156,7 @@ def _looks(
 
 
 def _task(here: Side, operator: Visitor) -> dict[str, Figure]:
-    """The life of a dead letter's task, and of one that is nowhere: the first byte, and what one look costs the broker."""
+    """The screen Task for a dead letter and for an unknown task: the first byte, and the cost of one request for the broker."""
     [letter] = [Letter.of(raw) for raw in here.client.lrange(LETTERS, 0, 0)]
     found: dict[str, Figure] = {}
     for name, task_id in (("task", letter.task_id), ("task_nowhere", "0" * 12)):
@@ -167,7 +167,7 @@ def _task(here: Side, operator: Visitor) -> dict[str, Figure]:
 
 
 def _dry_run(here: Side, operator: Visitor) -> dict[str, Figure]:
-    """A dry run of all dead letters, with nothing beside it: its first byte, how long it counts, and what it costs the broker."""
+    """A dry run of all dead letters, without other load: its first byte, how long it counts, and its cost for the broker."""
     used, began = here.broker_seconds(), time.monotonic()
     look = _get(operator, DRY_RUN)
     first = look.first
@@ -175,7 +175,7 @@ def _dry_run(here: Side, operator: Visitor) -> dict[str, Figure]:
         if time.monotonic() - began > TIMEOUT:
             msg = f"the dry run has not ended: {look.text[-500:]}"
             raise RuntimeError(msg)
-        time.sleep(LOOK)  # it is another process's doing
+        time.sleep(LOOK)  # another process counts
         look = _get(operator, DRY_RUN)
     seconds, used = time.monotonic() - began, here.broker_seconds() - used
     return {
@@ -195,7 +195,7 @@ class Look:
 
 
 def _get(operator: Visitor, path: str) -> Look:
-    """Ask for a screen. Raises `RuntimeError` where it is another than 200."""
+    """Request a screen. Raises `RuntimeError` if its status is not 200."""
     connection = http.client.HTTPConnection(operator.host, operator.port, timeout=60)
     cookie = "; ".join(f"{name}={value}" for name, value in operator.cookies.items())
     try:
@@ -215,7 +215,7 @@ def _get(operator: Visitor, path: str) -> Look:
 
 
 def _price(here: Side, served: WebPage, operator: Visitor) -> dict[str, Figure]:
-    """Processor of the broker, and how late tasks begin: with many open pages, and while somebody browses."""
+    """The broker's processor time, and how late tasks begin: with many open pages, and while somebody browses."""
     with _open_pages(served, operator):
         found = _loaded(here, "open_pages")
     screens = itertools.cycle(SCREENS.values())
@@ -233,7 +233,7 @@ def _open_pages(served: WebPage, operator: Visitor) -> Iterator[None]:
 
 
 def _most(here: Side, operator: Visitor, screens: Mapping[str, str]) -> dict[str, Figure]:
-    """What one screen takes of the broker's processor when people ask for it again as soon as they have it."""
+    """The broker's processor time for one screen when people request it again as soon as they have it."""
     found: dict[str, Figure] = {}
     for name, path in screens.items():
         with _doing(functools.partial(operator.get, path), people=PEOPLE):
@@ -258,7 +258,7 @@ def _together(here: Side, served: WebPage, operator: Visitor) -> dict[str, Figur
 
 @contextmanager
 def _doing(act: Callable[[], object], *, people: int = 1, pause: float = 0.0) -> Iterator[None]:
-    """So many people do something again and again, with a pause (seconds) behind each time. Raises what that has raised."""
+    """So many people do something again and again, with a pause (seconds) after each time. Raises what the action raised."""
     enough = threading.Event()
 
     def go_on() -> None:
@@ -276,7 +276,7 @@ def _doing(act: Callable[[], object], *, people: int = 1, pause: float = 0.0) ->
 
 
 def _opened(served: WebPage, operator: Visitor) -> socket.socket:
-    """One more page whose figures are live, when the first of them has come."""
+    """Open one more page with live figures, and wait for its first ones."""
     cookie = "; ".join(f"{name}={value}" for name, value in operator.cookies.items())
     stream = socket.create_connection((operator.host, served.port), timeout=30)
     stream.sendall(f"GET /live HTTP/1.1\r\nHost: 127.0.0.1\r\nCookie: {cookie}\r\n\r\n".encode())
@@ -287,7 +287,7 @@ def _opened(served: WebPage, operator: Visitor) -> socket.socket:
 
 
 def _loaded(here: Side, name: str) -> dict[str, Figure]:
-    """Tasks are published for a while, at a steady rate: what the broker used, and how late they began."""
+    """Publish tasks for a while, at a steady rate: the broker's processor time, and how late the tasks began."""
     stamp, path, count = here.sender("stamp"), here.folder / name, 0
     began, used, due = time.monotonic(), here.broker_seconds(), time.time()
     while time.monotonic() - began < SPAN:

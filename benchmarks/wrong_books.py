@@ -1,4 +1,4 @@
-"""Books of many lives, each of which is wrong, as `redelivery reconcile` would write them: for the page that shows them."""
+"""Books of many lives that are all wrong, as `redelivery reconcile` would write them, for the page that shows them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["write_books"]
 
-#: Lives that are written at once; when the first of them began (ms), and how their tasks have gone.
+#: Lives that are written at once; when the first of them began (ms), and the steps of their tasks.
 BATCH, BEGAN_MS, OUTCOMES = 50_000, 1_769_860_800_000, ("published", "received", "dead_lettered")
 _EVENT = pa.struct(
     {
@@ -35,7 +35,7 @@ _SCHEMA = pa.schema(
 
 
 def write_books(folder: Path, lives: int) -> Path:
-    """Write so many lives whose dead letters are missing; the folder again."""
+    """Write so many lives whose dead letters are missing; returns the folder."""
     (folder / "verdicts").mkdir(parents=True)
     with parquet.ParquetWriter(folder / "verdicts" / "part-0.parquet", _SCHEMA) as file:
         for start in range(0, lives, BATCH):

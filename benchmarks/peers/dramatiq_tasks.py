@@ -15,7 +15,7 @@ __all__ = ["failing", "noop", "stamp"]
 
 
 class Ready(dramatiq.Middleware):
-    """Says that a worker process consumes."""
+    """Reports that a worker process consumes."""
 
     def after_worker_boot(self, broker: dramatiq.Broker, worker: dramatiq.Worker) -> None:  # noqa: ARG002 - Dramatiq's hook
         """One file for each process."""
@@ -34,7 +34,7 @@ def noop(*_: Any) -> None:
 
 @dramatiq.actor(max_retries=4)
 def failing() -> None:
-    """Fails; five attempts, a second apart: exactly so, where Dramatiq's own backoff would take half of it away at random."""
+    """Fails; five attempts, exactly a second apart: Dramatiq's own backoff would shorten the delays at random, by half at most."""
     msg = "again"
     raise dramatiq.Retry(msg, delay=1000)
 

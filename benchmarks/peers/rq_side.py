@@ -1,4 +1,4 @@
-"""RQ's side: its default worker, which forks for each job, and its scheduler for what is delayed."""
+"""RQ's side: its default worker, which forks for each job, and its scheduler for delayed jobs."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class RqSide(Side):
         self.queue.enqueue_in(timedelta(seconds=max(seconds, 0)), getattr(rq_tasks, task), *args, result_ttl=0)
 
     def command(self, pool: str, concurrency: int) -> list[str]:
-        """RQ has processes alone. Raises `ValueError` for another pool."""
+        """RQ has only processes. Raises `ValueError` for another pool."""
         if pool != "prefork":
             msg = f"RQ has no pool {pool!r}"
             raise ValueError(msg)
@@ -51,7 +51,7 @@ class RqSide(Side):
         return int(self.client.scard("rq:workers"))
 
     def waiting(self) -> int:
-        """In the queue, on the way out of it, in work, or scheduled."""
+        """How many jobs are in the queue, being taken from it, running, or scheduled."""
         with self.client.pipeline(transaction=False) as pipe:
             pipe.llen("rq:queue:default")
             pipe.llen("rq:queue:default:intermediate")

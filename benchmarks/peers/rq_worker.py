@@ -11,7 +11,7 @@ import sys
 from redis import Redis
 from rq import Worker
 
-import benchmarks.peers.rq_tasks  # noqa: F401 - what is imported before the forks is paid once
+import benchmarks.peers.rq_tasks  # noqa: F401 - imported once, before the forks
 
 __all__ = ["main"]
 
