@@ -179,7 +179,7 @@ def _dropped(task: Task) -> None:
 
 
 def _in_flight(task: Task) -> None:
-    if task.chance.random() < 0.25:  # noqa: PLR2004 - young, and on its way between two places
+    if task.chance.random() < 0.25:  # noqa: PLR2004 - young, and between two places
         task.skew_ms, task.now_ms = 0, TAKEN_MS - GRACE_MS + 120_000
         task.open()
     else:
@@ -214,7 +214,7 @@ def _resurrected(task: Task) -> None:
 
 
 def _phantom(task: Task) -> None:
-    if task.chance.random() < 0.8:  # noqa: PLR2004 - else a letter of which nobody has told anything
+    if task.chance.random() < 0.8:  # noqa: PLR2004 - else a dead letter without any event
         task.open()
         task.tell("succeeded")
     task.hold("dead_letter")

@@ -39,7 +39,7 @@ def redriven(name: str, *, letters: int) -> dict[str, Figure]:
 
 
 def first_page(name: str, *, letters: int) -> dict[str, Figure]:
-    """The newest page of so many letters, read and made into rows; the median of some looks, and the longest."""
+    """The newest page of so many dead letters, read and made into rows; the median of some looks, and the longest."""
     with side(name) as here:
         Stock(here.client).kill(letters, QUEUE, LETTERS)
         transport, took = RedisBroker(here.client, Keys()), []

@@ -209,7 +209,7 @@ def _name(filesystem: fs.FileSystem, unfinished: str, path: str) -> None:
     if not isinstance(filesystem, fs.LocalFileSystem):
         try:
             filesystem.move(unfinished, path)
-        except NotImplementedError:  # Azure's blobs have no rename, unless they lie in a hierarchical namespace
+        except NotImplementedError:  # Azure's blobs have a rename only in a hierarchical namespace
             filesystem.copy_file(unfinished, path)
             filesystem.delete_file(unfinished)
         return

@@ -4,7 +4,7 @@ Neither is inferred from a file: a day without a single due time must not change
 refused, not read as an empty one. `REQUIRED` names the columns without which a row is useless; every other column may be missing,
 and is then null or its default.
 
-No Celery is imported, so that the job runs under `spark-submit` where it is not installed.
+Celery is not imported, so that the job also runs under `spark-submit` on machines without it.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 #: Characters of an id in a table, and of a text in a table.
 SHORT_ID, MAX_TEXT = 8, 300
-#: What stands where there is nothing.
+#: The text for a missing value.
 NONE = "\N{EN DASH}"
 #: Options of an operation whose names say too little without the command line's help.
 OPTIONS = {
@@ -113,7 +113,7 @@ def _due(context: Context, ms: int) -> Markup:
 
 
 def _number(value: float) -> str:
-    return f"{value:,.0f}" if float(value).is_integer() or abs(value) >= 100 else f"{value:,.1f}"  # noqa: PLR2004 - tenths of what is small
+    return f"{value:,.0f}" if float(value).is_integer() or abs(value) >= 100 else f"{value:,.1f}"  # noqa: PLR2004 - small numbers have tenths
 
 
 def _counted(count: int, one: str, many: str) -> str:

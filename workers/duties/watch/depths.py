@@ -67,7 +67,7 @@ class Depths:
 
 
 def _attributes(labels: Mapping[str, str]) -> dict[str, str]:
-    """A dead letter lies in its DLQ, and has an origin; everything else lies in its queue."""
+    """Dead letters have the attributes of their DLQ and of their origin queue; other messages that of their queue."""
     place, queue = labels.get("dead_letter_queue"), labels.get("queue")
     if place is not None:
         return {"messaging.destination.name": place, "redelivery.queue": queue or ""}

@@ -95,7 +95,7 @@ class State:
         return self._read(run.version - 1)
 
     def lives(self, run: Run, schema: StructType) -> DataFrame:
-        """The open lives that a run left; a column that it did not know is null, or 0 where it counts an outcome."""
+        """The open lives that a run left; a column that it did not know is null, or 0 if it counts an outcome."""
         if run.version == 0 or not run.lives:
             return empty(self._spark, schema)
         found = self._spark.read.schema(schema).parquet(literal(f"{self._version(run.version)}/lives"))

@@ -30,7 +30,7 @@ KEY: Final = ("task_id", "nesting", "generation", "queue")
 #: How often a life was opened, in SQL. A redrive that died half-way is recorded again by the next one: that is one opening.
 OPENED: Final = f"({Outcome.PUBLISHED} + least({Outcome.REDRIVEN}, 1))"
 
-#: How a broker or another client that restores a message is recorded, where receiving is recorded at all.
+#: The reason that is recorded if a broker or another client restored a message, and if receiving is recorded at all.
 RESTORED: Final = "redelivered"
 
 

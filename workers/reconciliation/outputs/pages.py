@@ -1,7 +1,7 @@
 """Pages: the verdicts in an output of the books, the worst first, read without Spark.
 
-The output may lie wherever pyarrow reaches. A page is found with bounded memory, whatever the number of lives: one pass over their
-verdicts and times tells which lives may be on it, and these alone are read.
+The output may be in any file system that pyarrow knows. A page is found with bounded memory, whatever the number of lives: one pass
+over their verdicts and times finds the lives that may be on it, and only these are read.
 """
 
 from __future__ import annotations

@@ -30,12 +30,12 @@ NONE: Final = "\N{EN DASH}"
 
 
 def shown(value: object) -> str:
-    """Text for HTML; what is longer than 400 characters is cut."""
+    """Text for HTML; text longer than 400 characters is cut."""
     return html.escape(plain(value))
 
 
 def plain(value: object) -> str:
-    """Text for a terminal; what is longer than 400 characters is cut."""
+    """Text for a terminal; text longer than 400 characters is cut."""
     text = str(value)
     return safe(text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…")
 
@@ -57,7 +57,7 @@ def share(part: float | None, whole: float | None) -> str:
     percent = 100 * part / whole
     if percent in {0, 100}:
         return f"{percent:.0f} %"
-    if percent < 0.01:  # noqa: PLR2004 - smaller ones are told by their counts
+    if percent < 0.01:  # noqa: PLR2004 - smaller ones are shown by their counts
         return "< 0.01 %"
     if percent > 99.99:  # noqa: PLR2004 - as above
         return "> 99.99 %"
@@ -90,7 +90,7 @@ def moment(ms: float | None, form: str = "%Y-%m-%d %H:%M") -> str:
 
 
 def change(now: float | None, before: float | None) -> str:
-    """How much more or less than before, in per cent, or from twice on as a factor; empty where there is nothing to compare."""
+    """How much more or less than before, in per cent, or from twice on as a factor; empty if there is nothing to compare."""
     if now is None or before is None or (before == 0 and now != 0):
         return "" if not now else "new"
     if now == before:

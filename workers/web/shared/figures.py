@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ...operations.metrics.rates import Rates
     from ...ports import Condition
 
-#: Seconds after which what is due counts as late, and the part of the outcome log from which it counts as full.
+#: Seconds after which a due message counts as late, and the part of the outcome log from which the log counts as full.
 LATE, FULL = 30, 0.8
 #: Seconds after which figures count as old: more than a page shows of a broker that answers at once.
 OLD = 5.0

@@ -37,7 +37,7 @@ class Counted:
     """A count of the dead letters of some queues. `depths` is how many there were when it began.
 
     `first` is set when the first piece is counted. `newest` has the place of the newest dead letter of each cause in each queue, as
-    far as it was counted: an address leads there at once, however many dead letters of other causes lie before it.
+    far as it was counted: a link opens that place at once, however many dead letters of other causes are before it.
     """
 
     depths: Mapping[str, int]

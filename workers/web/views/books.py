@@ -1,4 +1,4 @@
-"""Books: what the last run of the job said, its trend, and each life that is wrong with its evidence."""
+"""Books: the result of the last run of the job, the trend, and each life that is wrong with its evidence."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ...ports import Delayed, Glance
     from ..asked import Asked
 
-#: Messages of one screen, and parts of the picture of what is due.
+#: Messages of one screen, and parts of the picture of due times.
 LIMIT, PARTS = 200, 60
 #: What can be done, in the order of the buttons.
 ACTS = (Act.PROMOTE, Act.RESCHEDULE, Act.CANCEL)

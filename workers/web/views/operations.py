@@ -139,7 +139,7 @@ def planned(asked: Asked) -> Shown:
 
 
 def _given(asked: Asked, kind: Kind, choice: Choice) -> list[tuple[str, str]]:
-    """The fields of the form that begins what was previewed."""
+    """The fields of the form that begins the previewed operation."""
     pairs = [("kind", str(kind)), ("queue", choice.queue)]
     for name, value in choice.given.items():
         pairs += [(name.replace("_", "-"), each) for each in (value if isinstance(value, tuple) else (value,)) if each]
