@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.types import ASGIApp
 
+    from redelivery.middleware.runtime import Runtime
     from redelivery.workers.web.access import Allowed, Login
 
 __all__ = ["User", "asgi_app", "wsgi_app"]
@@ -41,7 +42,8 @@ def asgi_app(
     Where `allow` allows anything, this process takes part in carrying operations out, as workers do, from its first request on;
     with `carry_out=False` it leaves that to them. Raises `ConfigurationError`.
     """
-    return _page(app, user=user, allow=allow, token=token, books=books, carry_out=carry_out, is_live=True).asgi
+    runtime, login = _runtime(app), _login(user, token)
+    return Page(runtime, login, allow=allow, books=books, is_live=True, carries_out=carry_out).asgi
 
 
 def wsgi_app(
@@ -59,34 +61,26 @@ def wsgi_app(
     """
     from a2wsgi import ASGIMiddleware  # noqa: PLC0415 - only where a WSGI application asks for it
 
-    page = _page(app, user=user, allow=allow, token=token, books=books, carry_out=carry_out, is_live=False)
+    runtime, login = _runtime(app), _login(user, token)
+    page = Page(runtime, login, allow=allow, books=books, is_live=False, carries_out=carry_out)
     return ASGIMiddleware(page.asgi)  # type: ignore[arg-type] # its types of ASGI are its own
 
 
-def _page(
-    app: Celery,
-    *,
-    user: Callable[[Request], User | Awaitable[User | None] | None] | None,
-    allow: Allowed,
-    token: str | None,
-    books: str | None,
-    carry_out: bool,
-    is_live: bool,
-) -> Page:
-    runtime = getattr(app, "redelivery", None)
+def _runtime(app: Celery) -> Runtime:
+    runtime: Runtime | None = getattr(app, "redelivery", None)
     if runtime is None:
         msg = f"app {app.main or 'default'!r} has no redelivery: call Redelivery(app) before its page is made"
         raise ConfigurationError(msg)
-    if (user is None) == (token is None):
+    return runtime
+
+
+def _login(user: Callable[[Request], User | Awaitable[User | None] | None] | None, token: str | None) -> Login:
+    if user is not None and token is None:
+        return HostLogin(user)
+    if user is not None or token is None:
         msg = "who may see this page? give user=, which names the user of a request, or token=, for everybody who has it"
         raise ConfigurationError(msg)
-    login: Login
-    if user is not None:
-        login = HostLogin(user)
-    else:
-        assert token is not None  # noqa: S101 - one of the two is given
-        if len(token) < 16:  # noqa: PLR2004 - so that nobody guesses it
-            msg = "token= has 16 characters or more, so that nobody guesses it"
-            raise ConfigurationError(msg)
-        login = TokenLogin(token, User("operator", "all"))
-    return Page(runtime, login, allow=allow, books=books, is_live=is_live, carries_out=carry_out)
+    if len(token) < 16:  # noqa: PLR2004 - so that nobody guesses it
+        msg = "token= has 16 characters or more, so that nobody guesses it"
+        raise ConfigurationError(msg)
+    return TokenLogin(token, User("operator", "all"))

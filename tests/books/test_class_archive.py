@@ -104,6 +104,15 @@ with session(input_bytes=0) as spark:
 """
 
 
+def without_java(tmp_path: Path) -> dict[str, str]:
+    """The environment of a machine whose only `java` does not start."""
+    program = tmp_path / "bin" / "java"
+    program.parent.mkdir()
+    program.write_text("#!/bin/sh\nexit 1\n")
+    program.chmod(0o700)
+    return {"JAVA_HOME": "", "PATH": f"{program.parent}:{os.environ['PATH']}"}
+
+
 @pytest.mark.full
 @pytest.mark.slow
 @pytest.mark.parametrize("is_embedded", [False, True])
@@ -111,11 +120,7 @@ def test_the_second_session_maps_the_classes_of_the_first(cache: Path, tmp_path:
     """With the machine's Java and with PyPI's; nothing but the archive is left, and a further session makes none."""
     environment = os.environ | {"XDG_CACHE_HOME": str(cache.parent)}
     if is_embedded:
-        program = tmp_path / "bin" / "java"
-        program.parent.mkdir()
-        program.write_text("#!/bin/sh\nexit 1\n")
-        program.chmod(0o700)
-        environment |= {"JAVA_HOME": "", "PATH": f"{program.parent}:{os.environ['PATH']}"}
+        environment |= without_java(tmp_path)
 
     def of_a_session() -> str:
         command = [sys.executable, "-c", SESSION]
@@ -134,11 +139,13 @@ def test_the_second_session_maps_the_classes_of_the_first(cache: Path, tmp_path:
 
 @pytest.mark.usefixtures("cache")
 @pytest.mark.parametrize("is_embedded", [False, True])
-def test_a_java_that_cannot_use_the_archive_starts_without_it(monkeypatch: pytest.MonkeyPatch, *, is_embedded: bool) -> None:
+def test_a_java_that_cannot_use_the_archive_starts_without_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *, is_embedded: bool
+) -> None:
     """A file that is no archive costs nothing but the time to see it: the machine's Java and PyPI's."""
-    if is_embedded:
-        monkeypatch.setenv("JAVA_HOME", "")
-    home = ensure_java(embedded=is_embedded)
+    for name, value in (without_java(tmp_path) if is_embedded else {}).items():
+        monkeypatch.setenv(name, value)
+    home = ensure_java()
     archive = archive_of(home)
     assert (archive.program.parent.parent / "lib" / "server" / "libjvm.so").exists()
     archive.file.write_bytes(os.urandom(10_000))

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from redelivery.workers.reconciliation.spark.few import as_kept
+from redelivery.workers.reconciliation.spark.few_rows import as_kept
 from tests.support.books.books_command import SUCCEEDED
 from tests.support.books.spark_session import Histories, spark
 

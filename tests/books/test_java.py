@@ -51,10 +51,11 @@ def test_an_old_java_home_gives_way_to_the_one_on_the_path(monkeypatch: pytest.M
     assert ensure_java() == home
 
 
-def test_without_any_the_embedded_one_runs_and_drops_what_it_cannot_load(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_any_the_embedded_one_runs_and_drops_what_it_cannot_load(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The argument that Spark's launcher adds is left out, and all others arrive as they were."""
-    monkeypatch.setenv("PATH", "/usr/bin:/bin")
-    program = ensure_java(embedded=True) / "bin" / "java"
+    java(tmp_path, "8")
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
+    program = ensure_java() / "bin" / "java"
     saying = "two words, $HOME and 'quotes'"
     words = ["--add-modules=jdk.incubator.vector", f"-Dsaying={saying}", "-XshowSettings:properties", "-version"]
     done = subprocess.run([program, *words], capture_output=True, text=True, check=True, timeout=120)

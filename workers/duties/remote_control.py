@@ -75,7 +75,8 @@ class RemoteControl(bootsteps.StartStopStep):
             return
         node, self._stands = control.box.node, True
         node.handlers = {**node.handlers, ABOUT: self._about}
-        if Capability.CANCEL_DELAYED not in self._runtime.transport.capabilities or not self._runtime.enforces:
+        searched = {Capability.CANCEL_DELAYED, Capability.BROWSE_LETTERS_UNMARKED}
+        if not searched <= self._runtime.transport.capabilities or not self._runtime.enforces:
             return  # Celery's own commands stay: a revoked task is remembered, and revoked when it is due
         ours = {
             "revoke": self._revoking,

@@ -40,10 +40,10 @@ from .lives.verdicts import judge
 from .outputs.writing import check_apart, check_output, replacing, write_summary, write_table
 from .report.report import REPORT, page
 from .report.summary import Line, Summary, line_of, merged, read_trend, summarise, write_trend
-from .spark.few import FEW, Ways, as_kept, few, is_local, many
+from .spark.few_rows import FEW, Ways, as_kept, few, is_local, many
 from .spark.files import Files
 from .spark.session import LOOKING, with_settings
-from .spark.texts import row_of
+from .spark.sql import row_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

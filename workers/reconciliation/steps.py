@@ -14,7 +14,7 @@ from typing import Final
 
 from redelivery.middleware.messages.events import TERMINAL, Outcome
 
-from .spark.texts import quoted
+from .spark.sql import quoted
 
 #: All outcomes in the order of their steps; an outcome's number is its place here.
 STEPS: Final = (

@@ -21,6 +21,7 @@ from kombu.exceptions import OperationalError
 
 from ...logs import log
 from ...messages.events import Numbering
+from .confirms import Confirms
 from .events import packed
 from .messages import PERSISTENT
 
@@ -60,14 +61,9 @@ class Together:
     def __init__(self, connection: Any, names: AmqpNames) -> None:
         self._connection, self._names = connection, names
         self._channel = connection.channel()
-        self._channel.confirm_select()
-        self._channel.events["basic_ack"].add(self._on_ack)
-        self._channel.events["basic_nack"].add(self._on_nack)
+        self._confirms = Confirms(self._channel)
         self._written = _Written()
         self._write_frame = frame_writer(connection, self._written)
-        self._last = 0
-        self._open: set[int] = set()
-        self._nacked: set[int] = set()
 
     @property
     def is_open(self) -> bool:
@@ -92,8 +88,8 @@ class Together:
         self._written.taken()  # what an error has left
         made = [self._made(each, producer) for each in left]
         events = [(each.event_id, event) for each, (_, event) in zip(left, made, strict=True) if event is not None]
-        self._open, self._nacked = set(), set()
-        at_log = 0
+        confirms, at_log = self._confirms, 0
+        confirms.open, confirms.nacked = set(), set()
         if events:
             told = amqp.Message(packed(events), content_type="application/json", delivery_mode=PERSISTENT)
             at_log = self._add(told, {"exchange": self._names.outcomes_exchange, "routing_key": self._names.outcomes})
@@ -106,13 +102,13 @@ class Together:
             raise
         finally:
             for number, each in zip(numbers, left, strict=True):
-                each.is_published = number not in self._open and number not in self._nacked
-        if at_log in self._nacked:
-            self._nacked.remove(at_log)
+                each.is_published = number not in confirms.open and number not in confirms.nacked
+        if at_log in confirms.nacked:
+            confirms.nacked.remove(at_log)
             why = f"the outcome log {self._names.outcomes} takes no events: does a policy of the broker limit its length?"
             log.error("publish.not_recorded", count=len(events), why=why)
-        if self._nacked:
-            msg = f"the broker refused {len(self._nacked)} of {len(left)} messages"
+        if confirms.nacked:
+            msg = f"the broker refused {len(confirms.nacked)} of {len(left)} messages"
             raise MessageNacked(msg)
 
     def _made(self, publication: Publication, producer: Any) -> tuple[Any, Event | None]:
@@ -127,9 +123,7 @@ class Together:
         flags = bool(how.get("mandatory")), bool(how.get("immediate"))
         args = dumps("Bssbb", (0, how["exchange"], how["routing_key"], *flags))
         self._write_frame(1, self._channel.channel_id, spec.Basic.Publish, args, message)
-        self._last += 1
-        self._open.add(self._last)
-        return self._last
+        return self._confirms.published()
 
     def _send(self) -> None:
         whole = self._written.taken()
@@ -138,24 +132,14 @@ class Together:
 
     def _confirmed(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds
-        while self._open:
+        while self._confirms.open:
             left = deadline - time.monotonic()
             if left <= 0:
                 self._connection.collect()  # a broker that is blocked does not answer a close, either
-                msg = f"RabbitMQ has not confirmed {len(self._open)} messages within {seconds:g} s; is it blocked by an alarm?"
+                count = len(self._confirms.open)
+                msg = f"RabbitMQ has not confirmed {count} messages within {seconds:g} s; is it blocked by an alarm?"
                 raise OperationalError(msg)
             try:
                 self._connection.drain_events(timeout=left)
             except TimeoutError:
                 continue
-
-    def _on_ack(self, number: int, multiple: bool) -> None:
-        self._answered(number, multiple=multiple)
-
-    def _on_nack(self, number: int, multiple: bool) -> None:
-        self._nacked |= self._answered(number, multiple=multiple)
-
-    def _answered(self, number: int, *, multiple: bool) -> set[int]:
-        answered = {each for each in self._open if each <= number} if multiple else {number} & self._open
-        self._open -= answered
-        return answered

@@ -136,6 +136,13 @@ def message_of(raw: bytes, *, target: tuple[str, str]) -> amqp.Message:
     return _boxed(raw, headers) if is_large and _width(made) > (MAX_WITH_OURS if HEADER in headers else MAX_WIDTH) else made
 
 
+def home_of(raw: bytes, queue: str) -> tuple[str, str]:
+    """The exchange and routing key that an envelope was first published to; a queue's own where it went straight to it."""
+    info = opened(raw)["properties"].get("delivery_info") or {}
+    exchange, routing_key = str(info.get("exchange") or ""), str(info.get("routing_key") or "")
+    return exchange, routing_key if exchange else routing_key or queue
+
+
 def _boxed(raw: bytes, headers: Mapping[str, Any]) -> amqp.Message:
     """The whole envelope as the body of a message with our own header alone: its properties fit into no frame.
 

@@ -35,6 +35,7 @@ from redelivery.errors import BrokerError, BrokerUnavailable
 from ...logs import log
 from ...messages.events import Numbering
 from ...ports import Answer
+from .confirms import Confirms
 from .events import packed
 from .journal.entries import HAS_HAD, HAS_MOVED, HAS_STAYED, IS_MOVING, IS_TURNING, IS_UNRECORDED, entry
 from .messages import PERSISTENT
@@ -140,9 +141,7 @@ class Publisher:
         self._pid = 0
         self._kombu: Any = None
         self._channel: Any = None
-        self._published = 0
-        self._open: set[int] = set()
-        self._nacked: set[int] = set()
+        self._confirms = Confirms()
         self._returned: set[Address] = set()
         self._is_blocked = False
         self._stopped = False
@@ -287,7 +286,7 @@ class Publisher:
     def _send(self, moves: Iterable[Move], *, is_again: bool) -> None:
         """Publish the messages that are not there yet, and wait for their confirmations."""
         sent: list[tuple[int, Move]] = []
-        self._nacked, self._returned = set(), set()
+        self._confirms.nacked, self._returned = set(), set()
         listed = [move for move in moves if not move.is_there]
         known = [move.moved for move in listed if move.moved is not None and move.may_wait]
         self._note(IS_MOVING, [moved.moving for moved in known if moved.moving])
@@ -308,7 +307,7 @@ class Publisher:
                 self._put_aside(move, f"{type(exc).__name__}: {exc}")
         self._confirmed()
         for number, move in sent:
-            move.is_there = number not in self._nacked and move.target not in self._returned
+            move.is_there = number not in self._confirms.nacked and move.target not in self._returned
 
     def _put_aside(self, move: Move, error: str) -> None:
         """It cannot be written for AMQP: it holds no other move up."""
@@ -331,12 +330,12 @@ class Publisher:
         for is_again in (False, True):
             message = amqp.Message(packed(events), content_type="application/json", delivery_mode=PERSISTENT)
             target = (self._names.outcomes_exchange, self._names.outcomes)
-            self._nacked, self._returned = set(), set()
+            self._confirms.nacked, self._returned = set(), set()
             number, is_sure = self._publish(message, target), not self._was_refused
             if is_sure:
                 self._note_moved(HAS_MOVED, moves)
             self._confirmed()
-            if number not in self._nacked and target not in self._returned:
+            if number not in self._confirms.nacked and target not in self._returned:
                 if not is_sure:
                     self._note_moved(HAS_MOVED, moves)
                 self._was_refused = False
@@ -356,22 +355,20 @@ class Publisher:
     def _note(self, kind: bytes, words: list[bytes]) -> None:
         """Write these words into the journal; where it takes none, nothing else must wait for it."""
         if words:
-            self._open.discard(self._publish(entry(kind, words), ("", self._names.journal)))
+            number = self._publish(entry(kind, words), ("", self._names.journal))
+            self._confirms.open.discard(number)
 
     # publishing
 
     def _publish(self, message: amqp.Message, target: Address) -> int:
         self._connection  # noqa: B018 - it is opened when it is first asked for
-        channel = self._channel
-        channel.send_method(spec.Basic.Publish, "Bssbb", (0, *target, True, False), message)
-        self._published += 1
-        self._open.add(self._published)
-        return self._published
+        self._channel.send_method(spec.Basic.Publish, "Bssbb", (0, *target, True, False), message)
+        return self._confirms.published()
 
     def _confirmed(self) -> None:
         """Wait until the broker has answered for all that was published."""
         deadline = time.monotonic() + TIMEOUT
-        while self._open:
+        while self._confirms.open:
             try:
                 self._kombu.connection.drain_events(timeout=1.0)
             except TimeoutError:
@@ -389,35 +386,22 @@ class Publisher:
             connection = kombu.connection
             connection.on_blocked, connection.on_unblocked = self._blocked, self._unblocked
             channel = connection.channel()
-            channel.confirm_select()
-            channel.events["basic_ack"].add(self._on_ack)
-            channel.events["basic_nack"].add(self._on_nack)
+            confirms = Confirms(channel)
             channel.events["basic_return"].add(self._on_return)
-            self._kombu, self._channel, self._published = kombu, channel, 0
-            self._open, self._is_blocked = set(), False
+            self._kombu, self._channel, self._confirms = kombu, channel, confirms
+            self._is_blocked = False
             self._declare(connection)
         return self._kombu.connection
 
     def _disconnect(self) -> None:
         self._was_broken = True  # what was there may be gone: it is declared again
         kombu, self._kombu, self._channel = self._kombu, None, None
-        self._open, self._nacked, self._returned = set(), set(), set()
+        self._confirms, self._returned = Confirms(), set()
         if kombu is not None:
             try:
                 kombu.collect(socket_timeout=1.0)
             except Exception as exc:  # noqa: BLE001 - it is given up
                 log.debug("publisher.not_closed", error=str(exc))
-
-    def _on_ack(self, number: int, multiple: bool) -> None:
-        self._answered(number, multiple=multiple)
-
-    def _on_nack(self, number: int, multiple: bool) -> None:
-        self._nacked |= self._answered(number, multiple=multiple)
-
-    def _answered(self, number: int, *, multiple: bool) -> set[int]:
-        answered = {each for each in self._open if each <= number} if multiple else {number}
-        self._open -= answered
-        return answered
 
     def _on_return(self, _: Exception, exchange: str, routing_key: str, __: Any) -> None:
         self._returned.add((exchange, routing_key))

@@ -27,7 +27,7 @@ from .delays import waiting
 from .journal.entries import moved_of, word_of
 from .journal.reader import Journal
 from .kept_connection import KeptConnection
-from .messages import message_of
+from .messages import home_of, message_of
 from .names import AmqpNames
 from .policies import warn_of_bypasses, warn_of_policies
 from .publisher import Move, Publisher
@@ -66,6 +66,9 @@ class AmqpTransport(WithoutLeases):
             Capability.KEPT_UNTIL_ACKNOWLEDGED,
             Capability.STARTS,
             Capability.BROKER_DELAYS,
+            Capability.DELAY_STORE_LISTING,
+            Capability.CANCEL_DELAYED,
+            Capability.PROMOTE_DELAYED,
             Capability.DEAD_LETTER_QUEUES,
             Capability.OUTCOME_LOG,
             Capability.REDELIVERY_COUNTS,
@@ -169,8 +172,9 @@ class AmqpTransport(WithoutLeases):
         wait_ms = (due_ms - now_ms if due_ms is not None else delay_ms) or 0
         waits = waiting(self.keys, list_name, message, wait_ms)
         if waits is None:
-            home = self._home(message) if event is not None and event.outcome == Outcome.REDRIVEN else None
-            if home is None:
+            is_redriven = event is not None and event.outcome == Outcome.REDRIVEN
+            home = home_of(message, list_name) if is_redriven else ("", list_name)
+            if not home[0]:
                 return self._carry(self._made(tag, event, message, ("", list_name), arrives_in=list_name))
             return self._carry_home(tag, event, message, home, list_name)
         if wait_ms / 1000 > waits.seconds:
@@ -357,10 +361,3 @@ class AmqpTransport(WithoutLeases):
         moves.append(self._made(tag, event, message, home, prepare, arrives_in=queue))
         self.publisher.submit(moves[0])
         return Answer.DONE
-
-    @staticmethod
-    def _home(message: bytes) -> tuple[str, str] | None:
-        """The exchange and routing key that a redriven message goes back to; None where that is its queue."""
-        info = opened(message)["properties"].get("delivery_info") or {}
-        exchange, routing_key = str(info.get("exchange") or ""), str(info.get("routing_key") or "")
-        return (exchange, routing_key) if exchange else None

@@ -107,17 +107,13 @@ class Stores:
             raise BrokerError(msg)
         return moved
 
-    def redrive(self, dead_letter_queue: str, letter: bytes, list_name: str, message: bytes, event: Event) -> Answer:
-        """Move one dead letter back to its origin, and record it; `ALREADY` where it no longer lies there."""
-        names = [self.keys.list(dead_letter_queue), self.keys.list(list_name), self.keys.outcomes]
-        return answer_of(_REDRIVE(self.client, names, [letter, message, *encoded(event)]))
-
     def redrive_many(
         self, dead_letter_queue: str, moves: Sequence[tuple[bytes, str, bytes, Event]], under: Under | None = None
     ) -> list[Answer | Exception]:
         """Move dead letters back, in one round trip; each is moved whole or not at all, by itself, and has its answer or its error.
 
-        A move is what `redrive` takes behind the queue's name. `REFUSED` where the operation that they go `under` may not go on.
+        A move is the letter, as it lies there, its origin's list, the message that goes there, and its event. `ALREADY` where the
+        letter lies there no longer, `REFUSED` where the operation that they go `under` may not go on.
         """
         letters, outcomes = self.keys.list(dead_letter_queue), self.keys.outcomes
         more = () if under is None else under.names

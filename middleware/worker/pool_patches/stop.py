@@ -35,9 +35,9 @@ from celery.worker import state
 
 from ... import known
 from ...logs import log
-from .handler_words import hear_first
 from .last_resort import LastResort
 from .processes import PoolProcesses, take_back
+from .signal_output import hear_first
 from .threads import PoolThreads
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from redelivery.workers.reconciliation.inputs.state import State
 from redelivery.workers.reconciliation.job import Books, reconcile
 from redelivery.workers.reconciliation.lives.lives import fold
 from redelivery.workers.reconciliation.lives.plain import sort_out
-from redelivery.workers.reconciliation.spark.few import FEW
+from redelivery.workers.reconciliation.spark.few_rows import FEW
 from redelivery.workers.reconciliation.spark.files import Files
 from tests.books.lives.test_oracle import told_at_random
 from tests.books.lives.test_plain import AGAIN, HOUR, SECOND, SUCCEEDED, twins

@@ -146,9 +146,9 @@ def test_redrive_moves_a_letter_once(bench: Bench) -> None:
     """A second operator finds it gone."""
     tag = bench.take()
     bench.transport.dead_letter(tag, message(), dead_letter_queue="DLQ", queue=QUEUE, event=event(Outcome.DEAD_LETTERED))
-    redriven = event(Outcome.REDRIVEN, generation=1)
-    assert bench.transport.stores.redrive("DLQ", message(), QUEUE, message("again"), redriven) is Answer.DONE
-    assert bench.transport.stores.redrive("DLQ", message(), QUEUE, message("again"), redriven) is Answer.ALREADY
+    moves = [(message(), QUEUE, message("again"), event(Outcome.REDRIVEN, generation=1))]
+    assert bench.transport.stores.redrive_many("DLQ", moves) == [Answer.DONE]
+    assert bench.transport.stores.redrive_many("DLQ", moves) == [Answer.ALREADY]
     assert (bench.waiting(), bench.waiting("DLQ")) == (["again"], [])
     assert [each.outcome for each in bench.events] == ["dead_lettered", "redriven"]
 
@@ -367,8 +367,9 @@ def test_a_redrive_that_cannot_end_leaves_the_letter_where_it_was(bench: Bench, 
     letters = [message(body) for body in "abc"]
     bench.client.rpush("DLQ", *letters)
     bench.client.set(name, "of another type")
-    with pytest.raises(ResponseError, match="WRONGTYPE"):
-        bench.transport.stores.redrive("DLQ", letters[1], QUEUE, message("again"), event(Outcome.REDRIVEN))
+    (error,) = bench.transport.stores.redrive_many("DLQ", [(letters[1], QUEUE, message("again"), event(Outcome.REDRIVEN))])
+    assert isinstance(error, ResponseError)
+    assert "WRONGTYPE" in str(error)
     assert bench.client.lrange("DLQ", 0, -1) == letters
 
 

@@ -481,7 +481,7 @@ class Machine(RuleBasedStateMachine):
         event = event_of(message, Outcome.REDRIVEN)
         is_there = self._letter_is_there(name, raw, message)
         for at in range(1 + twice):
-            answer = self.transport.stores.redrive(name, raw, message.list_name, again, event)
+            (answer,) = self.transport.stores.redrive_many(name, [(raw, message.list_name, again, event)])
             assert answer == ("done" if is_there and not at else "already")
         if is_there:
             self.books.at(name).remove(message)

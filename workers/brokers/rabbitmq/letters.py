@@ -18,17 +18,14 @@ from collections import defaultdict, deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
-from amqp.exceptions import NotFound
-
 from redelivery.errors import BrokerError
 from redelivery.middleware.brokers.rabbitmq.journal.entries import Moved, moved_of, word_of
 from redelivery.middleware.brokers.rabbitmq.journal.letter_look import await_looks
-from redelivery.middleware.brokers.rabbitmq.messages import message_of
+from redelivery.middleware.brokers.rabbitmq.messages import home_of, message_of
 from redelivery.middleware.brokers.rabbitmq.peek import Found, Look, counts_of, depth_of
 from redelivery.middleware.brokers.rabbitmq.publisher import Move
-from redelivery.middleware.brokers.rabbitmq.topology import declare_letters, queue_type_of
+from redelivery.middleware.brokers.rabbitmq.topology import declare_letters, has_exchange, queue_type_of
 from redelivery.middleware.logs import log
-from redelivery.middleware.messages.steps import opened
 from redelivery.middleware.ports import Answer, ignore
 
 from ...letters import Letter, may_be
@@ -108,7 +105,7 @@ class AmqpLetterStore:
 
     def redrive_many(self, dead_letter_queue: str, moves: Sequence[tuple[bytes, str, bytes, Event]]) -> list[Answer | Exception]:
         """Send letters to where they were first published to, each by itself; `MISSING` where nothing takes them there."""
-        going = [_Going(letter, (event,), message, _home(message, queue), queue) for letter, queue, message, event in moves]
+        going = [_Going(letter, (event,), message, home_of(message, queue), queue) for letter, queue, message, event in moves]
         return self._carry(dead_letter_queue, going, self._there)
 
     def purge_many(self, dead_letter_queue: str, gone: Sequence[tuple[bytes, Event]]) -> list[Answer | Exception]:
@@ -129,11 +126,8 @@ class AmqpLetterStore:
     def _there(self, exchange: str, connection: Any, is_again: bool) -> bool:
         """Whether there is this exchange: a publication to one that is missing would close the publisher's channel."""
         if exchange and (is_again or exchange not in self._seen):
-            with connection.channel() as channel:
-                try:
-                    channel.exchange_declare(exchange, "direct", passive=True)
-                except NotFound:
-                    return False
+            if not has_exchange(connection, exchange):
+                return False
             self._seen.add(exchange)
         return True
 
@@ -299,10 +293,3 @@ def carry_out(transport: AmqpTransport, event: Event, message: bytes | None, tar
     if not move.wait(TIMEOUT):
         raise BrokerError(UNCONFIRMED)
     return move.answer or Answer.MISSING
-
-
-def _home(message: bytes, queue: str) -> tuple[str, str]:
-    """The exchange and routing key of the origin; a queue's own where the letter was published straight to it."""
-    info = opened(message)["properties"].get("delivery_info") or {}
-    exchange, routing_key = str(info.get("exchange") or ""), str(info.get("routing_key") or "")
-    return (exchange, routing_key) if exchange else ("", routing_key or queue)

@@ -95,10 +95,10 @@ class RedisLetterStore:
                     yield letter
 
     def redrive_many(self, dead_letter_queue: str, moves: Sequence[tuple[bytes, str, bytes, Event]]) -> list[Answer | Exception]:
-        return self._transport.stores.redrive_many(dead_letter_queue, moves)
+        return halted(self._transport.stores.redrive_many(dead_letter_queue, moves, under=self._under()))
 
     def purge_many(self, dead_letter_queue: str, gone: Sequence[tuple[bytes, Event]]) -> list[Answer | Exception]:
-        return self._transport.stores.purge_many(dead_letter_queue, gone)
+        return halted(self._transport.stores.purge_many(dead_letter_queue, gone, under=self._under()))
 
     def move_many(
         self,
@@ -106,7 +106,11 @@ class RedisLetterStore:
         target: str,
         moves: Sequence[tuple[bytes, bytes, str, tuple[Event, Event]]],
     ) -> list[Answer | Exception]:
-        return self._transport.stores.move_many(dead_letter_queue, target, moves)
+        return halted(self._transport.stores.move_many(dead_letter_queue, target, moves, under=self._under()))
+
+    def _under(self) -> Under | None:
+        """The operation that letters move for, if any."""
+        return None
 
 
 class ClaimedLetterStore(RedisLetterStore):
@@ -114,24 +118,11 @@ class ClaimedLetterStore(RedisLetterStore):
 
     def __init__(self, transport: RedisTransport, claim: Claim) -> None:
         super().__init__(transport)
-        keys = transport.keys
-        self._claim, self._followed = claim, keys.followed(claim.operation_id)
-        self._under = Under(keys.operation(claim.operation_id), None, claim.token)
+        self._claim = claim
 
-    def redrive_many(self, dead_letter_queue: str, moves: Sequence[tuple[bytes, str, bytes, Event]]) -> list[Answer | Exception]:
-        under = self._under._replace(followed=self._followed if self._claim.follows() else None)
-        return halted(self._transport.stores.redrive_many(dead_letter_queue, moves, under=under))
-
-    def purge_many(self, dead_letter_queue: str, gone: Sequence[tuple[bytes, Event]]) -> list[Answer | Exception]:
-        return halted(self._transport.stores.purge_many(dead_letter_queue, gone, under=self._under))
-
-    def move_many(
-        self,
-        dead_letter_queue: str,
-        target: str,
-        moves: Sequence[tuple[bytes, bytes, str, tuple[Event, Event]]],
-    ) -> list[Answer | Exception]:
-        return halted(self._transport.stores.move_many(dead_letter_queue, target, moves, under=self._under))
+    def _under(self) -> Under:
+        ident, token, follows = self._claim
+        return Under(self._keys.operation(ident), self._keys.followed(ident) if follows() else None, token)
 
 
 def _summary(name: str, origin: str, count: Any, sample: Any, oldest: Any) -> DeadLetterQueue:

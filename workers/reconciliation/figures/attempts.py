@@ -18,7 +18,7 @@ from pyspark.sql import DataFrame
 from redelivery.middleware.messages.events import Outcome
 
 from ..schema import or_default
-from ..spark.texts import grouped, named, one_of
+from ..spark.sql import grouped, named, one_of
 from .metrics import AFTER_AN_ATTEMPT, PERCENTILES, percentiles, time_class
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 from redelivery.middleware.messages.events import Outcome
 
-from ..spark.texts import grouped, quoted
+from ..spark.sql import grouped, quoted
 from .metrics import time_class
 
 if TYPE_CHECKING:

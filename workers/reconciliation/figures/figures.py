@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from ..outputs.writing import write_table
 from ..rules import DISCREPANCIES
 from ..spark.files import literal
-from ..spark.texts import grouped, named, one_of
+from ..spark.sql import grouped, named, one_of
 from .attempts import RUN_TIMES, RUNS, failures_by, run_times_by
 from .deadlines import IN_TIME
 from .metrics import PERCENTILES, SUMS, TIMES, cells_of, metrics_by
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
-    from ..spark.few import Ways
+    from ..spark.few_rows import Ways
 
 HOUR_MS: Final = 3_600_000
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final
 from redelivery.middleware.messages.events import Outcome, Reason
 
 from ..rules import DISCREPANCIES
-from ..spark.texts import grouped, named, one_of
+from ..spark.sql import grouped, named, one_of
 from ..steps import BY_NOBODY
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from pyspark.sql.types import BooleanType, StringType, StructField, StructType
 from redelivery.middleware.messages.events import Outcome
 
 from ..lives.lives import KEY, fold, merged, with_queues_named
-from ..spark.texts import named, one_of
+from ..spark.sql import named, one_of
 from .state import Run
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame
 
-    from ..spark.few import Ways
+    from ..spark.few_rows import Ways
     from .inputs import Inputs
 
 #: Verdicts of lives that have not ended.

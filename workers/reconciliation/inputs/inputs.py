@@ -14,8 +14,8 @@ from redelivery.errors import InputError
 
 from ..lives.plain import ANNOUNCED, NOTHING_TOLD, announced
 from ..report.wording import counted
-from ..spark.few import side_by_side
-from ..spark.texts import row_of
+from ..spark.few_rows import side_by_side
+from ..spark.sql import row_of
 from .reading import Listing, Taken, date_of, find, listing, not_noted, paths_of, read_events, read_gaps, read_inventory, read_taken
 from .state import Run
 

@@ -24,7 +24,7 @@ from redelivery.errors import InputError
 
 from ..schema import empty
 from ..spark.files import literal
-from ..spark.texts import row_of
+from ..spark.sql import row_of
 from ..steps import STEPS
 from .reading import date_of
 

