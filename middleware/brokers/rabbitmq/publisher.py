@@ -1,10 +1,10 @@
 """The publisher: carries moves out on RabbitMQ, many at a time, on a connection of its own.
 
 A move is, in this order: the message is published where it goes, and the broker confirms that it is there; its outcome event is
-published, and behind it its word in the journal (`journal`), for which nobody waits; the event is confirmed, or the word is
+published, and behind it its entry in the journal (`journal`), for which nobody waits; the event is confirmed, or the entry is
 taken back, and written after the confirmation from then on, until the log takes events again; then the one that asked for the
 move is told, and acknowledges the delivery. Whatever dies between two steps leaves the delivery unacknowledged: it comes again,
-and may run twice where its word is not written, but is never lost.
+and may run twice where its entry is not written, but is never lost.
 
 A native thread does it, so that the worker's event loop waits for no confirmation; what is asked for meanwhile goes out together.
 A connection that is lost is opened again, and what was not confirmed is published again, under the same event id. A message that
@@ -12,8 +12,8 @@ the broker cannot route (its queue was deleted) is declared a queue for and publ
 again every few seconds, and its delivery stays unacknowledged. A move of a delivery that the broker has taken back meanwhile (its
 channel is gone) is refused before anything is published.
 
-Limits: what is published and has no word yet, when a worker dies, is delivered once more. A worker that dies in the milliseconds
-between the first word and the first refusal leaves a move without an event.
+Limits: what is published and has no entry yet, when a worker dies, is delivered once more. A worker that dies in the milliseconds
+between the first entry and the first refusal leaves a move without an event.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from ...messages.events import Numbering
 from ...ports import Answer
 from .confirms import Confirms
 from .events import packed
-from .journal.entries import HAS_HAD, HAS_MOVED, HAS_STAYED, IS_MOVING, IS_TURNING, IS_UNRECORDED, entry
+from .journal.entries import HAS_ENDED, HAS_MOVED, HAS_STAYED, IS_MOVING, IS_TURNING, IS_UNRECORDED, entry
 from .messages import PERSISTENT
 
 if TYPE_CHECKING:
@@ -76,7 +76,8 @@ class Move:
 
     `prepare` declares what the target needs, and answers False where that may not be made: then nothing has changed (`MISSING`).
     `is_current` says whether the delivery is still ours to end. What cannot be routed is tried again and again, unless it may not
-    wait: then that, too, is `MISSING`. `moved` and `had` are its words in the journal. `further` is recorded together with `event`.
+    wait: then that, too, is `MISSING`. `moved` and `ended_message` are what the journal is told of it. `further` is recorded
+    together with `event`.
     """
 
     event: Event | None
@@ -87,7 +88,7 @@ class Move:
     is_current: Callable[[], bool] = lambda: True
     may_wait: bool = True
     moved: Moved | None = None
-    had: bytes = b""
+    ended_message: bytes = b""
     event_id: str = ""
     further: tuple[Event, ...] = ()
     is_there: bool = False
@@ -320,8 +321,8 @@ class Publisher:
     def _tell(self, moves: list[Move]) -> None:
         """Record the events of what has been moved.
 
-        A reader of a word acknowledges the message, so its event must be there: once the log has refused one, words wait until it
-        has taken one.
+        A reader of an entry acknowledges the message, so its event must be there: once the log has refused one, entries wait until
+        it has taken one.
         """
         events = [each for move in moves for each in move.told(self._numbers)]
         if not events:
@@ -339,7 +340,7 @@ class Publisher:
                 if not is_sure:
                     self._note_moved(HAS_MOVED, moves)
                 self._was_refused = False
-                self._note(HAS_HAD, [move.had for move in moves if move.had])
+                self._note(HAS_ENDED, [move.ended_message for move in moves if move.ended_message])
                 return
             self._was_refused = True
             if is_sure:
@@ -350,12 +351,12 @@ class Publisher:
         raise BrokerError(msg)
 
     def _note_moved(self, kind: bytes, moves: list[Move]) -> None:
-        self._note(kind, [move.moved.word for move in moves if move.moved is not None])
+        self._note(kind, [move.moved.digest for move in moves if move.moved is not None])
 
-    def _note(self, kind: bytes, words: list[bytes]) -> None:
-        """Write these words into the journal; where it takes none, nothing else must wait for it."""
-        if words:
-            number = self._publish(entry(kind, words), ("", self._names.journal))
+    def _note(self, kind: bytes, noted: list[bytes]) -> None:
+        """Write these into the journal as one entry; where it takes none, nothing else must wait for it."""
+        if noted:
+            number = self._publish(entry(kind, noted), ("", self._names.journal))
             self._confirms.open.discard(number)
 
     # publishing

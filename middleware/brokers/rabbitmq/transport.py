@@ -24,7 +24,7 @@ from ..deliveries import WithoutLeases
 from .consuming.deliveries import ChannelClaim
 from .consuming.start_markers import Starts, start_of
 from .delays import waiting
-from .journal.entries import moved_of, word_of
+from .journal.entries import digest_of, moved_of
 from .journal.reader import Journal
 from .kept_connection import KeptConnection
 from .messages import home_of, message_of
@@ -218,7 +218,7 @@ class AmqpTransport(WithoutLeases):
     def ask_moved(self, held: Held, letters: frozenset[str], then: Callable[[Successor, Sequence[Event]], None]) -> None:
         if self._has_journal and self.claim is not None:
             self.claim.leave(held.tag)  # while it waits for the answer, others can be received
-            self._journal.ask(word_of(held.raw, held.queue), held.queue, letters, then)
+            self._journal.ask(digest_of(held.raw, held.queue), held.queue, letters, then)
         else:
             then(Successor.UNKNOWN, ())
 
@@ -308,17 +308,17 @@ class AmqpTransport(WithoutLeases):
         current = (lambda: True) if claim is None else (lambda: claim.is_current(tag, queue))
         move = Move(event, then, made, target, prepare, current, event_id="" if event is None else event.event_id)
         if held is not None and self._has_journal:
-            self._write_words(move, held, message, seconds, arrives_in or queue)
+            self._write_journal(move, held, message, seconds, arrives_in or queue)
         return move
 
-    def _write_words(self, move: Move, held: Held, message: bytes | None, seconds: int, arrives_in: str) -> None:
+    def _write_journal(self, move: Move, held: Held, message: bytes | None, seconds: int, arrives_in: str) -> None:
         """What the journal is to be told of this move."""
         if message is not None:
             events = () if move.event is None else (move.event,)
             said: dict[str, Any] = {"target": arrives_in, "events": events, "now_ms": self.now_ms()}
             move.moved = moved_of(held.raw, message, held.queue, seconds, **said)
         elif held.was_moved and move.event is not None:
-            move.had = word_of(held.raw, held.queue)
+            move.ended_message = digest_of(held.raw, held.queue)
 
     def _forget_start(self, tag: str) -> None:
         name = self._begun.pop(tag, None)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from amqp.exceptions import NotFound
 
-from redelivery.middleware.brokers.rabbitmq.journal.entries import word_of
+from redelivery.middleware.brokers.rabbitmq.journal.entries import digest_of
 from redelivery.middleware.brokers.rabbitmq.journal.reader import Reading
 from redelivery.middleware.logs import log
 from redelivery.middleware.ports import Successor
@@ -53,11 +53,11 @@ class Copies:
 
     def fates(self, queue: str, letters: Iterable[bytes], target: str = "") -> dict[bytes, Fate]:
         """The fate of each of these letters of a queue, by its bytes, where it has one."""
-        words = {letter: word_of(letter, queue) for letter in letters}
-        if not words or self._is_missing:
+        digests = {letter: digest_of(letter, queue) for letter in letters}
+        if not digests or self._is_missing:
             return {}
         try:
-            return self._read(words, self._places(target))
+            return self._read(digests, self._places(target))
         except Exception as exc:  # noqa: BLE001 - whatever it is, the command goes on as without a journal
             if not isinstance(exc, NotFound):
                 log.warning("journal.unread", error=f"{type(exc).__name__}: {exc}", why="what was moved may be moved again")
@@ -71,18 +71,18 @@ class Copies:
         if reading is not None:
             reading.close()
 
-    def _read(self, words: dict[bytes, bytes], places: frozenset[str]) -> dict[bytes, Fate]:
+    def _read(self, digests: dict[bytes, bytes], places: frozenset[str]) -> dict[bytes, Fate]:
         if self._reading is None:
             self._reading = Reading(self._transport.connect(), self._transport.keys.journal, KEPT)
         self._reading.catch_up()
-        self._reading.look_for_letters((word, places) for word in words.values())
+        self._reading.look_for_letters((digest, places) for digest in digests.values())
         fates, now_ms = {}, self._transport.now_ms()
         since = now_ms - DOUBT // MILLISECOND, now_ms - LOOKED_DOUBT // MILLISECOND
-        for letter, word in words.items():
-            known, events = self._reading.successor_of(word)
+        for letter, digest in digests.items():
+            known, events = self._reading.successor_of(digest)
             if known is not Successor.UNKNOWN:
                 fates[letter] = Fate(events)
-            elif self._reading.is_in_doubt(word, *since):
+            elif self._reading.is_in_doubt(digest, *since):
                 fates[letter] = Fate(is_in_doubt=True)
         return fates
 

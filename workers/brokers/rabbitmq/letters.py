@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 from redelivery.errors import BrokerError
-from redelivery.middleware.brokers.rabbitmq.journal.entries import Moved, moved_of, word_of
+from redelivery.middleware.brokers.rabbitmq.journal.entries import Moved, digest_of, moved_of
 from redelivery.middleware.brokers.rabbitmq.journal.letter_look import await_looks
 from redelivery.middleware.brokers.rabbitmq.messages import home_of, message_of
 from redelivery.middleware.brokers.rabbitmq.peek import Found, Look, counts_of, depth_of
@@ -198,13 +198,13 @@ class _Going:
             self.target,
             prepare,
             may_wait=False,
-            moved=self._words(queue, now_ms),
+            moved=self._moved(queue, now_ms),
             further=tuple(further),
         )
 
-    def _words(self, queue: str, now_ms: int) -> Moved | None:
+    def _moved(self, queue: str, now_ms: int) -> Moved | None:
         if self.message is None:
-            return Moved(word_of(self.letter, queue))
+            return Moved(digest_of(self.letter, queue))
         return moved_of(self.letter, self.message, queue, 0, target=self.arrives_in, events=self.events, now_ms=now_ms)
 
 

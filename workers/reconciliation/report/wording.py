@@ -82,11 +82,11 @@ def _digits(number: float) -> str:
     return f"{float(written):g}"
 
 
-def moment(ms: float | None) -> str:
+def moment(ms: float | None, form: str = "%Y-%m-%d %H:%M") -> str:
     """A time in ms since the epoch, in UTC; a dash if there is none."""
     if ms is None or not 0 <= ms <= _LATEST_MS:
         return NONE
-    return f"{datetime.fromtimestamp(ms / 1000, UTC):%Y-%m-%d %H:%M}"
+    return f"{datetime.fromtimestamp(ms / 1000, UTC):{form}}"
 
 
 def change(now: float | None, before: float | None) -> str:

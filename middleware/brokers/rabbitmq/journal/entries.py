@@ -1,7 +1,7 @@
-"""What is written into the journal of moves: the words of messages, and what a move says of them.
+"""What is written into the journal of moves: the digests of messages, and what a move says of them.
 
-A word is a digest of one delivery of one message, from one queue. It is made of the message's id, its body and our headers. What
-the broker writes when it hands a message over again is not in it. Workers write them, and so do commands that move dead letters.
+A digest stands for one delivery of one message, from one queue. It is made of the message's id, its body and our headers. What the
+broker writes when it hands a message over again is not in it. Workers write them, and so do commands that move dead letters.
 """
 
 from __future__ import annotations
@@ -26,40 +26,40 @@ if TYPE_CHECKING:
 
     from ....messages.events import Event
 
-#: Bytes of a word.
-WORD = 16
-#: A word, its successor's, and for how many seconds that is delayed.
-MOVING = Struct(f">{WORD}s{WORD}sI")
+#: Bytes of a digest.
+DIGEST = 16
+#: A digest, its successor's, and for how many seconds that is delayed.
+MOVING = Struct(f">{DIGEST}s{DIGEST}sI")
 #: What an entry holds, by its first byte.
-MARKER, HAS_MOVED, IS_UNRECORDED, IS_MOVING, HAS_HAD, IS_TURNING, HAS_STAYED = b"?", b"d", b"u", b"g", b"h", b"l", b"s"
+MARKER, HAS_MOVED, IS_UNRECORDED, IS_MOVING, HAS_ENDED, IS_TURNING, HAS_STAYED = b"?", b"d", b"u", b"g", b"h", b"l", b"s"
 #: Seconds that a successor may be delayed that is waited for.
 MAX_DELAY = 60
 #: What ends a life, or begins one, by a move.
 TURNS = frozenset({Outcome.DEAD_LETTERED, Outcome.REDRIVEN})
 
 
-def word_of(message: bytes, queue: str) -> bytes:
-    """The word of a message (an envelope's bytes) as it is delivered from this queue."""
-    return _word(opened(message), queue)
+def digest_of(message: bytes, queue: str) -> bytes:
+    """The digest of a message (an envelope's bytes) as it is delivered from this queue."""
+    return _digest(opened(message), queue)
 
 
-def _word(message: Raw, queue: str) -> bytes:
+def _digest(message: Raw, queue: str) -> bytes:
     headers = message["headers"]
     said = [headers.get(name) for name in ("id", "replaced_task_nesting", HEADER, RELEASED)]
     known = [queue, *said, message.get("body")]
-    return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).digest()[:WORD]
+    return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).digest()[:DIGEST]
 
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """The words of a move: of the message and of its successor, and for how many seconds the successor waits.
+    """The digests of a move: of the message and of its successor, and for how many seconds the successor waits.
 
     `successor` is empty where the message goes for good. `dead_letter_queue` is where a dead letter goes; empty for what lives.
     `events` are what its reader has to record, with their ids; none where there is nothing to record, or where the reader records
     that the message was handed over again. `at_ms` is when that was written.
     """
 
-    word: bytes
+    digest: bytes
     successor: bytes = b""
     seconds: int = 0
     dead_letter_queue: str = ""
@@ -75,7 +75,7 @@ class Moved:
     def moving(self) -> bytes:
         """What is written before a message that goes on is published; empty where nobody could wait for the successor."""
         cannot_wait = self.is_turn or not self.successor or self.seconds > MAX_DELAY
-        return b"" if cannot_wait else MOVING.pack(self.word, self.successor, self.seconds)
+        return b"" if cannot_wait else MOVING.pack(self.digest, self.successor, self.seconds)
 
     @property
     def turning(self) -> bytes:
@@ -83,13 +83,13 @@ class Moved:
         if not self.is_turn:
             return b""
         events = packed((event.event_id, event) for event in self.events).decode() if self.events else ""
-        said = [self.word.hex(), self.successor.hex(), self.seconds, self.dead_letter_queue, events, self.at_ms]
+        said = [self.digest.hex(), self.successor.hex(), self.seconds, self.dead_letter_queue, events, self.at_ms]
         return json.dumps(said).encode() + b"\n"
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A `turning` as it is read: the successor's word, its delay, and its queue where it is a dead letter; the events, packed.
+    """A `turning` as it is read: the successor's digest, its delay, and its queue where it is a dead letter; the events, packed.
 
     `at_ms` is when it was written, by its writer's clock.
     """
@@ -102,10 +102,10 @@ class Turn:
 
     @classmethod
     def of(cls, line: bytes) -> tuple[bytes, Turn]:
-        """The word of the message, and its turn. Raises `ValueError` or `TypeError` where it was not written by us."""
-        word, successor, seconds, dead_letter_queue, events, at_ms = json.loads(line)
+        """The digest of the message, and its turn. Raises `ValueError` or `TypeError` where it was not written by us."""
+        digest, successor, seconds, dead_letter_queue, events, at_ms = json.loads(line)
         read = bytes.fromhex(successor), min(int(seconds), MAX_DELAY), str(dead_letter_queue), str(events), int(at_ms)
-        return bytes.fromhex(word), cls(*read)
+        return bytes.fromhex(digest), cls(*read)
 
     @property
     def events(self) -> tuple[Event, ...]:
@@ -126,22 +126,22 @@ def moved_of(
     events: Iterable[Event] = (),
     now_ms: int = 0,
 ) -> Moved | None:
-    """The words of a move; None where the successor is no step on, and might be the same again.
+    """The digests of a move; None where the successor is no step on, and might be the same again.
 
     `target` is the queue where the successor arrives, `events` what is recorded of the move. The events of a death or a redrive get
-    ids that are made of the successor's word, where they have none: if two readers record one, it counts once.
+    ids that are made of the successor's digest, where they have none: if two readers record one, it counts once.
     """
     before, after = opened(message), opened(successor)
     envelope = Envelope.of(after["headers"])
     if _steps(before, Envelope.of(before["headers"])) >= _steps(after, envelope):
         return None
-    word, known, told = _word(before, queue), _word(after, target), tuple(events)
+    digest, known, told = _digest(before, queue), _digest(after, target), tuple(events)
     if not TURNS & {event.outcome for event in told}:
         told = ()
     said = tuple(
         replace(event, event_id=event.event_id or f"{now_ms}-turn{known.hex()}.{number}") for number, event in enumerate(told)
     )
-    return Moved(word, known, seconds, target if envelope.is_letter else "", said, now_ms)
+    return Moved(digest, known, seconds, target if envelope.is_letter else "", said, now_ms)
 
 
 def _steps(message: Raw, envelope: Envelope) -> tuple[bool, int, int, int]:
@@ -150,6 +150,6 @@ def _steps(message: Raw, envelope: Envelope) -> tuple[bool, int, int, int]:
     return HEADER in headers, envelope.generation, envelope.delivery, count(headers.get(RELEASED))
 
 
-def entry(kind: bytes, words: Iterable[bytes]) -> amqp.Message:
-    """The message that writes these words."""
-    return amqp.Message(kind + b"".join(words), content_type="application/octet-stream")
+def entry(kind: bytes, noted: Iterable[bytes]) -> amqp.Message:
+    """The message that writes one entry."""
+    return amqp.Message(kind + b"".join(noted), content_type="application/octet-stream")

@@ -1,6 +1,6 @@
 """The look for dead letters whose worker died before their event was recorded (`journal`).
 
-It is given the words of some dead letters, and finds which of them a dead-letter queue holds. It takes the letters and gives them
+It is given the digests of some dead letters, and finds which of them a dead-letter queue holds. It takes the letters and gives them
 back, as an operator's look does (`peek`). Two looks at once would hide letters from each other, so each holds an exclusive queue
 while it lasts; an operator's command begins when no worker looks.
 
@@ -19,7 +19,7 @@ from amqp.exceptions import AccessRefused, ResourceLocked
 
 from ....logs import log
 from ..peek import Look, counts_of
-from .entries import word_of
+from .entries import digest_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -48,7 +48,7 @@ NOT_LOOKED = Looked()
 
 
 def look_for(kombu: Any, queue: str, wanted: set[bytes]) -> Looked:
-    """Which of these words are of letters that lie in this queue. Raises what the connection raises."""
+    """Which of these digests are of letters that lie in this queue. Raises what the connection raises."""
     depth, consumers = counts_of(kombu, queue) or (0, 0)
     if consumers or depth > MAX_LETTERS:
         return Looked(is_consumed=consumers > 0)
@@ -58,7 +58,7 @@ def look_for(kombu: Any, queue: str, wanted: set[bytes]) -> Looked:
             return NOT_LOOKED
         with Look(kombu, queue, most=MAX_LETTERS) as look:
             for letter in look:
-                found |= wanted & {word_of(letter.raw, queue)}
+                found |= wanted & {digest_of(letter.raw, queue)}
                 if found == wanted:
                     break
     log.info("dead_letters.looked_for", dead_letter_queue=queue, wanted=len(wanted), found=len(found), looked_at=look.held)

@@ -15,7 +15,8 @@ from ....logs import log
 from ....ports import Successor
 from ..peek import depth_of
 from .entries import (
-    HAS_HAD,
+    DIGEST,
+    HAS_ENDED,
     HAS_MOVED,
     HAS_STAYED,
     IS_MOVING,
@@ -24,7 +25,6 @@ from .entries import (
     MARKER,
     MAX_DELAY,
     MOVING,
-    WORD,
     Turn,
     entry,
 )
@@ -50,13 +50,13 @@ MAX_UNREAD = 1000
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """Whether this word's message was moved; when that was asked, and when it is to be looked up (monotonic seconds).
+    """Whether the message of this digest was moved; when that was asked, and when it is to be looked up (monotonic seconds).
 
     `queue` is where its next delivery goes. `letters` are the queues where its dead letter may be looked for: the journal alone may
     not name them, for anybody may write it.
     """
 
-    word: bytes
+    digest: bytes
     queue: str
     letters: frozenset[str]
     then: Callable[[Successor, Sequence[Event]], None]
@@ -77,15 +77,15 @@ class Journal:
         self._thread: threading.Thread | None = None
         self._is_closed = False
 
-    def ask(self, word: bytes, queue: str, letters: frozenset[str], then: Callable[[Successor, Sequence[Event]], None]) -> None:
-        """Tell `then` what the journal knows of this word, in a while, from another thread. It is not told after `close`.
+    def ask(self, digest: bytes, queue: str, letters: frozenset[str], then: Callable[[Successor, Sequence[Event]], None]) -> None:
+        """Tell `then` what the journal knows of this message, in a while, from another thread. It is not told after `close`.
 
         `queue` and `letters` are those of `Question`.
         """
         with self._news:
             self._is_closed = False
             now = time.monotonic()
-            self._asked.append(Question(word, queue, letters, then, now, now + ON_ITS_WAY))
+            self._asked.append(Question(digest, queue, letters, then, now, now + ON_ITS_WAY))
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="redelivery-journal", daemon=True)
                 self._thread.start()
@@ -109,8 +109,8 @@ class Journal:
             try:
                 reading = reading or Reading(self._connect(), self._name)
                 reading.catch_up()
-                reading.look_for_letters((each.word, each.letters) for each in due)
-                reading.look_for_others((each.word, each.queue) for each in due)
+                reading.look_for_letters((each.digest, each.letters) for each in due)
+                reading.look_for_others((each.digest, each.queue) for each in due)
             except Exception as exc:  # noqa: BLE001 - whatever it is, the messages must go on
                 log.warning("journal.unread", error=f"{type(exc).__name__}: {exc}", why="what was moved may be delivered again")
                 _close(reading)
@@ -121,7 +121,7 @@ class Journal:
     def _answer(self, due: list[Question], reading: Reading | None) -> None:
         now, doubtful = time.monotonic(), []
         for each in due:
-            known, events = (Successor.UNKNOWN, ()) if reading is None else reading.successor_of(each.word)
+            known, events = (Successor.UNKNOWN, ()) if reading is None else reading.successor_of(each.digest)
             if known is Successor.UNKNOWN and reading is not None and reading.may_show(each, now - each.asked_at):
                 doubtful.append(replace(each, due_at=now + ON_ITS_WAY))
             else:
@@ -158,7 +158,7 @@ class Reading:
 
     def __init__(self, kombu: Any, name: str, look_back: timedelta = LOOK_BACK) -> None:
         self._moved: set[bytes] = set()
-        self._had: set[bytes] = set()
+        self._ended: set[bytes] = set()
         self._moving: dict[bytes, list[tuple[bytes, int]]] = {}
         self._turning: dict[bytes, list[Turn]] = {}
         self._looked: dict[str, Looked] = {}
@@ -169,25 +169,25 @@ class Reading:
         since = datetime.now(UTC).replace(tzinfo=None) - look_back
         self._channel.basic_consume(name, callback=self._note, arguments={"x-stream-offset": since})
 
-    def successor_of(self, word: bytes) -> tuple[Successor, tuple[Event, ...]]:
+    def successor_of(self, digest: bytes) -> tuple[Successor, tuple[Event, ...]]:
         """What is known of this message's successor; and the events of a death or a redrive, where they may not be recorded."""
-        if self._was_there(word):
+        if self._was_there(digest):
             return Successor.RECORDED, ()
-        if any(self._was_there(successor) for successor, _ in self._moving.get(word, ())):
+        if any(self._was_there(successor) for successor, _ in self._moving.get(digest, ())):
             return Successor.SEEN, ()
-        for turn in self._turning.get(word, ()):
+        for turn in self._turning.get(digest, ()):
             if self._was_there(turn.successor) or turn.successor in self._looked_into(turn.dead_letter_queue).found:
                 return Successor.SEEN, turn.events
         return Successor.UNKNOWN, ()
 
-    def is_in_doubt(self, word: bytes, since_ms: int, looked_since_ms: int) -> bool:
+    def is_in_doubt(self, digest: bytes, since_ms: int, looked_since_ms: int) -> bool:
         """Whether this message was to be moved since then (milliseconds), and nobody knows whether it was.
 
         `looked_since_ms` is in place of that where the dead letter was looked for, and does not lie in its queue.
         """
-        if self.successor_of(word)[0] is not Successor.UNKNOWN:
+        if self.successor_of(digest)[0] is not Successor.UNKNOWN:
             return False
-        turns = self._turning.get(word, ())
+        turns = self._turning.get(digest, ())
         return any(
             turn.at_ms >= (looked_since_ms if self._looked_into(turn.dead_letter_queue).is_done else since_ms) for turn in turns
         )
@@ -195,11 +195,11 @@ class Reading:
     def look_for_letters(self, asked: Iterable[tuple[bytes, frozenset[str]]]) -> None:
         """Look for the dead letters of the messages of which nothing else is known, once in each queue.
 
-        Each is a word, and the queues where its dead letter may be looked for.
+        Each is a digest, and the queues where its dead letter may be looked for.
         """
         wanted: dict[str, set[bytes]] = {}
-        for word, letters in asked:
-            for turn in self._turning.get(word, ()) if self.successor_of(word)[0] is Successor.UNKNOWN else ():
+        for digest, letters in asked:
+            for turn in self._turning.get(digest, ()) if self.successor_of(digest)[0] is Successor.UNKNOWN else ():
                 if turn.dead_letter_queue in letters:
                     wanted.setdefault(turn.dead_letter_queue, set()).add(turn.successor)
         self._looked = {queue: look_for(self._kombu, queue, letters) for queue, letters in wanted.items()}
@@ -207,9 +207,11 @@ class Reading:
     def look_for_others(self, asked: Iterable[tuple[bytes, str]]) -> None:
         """Look whether messages wait in the queues where the next deliveries may be of which nothing else is known.
 
-        Each is a word, and the queue of its message.
+        Each is a digest, and the queue of its message.
         """
-        in_doubt = {queue for word, queue in asked if word in self._moving and self.successor_of(word)[0] is Successor.UNKNOWN}
+        in_doubt = {
+            queue for digest, queue in asked if digest in self._moving and self.successor_of(digest)[0] is Successor.UNKNOWN
+        }
         self._with_others = {queue for queue in in_doubt if self._has_waiting(queue)}
 
     def _has_waiting(self, queue: str) -> bool:
@@ -224,8 +226,8 @@ class Reading:
         The successor may lie in its queue for as long as other messages do. The wait ends after `LOOK_BACK` at the latest, because
         a queue may never be empty.
         """
-        moving = self._moving.get(asked.word, ())
-        turning = [self._patience_of(turn) for turn in self._turning.get(asked.word, ())]
+        moving = self._moving.get(asked.digest, ())
+        turning = [self._patience_of(turn) for turn in self._turning.get(asked.digest, ())]
         if waited < max([seconds + MARGIN for _, seconds in moving] + turning, default=0.0):
             return True
         return bool(moving) and waited < LOOK_BACK.total_seconds() and asked.queue in self._with_others
@@ -234,8 +236,8 @@ class Reading:
         is_looked_for = turn.dead_letter_queue and not self._looked_into(turn.dead_letter_queue).is_consumed
         return LETTER_MARGIN if is_looked_for else turn.seconds + MARGIN
 
-    def _was_there(self, word: bytes) -> bool:
-        return word in self._had or word in self._moved
+    def _was_there(self, digest: bytes) -> bool:
+        return digest in self._ended or digest in self._moved
 
     def _looked_into(self, queue: str) -> Looked:
         return self._looked.get(queue, NOT_LOOKED)
@@ -256,32 +258,32 @@ class Reading:
         if message.delivery_tag % (MAX_UNREAD // 2) == 0:
             self._channel.basic_ack(message.delivery_tag, multiple=True)
 
-    def _read(self, kind: bytes, words: bytes) -> None:
+    def _read(self, kind: bytes, written: bytes) -> None:
         """What cannot be read was not written by us."""
-        if kind == IS_MOVING and len(words) % MOVING.size == 0:
-            for word, successor, seconds in MOVING.iter_unpack(words):
-                self._moving.setdefault(word, []).append((successor, min(seconds, MAX_DELAY)))
+        if kind == IS_MOVING and len(written) % MOVING.size == 0:
+            for digest, successor, seconds in MOVING.iter_unpack(written):
+                self._moving.setdefault(digest, []).append((successor, min(seconds, MAX_DELAY)))
             return
         if kind == IS_TURNING:
-            self._read_turns(words)
+            self._read_turns(written)
             return
-        read = {words[at : at + WORD] for at in range(0, len(words) - WORD + 1, WORD)}
+        read = {written[at : at + DIGEST] for at in range(0, len(written) - DIGEST + 1, DIGEST)}
         if kind == HAS_MOVED:
             self._moved |= read
         elif kind == IS_UNRECORDED:
             self._moved -= read
-        elif kind == HAS_HAD:
-            self._had |= read
+        elif kind == HAS_ENDED:
+            self._ended |= read
         elif kind == HAS_STAYED:
-            for word in read:
-                self._moving.pop(word, None)
-                self._turning.pop(word, None)
+            for digest in read:
+                self._moving.pop(digest, None)
+                self._turning.pop(digest, None)
 
     def _read_turns(self, lines: bytes) -> None:
         for line in lines.splitlines():
             with suppress(ValueError, TypeError, RecursionError):
-                word, turn = Turn.of(line)
-                self._turning.setdefault(word, []).append(turn)
+                digest, turn = Turn.of(line)
+                self._turning.setdefault(digest, []).append(turn)
 
     def close(self) -> None:
         """Close its connection."""

@@ -14,15 +14,15 @@ from webhooks.rabbit_node import USER
 
 from redelivery.middleware.brokers.rabbitmq.journal import reader as amqp_journal
 from redelivery.middleware.brokers.rabbitmq.journal.entries import (
-    HAS_HAD,
+    HAS_ENDED,
     HAS_MOVED,
     IS_MOVING,
     IS_TURNING,
     IS_UNRECORDED,
     Moved,
+    digest_of,
     entry,
     moved_of,
-    word_of,
 )
 from redelivery.middleware.brokers.rabbitmq.journal.reader import Journal
 from redelivery.middleware.brokers.rabbitmq.messages import message_of
@@ -270,7 +270,7 @@ def test_a_letter_that_was_refused_has_no_word(here: Shop, rabbit: Rabbit) -> No
 
 
 def test_what_went_back_without_having_run_is_run_however_often_it_comes_again(here: Shop) -> None:
-    """Given back by a worker that stops, it is the same message: no word may stand for it, or the next crash would end it."""
+    """Given back by a worker that stops, it is the same message: no entry may stand for it, or the next crash would end it."""
     running = str(here.app.send_task("tests.support.shop.naps", (2,)).id)
     waiting = str(here.app.send_task("tests.support.shop.ok").id)
     first = here.start(pool="threads", concurrency=1)
@@ -325,13 +325,13 @@ def test_without_a_right_to_a_journal_all_goes_on_as_without_one(here: Shop, rab
 
 
 def test_what_succeeds_at_once_writes_nothing_into_the_journal(here: Shop, rabbit: Rabbit) -> None:
-    """The usual case pays nothing for crashes; what is moved on writes its words."""
+    """The usual case pays nothing for crashes; what is moved on writes its entries."""
     here.start(pool="threads")
     for task_id in [str(here.app.send_task("tests.support.shop.ok").id) for _ in range(20)]:
         here.ended(task_id, "succeeded")
     assert rabbit.depth(JOURNAL) == 0
     here.ended(str(here.app.send_task("tests.support.shop.fails", (1,)).id), "succeeded")
-    assert until(lambda: rabbit.depth(JOURNAL), what="the words of a move") >= 2
+    assert until(lambda: rabbit.depth(JOURNAL), what="the entries of a move") >= 2
 
 
 # the journal itself
@@ -362,32 +362,32 @@ def write(rabbit: Rabbit, *messages: amqp.Message) -> None:
             connection.default_channel.basic_publish(message, routing_key=JOURNAL)
 
 
-def answers(journal: Journal, words: list[bytes]) -> dict[bytes, Successor]:
-    """Ask for these words; the answers, by and by."""
+def answers(journal: Journal, digests: list[bytes]) -> dict[bytes, Successor]:
+    """Ask for these digests; the answers, by and by."""
     told: dict[bytes, Successor] = {}
-    for word in words:
-        journal.ask(word, "celery", frozenset(), lambda known, _, word=word: told.update({word: known}))  # type: ignore[misc]
+    for digest in digests:
+        journal.ask(digest, "celery", frozenset(), lambda known, _, digest=digest: told.update({digest: known}))  # type: ignore[misc]
     return told
 
 
 def test_each_word_is_found_and_no_other(rabbit: Rabbit, journal: Journal) -> None:
-    """Whatever else is written there; a word that comes within the second that a reader waits; not one that was taken back."""
-    words = [bytes([number]) * 16 for number in range(101)]
+    """Whatever else is written there; a digest that comes within the second that a reader waits; not one that was taken back."""
+    digests = [bytes([number]) * 16 for number in range(101)]
     nonsense = [
-        amqp.Message("no word"),
+        amqp.Message("no digest"),
         amqp.Message(b"\xff" * 100_001),
         amqp.Message(HAS_MOVED + b"short"),
         amqp.Message(IS_MOVING + b"x" * 37),
     ]
-    write(rabbit, entry(HAS_MOVED, words[:50]), *nonsense, entry(HAS_MOVED, words[50:98]), entry(HAS_HAD, words[99:100]))
-    write(rabbit, entry(HAS_MOVED, words[100:]), entry(IS_UNRECORDED, words[100:]))
-    told = answers(journal, words)
-    write(rabbit, entry(HAS_MOVED, [words[98]]))
-    until(lambda: len(told) == len(words), what="the answers")
-    assert [told[word] for word in words] == [Successor.RECORDED] * 100 + [Successor.UNKNOWN]
+    write(rabbit, entry(HAS_MOVED, digests[:50]), *nonsense, entry(HAS_MOVED, digests[50:98]), entry(HAS_ENDED, digests[99:100]))
+    write(rabbit, entry(HAS_MOVED, digests[100:]), entry(IS_UNRECORDED, digests[100:]))
+    told = answers(journal, digests)
+    write(rabbit, entry(HAS_MOVED, [digests[98]]))
+    until(lambda: len(told) == len(digests), what="the answers")
+    assert [told[digest] for digest in digests] == [Successor.RECORDED] * 100 + [Successor.UNKNOWN]
 
 
-@pytest.mark.parametrize("kind", [HAS_HAD, HAS_MOVED])
+@pytest.mark.parametrize("kind", [HAS_ENDED, HAS_MOVED])
 def test_what_became_of_a_successor_tells_that_it_was_there(
     rabbit: Rabbit, journal: Journal, monkeypatch: pytest.MonkeyPatch, kind: bytes
 ) -> None:
@@ -397,7 +397,7 @@ def test_what_became_of_a_successor_tells_that_it_was_there(
     moves = [Moved(known, successor), Moved(unknown, other), Moved(other, third)]
     write(rabbit, entry(IS_MOVING, [move.moving for move in moves]))
     told = answers(journal, [known, unknown])
-    time.sleep(4)  # longer than a reader waits for a word: nothing may be told yet
+    time.sleep(4)  # longer than a reader waits for a digest: nothing may be told yet
     assert told == {}
     write(rabbit, entry(kind, [successor]))
     until(lambda: len(told) == 2, 30, "the answers")
@@ -420,7 +420,7 @@ def test_a_successor_is_waited_for_as_long_as_messages_wait_in_its_queue(
         later = answers(journal, [b"nor was this" + b"." * 4])
         until(lambda: later, what="the reader to have looked again")
         assert list(told) == [b"never moved" + b"." * 5]
-        write(rabbit, entry(HAS_HAD, [successor]))
+        write(rabbit, entry(HAS_ENDED, [successor]))
         until(lambda: len(told) == 2, 30, "the answer")
         channel.queue_purge("celery")
         until(lambda: len(told) == 3, 30, "the last answer")
@@ -443,7 +443,8 @@ def test_a_letter_is_looked_for_in_no_queue_but_those_of_its_policy(rabbit: Rabb
     write(rabbit, entry(IS_TURNING, [moved.turning]))
     told: dict[str, tuple[Successor, Sequence[Event]]] = {}
     for name in ("DLQ.celery", "theirs"):
-        journal.ask(moved.word, "celery", frozenset({name}), lambda known, events, name=name: told.update({name: (known, events)}))  # type: ignore[misc]
+        asked = moved.digest, "celery", frozenset({name})
+        journal.ask(*asked, lambda known, events, name=name: told.update({name: (known, events)}))  # type: ignore[misc]
         until(lambda name=name: name in told, what="the answer")  # type: ignore[misc]
         with rabbit.connection() as connection:
             found = connection.default_channel.basic_get("theirs")
@@ -478,17 +479,17 @@ def test_a_journal_that_cannot_be_read_holds_nobody_up(rabbit: Rabbit) -> None:
 
 
 def test_a_word_is_of_one_delivery_of_one_message() -> None:
-    """Whatever else differs makes another word; what the broker writes when it hands a message over does not."""
+    """Whatever else differs makes another digest; what the broker writes when it hands a message over does not."""
     first = task_message("a")
     again = redelivered(first, "celery", seen_ms=1, attempt=None)
     waiting = deferred(first, "celery", seen_ms=1, eta="2026-01-01T00:00:00+00:00")
     alive = redriven(again, ("", "celery"))
     raws = [sealed(each) for each in (first, task_message("b"), {**first, "body": "YQ=="}, again, waiting, alive)]
-    assert len({word_of(each, "celery") for each in raws} | {word_of(raws[0], "other")}) == len(raws) + 1
+    assert len({digest_of(each, "celery") for each in raws} | {digest_of(raws[0], "other")}) == len(raws) + 1
     handed = {**first, "properties": {**first["properties"], "delivery_tag": "7"}}
-    assert word_of(sealed(handed), "celery") == word_of(raws[0], "celery")
+    assert digest_of(sealed(handed), "celery") == digest_of(raws[0], "celery")
     put_back = released(first)
-    assert word_of(sealed(put_back), "celery") != word_of(raws[0], "celery")
+    assert digest_of(sealed(put_back), "celery") != digest_of(raws[0], "celery")
     for before, after in (
         (first, put_back),
         (put_back, released(put_back)),
@@ -498,6 +499,6 @@ def test_a_word_is_of_one_delivery_of_one_message() -> None:
         (again, alive),
     ):
         made = moved_of(sealed(before), sealed(after), "celery", 3, target="other")
-        assert made == Moved(word_of(sealed(before), "celery"), word_of(sealed(after), "other"), 3)
+        assert made == Moved(digest_of(sealed(before), "celery"), digest_of(sealed(after), "other"), 3)
         assert moved_of(sealed(after), sealed(before), "celery", 3, target="other") is None
     assert moved_of(raws[0], raws[0], "celery", 0, target="celery") is None

@@ -2,7 +2,7 @@
 
 A publication of the publisher's is a step by what it is for (`defer`, `dead_letter`, `recover`, `release`, `record`, ...):
 `before` it, nothing was sent; `after` it, the broker has confirmed it, and nothing else has happened. `confirm.before` is between
-the two: published, and not confirmed. `moving`, `moved` and `had` are words for the journal, whose confirmation nobody waits for
+the two: published, and not confirmed. `moving`, `moved` and `had` are entries of the journal, whose confirmation nobody waits for
 (and `stayed`, which no run comes to).
 Steps of a producer are `announce` (the event of a publication), `publish`, and `publish_batch` (a batch, with its events).
 The others: `receive` (a delivery becomes the
@@ -25,7 +25,7 @@ from redelivery.middleware.brokers.rabbitmq.channel import Channel
 from redelivery.middleware.brokers.rabbitmq.consuming.deliveries import ChannelClaim
 from redelivery.middleware.brokers.rabbitmq.consuming.start_markers import Starts
 from redelivery.middleware.brokers.rabbitmq.journal.entries import (
-    HAS_HAD,
+    HAS_ENDED,
     HAS_MOVED,
     HAS_STAYED,
     IS_MOVING,
@@ -45,13 +45,13 @@ if TYPE_CHECKING:
 
 __all__ = ["install", "step_of"]
 
-#: The words of the journal.
+#: The entries of the journal.
 NOTES = {
     IS_MOVING: "moving",
     IS_TURNING: "moving",
     HAS_MOVED: "moved",
     IS_UNRECORDED: "moved",
-    HAS_HAD: "had",
+    HAS_ENDED: "had",
     HAS_STAYED: "stayed",
 }
 #: What the moves of an operator's command are, by its role.
