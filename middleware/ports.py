@@ -39,7 +39,7 @@ class Capability(StrEnum):
     - `EXACT_DELAYS`: delays are milliseconds; else whole seconds, rounded up.
     - `DELAY_STORE_LISTING`, `CANCEL_DELAYED`, `PROMOTE_DELAYED`: what waits can be listed, taken out, and be made due earlier.
     - `DEAD_LETTER_QUEUES`: dead letters are kept.
-    - `BROWSE_LETTERS_UNMARKED`: looking at a letter leaves no mark on it.
+    - `BROWSE_LETTERS_UNMARKED`: a look at letters, or at what waits, takes them from nobody and leaves no mark on them.
     - `HEAD_OF_QUEUE`: what was not run goes back to where it was taken from; else behind all others.
     - `QUEUE_BOUNDS`, `LETTER_BOUNDS`: `max_length`, and `dead_letter_time_to_live` with `max_dead_letters`, are kept by us.
     - `REDELIVERY_BUDGETS`: `redeliveries_per_second` is kept by us.
