@@ -129,7 +129,7 @@ class Context:
         return broker_of(self.runtime.transport)
 
     @property
-    def is_redis(self) -> bool:
+    def can_browse(self) -> bool:
         """Whether the broker is read by looking; else its messages are taken and given back."""
         return Capability.BROWSE_LETTERS_UNMARKED in self.transport.capabilities
 

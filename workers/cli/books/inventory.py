@@ -74,7 +74,7 @@ def export(context: Context, uri: str, kind: str, *, look: bool, messages: bool 
     counts = taken.counts()
     if context.as_json:
         done = {"destination": scrubbed(uri), "file": f"inventory.{kind}", "messages": sum(counts.values()), "places": counts}
-        print_json(done if context.is_redis else {**done, "unlisted": taken.unlisted})
+        print_json(done if context.can_browse else {**done, "unlisted": taken.unlisted})
         return
     places = ", ".join(f"{count} {place}" for place, count in counts.items())
     say(f"{counted(sum(counts.values()), 'message', 'messages')} ({places}) written to {harmless(uri)}/inventory.{kind}.")

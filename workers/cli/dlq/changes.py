@@ -16,10 +16,10 @@ from redelivery.errors import InputError
 
 from ...operations.letters import dead_letters
 from ...operations.letters.choice import filter_of
+from ...operations.letters.live_queues import require_rest
 from ...operations.letters.move import move
 from ...operations.letters.purge import purge
 from ...operations.letters.redrive.redrive import Edit, Redrive, redrive
-from ...operations.letters.running import require_rest
 from ...operations.queues import require_queue
 from ...operations.runs.audit import Act, recording, result_of
 from ...operations.runs.operation import Kind, Options, begin

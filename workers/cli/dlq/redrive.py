@@ -18,10 +18,10 @@ from redelivery.errors import InputError, RedriveError
 from ...brokers.broker import broker_of, needed
 from ...operations.letters import dead_letters
 from ...operations.letters.choice import filter_of
+from ...operations.letters.live_queues import why_it_runs
 from ...operations.letters.redrive.edits import changed, edit_of_json
 from ...operations.letters.redrive.fates import watched
 from ...operations.letters.redrive.redrive import Edit, Redrive, redrive
-from ...operations.letters.running import why_it_runs
 from ...operations.queues import declare, require_queue
 from ...operations.runs.audit import Act, recording, result_of
 from ...operations.runs.operation import Kind, Options, begin, guard_of

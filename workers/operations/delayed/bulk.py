@@ -15,7 +15,7 @@ from redelivery.middleware.ports import Answer
 
 from ...brokers.broker import broker_of, needed
 from ...letters import Letter
-from ..letters.walk import Evenly, Pace, Walked
+from ..letters.walk import Evenly, WalkContext, Walked
 from .changes import cancel, changeable
 
 if TYPE_CHECKING:
@@ -48,24 +48,24 @@ def cancel_waiting(
     limit: int | None = None,
     rate: float | None = None,
     on_progress: Callable[[Cancelled], None] = lambda _: None,
-    pace: Pace | None = None,
+    context: WalkContext | None = None,
     actor: str | None = None,
 ) -> Cancelled:
     """Cancel what waits for this queue (empty: for any) and passes the filter, at most `limit`, at most `rate` a second.
 
     Raises `BrokerError` where the broker refuses or does not answer: it says how many had been cancelled.
     """
-    pace = pace or Pace()
-    store = pace.delayed or needed(broker_of(runtime.transport).delayed)
+    context = context or WalkContext()
+    store = context.delayed or needed(broker_of(runtime.transport).delayed)
     result = Cancelled(dead_letter_queue=queue, dry_run=dry_run)
     result.total = sum(count for name, count in store.totals().items() if not queue or name == queue)
-    evenly = Evenly(None if dry_run else rate, pace.sleep)
+    evenly = Evenly(None if dry_run else rate, context.sleep)
     try:
         for page in store.pages(queue or None):
             for each in page:
                 if limit is not None and result.matched >= limit:
                     return result
-                if not _is_chosen(each, chosen, result, pace):
+                if not _is_chosen(each, chosen, result, context):
                     continue
                 evenly.wait(1)
                 answer = Answer.DONE if dry_run else cancel(runtime, each, actor=actor, store=store)
@@ -77,13 +77,13 @@ def cancel_waiting(
     return result
 
 
-def _is_chosen(each: Delayed, chosen: Filter, result: Cancelled, pace: Pace) -> bool:
+def _is_chosen(each: Delayed, chosen: Filter, result: Cancelled, context: WalkContext) -> bool:
     result.looked_at += 1
     letter = Letter.of(each.contents.raw)
     if not chosen.passes(letter):
         return False
     result.matched += 1
-    pace.on_chosen(letter)
+    context.on_chosen(letter)
     try:
         changeable(each)
     except InputError:

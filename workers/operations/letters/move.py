@@ -19,8 +19,8 @@ from redelivery.middleware.transitions.homes import Homes
 
 from ...brokers.broker import broker_of, needed
 from ..telling import tell
-from .running import require_rest
-from .walk import Pace, Walk, Walked
+from .live_queues import require_rest
+from .walk import Walk, WalkContext, Walked
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -52,7 +52,7 @@ def move(
     limit: int | None = None,
     rate: float | None = None,
     on_progress: Callable[[Move], None] = lambda _: None,
-    pace: Pace | None = None,
+    context: WalkContext | None = None,
     actor: str | None = None,
 ) -> Move:
     """Move dead letters to another dead-letter queue, at most `limit`.
@@ -65,8 +65,8 @@ def move(
         require_rest(transport, target)
     except BROKER_ERRORS as exc:
         raise result.cut_short(exc) from exc
-    pace = pace or Pace()
-    homes, store = Homes(transport, name), pace.letters or needed(broker_of(transport).letters)
+    context = context or WalkContext()
+    homes, store = Homes(transport, name), context.letters or needed(broker_of(transport).letters)
 
     walk = Walk(
         letters=store,
@@ -79,7 +79,7 @@ def move(
         on_progress=on_progress,
         limit=limit,
         rate=rate,
-        pace=pace,
+        context=context,
     )
     walk.run()
     return result

@@ -16,7 +16,7 @@ from redelivery.middleware.messages.events import Outcome, Reason
 from ...brokers.broker import broker_of, needed
 from ..telling import tell
 from .archive import archive
-from .walk import Pace, Walk, Walked
+from .walk import Walk, WalkContext, Walked
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -54,7 +54,7 @@ def purge(
     archive_to: str | None = None,
     rate: float | None = None,
     on_progress: Callable[[Purge], None] = lambda _: None,
-    pace: Pace | None = None,
+    context: WalkContext | None = None,
     actor: str | None = None,
 ) -> Purge:
     """Remove dead letters of one queue for good: at most `limit`, archived first if `archive_to` says where.
@@ -63,8 +63,8 @@ def purge(
     """
     result = Purge(dead_letter_queue=name, dry_run=dry_run, archive=None if archive_to is None else scrubbed(archive_to))
 
-    pace = pace or Pace()
-    store = pace.letters or needed(broker_of(transport).letters)
+    context = context or WalkContext()
+    store = context.letters or needed(broker_of(transport).letters)
 
     def carry(letters: list[Letter]) -> Sequence[Answer | Exception]:
         if archive_to is not None:
@@ -82,7 +82,7 @@ def purge(
         on_progress=on_progress,
         limit=limit,
         rate=rate,
-        pace=pace,
+        context=context,
     )
     walk.run()
     return result

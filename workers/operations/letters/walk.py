@@ -87,7 +87,7 @@ class Evenly:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pace:
+class WalkContext:
     """What an operation asks of a walk: letters that died after `began_ms` are left alone (None: after the walk's own beginning).
 
     `letters` moves the letters and `delayed` cancels messages (None: the broker's own store). `sleep` waits between two batches,
@@ -107,8 +107,8 @@ class Walk(Generic[Job]):
 
     `prepare` makes of a letter what `carry` takes, or raises `RedriveError`, whose message is the reason why the letter stays.
     `carry` takes a batch, and answers for each; it is not asked in a dry run. `count` is told of each that went, or would go,
-    and `told` of each that went. `finish` is called when the walk is over, and the queue is no longer looked at. `pace` has what an
-    operation asks of a walk.
+    and `told` of each that went. `finish` is called when the walk is over, and the queue is no longer looked at. `context` has
+    what an operation asks of a walk.
     """
 
     letters: LetterStore
@@ -123,14 +123,14 @@ class Walk(Generic[Job]):
     finish: Callable[[], None] = lambda: None
     rate: float | None = None
     limit: int | None = None
-    pace: Pace = field(default_factory=Pace)
+    context: WalkContext = field(default_factory=WalkContext)
     _began_ms: int = 0
     _evenly: Evenly = field(init=False)
     _may_pass: Callable[[bytes], bool] = field(init=False)
 
     def __post_init__(self) -> None:
         self._may_pass = self.chosen.sieve()
-        self._evenly = Evenly(self.rate, self.pace.sleep)
+        self._evenly = Evenly(self.rate, self.context.sleep)
 
     def run(self) -> None:
         """Walk. Raises `BrokerError` where the broker refuses or does not answer: it says how many letters had been moved."""
@@ -142,7 +142,7 @@ class Walk(Generic[Job]):
             raise result.cut_short(exc) from exc
 
     def _walk(self, result: Walked) -> None:
-        self._began_ms = self.transport.now_ms() if self.pace.began_ms is None else self.pace.began_ms
+        self._began_ms = self.transport.now_ms() if self.context.began_ms is None else self.context.began_ms
         with self.letters.open(result.dead_letter_queue) as letters:
             result.total = letters.total
             for page in letters.pages(self._gone):
@@ -189,7 +189,7 @@ class Walk(Generic[Job]):
         if letter.died_ms is not None and letter.died_ms > self._began_ms:
             return None
         self.result.matched += 1
-        self.pace.on_chosen(letter)
+        self.context.on_chosen(letter)
         try:
             return self.prepare(letter)
         except RedriveError as exc:

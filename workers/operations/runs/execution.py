@@ -33,7 +33,7 @@ from redelivery.middleware.ports import Answer
 from ...ports import Claim, Halted
 from ..letters.redrive.fates import watched
 from ..letters.redrive.redrive import Redrive
-from ..letters.walk import Pace
+from ..letters.walk import WalkContext
 from .audit import Act, Acted, acted
 from .operation import Kind, Operation, State, guard_of, readable, reported
 from .preview import walk_of
@@ -143,7 +143,7 @@ class Execution:
     def _walk(self) -> tuple[State, str]:
         options, operation = self._it.options, self._it
         go = walk_of(self._runtime, operation.kind, operation.queue, operation.filter, options, actor=operation.actor)
-        pace = Pace(
+        context = WalkContext(
             began_ms=operation.created_ms,
             letters=self._store.letters(self._claim),
             delayed=self._store.delayed(self._claim),
@@ -154,7 +154,7 @@ class Execution:
             limit = None if options.limit is None else options.limit - self._base - self._gone
             if limit is not None and limit <= 0:
                 return State.DONE, ""
-            done = go(limit=limit, rate=options.rate, pace=pace, on_progress=self._progressed, **more)
+            done = go(limit=limit, rate=options.rate, context=context, on_progress=self._progressed, **more)
             if isinstance(done, Redrive) and done.stopped:
                 return State.STOPPED, done.stopped
             is_full = limit is not None and done.matched >= limit

@@ -33,8 +33,8 @@ from ...brokers.broker import broker_of
 from ..letters import dead_letters
 from ..letters.archive import require_place
 from ..letters.filter import Filter
+from ..letters.live_queues import require_rest, why_it_runs
 from ..letters.redrive.guard import CANARY_WAIT, Guard
-from ..letters.running import require_rest, why_it_runs
 from ..queues import declare, require_queue
 from ..words.numbers import SLOWEST, span
 from ..words.short_ids import LEAST, MAX_CANDIDATES, hint

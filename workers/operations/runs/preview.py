@@ -19,7 +19,7 @@ from ..letters.move import move
 from ..letters.purge import purge
 from ..letters.reading.causes import Causes
 from ..letters.redrive.redrive import Edit, Redrive, redrive
-from ..letters.walk import Pace
+from ..letters.walk import WalkContext
 from ..words.redaction import seen
 from .operation import Kind, Options, check
 
@@ -89,7 +89,7 @@ def preview(
             result.examples.append(letter.to_row())
 
     walk = walk_of(runtime, kind, queue, chosen, wanted)
-    walked = walk(dry_run=True, limit=wanted.limit, pace=Pace(on_chosen=on_chosen), on_progress=on_progress)
+    walked = walk(dry_run=True, limit=wanted.limit, context=WalkContext(on_chosen=on_chosen), on_progress=on_progress)
     result.total, result.matched, result.moved, result.left = walked.total, walked.matched, walked.moved, walked.left
     if isinstance(walked, Redrive):
         result.chords, result.by_target = walked.chords, walked.by_target
@@ -104,7 +104,7 @@ def walk_of(
 ) -> Callable[..., Walked]:
     """What carries this kind of operation out: the function that the command of that name calls, too.
 
-    It takes `dry_run`, `limit`, `rate`, `on_progress` and `pace`, and a redrive a `guard` besides. Raises `InputError` where the
+    It takes `dry_run`, `limit`, `rate`, `on_progress` and `context`, and a redrive a `guard` besides. Raises `InputError` where the
     operation, which anybody may have stored on the broker, names a queue whose messages are not dead, or a place for an archive
     that is not the app's.
     """

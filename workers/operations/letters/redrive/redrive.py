@@ -26,7 +26,7 @@ from redelivery.middleware.transitions.redrive import redrive as go_back
 
 from ....brokers.broker import broker_of, needed
 from ...telling import tell
-from ..walk import Pace, Walk, Walked
+from ..walk import Walk, WalkContext, Walked
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -93,7 +93,7 @@ def redrive(
     edit: Edit | None = None,
     guard: Guard | None = None,
     on_progress: Callable[[Redrive], None] = lambda _: None,
-    pace: Pace | None = None,
+    context: WalkContext | None = None,
     actor: str | None = None,
 ) -> Redrive:
     """Send letters of one dead-letter queue back: at most `limit` of them, at most `rate` a second, changed as `edit` says.
@@ -107,8 +107,8 @@ def redrive(
     if edit is not None and edit.queue is not None:
         required(transport, edit.queue)
 
-    pace = pace or Pace()
-    letters = pace.letters or needed(broker_of(transport).letters)
+    context = context or WalkContext()
+    letters = context.letters or needed(broker_of(transport).letters)
 
     def send(moves: list[Moved]) -> Sequence[Answer | Exception]:
         return letters.redrive_many(name, [move.parts for move in moves])
@@ -133,7 +133,7 @@ def redrive(
         finish=finish,
         rate=rate,
         limit=limit,
-        pace=pace,
+        context=context,
     )
     try:
         walk.run()

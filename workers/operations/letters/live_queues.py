@@ -1,6 +1,6 @@
-"""Where letters would run: the queues that are no place to move dead letters to, because a worker runs what is put there.
+"""Live queues: dead letters cannot be moved there, because a worker would run them.
 
-A move leaves letters dead, and asks for the right to move alone. In a queue that is consumed they would run, which is a redrive.
+A move leaves dead letters dead, and needs only the right to move. In a queue that is consumed they would run, which is a redrive.
 
 - A dead-letter queue whose handler this app has runs nothing: the handler decides.
 - Else a queue that the app declares runs what it is given: a worker consumes it, now or when the next one is started.
