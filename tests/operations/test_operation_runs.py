@@ -317,7 +317,8 @@ def test_a_canary_that_ended_while_no_process_listened_is_heard_of(
     with first._guarded(), pytest.raises(SystemExit):
         first._walk()
     shop.start()
-    until(lambda: sum(event.outcome == "succeeded" for event in shop.events) == 5)
+    # The worker may go on with the operation before this test has seen that the five have ended.
+    until(lambda: sum(event.outcome == "succeeded" for event in shop.events) >= 5)
     run()
     assert reached(shop, made, State.DONE).moved == 50
 
