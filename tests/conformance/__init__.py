@@ -1,1 +1,1 @@
-"""The conformance suite: what must be the same on every broker, from the same test bodies; differences are declared."""
+"""The conformance suite: the same test bodies must pass on every broker; differences between brokers are declared."""

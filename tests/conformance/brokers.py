@@ -1,6 +1,6 @@
 """The brokers of the conformance suite: Valkey, Debian's Redis, Debian's RabbitMQ with classic and with quorum queues, and files.
 
-Files are kombu's filesystem transport: what is true of any transport that only kombu knows, in real processes and without a server.
+"Files" is kombu's filesystem transport. It stands for every transport that only kombu knows, with real processes and no server.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ FILES = ("files",)
 #: The skeleton of a new broker, as `docs/brokers.md` shows it.
 SKELETON = ("skeleton",)
 BROKERS = (*REDIS, *AMQP, *FILES, *SKELETON)
-#: One of each kind, in the quick lane; the others are tested alike.
+#: One broker of each kind, for the quick lane; the full lane tests the others too.
 QUICK = ("valkey", "rabbit-classic", "files", "skeleton")
 
 
@@ -80,12 +80,12 @@ class Place:
 
     @property
     def opening(self) -> tuple[str, int, int]:
-        """The first event of a life, with its attempt and delivery: our producer's, where there is a log that it can write to."""
+        """The first event of a life, with attempt and delivery: our producer records it if there is a log that it can write to."""
         return ("published", 0, 0) if Capability.OUTCOME_LOG in self.capabilities else ("received", 1, 1)
 
     @property
     def waits(self) -> list[str]:
-        """What is recorded of a message that waits for its time: where it waits in a worker's memory, nothing."""
+        """The events of a message that waits for its time; none if it waits in a worker's memory."""
         return ["deferred"] if Capability.BROKER_DELAYS in self.capabilities else []
 
     @property
@@ -144,7 +144,7 @@ class Place:
         """Where a message of this priority waits: Redis has a list for each step of them."""
         return Keys().list_name(name, priority) if isinstance(self.server, Server) else name
 
-    # putting messages where they are wanted, and reading what is there, behind everybody's back
+    # putting messages where they are wanted, and reading what is there, without redelivery
 
     def put(self, *raws: bytes, name: str = LETTERS) -> None:
         """Letters into a dead-letter queue, the first the oldest."""
@@ -163,7 +163,7 @@ class Place:
                 amqp.Channel.basic_publish_confirm(channel, message_of(raw, target=("", name)), "", name)
 
     def lose(self, name: str) -> None:
-        """Take one message out of a queue, behind everybody's back."""
+        """Take one message out of a queue without any record of it."""
         assert not isinstance(self.server, Files)
         if isinstance(self.server, Server):
             assert self.server.client.lpop(name) is not None

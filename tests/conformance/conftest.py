@@ -1,6 +1,6 @@
-"""Fixtures: every test with `place` runs on every broker; with `shared_place` too, which the tests of a module share.
+"""Fixtures: a test with `place` runs on every broker; so does one with `shared_place`, which the tests of a module share.
 
-What a test `needs` of a broker is said by the marker of this name: the brokers whose transports lack it are left out.
+The marker `needs` names what a test needs of a broker; the brokers whose transports lack it are left out.
 """
 
 from __future__ import annotations

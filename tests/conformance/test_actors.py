@@ -1,4 +1,4 @@
-"""Who changes something is recorded with it, on every broker; a broker that keeps no operations says what to do instead."""
+"""Every change is recorded with the person who made it, on every broker; a broker without operations says what to do instead."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_whoever_changes_a_letter_stands_in_its_event_and_in_the_audit(place: Pl
 
 
 def test_where_no_operations_are_kept_every_command_says_what_to_do_instead(place: Place) -> None:
-    """And changes nothing."""
+    """The message names an alternative, and nothing is changed."""
     place.put(letter(task_message("task-0")))
     desk = place.desk()
     for words in (

@@ -31,14 +31,14 @@ LETTERS = "DLQ.celery"
 
 
 def judged(spark: SparkSession, folder: Path) -> dict[str, int]:
-    """The verdicts of the books of what was exported, without a grace; those that no life has are left out."""
+    """The verdicts of the books about the exported events, without a grace period; verdicts without a life are left out."""
     where = {name: str(folder / name) for name in ("outcomes", "inventory", "books")}
     books = Books(outcomes=where["outcomes"], inventory=where["inventory"], output=where["books"], grace_ms=0)
     return {name: count for name, count in reconcile(spark, books).verdicts.items() if count}
 
 
 def test_the_books_balance_and_a_letter_that_vanished_is_named(place: Place, spark: SparkSession, tmp_path: Path) -> None:
-    """Successes, redeliveries, deaths, a redrive, a purge, a wait: every life but one balances or waits; the log is empty then."""
+    """After successes, redeliveries, deaths, a redrive, a purge and a wait, every life but the vanished one balances or waits."""
     shop = place.shop()
     shop.start(pool="threads", concurrency=2)
     succeeding = [*(shop.send("ok") for _ in range(5)), shop.send("fails", 1)]
@@ -71,7 +71,7 @@ def _operate(place: Place, shop: Shop, dying: list[str], folder: Path) -> None:
 
 
 def test_what_is_recorded_can_be_watched_without_being_taken_from_the_log(place: Place, tmp_path: Path) -> None:
-    """`outcomes tail` shows the newest events, however often; the export still finds them all."""
+    """`outcomes tail` shows the newest events each time, and the export afterwards still finds all of them."""
     desk = place.desk()
     place.put(*(letter(task_message(f"task-{number}")) for number in range(5)))
     desk.json("dlq", "purge", LETTERS_OF_DESK, "--all", "--yes")
@@ -86,7 +86,7 @@ def test_what_is_recorded_can_be_watched_without_being_taken_from_the_log(place:
 
 
 def test_an_export_that_cannot_write_leaves_the_log_as_it_is(place: Place, tmp_path: Path) -> None:
-    """The destination is a file: exit code 2, and the next export has every event."""
+    """If the destination is a file, the exit code is 2, and the next export has every event."""
     desk = place.desk()
     place.put(*(letter(task_message(f"task-{number}")) for number in range(3)))
     desk.json("dlq", "purge", LETTERS_OF_DESK, "--all", "--yes")

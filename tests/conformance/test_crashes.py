@@ -56,7 +56,7 @@ def test_what_a_killed_worker_held_is_delivered_again(place: Place) -> None:
 @pytest.mark.needs(Capability.KEPT_UNTIL_ACKNOWLEDGED)
 @pytest.mark.slow
 def test_a_task_that_kills_its_worker_every_time_dies_of_it_and_no_innocent_does(place: Place) -> None:
-    """`worker_lost`, after as many counted deliveries as its policy allows; what was held beside it succeeds."""
+    """It dies as `worker_lost` after as many counted deliveries as its policy allows; the tasks held beside it succeed."""
     shop = place.shop(settings=SETTINGS)
     innocents = [shop.send("ok")]
     poison = shop.send("kills", kwargs={"group": True})
@@ -74,14 +74,14 @@ def test_a_task_that_kills_its_worker_every_time_dies_of_it_and_no_innocent_does
 @pytest.mark.parametrize("is_read", first_quick([pytest.param(True, id="read"), pytest.param(False, id="unread")]))
 @pytest.mark.slow
 def test_a_worker_that_is_stopped_gives_back_what_it_has_not_begun(place: Place, pool: str, *, is_read: bool) -> None:
-    """Unmarked and uncounted, also what it has not read: the next worker's is the first delivery."""
+    """Messages that did not begin go back unmarked and uncounted, even unread ones: the next worker sees a first delivery."""
     shop, gate = place.shop(settings=SETTINGS), place.folder / "gate"
     worker = shop.start(concurrency=1, pool=pool)
     slow = shop.send("waits", str(gate))
     until(lambda: shop.runs(slow), what="the first to have begun")
     worker.process.send_signal(signal.SIGCONT if is_read else signal.SIGSTOP)
     others = [shop.send("ok") for _ in range(3)]
-    if place.name in AMQP:  # a quorum queue counts what is on its way to a consumer that is being cancelled
+    if place.name in AMQP:  # a quorum queue counts messages that are being sent to a consumer while it is cancelled
         until(lambda: cast("Rabbit", place.server).depths()["celery"][1] == 4, what="all to be handed over")
     worker.process.send_signal(signal.SIGTERM)
     worker.process.send_signal(signal.SIGCONT)

@@ -1,4 +1,4 @@
-"""What a worker makes for a message goes away with it: a collector that has to look for it took a sixth of a worker's time."""
+"""What a worker allocates for a message is freed with it: collecting it as garbage took a sixth of a worker's time."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ TASKS = 40
 
 @pytest.mark.parametrize("pool", first_quick(["prefork", "threads", "solo"]))
 def test_a_task_that_has_ended_leaves_nothing_to_the_garbage_collector(place: Place, pool: str) -> None:
-    """As in plain Celery: nothing refers to itself, neither after a success nor, in a pool of processes, after a redelivery."""
+    """As in plain Celery, no reference cycle is left, neither after a success nor, with a process pool, after a redelivery."""
     shop = place.shop()
     shop.start("-I", "tests.support.stops.uncollected", pool=pool)
-    waits_there = Capability.BROKER_DELAYS in place.capabilities  # elsewhere it waits in Celery's timer, whose entries do
+    waits_there = Capability.BROKER_DELAYS in place.capabilities  # elsewhere it waits in Celery's timer, whose entries have cycles
 
     def ask(command: str) -> Any:
         broadcast = shop.app.control.broadcast

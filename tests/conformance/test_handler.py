@@ -1,4 +1,4 @@
-"""Dead-letter handlers on every broker: what a handler decides of a letter happens, once, and is recorded."""
+"""Dead-letter handlers on every broker: what a handler decides about a dead letter happens once, and is recorded."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def handled(shared_place: Place) -> Iterator[tuple[Shop, dict[str, str]]]:
 
 
 def outcomes(shop: Shop, task_id: str) -> list[str]:
-    """A task's outcomes by generation: producers and workers have clocks of their own."""
+    """A task's outcomes, ordered by generation, because producers and workers have different clocks."""
     return [f"{event.generation} {event.outcome}" for event in sorted(shop.events_of(task_id), key=lambda each: each.generation)]
 
 
 @pytest.mark.parametrize("what", ["redrive", "edit"])
 def test_a_letter_that_is_sent_back_succeeds_in_its_next_life(handled: tuple[Shop, dict[str, str]], what: str) -> None:
-    """As it was, or with other arguments."""
+    """A handler can send a dead letter back unchanged or with other arguments; its next life succeeds."""
     shop, ids = handled
     assert shop.ended(ids[what], "succeeded").generation == 1
     assert outcomes(shop, ids[what])[-2:] == ["1 redriven", "1 succeeded"]
@@ -45,7 +45,7 @@ def test_a_letter_that_is_sent_back_succeeds_in_its_next_life(handled: tuple[Sho
 
 @pytest.mark.parametrize(("what", "outcome"), [("archive", "purged"), ("discard", "discarded")])
 def test_a_letter_that_is_closed_is_gone(handled: tuple[Shop, dict[str, str]], what: str, outcome: str) -> None:
-    """Archived first, or not."""
+    """A closed dead letter is gone, whether it is archived first or not."""
     shop, ids = handled
     shop.ended(ids[what], outcome)
     until(lambda: ids[what] not in lying(shop, "DLQ.celery"), what="the letter to go")
@@ -54,7 +54,7 @@ def test_a_letter_that_is_closed_is_gone(handled: tuple[Shop, dict[str, str]], w
 
 @pytest.mark.parametrize("what", ["park", "fail", "astray"])
 def test_a_letter_that_is_held_is_parked_once(handled: tuple[Shop, dict[str, str]], what: str) -> None:
-    """At once, or when its handler has failed three times: by itself, or because it asks for a queue that is Celery's own."""
+    """At once if the handler says so, or after its third failure, which is its own or a request for one of Celery's queues."""
     shop, ids = handled
     until(lambda: ids[what] in lying(shop, PARKED), what="the letter to be parked")
     calls: list[Any] = shop.runs(f"handler-{ids[what]}")

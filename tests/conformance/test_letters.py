@@ -1,4 +1,4 @@
-"""Dead letters under the operator's tools, on every broker: nothing is lost, and nothing is turned round by being looked at."""
+"""Dead letters and the operator's tools, on every broker: a look loses nothing and does not change the order."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DIED = 1_700_000_000_000
 
 
 def put_many(place: Place, count: int) -> list[str]:
-    """Letters that died one second after the other; every second of a `KeyError`. Their task ids, the oldest first."""
+    """Dead letters that died one second apart, every second one of a `KeyError`. Their task ids, the oldest first."""
     ids = [f"task-{number:03}" for number in range(count)]
     kinds = ("ValueError", "KeyError")
     place.put(
@@ -35,7 +35,7 @@ def put_many(place: Place, count: int) -> list[str]:
 
 
 def test_looking_changes_neither_the_order_nor_the_number_of_letters(place: Place) -> None:
-    """However often, with whatever command, and however few are shown: 40 letters lie as they lay."""
+    """40 dead letters stay in their order, however often and with whatever command they are shown, and however few are shown."""
     ids, desk = put_many(place, 40), place.desk()
     for words in (["show", LETTERS], ["show", LETTERS, "--limit", "3"], ["causes"], ["export", LETTERS], ["list"]) * 2:
         done = desk.run("dlq", *words)
@@ -88,7 +88,7 @@ def test_queues_are_counted_without_being_looked_at(place: Place) -> None:
 
 
 def test_letters_go_back_by_id_and_the_others_stay_in_their_order(place: Place) -> None:
-    """Two of nine, one of them twice asked for: seven stay, as they lay."""
+    """Two of nine are redriven, one of them asked for twice; the other seven keep their order."""
     ids, desk = put_many(place, 9), place.desk()
     done = desk.json("dlq", "redrive", LETTERS, "--id", ids[6], "--id", ids[2])
     assert (done["moved"], done["looked_at"]) == (2, 9)
@@ -108,7 +108,7 @@ def test_letters_go_back_by_what_they_died_of_at_most_so_many_the_oldest_first(p
 
 
 def test_a_rate_is_not_passed(place: Place) -> None:
-    """`--rate`: evenly, the sixth no earlier than a second after the first at five a second."""
+    """`--rate` spaces them evenly: at five a second, the sixth goes at least a second after the first."""
     ids, desk = put_many(place, 6), place.desk()
     began = time.monotonic()
     assert desk.json("dlq", "redrive", LETTERS, "--all", "--rate", "5/s")["moved"] == 6
@@ -117,7 +117,7 @@ def test_a_rate_is_not_passed(place: Place) -> None:
 
 
 def test_many_letters_go_back_in_their_order(place: Place) -> None:
-    """More than a page and more than a batch of them; the outcome log says so of each, one generation on."""
+    """More than a page and more than a batch go back in order, and the outcome log has each one, in its next generation."""
     ids, desk = put_many(place, 300), place.desk()
     assert desk.json("dlq", "redrive", LETTERS, "--all")["moved"] == 300
     assert place.ids(LETTERS) == []
@@ -128,7 +128,7 @@ def test_many_letters_go_back_in_their_order(place: Place) -> None:
 
 
 def test_a_redriven_message_is_what_it_was(place: Place) -> None:
-    """Body, priority, custom headers and properties; its history is kept, its counts begin anew."""
+    """Body, priority, custom headers and properties are unchanged; the history is kept, and the counts begin again."""
     message = task_message("whole", priority=6, tenant="täglich", nested={"a": [1, None, {"b": True}]})
     message["properties"].update(correlation_id="c-1", reply_to="r-1")
     place.put(letter(message))
@@ -162,7 +162,7 @@ def test_a_letter_is_edited_on_its_way_back(place: Place) -> None:
 
 
 def test_a_letter_of_somebody_else_stays_and_is_counted(place: Place) -> None:
-    """What has no death record cannot go back: it is left where it is, in its place."""
+    """A message without a death record cannot go back: it stays in its place."""
     place.put(letter(task_message("a")), sealed(task_message("strange")), letter(task_message("b")))
     done = place.desk().json("dlq", "redrive", LETTERS, "--all")
     assert (done["moved"], done["left"]) == (2, {"it has no death record: somebody else put it here": 1})
@@ -198,7 +198,7 @@ def test_an_archived_letter_is_published_again_as_its_document_says(place: Place
 
 
 def test_letters_move_to_another_queue_and_the_log_says_who_did_it(place: Place) -> None:
-    """`dlq move --create`: redriven and dead at once, by an operator's hand."""
+    """`dlq move --create` records that an operator redrove the dead letter and that it died again in the new queue."""
     ids, desk = put_many(place, 3), place.desk()
     assert desk.json("dlq", "move", LETTERS, "--to", "graveyard", "--create", "--all", "--yes")["moved"] == 3
     assert place.ids(LETTERS) == []
@@ -208,7 +208,7 @@ def test_letters_move_to_another_queue_and_the_log_says_who_did_it(place: Place)
 
 
 def test_letters_are_moved_to_no_queue_that_a_worker_consumes(place: Place) -> None:
-    """Though no app at the desk has ever heard of it: they would run there, which is a redrive."""
+    """Refused even if the operator's app does not know the queue: a worker would run them there, which is a redrive."""
     ids, desk = put_many(place, 1), place.desk()
     place.shop().start("-Q", "fast")
 
@@ -222,7 +222,7 @@ def test_letters_are_moved_to_no_queue_that_a_worker_consumes(place: Place) -> N
 
 
 def test_the_same_letter_has_the_same_bytes_in_every_export(place: Place, tmp_path: Path) -> None:
-    """`dlq export` twice: the same files, by the same names, for they are named by what is in them."""
+    """`dlq export` twice writes the same files with the same names, because a file is named after its content."""
     put_many(place, 4)
     desk = place.desk()
     first = desk.json("dlq", "export", LETTERS, "--to", str(tmp_path))
@@ -238,7 +238,7 @@ def test_causes_are_counted(place: Place) -> None:
 
 
 def test_a_queue_that_keeps_no_letters_is_refused_by_name(place: Place) -> None:
-    """And those that there are, are named."""
+    """The error names the dead-letter queues that exist."""
     done = place.desk().run("dlq", "show", "nowhere")
     assert done.exit_code == 2
     assert LETTERS in done.stderr

@@ -1,7 +1,7 @@
-"""What becomes of a task in a worker, on every broker: attempts, delays, every reason of death, and what is recorded of it.
+"""What happens to a task in a worker, on every broker: attempts, delays, every reason of death, and the recorded events.
 
-The tests of one broker share one worker, and what they need of it is sent at once, before the first of them looks: each waits for
-its own, and none for another's delays.
+The tests of one broker share one worker. All tasks are sent before the first test looks, so that each test waits only for its own
+tasks, and not for the delays of another test.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def letter_of(shop: Shop, task_id: str) -> dict[str, Any]:
 
 
 def publish(shop: Shop, body: Any, **options: Any) -> None:
-    """Publish whatever it is, as a client of another make would: without our record."""
+    """Publish a message as a client without redelivery would."""
     with shop.server.connection() as connection:
         Producer(connection.default_channel, routing_key="celery", serializer=options.pop("serializer", None)).publish(
             body, **options
@@ -159,7 +159,7 @@ def test_an_exhausted_task_is_a_letter_with_its_whole_history(floor: Floor) -> N
     ],
 )
 def test_what_a_task_raises_decides_its_end(floor: Floor, what: str, outcome: str, reason: str, runs: int) -> None:
-    """The outcome, its reason, and how often it ran."""
+    """The outcome, its reason and the number of runs follow from the exception."""
     event = floor.ended(what, outcome)
     assert event.reason == reason
     assert len(floor.runs(what)) == runs
@@ -174,14 +174,14 @@ def test_a_pool_child_that_dies_counts_against_its_task(floor: Floor) -> None:
 
 
 def test_a_hard_time_limit_is_a_death(floor: Floor) -> None:
-    """Once, whatever Celery calls."""
+    """The task dies once, although the pool reports both the time-out and the lost child."""
     assert floor.ended("too long", "dead_lettered").reason == "time_limit"
     assert floor.shop.outcomes_of(floor.ids["too long"]) == [floor.place.opening[0], "dead_lettered"]
 
 
 @pytest.mark.parametrize(("name", "seconds"), [("1.4 s", 1.4), ("2 s", 2), ("5 s", 5)])
 def test_a_delayed_task_is_never_early(floor: Floor, name: str, seconds: float) -> None:
-    """It waits in the broker, where that can be had, and runs once, after its time."""
+    """It waits in the broker if the broker can do that, and runs once, after its time."""
     floor.ended(name, "succeeded")
     (run,) = floor.runs(name)
     assert run["at"] >= floor.at[name] + seconds
@@ -190,7 +190,7 @@ def test_a_delayed_task_is_never_early(floor: Floor, name: str, seconds: float) 
 
 @pytest.mark.parametrize(("name", "runs"), [("retries", 3), ("autoretries", 3), ("decorated", 2)])
 def test_a_task_that_retries_itself_stops_at_its_limit(floor: Floor, name: str, runs: int) -> None:
-    """`self.retry`, `autoretry_for` and the decorator, as everywhere."""
+    """`self.retry`, `autoretry_for` and the decorator have the same limit on every broker."""
     event = floor.ended(name, "dead_lettered")
     assert (event.reason, event.attempt, len(floor.runs(name))) == ("exhausted", runs, runs)
 
@@ -206,20 +206,20 @@ def test_a_message_that_expires_dies_of_it(floor: Floor) -> None:
 
 
 def test_a_producer_may_forbid_that_its_message_is_kept(floor: Floor) -> None:
-    """Solace's eligibility: discarded, and recorded so."""
+    """As with Solace's DMQ eligibility, the message is discarded when it dies, and this is recorded."""
     floor.ended("not eligible", "discarded")
     assert floor.ids["not eligible"] not in [each["headers"].get("id") for each in floor.shop.letters()]
 
 
 def test_a_task_acknowledged_before_it_runs_has_its_end_recorded(floor: Floor) -> None:
-    """`acks_late=False`: its success and its death are in the books, the letter included."""
+    """With `acks_late=False`, success and death are in the books, and the death leaves a dead letter."""
     floor.ended("early", "succeeded")
     floor.ended("early fails", "dead_lettered")
     floor.letter("early fails")
 
 
 def test_a_task_that_is_not_enabled_is_celerys_alone(floor: Floor) -> None:
-    """It fails once, is not delivered again, and leaves no letter; the books know."""
+    """It fails once, is not delivered again and leaves no dead letter; the books contain its end."""
     assert floor.ended("not enabled", "discarded").reason == "exhausted"
     assert len(floor.runs("not enabled")) == 1
 
@@ -239,7 +239,7 @@ def test_a_task_that_is_not_enabled_is_celerys_alone(floor: Floor) -> None:
 def test_what_cannot_run_dies_with_its_bytes_kept(
     floor: Floor, headers: dict[str, Any], body: bytes, content_type: str, reason: str
 ) -> None:
-    """Celery would drop it, or end; here it is a letter, and the worker goes on."""
+    """Celery would drop such a message, or the worker would end; here it becomes a dead letter, and the worker goes on."""
     task_id, shop = str(uuid.uuid4()), floor.shop
     publish(shop, body, headers={"id": task_id, "lang": "py", **headers}, content_type=content_type, content_encoding="binary")
     assert shop.ended(task_id, "dead_lettered").reason == reason
@@ -248,7 +248,7 @@ def test_what_cannot_run_dies_with_its_bytes_kept(
 
 
 def test_a_task_of_a_plain_producer_opens_its_life_at_its_first_sight(floor: Floor) -> None:
-    """Nobody recorded its publication: the books say so, and count it like any other."""
+    """Its publication was not recorded. The books say so, and count the task like any other."""
     task_id = str(uuid.uuid4())
     headers = {"lang": "py", "task": "tests.support.shop.ok", "id": task_id, "root_id": task_id, "parent_id": None, "group": None}
     publish(floor.shop, [[], {}, {}], headers=headers, serializer="json")
@@ -258,7 +258,7 @@ def test_a_task_of_a_plain_producer_opens_its_life_at_its_first_sight(floor: Flo
 
 
 def revoked(floor: Floor, countdown: float) -> tuple[str, set[str]]:
-    """Delay a task, revoke it while it waits, and wait for its end: its id, and how it ended."""
+    """Delay a task, revoke it while it waits, and wait for its end; returns its id and how it ended."""
     shop = floor.shop
     task_id = shop.send("ok", countdown=countdown)
     shop.ended(task_id, [floor.place.opening[0], *floor.place.waits][-1])
@@ -267,13 +267,13 @@ def revoked(floor: Floor, countdown: float) -> tuple[str, set[str]]:
 
 
 def test_a_task_is_shown_the_headers_of_its_producer_alone(floor: Floor) -> None:
-    """None of ours in any attempt, so that a task may hand on what it is shown."""
+    """A task sees none of our headers in any attempt, so it can pass its headers on to another task."""
     floor.ended("shown", "succeeded")
     assert [run["headers"] for run in floor.runs("shown")] == [{"tenant": "t1"}] * 2
 
 
 def test_what_a_newer_version_wrote_is_kept_through_a_death(floor: Floor) -> None:
-    """Its number, a field of its own, and whatever it wrote beside; its attempts count."""
+    """The newer version's number, its extra field and its other headers survive, and its attempts count."""
     task_id, shop = str(uuid.uuid4()), floor.shop
     newer = {"version": 7, "lane": {"name": "fast", "since": [1, 2]}, "attempt": 1, "delivery": 1, "generation": 0, "first_seen": 5}
     headers = {"lang": "py", "task": "tests.support.shop.fails", "id": task_id, "retries": 1, "redelivery": newer}
@@ -284,7 +284,7 @@ def test_what_a_newer_version_wrote_is_kept_through_a_death(floor: Floor) -> Non
 
 
 def test_a_waiting_task_can_be_revoked(floor: Floor) -> None:
-    """At once where a look into the delay store takes nothing from it; elsewhere when it is due, by the worker that remembers."""
+    """If the delay store can be searched, it ends at once; otherwise when it is due, by a worker that remembers the revocation."""
     is_at_once = floor.place.capabilities.issuperset((Capability.CANCEL_DELAYED, Capability.BROWSE_LETTERS_UNMARKED))
     task_id, ends = revoked(floor, 600 if is_at_once else 3)
     if ends != {"revoked"} and not is_at_once:  # this machine was too slow: it was due before the worker heard of it

@@ -1,7 +1,7 @@
-"""Policies on every broker: each setting of a queue does to a task in a worker what its name says.
+"""Policies on every broker: each setting of a queue has the effect that its name says.
 
-The tests of one broker share one worker, whose queues have a policy each. What they look at is sent at once, some of it before
-there is a worker.
+The tests of one broker share one worker, whose queues have one policy each. All messages are sent at once, some of them before the
+worker starts.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from tests.conformance.brokers import Place
     from tests.support.running import Shop
 
-#: Elsewhere nobody dates a publication: what is over counts from when a worker first sees it.
+#: On other brokers a publication has no date: the time to live counts from when a worker first sees the message.
 DATED = pytest.mark.needs(Capability.OUTCOME_LOG)
 HOUR = 3600
-#: Seconds that what expires before a worker looks may live.
+#: Time to live, in seconds, of messages that expire before the worker starts.
 BRIEF = 1
 #: Seconds of a queue's delivery delay.
 LATER = 3
@@ -60,7 +60,7 @@ QUEUES: dict[str, dict[str, Any]] = {
 }
 CONSUMED = [name for name in QUEUES if "#" not in name and "*" not in name] + ["eu.post", "eu.fr.post"]
 TIME_TO_LIVE, DELIVERY_DELAY = "redelivery-time-to-live-ms", "redelivery-delivery-delay-ms"
-#: What is sent before there is a worker, and over when there is one: the queue and the options of its publication.
+#: Messages sent before the worker starts, which have expired by then: the queue and the options of the publication.
 EARLY: dict[str, tuple[str, dict[str, Any]]] = {
     "over": ("slow", {"expires": BRIEF}),
     "over by its header": ("slow", {"headers": {TIME_TO_LIVE: BRIEF * 1000}}),
@@ -149,7 +149,7 @@ def yard(shared_place: Place) -> Iterator[Yard]:
 
 
 def test_only_the_failed_message_waits(yard: Yard) -> None:
-    """What came to its queue behind it runs before it runs again (Artemis A1)."""
+    """Messages that came behind it in its queue run before its next attempt (Artemis A1)."""
     yard.ended("waits", "succeeded")
     yard.ended("flows", "succeeded")
     first, again = yard.runs("waits")
@@ -159,7 +159,7 @@ def test_only_the_failed_message_waits(yard: Yard) -> None:
 
 
 def test_no_delay_is_no_delay(yard: Yard) -> None:
-    """0 is a value (Artemis A2): four attempts, and none of them waits for its time."""
+    """0 is a real value (Artemis A2): there are four attempts, and none of them waits."""
     yard.ended("at once", "dead_lettered")
     scheduled = [event for event in yard.shop.events_of(yard.ids["at once"]) if event.outcome == "redelivery_scheduled"]
     assert [event.delay_ms for event in scheduled] == [0, 0, 0]
@@ -185,7 +185,7 @@ def test_one_queue_has_no_limit_where_all_others_have_theirs(yard: Yard) -> None
     [("exact", 1, "eu.graves"), ("one word", 3, "eu.graves"), ("many words", 3, "DLQ.eu.fr.post")],
 )
 def test_patterns_are_merged_setting_by_setting(yard: Yard, name: str, attempts: int, target: str) -> None:
-    """Exact beats `*` beats `#`, and what the stronger leaves unsaid the weaker says (Artemis A10)."""
+    """An exact name beats `*`, which beats `#`; a setting that the stronger row lacks comes from the weaker one (Artemis A10)."""
     assert yard.ended(name, "dead_lettered").attempt == attempts
     yard.letter(name, target)
 
@@ -198,13 +198,13 @@ def test_patterns_are_merged_setting_by_setting(yard: Yard, name: str, attempts:
     ],
 )
 def test_an_exception_may_have_a_policy_of_its_own(yard: Yard, name: str, outcome: str, reason: str, runs: int) -> None:
-    """`non_retryable` and `rules`."""
+    """`non_retryable` and `rules` decide by the exception."""
     assert yard.ended(name, outcome).reason == reason
     assert len(yard.runs(name)) == runs
 
 
 def test_what_has_lived_too_long_is_given_up_before_its_next_delay(yard: Yard) -> None:
-    """`max_age`: no attempt is counted out, and none is begun after it."""
+    """With `max_age`, a task dies before it has used all its attempts, and no attempt begins after that age."""
     assert yard.ended("too old", "dead_lettered").reason == "max_age"
     assert all(run["at"] < yard.at["too old"] + 60 for run in yard.runs("too old"))
     assert len(yard.runs("too old")) in {1, 2}
@@ -214,7 +214,7 @@ def test_what_has_lived_too_long_is_given_up_before_its_next_delay(yard: Yard) -
 
 
 def test_where_no_letters_are_kept_nothing_leaves_without_a_record(yard: Yard) -> None:
-    """`dead_letter_queue = None` (Artemis A7): discarded after the last attempt."""
+    """With `dead_letter_queue = None` (Artemis A7), the message is discarded after the last attempt, and this is recorded."""
     assert yard.ended("unkept", "discarded").reason == "exhausted"
     assert len(yard.runs("unkept")) == 2
 
@@ -227,7 +227,7 @@ def test_a_dead_letter_queue_is_named_by_prefix_and_suffix(yard: Yard) -> None:
 
 
 def test_what_would_go_round_is_parked(yard: Yard) -> None:
-    """Two queues that are each other's dead-letter queue (RabbitMQ R7, which drops): it dies once in each, and is held."""
+    """Two queues are each other's dead-letter queue: the message dies once in each, and is then parked (RabbitMQ R7 drops it)."""
     envelope = Envelope.of(yard.letter("round", "DLQ.there")["headers"])
     assert [(death["queue"], death["count"]) for death in envelope.deaths] == [("there", 1), ("here", 1)]
     assert envelope.to_header()["first_death"]["queue"] == "here"
@@ -250,7 +250,7 @@ def test_what_would_go_round_is_parked(yard: Yard) -> None:
     ],
 )
 def test_what_has_expired_dies_unrun(yard: Yard, name: str, target: str) -> None:
-    """By the lesser of its own time to live and its queue's (Solace S6), into the expiry queue where there is one."""
+    """The shorter of the message's and the queue's time to live counts (Solace S6); it goes to the expiry queue, if any."""
     assert yard.ended(name, "dead_lettered").reason == "expired"
     assert yard.runs(name) == []
     letter = yard.letter(name, target)
@@ -259,13 +259,13 @@ def test_what_has_expired_dies_unrun(yard: Yard, name: str, target: str) -> None
 
 
 def test_what_expires_while_it_waits_for_its_redelivery_dies_of_it(yard: Yard) -> None:
-    """Its next attempt would be in an hour; it has one second to live."""
+    """Its next attempt would be in an hour, but its time to live is one second."""
     assert yard.ended("expires before its redelivery", "dead_lettered").reason == "expired"
     assert len(yard.runs("expires before its redelivery")) == 1
 
 
 def test_what_has_expired_and_may_not_be_kept_is_discarded(yard: Yard) -> None:
-    """The producer's word (Solace S5)."""
+    """The producer decides that the message is not kept (Solace S5)."""
     assert yard.ended("over, and not kept", "discarded").reason == "not_eligible"
 
 
@@ -279,7 +279,7 @@ def test_a_time_to_live_that_is_not_respected_ends_nothing(yard: Yard) -> None:
     ("name", "seconds"), [("delayed by its queue", LATER), ("delayed by its header", 4), ("delayed by the longer", 5)]
 )
 def test_a_message_waits_from_its_publication_on(yard: Yard, name: str, seconds: float) -> None:
-    """Delayed consumption (Solace S10): for the longest of its delays, in the broker, and once."""
+    """Delayed consumption (Solace S10): it waits in the broker, once, for the longest of its delays."""
     yard.ended(name, "succeeded")
     assert yard.outcomes(name) == ["published", "deferred", "succeeded"]
     (run,) = yard.runs(name)

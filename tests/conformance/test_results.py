@@ -1,4 +1,4 @@
-"""What the caller is told, on every broker: `AsyncResult.get()` ends whatever way a task dies, with what it died of.
+"""Results for the caller, on every broker: `AsyncResult.get()` ends whatever way a task dies, with the exception it died of.
 
 Redis keeps the results itself; RabbitMQ carries them to the caller (Celery's `rpc://`), who is named in each message.
 """
@@ -27,7 +27,7 @@ SETTINGS = {
     "queues": {"#": {"redelivery_delay": 0.1, "redelivery_delay_multiplier": 1.0, "max_delivery_attempts": 2}},
     "tasks": {"tests.support.shop.naps": {"max_delivery_attempts": 1}},
 }
-#: Before there is a worker: what is over when there is one.
+#: Sent before the worker starts; these have expired by then.
 EARLY: dict[str, tuple[str, tuple[Any, ...], dict[str, Any]]] = {"over": ("ok", (), {"expires": 0.2})}
 SENT: dict[str, tuple[str, tuple[Any, ...], dict[str, Any]]] = {
     "fine": ("fails", (1,), {}),
@@ -56,14 +56,14 @@ def told(shared_place: Place) -> Iterator[tuple[Shop, dict[str, str]]]:
 
 
 def test_a_result_comes_back_after_a_redelivery(told: tuple[Shop, dict[str, str]]) -> None:
-    """RETRY in between is no end."""
+    """The state RETRY between two attempts does not end the caller's wait."""
     shop, ids = told
     assert shop.app.AsyncResult(ids["fine"]).get(timeout=120) == "at last"
 
 
 @pytest.mark.filterwarnings("ignore:Call to deprecated setex")  # Celery's backend, in this process
 def test_the_caller_of_a_cancelled_task_is_told(told: tuple[Shop, dict[str, str]], shared_place: Place) -> None:
-    """`delayed cancel`: revoked, in Celery's words."""
+    """After `delayed cancel` the caller gets Celery's own exception for a revoked task."""
     shop, ids = told
     shop.ended(ids["waits"], "deferred")
     (done,) = until(lambda: shared_place.command(shop.app, "delayed", "cancel", ids["waits"]), what="it to wait")
@@ -85,7 +85,7 @@ def test_the_caller_of_a_cancelled_task_is_told(told: tuple[Shop, dict[str, str]
     ],
 )
 def test_the_caller_is_told_what_a_task_died_of(told: tuple[Shop, dict[str, str]], name: str, kind: str, reason: str) -> None:
-    """The exception is the one that it died of, for every reason, and its letter is kept (RabbitMQ R9)."""
+    """For every reason, the caller gets the exception that the task died of, and the dead letter is kept (RabbitMQ R9)."""
     shop, ids = told
     caught = shop.app.AsyncResult(ids[name]).get(timeout=60, propagate=False)
     assert kind in {each.__name__ for each in type(caught).__mro__}, repr(caught)

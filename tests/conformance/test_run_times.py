@@ -1,4 +1,4 @@
-"""When an attempt ran, on every broker: what its last event says agrees with what the task itself has noted."""
+"""When an attempt ran, on every broker: the attempt's last event agrees with the times that the task itself noted."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_run_times_agree_with_the_tasks_own_account(place: Place, pool: str) -> 
 @pytest.mark.xdist_group("spark")
 @pytest.mark.timeout(1800)
 def test_run_times_of_ten_thousand_tasks_agree(server: Server, folder: Path, spark: SparkSession, tmp_path: Path) -> None:
-    """As above, and none is missing; the books have the same, and say of how many killed attempts the run time is not known."""
+    """Every attempt has a run time that agrees; the books have the same times, and count the killed attempts without one."""
     shop = Shop(server, folder, settings=SETTINGS)
     ids = {shop.send("naps", number % 5 / 1000) for number in range(9_480)}
     failing = {shop.send("fails_after", number % 5 / 1000) for number in range(500)}
@@ -110,7 +110,7 @@ def test_run_times_of_ten_thousand_tasks_agree(server: Server, folder: Path, spa
 
 
 def test_what_a_task_waited_counts_from_its_eta(place: Place) -> None:
-    """An ETA is when it was due; of a first delivery without one, nothing in the message says since when it waits."""
+    """A task was due at its ETA; for a first delivery without an ETA, the message does not say how long it waited."""
     shop = place.shop(settings=SETTINGS)
     late, at_once = shop.send("naps", 0, countdown=1.5), shop.send("naps", 0)
     shop.start()
@@ -119,7 +119,7 @@ def test_what_a_task_waited_counts_from_its_eta(place: Place) -> None:
 
 
 def test_the_run_time_of_a_killed_attempt_is_not_known(place: Place) -> None:
-    """Its child was lost, or its time limit killed it: when it began is known, and for how long it ran is not."""
+    """If its child was lost or its time limit killed it, the start of the attempt is known, and its run time is not."""
     shop = place.shop(settings=SETTINGS)
     shop.start()
     poison, too_long = shop.send("kills"), shop.send("naps", 600, time_limit=1)

@@ -1,4 +1,4 @@
-"""The skeleton of a new broker, as `docs/brokers.md` shows it; that it is one, the suite's other tests show."""
+"""The skeleton of a new broker in `docs/brokers.md`; the rest of the suite shows that it works."""
 
 from __future__ import annotations
 
@@ -12,5 +12,5 @@ DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "brokers.md"
 
 
 def test_the_document_shows_the_skeletons_move_as_it_is() -> None:
-    """Whoever copies it copies what the suite runs."""
+    """A reader who copies the document copies the code that the suite runs."""
     assert textwrap.dedent(inspect.getsource(SkeletonTransport._move)) in DOCUMENT.read_text()

@@ -1,4 +1,4 @@
-"""What waits for its time, under the operator's tools, on every broker: listed, cancelled, promoted, rescheduled."""
+"""Messages that wait for their time, and the operator's tools, on every broker: listed, cancelled, promoted, rescheduled."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_what_waits_is_listed_with_its_queue_and_its_time(waiting: tuple[Place, 
 
 
 def test_all_that_waits_is_counted_by_when_it_is_due(waiting: tuple[Place, Shop, dict[str, str]]) -> None:
-    """However few messages are read, and for a part of the time that there is."""
+    """The totals are right however few messages are read, and also for a part of the period."""
     _, shop, ids = waiting
     store = needed(broker_of(shop.app.redelivery.transport).delayed)
     before = time.time() * 1000
@@ -71,7 +71,7 @@ def test_all_that_waits_is_counted_by_when_it_is_due(waiting: tuple[Place, Shop,
 
 
 def test_the_beginning_of_an_id_names_a_message_that_waits(waiting: tuple[Place, Shop, dict[str, str]]) -> None:
-    """From six characters on, for every command that takes one."""
+    """Six characters are enough, for every command that takes an id."""
     place, shop, ids = waiting
     task_id = ids["dry"]
     (whole,) = place.command(shop.app, "delayed", "show", task_id[:8])
@@ -83,7 +83,7 @@ def test_the_beginning_of_an_id_names_a_message_that_waits(waiting: tuple[Place,
 
 
 def test_a_cancelled_message_is_gone_and_recorded(waiting: tuple[Place, Shop, dict[str, str]]) -> None:
-    """`delayed cancel`: out of the store, `cancelled` in the log."""
+    """After `delayed cancel` it is out of the delay store, and `cancelled` is in the log."""
     place, shop, ids = waiting
     (done,) = place.command(shop.app, "delayed", "cancel", ids["cancelled"])
     assert done["changed"]
@@ -92,7 +92,7 @@ def test_a_cancelled_message_is_gone_and_recorded(waiting: tuple[Place, Shop, di
 
 
 def test_a_promoted_message_runs_now(waiting: tuple[Place, Shop, dict[str, str]]) -> None:
-    """`delayed promote`: its hour is over."""
+    """`delayed promote` runs it now, although its hour is not over."""
     place, shop, ids = waiting
     place.command(shop.app, "delayed", "promote", ids["promoted"])
     shop.ended(ids["promoted"], "succeeded")

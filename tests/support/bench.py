@@ -76,7 +76,7 @@ class Bench:
         return [json.loads(raw)["body"] for raw in reversed(self.client.lrange(self.keys.list(name), 0, -1))]
 
     def let_pass(self, ms: int) -> None:
-        """Wait until the server's clock has gone on by so much: it says what is due."""
+        """Wait until the server's clock, which decides what is due, has advanced by so much."""
         begun = self.transport.now_ms()
         until(lambda: self.transport.now_ms() > begun + ms, what="the server's clock to go on")
 

@@ -1,4 +1,4 @@
-"""An operator's desk: an app on a private broker, and messages put where a test wants them, by the transitions themselves."""
+"""An operator's desk: an app on a private broker, and messages that the real transitions put where a test wants them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ QUEUE, LETTERS = "orders", "DLQ.orders"
 
 
 def harmless(text: str) -> bool:
-    """Whether nothing in it moves a cursor or turns the text round."""
+    """Whether a text has no control character except newline and tab: nothing that moves a cursor or changes the text direction."""
     return not any(unicodedata.category(char) in {"Cc", "Cf", "Cs"} for char in re.sub(r"[\n\t]", "", text))
 
 

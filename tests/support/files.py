@@ -1,6 +1,6 @@
-"""kombu's filesystem transport in a temporary folder: a broker for real worker processes that is no server.
+"""kombu's filesystem transport in a temporary folder: a broker for real worker processes that needs no server.
 
-There is no outcome log on it: what is recorded are lines of the workers' logs, which are read here.
+It has no outcome log: events are lines in the workers' logs, which are read here.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Files:
         return {"broker_transport_options": {**options, "polling_interval": 0.05}, "worker_lost_wait": 1.0}
 
     def connection(self) -> Connection:
-        """A new connection without our record; but it writes whole files, for a worker ends with what it reads half written."""
+        """A new connection without redelivery; it writes whole files, because a worker ends if it reads a half-written one."""
         options = self.conf["broker_transport_options"]
         return Connection(transport=FilesystemTransport, transport_options=options)
 

@@ -1,8 +1,9 @@
-"""Celery workers that are forked from a process which has imported Celery: a start costs less than half of the processor.
+"""Celery workers that are forked from a process which has imported Celery: a start costs less than half of the processor time.
 
 `python -m tests.support.forked` is that process. It has imported libraries, and nothing of the project. It reads orders, lines of
-JSON, and answers with a process id, and with the id and the exit code of what has ended. It leaves each that has ended in place
-until it is told that somebody knows, so that no signal meets another process with the same id. It ends with its input.
+JSON. It answers with the id of each process that it forks, and with the id and exit code of each process that ends. It does not
+reap an ended process before it is told that the exit code is known, so that no signal reaches another process with the same id. It
+ends when its input ends.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ OWN = ("SHOP_", "REDELIVERY_", "CHAOS_", "PYTEST_CURRENT_TEST")
 
 
 class ForkedProcess:
-    """A process of the tests' that another one has forked; what it is asked for is as with `subprocess.Popen`."""
+    """A process that the tests' forking process has forked; it has the interface of `subprocess.Popen`."""
 
     def __init__(self, nursery: Nursery, pid: int) -> None:
         self._nursery = nursery
@@ -63,7 +64,7 @@ class ForkedProcess:
         return self.ended_with
 
     def send_signal(self, number: int) -> None:
-        """Nothing where it has ended."""
+        """Send a signal; nothing if the process has ended."""
         if self.poll() is None:
             os.kill(self.pid, number)
 
@@ -90,7 +91,7 @@ class Nursery:
         atexit.register(self.close)
 
     def close(self) -> None:
-        """End it; what it has forked goes on."""
+        """End the forking process; the processes that it has forked go on."""
         self._process.stdin.close()
         self._process.wait()
 
@@ -105,7 +106,7 @@ class Nursery:
                 return self._begun.pop()
 
     def note(self, process: ForkedProcess) -> None:
-        """Somebody knows that it has ended: the process that forked it need not keep it any longer."""
+        """Report that the exit code of a process is known, so that the forking process can reap it."""
         with self._answers:
             if process.returncode is None:
                 process.returncode = process.ended_with

@@ -55,7 +55,7 @@ def is_full(config: pytest.Config) -> bool:
 
 
 def first_quick(values: Iterable[Any]) -> list[Any]:
-    """Parameters of which the first is in the quick lane, and the others are in the full lane alone.
+    """Parameters: the first is in the quick lane, the others are only in the full lane.
 
     A tuple is the values of several parameters.
     """
@@ -102,7 +102,7 @@ def pytest_report_header(config: pytest.Config) -> str:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what is not of this lane; where it is spread, start first what takes longest, so that none is alone at the end."""
+    """Leave out tests of the other lane. With several processes, start the longest groups first, so that none runs last."""
     kept: list[pytest.Item] = []
     left_out: list[pytest.Item] = []
     for item in items:

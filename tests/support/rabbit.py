@@ -1,9 +1,9 @@
 """Private RabbitMQ nodes, each with its own epmd, ports, folder and cookie; ended by their process ids.
 
 The tests of one run share one node, whatever process of pytest-xdist they run in, and each test has a virtual host of its own on
-it. Whoever uses the node holds a shared lock on a file; a keeper process, which has started the node, waits for the exclusive lock
-and ends the node when it has it: a test process that is killed holds no lock either. Tests that kill, restart or alarm the broker
-take a node of their own (`private_rabbit`).
+it. Each process that uses the node holds a shared lock on a file. A keeper process, which has started the node, waits for the
+exclusive lock and ends the node when it has it. So the node ends even if test processes are killed, because a dead process holds
+no lock. Tests that kill, restart or alarm the broker take a node of their own (`private_rabbit`).
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class Rabbit:
         )
 
     def remove(self) -> None:
-        """Remove it, behind the test's back: nobody waits for it."""
+        """Delete it in the background; nobody waits for the end."""
         self.node.evaluate(f'spawn(fun() -> rabbit_vhost:delete(<<"{self.name}">>, <<"tests">>) end), ok.')
 
     def connection(self) -> Connection:
@@ -119,7 +119,7 @@ class Rabbit:
 
     def depths(self) -> dict[str, tuple[int, int]]:
         """Every queue of the virtual host: how many messages are ready, and how many unacknowledged."""
-        # A quorum queue writes its figures every five seconds only: it is asked.
+        # A quorum queue updates its figures only every five seconds: it is asked.
         code = (
             "Unacked = fun(Q) -> case amqqueue:get_type(Q) of "
             "rabbit_quorum_queue -> {ok, {_, Out}, _} = "
@@ -143,7 +143,7 @@ class Rabbit:
     # what tests of either broker ask for
 
     def tap(self) -> None:
-        """Hear whatever is recorded from now on, through a queue of the tests' own beside the outcome log."""
+        """Receive everything that is recorded from now on, through a queue of the tests' own beside the outcome log."""
         with self.connection() as connection:
             channel = connection.default_channel
             channel.queue_declare(TAP, durable=True, auto_delete=False)
@@ -196,7 +196,7 @@ def shared_node() -> Iterator[Node]:
 
 @contextlib.contextmanager
 def _used(folder: Path) -> Iterator[None]:
-    """Hold the folder's lock, shared; a folder that its keeper has just removed is made anew."""
+    """Hold the folder's lock, shared; a folder that its keeper has just removed is created again."""
     while (users := _locked(folder)) is None:
         pass
     with users:

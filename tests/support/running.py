@@ -37,7 +37,7 @@ LAST_STARTED: deque[Worker] = deque(maxlen=4)
 
 
 def until(condition: Callable[[], Any], seconds: float = 60, what: str = "") -> Any:
-    """Wait for a condition of another process; its value. Raises `AssertionError` where it does not come true."""
+    """Wait for a condition of another process; its value. Raises `AssertionError` if it does not come true in time."""
     began, pause = time.monotonic(), 0.02
     while True:
         asked = time.monotonic()
@@ -48,7 +48,7 @@ def until(condition: Callable[[], Any], seconds: float = 60, what: str = "") -> 
         if now > began + seconds:
             message = f"waited {seconds} s in vain for {what or condition}"
             raise AssertionError(message)
-        # Another process's doing can only be looked for; most of the time is its own.
+        # Another process cannot notify us, so we poll; the pause leaves it most of the processor time.
         time.sleep(max(pause, min(2 * (now - asked), 1)))
         pause = min(pause * 1.25, 0.1)
 
@@ -73,7 +73,7 @@ class Worker:
         self.process.wait(30)
 
     def dump_stacks(self) -> None:
-        """Have it and its children log where each of their threads is, one after the other; nothing where it was not forked."""
+        """Have the worker and its children log the stack of each of their threads; nothing if it was not forked."""
         if not isinstance(self.process, ForkedProcess) or self.process.poll() is not None:
             return
         for pid in (int(each.name) for each in Path("/proc").iterdir() if each.name.isdigit()):

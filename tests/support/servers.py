@@ -39,7 +39,7 @@ def binaries() -> dict[str, str]:
 
 
 class Asked(ABC):
-    """What tests ask a server for, however it is reached."""
+    """What tests ask a server for, however the server is reached."""
 
     @property
     @abstractmethod
@@ -47,7 +47,7 @@ class Asked(ABC):
         """A new client; redis-py types its answers for two protocols at once, so they are nobody's here."""
 
     def now_ms(self) -> int:
-        """What its clock says, in milliseconds since the epoch: it alone says what is due, and what is over."""
+        """The server's clock, in milliseconds since the epoch; this clock alone decides what is due and what has expired."""
         seconds, microseconds = self.client.time()
         return int(seconds) * 1000 + int(microseconds) // 1000
 
@@ -115,7 +115,7 @@ class Server(Asked):
                 return self
 
     def keep_everything(self) -> None:
-        """From now on it answers when it has written: a killed one else forgets up to two seconds (`everysec`)."""
+        """From now on it answers after it has written to disk; otherwise a killed server loses up to two seconds (`everysec`)."""
         self.client.config_set("appendfsync", "always")
 
     def kill(self) -> None:

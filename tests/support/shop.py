@@ -38,7 +38,7 @@ worker_ready.connect(ready)
 
 @task_received.connect
 def received(request: Any, **_: Any) -> None:
-    """Keeps the worker's main process from all else until the task that this one follows has begun; notes whether it has."""
+    """Block the worker's main process until the task that this one follows has begun; note whether it has."""
     if request.name != follows.name:
         return
     until, runs = time.monotonic() + TIMEOUT, Path(os.environ["SHOP_RUNS"])
@@ -79,7 +79,7 @@ def heads(self: Any) -> None:
 
 @app.task
 def follows(_: str) -> None:
-    """Is not taken before another task has begun (`received`)."""
+    """Is received only after another task has begun (`received`)."""
 
 
 @app.task(bind=True)
@@ -128,7 +128,7 @@ def kills(self: Any, times: int = 10**6, *, group: bool = False) -> None:
 
 @app.task(bind=True)
 def lingers(self: Any, seconds: float) -> None:
-    """Its process closes its files, as at its end, and ends so much later."""
+    """Its process closes its files, as at its end, but ends only after so many seconds."""
     note(self.request.id)
     os.closerange(3, 1024)
     time.sleep(seconds)

@@ -1,4 +1,4 @@
-"""What has become of a signal that was sent to a process, as Linux says."""
+"""Whether a process has received and handled a signal, as Linux reports it."""
 
 from __future__ import annotations
 

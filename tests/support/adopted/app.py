@@ -1,4 +1,4 @@
-"""The app: tasks before `Redelivery(app)`, tasks after it, and its configuration last of all."""
+"""The app: tasks are defined before and after `Redelivery(app)`, and its configuration comes last."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def after(self: Any) -> str:
 
 @app.task(name="early")
 def early() -> list[bool]:
-    """Whether `Redelivery(app)` configured or finalised anything."""
+    """Whether `Redelivery(app)` configured or finalised the app, which it must not do."""
     return list(EARLY)
 
 

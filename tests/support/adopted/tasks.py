@@ -1,4 +1,4 @@
-"""Its autodiscovered tasks: shared ones, of bases of all kinds, with settings of their own."""
+"""The autodiscovered tasks of the app: shared tasks, on different base classes, with settings of their own."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.support.adopted.notes import note
 
 
 class Forgiving(Task):
-    """A base whose `__call__` answers for a ValueError, and fails by itself where it is told to."""
+    """A base whose `__call__` turns a ValueError into a result, and fails at the first attempt of a `broken` task."""
 
     abstract = True
 
@@ -67,7 +67,7 @@ def shared(self: Any, attempt: int = 2) -> str:
 
 @shared_task(bind=True, base=Forgiving)
 def forgiven(self: Any, *, recurse: bool = False) -> Any:
-    """Its base answers for it."""
+    """Its base turns its ValueError into a result."""
     note(self)
     if recurse:
         return self()
@@ -76,7 +76,7 @@ def forgiven(self: Any, *, recurse: bool = False) -> Any:
 
 @shared_task(bind=True, base=Forgiving)
 def unforgiven(self: Any) -> str:
-    """Its base does not answer for this one; or fails before it."""
+    """Its base does not catch this exception, or fails before the task runs."""
     return fail_until(self, 2)
 
 
@@ -87,7 +87,7 @@ def hooked(self: Any, attempt: int = 2) -> str:
 
 
 def wait_for(path: str) -> None:
-    """Until the test says so."""
+    """Wait until the test has made this file."""
     while not Path(path).exists():
         time.sleep(0.02)
 

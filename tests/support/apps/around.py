@@ -1,4 +1,4 @@
-"""The tests' app with what fails around a task: a hook before it; `refusing.py` is a result backend that does."""
+"""The tests' app with a hook that fails before a task. `refusing.py` has a result backend that fails after it."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ __all__ = ["Batches", "app"]
 
 
 class Simple:
-    """What a batch's task is told of a message."""
+    """What a batch's task knows about one message."""
 
     def __init__(self, request: Any) -> None:
         self.id, self.reply_to, self.correlation_id = request.id, request.reply_to, request.correlation_id
@@ -37,7 +37,7 @@ class Batches(Task):
     flush_interval = 30.0
 
     def Strategy(self, task: Any, app: Any, consumer: Any) -> Any:  # noqa: N802 - Celery's name
-        """Gather; run what there is when there is enough, or when the time is over."""
+        """Gather messages, and run them when there are enough, or when the time is over."""
         kind = create_request_cls(
             symbol_by_name(task.Request), task, consumer.pool, consumer.hostname, consumer.event_dispatcher, app=app
         )
@@ -56,7 +56,10 @@ class Batches(Task):
         return handle
 
     def flush(self, pool: Any) -> None:
-        """Run what was gathered as one job; what is acknowledged early is when the job is accepted, all else when it is over."""
+        """Run the gathered messages as one job.
+
+        Early ones are acknowledged when the job is accepted, the others when it is over.
+        """
         batch, self.gathered = self.gathered, []
         if not batch:
             return
@@ -70,7 +73,7 @@ class Batches(Task):
 
 
 def run_batch(name: str, requests: list[Any]) -> Any:
-    """Run a task for a list of messages; what it raises is logged, and goes no further."""
+    """Run a task for a list of messages; an exception of the task is logged and not raised."""
     try:
         return app.tasks[name](requests)
     except Exception:  # so it is in celery-batches

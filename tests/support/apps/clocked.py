@@ -1,4 +1,4 @@
-"""The app of the tests of clocks: the shop's, and what asks for its own retries; its runs say what their machine's clock says."""
+"""The app of the tests of clocks: each run notes the time of its machine's clock."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def fails(self: Any, times: int) -> None:
 
 @app.task(bind=True)
 def retries(self: Any, how: str, seconds: float) -> None:
-    """Asks once for a retry: of the same message, or with other arguments, which Celery publishes anew."""
+    """Asks once for a retry: of the same message, or with other arguments, for which Celery publishes a new message."""
     note(self.request.id)
     if how == "same":
         if not self.request.retries:

@@ -61,7 +61,7 @@ def dies(self: Any, how: str) -> None:
 
 
 def end(how: str) -> None:
-    """End the task in this way, and no other: none of them returns."""
+    """End the task in the named way; none of the ways returns."""
     if how == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
     if how == "exit":

@@ -1,4 +1,4 @@
-"""The tests' app with a dead-letter handler: what it decides is the first argument of the letter's task."""
+"""The tests' app with a dead-letter handler: the first argument of the dead task says what the handler decides."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def runs_of(task_id: str) -> int:
 
 @app.task(bind=True)
 def picky(self: Any, what: str, *, mended: bool = False) -> str:
-    """Fails the first time, unless it is mended; succeeds once `what` is a redrive and it runs again."""
+    """Fails the first time, unless it is `mended`; a task whose `what` is `redrive` succeeds when it runs again."""
     note(self.request.id, what=what, mended=mended)
     if not mended and not (what == "redrive" and runs_of(self.request.id) > 1):
         message = f"no {what}"

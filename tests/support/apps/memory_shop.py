@@ -1,6 +1,6 @@
-"""An app on `memory://`, its worker in a thread of the same process: what became of its tasks, as one line of JSON.
+"""An app on `memory://`, with its worker in a thread of the same process; it prints how its tasks ended, as one line of JSON.
 
-A process of its own, because such a worker changes what is Celery's for the whole process.
+It runs in a process of its own, because such a worker changes global state of Celery.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The app of the tests of deaths, as a version to come: its headers have another number, and a field that counts its writes."""
+"""The app of the tests of deaths as a future version would write it: another header version, and one field more."""
 
 from __future__ import annotations
 

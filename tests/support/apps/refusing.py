@@ -1,4 +1,4 @@
-"""A result backend that refuses, as a database does that somebody else has locked."""
+"""A result backend that refuses to store a state, like a database that another client has locked."""
 
 from __future__ import annotations
 

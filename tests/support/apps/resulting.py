@@ -1,4 +1,4 @@
-"""The tests' app with tasks behind which somebody may ask for their results, before their messages are acknowledged."""
+"""The tests' app with tasks whose hooks or signals ask for the task's result before its message is acknowledged."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["app"]
 
 
 def tell(task: Any, where: str) -> None:
-    """Note what a caller would be told now."""
+    """Note the result that a caller would get now."""
     note(task.request.id, where=where, state=app.AsyncResult(task.request.id).state)
 
 
@@ -29,7 +29,7 @@ class Asking(Task):
 
 
 class AskingAtLast(Task):
-    """As well."""
+    """Looks at its result in `after_return` too."""
 
     abstract = True
 

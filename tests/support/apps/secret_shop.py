@@ -1,4 +1,4 @@
-"""The tests' app with tasks that say their arguments wherever a task can say something."""
+"""The tests' app with tasks that put their arguments into every text that a task can produce."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ class Telling(Task):
 
 @app.task(bind=True, max_retries=1)
 def gives_up(self: Any, card: str) -> None:  # noqa: ARG001 - Celery says it
-    """Asks for one attempt more until it may not; Celery's own exception names the arguments."""
+    """Asks for one more attempt until its limit; Celery's own exception then names the arguments."""
     raise self.retry(countdown=0.1)
 
 
 @app.task(base=Telling)
 def tells(card: str) -> None:
-    """An exception that holds its argument, raised from another one that does."""
+    """Raises an exception that holds its argument, chained to another one that does."""
     message = f"no money on {card}"
     try:
         raise KeyError(card)  # noqa: TRY301 - what is chained was raised
@@ -57,7 +57,7 @@ def total(values: list[str]) -> str:
 
 @signals.task_failure.connect
 def hears(exception: BaseException | None = None, **_: Any) -> NoReturn:
-    """A receiver that raises, and says what it was told."""
+    """A signal receiver that raises, and puts what it was given into the exception."""
     message = f"the receiver was told {exception}"
     raise RuntimeError(message)
 

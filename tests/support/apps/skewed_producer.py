@@ -1,8 +1,8 @@
-"""A producer on a machine whose clock is wrong: publishes one task in each way that Celery has to say how long it waits.
+"""A producer on a machine whose clock is wrong: it publishes one task in each way in which Celery can delay or expire it.
 
-`python -m tests.support.apps.skewed_producer <broker> <queue> <settings>` prints, as JSON, by the name of the way
-the task's id (`ids`) and the milliseconds that its publication took (`took_ms`), and the moment that two of them name (`right`).
-`CLOCK_SKEW` says how wrong the clock is (`tests/skewed`).
+`python -m tests.support.apps.skewed_producer <broker> <queue> <settings>` prints, as JSON, by the name of the way the task's id
+(`ids`) and the milliseconds that its publication took (`took_ms`), and the moment that two of them name (`right`). `CLOCK_SKEW`
+says how wrong the clock is (`tests/skewed`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The tests' app as its users trace it: OpenTelemetry's SDK, whose exporters send what they are told to a collector of the test's.
+"""The tests' app with OpenTelemetry's SDK, set up as its users do; the exporters send to a collector of the test.
 
 `SHOP_OTLP` is where the collector is, and `SHOP_NEIGHBOUR` has `opentelemetry-instrumentation-celery` active as well.
 """
@@ -37,7 +37,7 @@ def session() -> requests.Session:
 
 
 def watched() -> None:
-    """Set the SDK up before the pool forks: its children and its main process have one each."""
+    """Set up the SDK before the pool forks; the main process and each child then have an SDK of their own."""
     at, resource = os.environ["SHOP_OTLP"], Resource.create({"service.name": "shop"})
     tracers = TracerProvider(resource=resource)
     spans = OTLPSpanExporter(endpoint=f"{at}/v1/traces", session=session())
@@ -56,7 +56,7 @@ if os.environ.get("SHOP_NEIGHBOUR"):
 
 
 class Untold(Exception):
-    """An exception that cannot say what it is."""
+    """An exception that cannot be turned into text."""
 
     def __str__(self) -> str:
         raise ValueError
@@ -71,7 +71,7 @@ def fails_untold(self: Any) -> None:
 
 @app.task(bind=True)
 def recovers(self: Any) -> str:
-    """Fails until somebody has mended it; then publishes another task: its id."""
+    """Fails until its file is there; then publishes another task and returns its id."""
     note(self.request.id, attempt=self.request.retries + 1)
     if not Path(os.environ["SHOP_RUNS"]).with_name("mended").exists():
         message = "the card is 4711"
@@ -81,7 +81,7 @@ def recovers(self: Any) -> str:
 
 @app.task(bind=True)
 def asks_again(self: Any, left: int) -> None:
-    """Asks for another attempt, with other arguments: Celery publishes it anew."""
+    """Asks for another attempt with other arguments; Celery publishes a new message."""
     note(self.request.id, left=left)
     if left:
         raise self.retry(args=(left - 1,), countdown=0)
@@ -89,6 +89,6 @@ def asks_again(self: Any, left: int) -> None:
 
 @app.task(bind=True)
 def shows(self: Any) -> None:
-    """Notes what it is shown of the trace."""
+    """Notes the trace headers that the task sees."""
     seen = {name: getattr(self.request, name, None) for name in ("traceparent", "redelivery_trace")}
     note(self.request.id, **seen, span=trace.get_current_span().get_span_context().is_valid)

@@ -39,7 +39,7 @@ command.reconcile()
 
 
 def main() -> None:
-    """Try it, and say what was seen. Raises `AssertionError` where anything is not as it must be."""
+    """Run it, and report what was seen. Raises `AssertionError` if anything is wrong."""
     ensure_java()
     with tempfile.TemporaryDirectory(prefix="rd-cluster-", ignore_cleanup_errors=True) as name, ExitStack() as stack:
         folder = Path(name)

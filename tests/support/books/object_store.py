@@ -1,7 +1,7 @@
-"""An object store, as far as a writer can tell: an object is seen when it is whole, there are no folders, and nothing is renamed.
+"""An object store as a writer sees it: an object is visible once it is complete, there are no folders, and nothing can be renamed.
 
-It keeps its objects in a folder; an upload that was not finished lies in another one, and is never seen. A store like it is Azure's
-without a hierarchical namespace, of which pyarrow says `NotImplementedError` when something is to be moved.
+It keeps its objects in a folder. An unfinished upload lies in another folder and is never visible. Azure's store without a
+hierarchical namespace is like it: pyarrow raises `NotImplementedError` when something is moved there.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SCHEME = "store://"
 
 
 class _Upload:
-    """A file whose bytes are an object's when it is closed."""
+    """A file whose content becomes the object when the file is closed."""
 
     def __init__(self, unfinished: Path, object_: Path) -> None:
         self._file, self._unfinished, self._object = unfinished.open("wb"), unfinished, object_
@@ -37,10 +37,10 @@ class _Upload:
         return self._file.write(data)
 
     def flush(self) -> None:
-        """Nothing of an object is seen before it is closed."""
+        """Does nothing: no part of an object is visible before it is closed."""
 
     def close(self) -> None:
-        """It is whole now."""
+        """Make the complete object visible."""
         if not self._file.closed:
             self._file.close()
             self._object.parent.mkdir(parents=True, exist_ok=True)
@@ -72,12 +72,12 @@ class ObjectStore(fs.FileSystemHandler):
     open_input_file = open_input_stream
 
     def move(self, src: str, dest: str) -> None:
-        """There is no such thing."""
+        """Not supported by this store."""
         message = f"{src} cannot be moved to {dest}: this store renames nothing"
         raise NotImplementedError(message)
 
     def copy_file(self, src: str, dest: str) -> None:
-        """The copy is seen when it is whole."""
+        """Copy an object; the copy becomes visible when it is complete."""
         unfinished = self._unfinished()
         shutil.copyfile(self._at(src), unfinished)
         self._at(dest).parent.mkdir(parents=True, exist_ok=True)
@@ -85,7 +85,7 @@ class ObjectStore(fs.FileSystemHandler):
         self.copied += 1
 
     def delete_file(self, path: str) -> None:
-        """It is gone."""
+        """Delete the object."""
         self._at(path).unlink()
 
     def create_dir(self, path: str, recursive: bool) -> None:

@@ -31,11 +31,11 @@ class Floor(Shop):
 
     @property
     def environment(self) -> dict[str, str]:
-        """What a process needs to be one of this floor's."""
+        """The environment of a process that belongs to this floor."""
         return {**super().environment, **self.variables}
 
     def start(self, *words: str, **options: Any) -> Worker:
-        """Start a worker, and wait until it can be told something: on gevent its mailbox opens after it is ready."""
+        """Start a worker, and wait until it answers remote control; on gevent its mailbox opens only after it is ready."""
         worker = super().start(*words, **options)
         if options.get("wait", True):
             name = f"w{len(self.workers) - 1}@shop"
@@ -91,7 +91,7 @@ class Floor(Shop):
         return answer[0][name]
 
     def waits_for_nothing(self) -> None:
-        """Wait until nothing is left on the broker, in any of the queues that were used."""
+        """Wait until no queue that was used holds a message."""
         until(lambda: not self.leftovers(), what=f"nothing to be left, not {self.leftovers()}")
 
 

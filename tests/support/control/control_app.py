@@ -1,4 +1,4 @@
-"""The Celery app of the tests of remote control, shutdown, limits and routing: tasks that begin and end when a test says so.
+"""The Celery app of the tests of remote control, shutdown, limits and routing: a test says when its tasks begin and end.
 
 A task that `holds` notes that it has begun and waits until its gate, a file in the shop's folder, is opened.
 """

@@ -1,4 +1,4 @@
-"""The queues of the tests of routing: of a direct exchange, of a topic that leads to two queues at once, and a broadcast."""
+"""The queues of the tests of routing: one on a direct exchange, two on one topic exchange, and a broadcast queue."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A shop on each pool, shared by the tests of every module that tells its story on all of them.
+"""A shop on each pool, shared by the test modules that run on all pools.
 
 Each has a private broker, a result backend, and one worker with room for two tasks (one on solo) that consumes the queues of
-`tests.support.control.control_queues`. The worker is started when it is first asked for, and again where a test has ended it.
+`tests.support.control.control_queues`. The worker is started when it is first asked for, and again after a test has ended it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["CAN_TERMINATE", "GREEN", "POOLS", "Floors", "floors", "on", "places"
 POOLS = ("prefork", "threads", "solo", "gevent", "eventlet")
 #: Pools of greenlets: the worker's own loop waits while they have no room.
 GREEN = {"gevent", "eventlet"}
-#: Pools in which a task can be ended from outside; in the others Celery says so and lets it run.
+#: Pools in which a running task can be ended from outside; the others log that they cannot, and let it run.
 CAN_TERMINATE = {"prefork", *GREEN}
 
 

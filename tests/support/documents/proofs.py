@@ -1,11 +1,9 @@
-"""Proofs: the tests that the documents in `DOCUMENTS` name are not merely there: in a whole run, none was skipped.
+"""Proofs: a test that a document in `DOCUMENTS` names must not only exist; in a whole run it must not be skipped.
 
-A test is named by its function, `test_…`, wherever its file stands; one of the conformance suite is `conformance::test_…`.
+A test is named by its function, `test_…`, in whatever file it is; a test of the conformance suite is `conformance::test_…`.
 
-A whole run is one of the full lane that was asked for nothing in particular: `pytest --full` without paths, names, marks, or what
-else leaves tests out.
-In a run that failed, or was broken off, nothing is added: one failure is enough. A test that runs on brokers of both kinds must
-have passed on both.
+A whole run is `pytest --full` without paths, names, marks, or other options that leave tests out. Nothing is checked after a run
+that failed or was broken off, because one failure is enough. A test that runs on brokers of both kinds must have passed on both.
 """
 
 from __future__ import annotations
@@ -39,18 +37,18 @@ BROKER = re.compile(r"\[(?:[^\]]*-)?(valkey|redis|rabbit-classic|rabbit-quorum)(
 #: Options that leave tests out.
 NARROWING = ("keyword", "markexpr", "lf", "stepwise", "deselect", "ignore", "ignore_glob", "collectonly")
 
-#: How the tests of a suite and a name ended, by the kind of their broker, where they have one among their parameters.
+#: The outcomes of each test, keyed by suite and name, then by the kind of broker among its parameters (empty if it has none).
 _outcomes: dict[tuple[str, str], dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
 _found: list[str] = []
 
 
 def named(document: Path) -> list[tuple[str, str]]:
-    """The tests that a document names: suite (empty, but for `conformance`) and function."""
+    """The tests that a document names: suite (empty, except for `conformance`) and function."""
     return sorted(set(NAME.findall(document.read_text())))
 
 
 def unproved(wanted: Iterable[tuple[str, str]], outcomes: Mapping[tuple[str, str], Mapping[str, set[str]]]) -> list[str]:
-    """What the named tests leave unproved: of a test with parameters, one that passed is enough, on each kind of broker."""
+    """The named tests that are not proved; for a test with parameters, one that passed on each kind of broker is enough."""
     found = []
     for each in wanted:
         for kind, seen in (outcomes.get(each) or {"": set()}).items():
@@ -61,7 +59,7 @@ def unproved(wanted: Iterable[tuple[str, str]], outcomes: Mapping[tuple[str, str
 
 
 def kind_of(nodeid: str) -> str:
-    """The kind of broker among the parameters of a test; nothing where there is none."""
+    """The kind of broker among a test's parameters; empty if there is none."""
     match = BROKER.search(nodeid)
     return "" if match is None else "RabbitMQ" if match[1].startswith("rabbit") else "Redis"
 
@@ -93,6 +91,6 @@ def pytest_sessionfinish(session: Any, exitstatus: int) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Say what is unproved."""
+    """Report the named tests that are not proved."""
     for each in _found:
         terminalreporter.write_line(f"UNPROVED {each}", red=True)

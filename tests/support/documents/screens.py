@@ -1,9 +1,9 @@
-"""The screens of the command line, as people see them: on terminals of three widths, and piped, from real brokers with fixed data.
+"""The screens of the command line, as users see them: on terminals of three widths, and piped, from real brokers with fixed data.
 
-`docs/screens/` holds them, a file for each command. To write them anew: `./dev python -m tests.support.documents.screens`.
+`docs/screens/` holds them, a file for each command. To write them again: `./dev python -m tests.support.documents.screens`.
 
-A screen has a stage, which is where its command finds what it shows: the shop on Redis, a queue on RabbitMQ (`RABBITMQ`), or
-exported events and a Spark session (`BOOKS`).
+A screen has a stage, which says where its command finds its data: the shop on Redis, a queue on RabbitMQ (`RABBITMQ`), or exported
+events and a Spark session (`BOOKS`).
 """
 
 from __future__ import annotations
@@ -111,9 +111,9 @@ MOMENT = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\dZ")
 CUT_MOMENT = re.compile(r"…(?:[\d-]* )?[\d:]*\d\dZ")
 FIXED = "2026-01-31 12:00:00Z"
 PORT = re.compile(r"127\.0\.0\.1:\d+")
-#: How long a run of the books has taken so far. On a terminal such a line is written over, and taken away in the end.
+#: How long a run of the books has taken so far. A terminal shows such a line, overwrites it, and removes it at the end.
 TAKEN, WRITTEN_OVER = re.compile(r"^ *\d+\.\d s  ", re.MULTILINE), re.compile(r"^.*\r\x1b\[K", re.MULTILINE)
-#: Of Prometheus' lines the values that differ from run to run.
+#: The values in Prometheus' lines that differ from run to run.
 MEASURED = re.compile(r"^(redelivery_\w*(?:seconds|bytes)(?:\{.*\})?) [\d.e+]+$", re.MULTILINE)
 REFUSED = "the bank refused the card: insufficient funds on account ending 4242"
 
@@ -222,7 +222,7 @@ def _arrange(desk: Desk) -> None:
 
 
 def screen(name: str, desk: Desk | None = None) -> str:
-    """The file of a screen, as it is now; each look finds the broker of the `desk` as the one before did."""
+    """The text of a screen's file as it should be now; the broker of the `desk` is restored after each look."""
 
     def look(columns: int | None) -> str:
         with contextlib.nullcontext() if desk is None else _left_as_it_was(desk):
@@ -271,7 +271,7 @@ def _begin_operations(desk: Desk) -> None:
 
 
 def _words(name: str) -> list[str]:
-    """The words of a screen's command; Java stays in the folder where it was started, so that it is told whole paths."""
+    """The words of a screen's command; Java keeps the folder in which it was started, so it needs absolute paths."""
     words = SCREENS[name].split()
     if name != "reconcile":
         return words
@@ -289,7 +289,7 @@ def _left_as_it_was(desk: Desk) -> Iterator[None]:
 
 
 def _normal(text: str) -> str:
-    """The same without its colours, and with one time in place of each."""
+    """The same text without colours, and with a fixed text in place of each time."""
     text = TAKEN.sub("   1.0 s  ", WRITTEN_OVER.sub("", text))
     text = PORT.sub("127.0.0.1:5151", MOMENT.sub(FIXED, click.unstyle(text)))
     text = CUT_MOMENT.sub(lambda found: "…" + FIXED[-(len(found[0]) - 1) :], text)
@@ -343,7 +343,7 @@ def _told_to_end(wait: Callable[[set[signal.Signals]], int]) -> Callable[[set[si
 
 
 def _read(master: int, into: list[bytes]) -> None:
-    """All that is written until the other end is closed, which Linux says by an error."""
+    """Read until the other end is closed; Linux reports that as an error."""
     with contextlib.suppress(OSError):
         while chunk := os.read(master, 65_536):
             into.append(chunk)

@@ -86,7 +86,7 @@ def foreign(site: Path) -> Iterator[str]:
 
 
 def not_found(site: Path) -> Iterator[str]:
-    """What is missing for the search of a built site: its script, its index, a page in the index, a word on a page."""
+    """What the search of a built site lacks: its script, its index, a page in the index, or a word on a page."""
     script = re.search(r'"search":"([^"]+)"', (site / "index.html").read_text("utf-8"))
     if script is None or not (site / script[1]).exists():
         yield "search: no script"
@@ -108,7 +108,7 @@ def not_found(site: Path) -> Iterator[str]:
 
 
 def main(command: str) -> None:
-    """Lay the pages out, or check what was built; ends with 1 where a page asks another host, or is not found by the search."""
+    """Lay out the pages, or check the built site; exit code 1 if a page uses another host, or the search does not find it."""
     if command == "lay_out":
         lay_out()
         return

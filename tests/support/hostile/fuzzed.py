@@ -1,4 +1,4 @@
-"""The app of the fuzz of ingress: one task, which takes whatever it is given, and notes the number of its message."""
+"""The app of the fuzz test of incoming messages: one task, which accepts any arguments and notes the number of its message."""
 
 from __future__ import annotations
 

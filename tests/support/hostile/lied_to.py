@@ -1,4 +1,4 @@
-"""The app that is lied to: tasks that end in each way, and a dead-letter handler that sends every letter back."""
+"""The app that gets forged headers: tasks that end in each way, and a dead-letter handler that redrives every dead letter."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def fails(self: Any, *_: Any, **__: Any) -> None:
 
 @app.task(bind=True)
 def again(self: Any, times: int = 0) -> None:
-    """Publishes itself anew with other arguments, once."""
+    """Publishes itself again with other arguments, once."""
     note(str(self.request.id)[:40])
     if not times:
         raise self.retry(args=(1,), countdown=0)
@@ -38,5 +38,5 @@ def again(self: Any, times: int = 0) -> None:
 
 @app.redelivery.dead_letter_handler("handled")
 def decide(letter: Letter) -> LetterDecision:
-    """Back to where it says that it came from."""
+    """Redrive the dead letter to the queue that its headers name."""
     return letter.redrive()

@@ -1,4 +1,4 @@
-"""The app of the tests of poison: tasks that end their worker, in each way that it can be ended, and innocents beside them."""
+"""The app of the tests of poison messages: tasks that kill their worker in each possible way, and innocent tasks beside them."""
 
 from __future__ import annotations
 

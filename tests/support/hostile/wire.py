@@ -35,14 +35,14 @@ def deep(depth: int, kind: bytes = b"A") -> bytes:
 
 
 def item(value: Any) -> bytes:  # noqa: PLR0911 - one for each type
-    """A value as AMQP writes it; a number beyond 64 bits is the largest or smallest that it has."""
+    """A value in AMQP's encoding; a number beyond 64 bits becomes the largest or smallest possible one."""
     if isinstance(value, bool):
         return b"t" + bytes([value])
     if isinstance(value, int):
         return b"l" + struct.pack(">q", max(min(value, 2**63 - 1), -(2**63)))
     if isinstance(value, float) and math.isfinite(value):
         return b"d" + struct.pack(">d", value)
-    if isinstance(value, (str, float)):  # RabbitMQ closes the connection of whoever sends an infinity, or NaN
+    if isinstance(value, (str, float)):  # RabbitMQ closes a connection that sends an infinity or NaN
         text = str(value).encode("utf-8", "surrogatepass")
         return b"S" + struct.pack(">I", len(text)) + text
     if isinstance(value, bytes):  # written already

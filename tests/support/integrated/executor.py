@@ -1,8 +1,8 @@
 """An app as Airflow's Celery provider 3.26 makes it for its executor, with the configuration that it has by default.
 
-Its task does what `execute_workload` does around what it runs: it hands each error on, but for the one that says that the workload
-runs elsewhere, of which it makes `Ignore`. What is run is named by the message instead of by Airflow. `imports` names a module of
-the user's (`celery_config_options` in Airflow's configuration), for the app itself cannot be edited.
+Its task handles errors as `execute_workload` does: it raises each error again, except the one that says that the workload runs
+elsewhere, which becomes `Ignore`. The message, not Airflow, names what is run. `imports` names a module of the user's
+(`celery_config_options` in Airflow's configuration), because the app itself cannot be edited.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ app.conf.singleton_lock_expiry = SECONDS
 
 
 def plays(self: Any, verb: str, times: int = 10**6) -> str:
-    """Does what its name says, so many times; then it succeeds."""
+    """Does what `verb` says, so many times; then it succeeds."""
     note(self.request.id)
     notes = Path(os.environ["SHOP_RUNS"])
     runs = sum(json.loads(line)["id"] == self.request.id for line in notes.read_text().splitlines())

@@ -1,4 +1,4 @@
-"""The balance of a shop: after whatever was done to it, nothing is lost, each life has one end, and what ran twice is named."""
+"""The balance of a shop: whatever was done to it, nothing is lost, each life ends once, and each task that ran twice is named."""
 
 from __future__ import annotations
 

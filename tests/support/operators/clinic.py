@@ -1,4 +1,4 @@
-"""A sound system, and the doctor's visit to it: an app, its broker and its workers, and `redelivery doctor` as its user runs it."""
+"""The setup of the doctor's tests: a healthy app with broker and workers, and `redelivery doctor` as its user runs it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Diagnosis:
 
     @property
     def not_known(self) -> list[str]:
-        """What is not known."""
+        """What the doctor could not find out."""
         return [each["what"] for each in self.said["not_known"]]
 
 

@@ -71,7 +71,7 @@ def command(server: Server, folder: Path) -> Command:
 
 
 def refused(done: subprocess.CompletedProcess[str], said: str) -> None:
-    """It ended with 2, said this in one line on stderr, and nothing else."""
+    """Check that the command ended with 2, and wrote only this one line, to stderr."""
     assert (done.returncode, done.stdout) == (2, ""), done.stderr
     assert len(done.stderr.splitlines()) == 1, done.stderr
     assert done.stderr.startswith("redelivery: error: ")

@@ -1,6 +1,6 @@
-"""The paths of the product on Redis: what a worker, an operator and a producer do, each as one call.
+"""The product's code paths on Redis: each thing that a worker, an operator or a producer does, as one call.
 
-A path is given a `desk` that is connected as the user whose path it is.
+A path is given a `desk` that is connected as the Redis user who must be able to run it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Two ways to work on the page: a real browser, with or without its scripts, and forms alone as plain HTTP.
+"""Two ways to use the page: a real browser, with or without scripts, and plain HTTP that sends forms only.
 
-A `Hand` is somebody on one page: it opens an address, follows a link, fills a form in and sends it, and reads what is there.
+A `Hand` is a user of one page: it opens an address, follows a link, fills in a form, sends it, and reads the answer.
 """
 
 from __future__ import annotations

@@ -104,7 +104,7 @@ def arrange(desk: Desk) -> None:
 
 @contextlib.contextmanager
 def working(desk: Desk) -> Iterator[None]:
-    """The two workers renew their leases meanwhile, and say what they run, as living ones do."""
+    """The two workers keep renewing their leases and answering what they run, as live workers do."""
     ended = threading.Event()
 
     def renew() -> None:

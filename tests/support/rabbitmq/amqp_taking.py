@@ -1,4 +1,4 @@
-"""Channels of an app with redelivery, as its worker has them, and the taking of messages with one."""
+"""Channels of an app with redelivery, as its worker has them, and functions that receive messages with one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tests' app on RabbitMQ, whose worker notes each time that it makes the bytes of a message."""
+"""The tests' app on RabbitMQ, whose worker notes each time that it encodes a message as bytes."""
 
 from __future__ import annotations
 

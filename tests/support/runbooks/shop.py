@@ -1,4 +1,4 @@
-"""A shop whose tasks go wrong where a file says so, as a deployment would have it."""
+"""A shop whose tasks fail when a file says so, as a bad deployment would make them fail."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ __all__ = ["Channel", "Transport"]
 
 
 class Message(virtual.Message):
-    """A message that knows its queue, and its bytes as they came: what is moved is these, and never made anew."""
+    """A message that knows its queue and its original bytes: a move takes these bytes and does not encode the message again."""
 
     def __init__(self, payload: dict[str, Any], channel: Any = None, **kwargs: Any) -> None:
         self.queue, self.raw, self.held = payload["queue"], payload["raw"], None
@@ -62,7 +62,7 @@ class Channel(virtual.Channel):
             self._put(queue, message)
 
     def basic_ack(self, delivery_tag: str, multiple: bool = False) -> None:
-        """The message has ended; where it was moved, it is gone already."""
+        """Acknowledge the message; if it was moved, it is gone already."""
         self.tables.move(int(delivery_tag), None)
         super().basic_ack(delivery_tag, multiple=multiple)
 

@@ -25,7 +25,7 @@ CREATE TABLE IF NOT EXISTS bindings (exchange TEXT, key TEXT, pattern TEXT, queu
 """
 
 
-#: All of this process. A thread that a forked process has not may have held the lock of one when it was forked.
+#: All tables of this process. A forked child gives each a new lock: the thread that held the old one may not exist there.
 ALL: WeakSet[Tables] = WeakSet()
 
 

@@ -1,4 +1,4 @@
-"""The tests' app, told to stop at once when it first asks RabbitMQ about a start, while its connection for that is in use."""
+"""The tests' app; it gets SIGQUIT when it first asks RabbitMQ about a recorded start, while that connection is in use."""
 
 from __future__ import annotations
 

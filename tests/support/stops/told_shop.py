@@ -1,4 +1,4 @@
-"""The tests' app; a worker that is told to stop notes whether the signal has interrupted the writing of a task to a child."""
+"""The tests' app; a worker that gets a stop signal notes whether the signal interrupted the writing of a task to a child."""
 
 from __future__ import annotations
 

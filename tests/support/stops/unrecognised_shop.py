@@ -1,4 +1,4 @@
-"""The tests' app on a Celery that a stop does not know: `conf["unrecognised"]` says which part of it is another."""
+"""The tests' app on a Celery that our stop code does not recognise: `conf["unrecognised"]` says which part of it differs."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""For a worker (`-I tests.support.stops.without_parts`): each private part of Celery and redis-py that we use is not there.
+"""For a worker (`-I tests.support.stops.without_parts`): each private part of Celery and redis-py that we use is missing.
 
-Celery and redis-py themselves go on with what they have: it is taken away from what our own functions are given.
+Celery and redis-py themselves keep these parts: they are only removed from the objects that our own functions are given.
 """
 
 from __future__ import annotations

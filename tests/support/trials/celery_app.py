@@ -1,7 +1,7 @@
-"""The Celery app of the trials: tasks that use every feature of Celery's, and play what their message tells them.
+"""The Celery app of the trials: tasks that use every feature of Celery, and do what their message says.
 
-A task of `play`'s kind takes *steps*, one for each run of its message, the last one for all further runs. A step is a verb and
-its options. Each run, hook and signal is noted, so that a test can compare what one worker did with what another one did.
+A task of `play`'s kind takes *steps*, one for each run of its message, the last one for all further runs. A step is a verb and its
+options. Each run, hook and signal is noted, so that a test can compare what one worker did with what another one did.
 """
 
 from __future__ import annotations

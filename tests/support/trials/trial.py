@@ -117,7 +117,7 @@ class Trial:
 
     @property
     def sides(self) -> tuple[Side, Side]:
-        """Plain Celery first: what it shows is the measure."""
+        """Both sides, plain Celery first: ours is compared with it."""
         return self.plain, self.ours
 
     def tell(self, *steps: Any, **options: Any) -> Story:
@@ -170,10 +170,10 @@ class Story:
         return list(plain)
 
     def _play_again_while_overtaken(self, what: str, times: int) -> None:
-        """Play the plain side anew where its end was lost.
+        """Play the plain side again if a late RETRY has overwritten its end.
 
-        Celery publishes a retry, and then writes RETRY into the result: where the next run fails for good in another process before
-        that, its FAILURE is overwritten, and the result is never ready. Ours is no measure of that, and is played once.
+        Celery publishes a retry, and then writes RETRY into the result. If the next run fails for good in another process before
+        that, RETRY overwrites its FAILURE, and the result is never ready. Our side does not have this race, and is played once.
         """
         plain, ours = self.trial.plain, self.ids[1]
         for _ in range(5):
@@ -186,13 +186,13 @@ class Story:
 
 
 def _without_redelivered(line: dict[str, Any]) -> dict[str, Any]:
-    """Ours says of whatever is delivered again that it is; Celery of what came back to its queue."""
+    """Leave out `redelivered`: we set it for every redelivery, Celery only for messages that returned to their queue."""
     headers = {key: value for key, value in line.get("headers", {}).items() if key != "redelivered"}
     return {key: headers if key == "headers" else value for key, value in line.items() if key != "redelivered"}
 
 
 def _difference(ours: list[Any], plain: list[Any]) -> str:
-    """What only one of the sides noted; assertions of a module that is no test have no text of their own."""
+    """The notes that only one side has; pytest gives assertions outside test modules no text of their own."""
     lines = [f"ours:  {line}" for line in ours if line not in plain] + [f"plain: {line}" for line in plain if line not in ours]
     return "\n".join([f"{len(ours)} notes by ours, {len(plain)} by plain Celery", *lines])
 
@@ -223,7 +223,7 @@ def opened(
 
 
 def missing(pool: str) -> str:
-    """Why a worker with this pool cannot be had here; nothing where it can."""
+    """Why a worker with this pool is not available here; empty if it is."""
     return f"{pool} is not installed" if pool in {"gevent", "eventlet"} and find_spec(pool) is None else ""
 
 
@@ -311,6 +311,6 @@ def stored(request: pytest.FixtureRequest, trials: Trials) -> Trial:
 
 @pytest.fixture(params=[PREFORK])
 def forked(request: pytest.FixtureRequest, trials: Trials) -> Trial:
-    """Both workers, with a result backend, on prefork alone: for what the pool does not matter to."""
+    """Both workers, with a result backend, on prefork only: for tests whose result does not depend on the pool."""
     backend, pool = request.param
     return trials.of(backend=backend, pool=pool)
